@@ -1,20 +1,14 @@
 """EAGLE heads: one decoder layer that continues the target's hidden states.
 
-EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858) share their weights; EAGLE-3 is arXiv 2503.01840.
-At position t the head reads the target's states there and the token that the target then chose:
-
-    position      t            t+1          t+2
-    token         x_t          x_{t+1}      x_{t+2}
-    state         f_t          f_{t+1}      (not yet known)
-    head          (f_t, x_{t+1}) -> h_t,  logits(h_t) predict x_{t+2}
-    drafting on   (h_t, x^_{t+2}) -> h^_{t+1},  and so on: h replaces the state that is not known
+(f_t, x_{t+1}) -> h_t, whose logits predict x_{t+2}; while drafting on, h_t stands for f_{t+1}, which is not yet known.
 
 EAGLE-1   x = fc[emb; f]                 f: last state, after the final norm; h is trained to be f_{t+1} as well
-          h = layer(x)                   without an input norm; logits = lm_head(h)
+and -2    h = layer(x)                   without an input norm; logits = lm_head(h)  (arXiv 2401.15077, 2406.16858)
 EAGLE-3   g = fc[f_low; f_mid; f_high]   h is not trained to be a state; later steps read h instead of g
           h = layer([norm emb; norm g])  attention reads 2E, the residual stream is g; logits = lm_head(norm h)
-P-EAGLE   as EAGLE-3, but later steps read neither h nor tokens: in their place stand a learned vector, `mask_hidden`,
-          which goes through fc, and the token `mask_token_id`. So one pass drafts all positions (arXiv 2602.01469).
+                                         (arXiv 2503.01840)
+P-EAGLE   as EAGLE-3, but later steps read `mask_hidden`, a learned vector, in the place of the states, and the token
+          `mask_token_id`. So one pass drafts all positions (arXiv 2602.01469).
 """
 
 from typing import Annotated, Literal

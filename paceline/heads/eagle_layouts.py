@@ -18,7 +18,7 @@ The states an EAGLE-3 head reads are counted in three ways; s is the state as tr
     paceline_states                                    s            Paceline, where the others are not clear
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -30,12 +30,17 @@ from ..schema import checked, validate
 from ..zoo.packaged import MASK_IDS
 from .eagle import EagleConfig, EagleHead
 from .parts import Vocabulary, Width
-from .published import Layout, Published, TargetFacts, is_copy, refuse, stored_weights, target_rows, vllm_command
+from .published import Layout, Published, TargetFacts, is_copy, refuse_if, stored_weights, target_rows, vllm_command
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 HOT_TOKENS = "hot_tokens.pt"
-SPECULATORS_VERSION = "0.9.0"
 _CONTEXT = 131072  # where the target is not loaded: rotary tables reach as far, and engines cut to the target's
+_CHAIN = "vLLM drafts a chain of the most probable tokens, not a tree."
+_TREE = {
+    "vllm": _CHAIN,
+    "speculators": _CHAIN,
+    "sglang": "SGLang drafts a tree; its topk and number of tokens are options.",
+}
 _UNSUPPORTED = "norm_before_fc", "fc_norm", "norm_output", "quantization_config", "attn_output_gate"
 
 
@@ -55,11 +60,6 @@ class _Sizes:
 
 _OF_LAYER = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
 """Those of them that are written for every head; they have the same names in `EagleConfig`."""
-
-
-def _layer_name(layer: str) -> Callable[[str], str]:
-    """From our name of a tensor to that of a layout which calls the decoder layer `layer`."""
-    return lambda name: name.replace("midlayer.", layer, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -264,66 +264,55 @@ def eagle_layout(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: i
 
 
 def _eagle1(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
-    if engine == "speculators":
-        raise refuse(engine, "an EAGLE-1 head", "export it for vllm or sglang, or train an EAGLE-3 head")
-    c, notes, ids = head.config, list[str](), dict[str, list[int]]()
-    tensors = stored_weights(head, _layer_name("layers.0."))
-    whole = c.draft_vocab_size == c.vocab_size
-    if c.states != (facts.num_layers,):
-        raise refuse(engine, f"an EAGLE-1 head that reads states {c.states} and not the last one")
-    if c.own_lm_head and (engine == "sglang" or not whole):
-        raise refuse(engine, "an EAGLE-1 head with output rows of its own", "train it with the target's output rows")
-    config = {"architectures": ["LlamaForCausalLMEagle"], **_layer_config(c, facts), "attention_bias": False}
-    if engine == "sglang":
-        if c.own_embeddings or c.attention_bias:
-            raise refuse(engine, "an EAGLE-1 head with " + ("embeddings of its own" if c.own_embeddings else "biases"))
+    c, tensors = head.config, stored_weights(head, "layers.0.")
+    what, whole, is_sglang = "an EAGLE-1 head", c.draft_vocab_size == c.vocab_size, engine == "sglang"
+    refuse_if(engine == "speculators", engine, what, "export it for vllm or sglang, or train an EAGLE-3 head")
+    refuse_if(c.states != (facts.num_layers,), engine, f"{what} that reads states {c.states} and not the last one")
+    has_rows = c.own_lm_head and (is_sglang or not whole)
+    refuse_if(has_rows, engine, f"{what} with output rows of its own", "train it with the target's output rows")
+    refuse_if(is_sglang and c.own_embeddings, engine, f"{what} with embeddings of its own")
+    refuse_if(is_sglang and c.attention_bias, engine, f"{what} with biases")
+    layer = _layer_config(c, facts)
+    if is_sglang:
         # Its fc has a bias in any case, which a file without one leaves at a random value.
         tensors.setdefault("fc.bias", torch.zeros(c.hidden_size, dtype=tensors["fc.weight"].dtype))
-        serve = _sglang_command("EAGLE", num_tokens)
-        if not whole:
-            ids[HOT_TOKENS] = [int(token) for token in head.draft_ids]
-            serve += f" --speculative-token-map {{folder}}/{HOT_TOKENS}"
-    else:
-        bias = tensors.pop("fc.bias", None)
-        if bias is not None and bool(bias.any()):
-            raise refuse(engine, "an fc with a bias that is not zero", "train it with fc_bias=False")
-        if not whole:
-            notes.append(
-                f"vLLM knows no draft vocabulary for EAGLE-1: it drafts over all {c.vocab_size} tokens with the "
-                f"target's output rows, where Paceline drafts over {c.draft_vocab_size}."
-            )
-        config |= {"architectures": ["LlamaForCausalLM"], "qkv_bias": c.attention_bias}
-        serve = vllm_command("eagle", num_tokens)
-    return Layout(config, tensors, serve, (*notes, _tree_note(engine)), ids)
+        config, serve = {"architectures": ["LlamaForCausalLMEagle"], **layer}, _sglang_command("EAGLE", num_tokens)
+        if whole:
+            return Layout(config, tensors, serve, (_TREE[engine],))
+        serve += f" --speculative-token-map {{folder}}/{HOT_TOKENS}"
+        return Layout(config, tensors, serve, (_TREE[engine],), {HOT_TOKENS: head.draft_ids.tolist()})
+    bias = tensors.pop("fc.bias", torch.zeros(1))
+    refuse_if(bool(bias.any()), engine, "an fc with a bias that is not zero", "train it with fc_bias=False")
+    note = (
+        f"vLLM knows no draft vocabulary for EAGLE-1: it drafts over all {c.vocab_size} tokens with the target's "
+        f"output rows, where Paceline drafts over {c.draft_vocab_size}."
+    )
+    config = {"architectures": ["LlamaForCausalLM"], **layer, "qkv_bias": c.attention_bias}
+    notes = (_TREE[engine],) if whole else (note, _TREE[engine])
+    return Layout(config, tensors, vllm_command("eagle", num_tokens), notes)
 
 
 def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
-    c = head.config
-    if len(c.states) != 3:
-        raise refuse(engine, f"an EAGLE-3 head that reads {len(c.states)} states", "train one that reads three")
-    if max(c.states) >= facts.num_layers:
-        raise refuse(engine, f"state {max(c.states)}, which is behind the final norm in Paceline and before it there")
-    if c.fc_bias or c.attention_bias:
-        raise refuse(engine, "an EAGLE-3 head with biases", "train it without")
+    c, what, last, is_sglang = head.config, "an EAGLE-3 head", max(head.config.states), engine == "sglang"
+    refuse_if(len(c.states) != 3, engine, f"{what} that reads {len(c.states)} states", "train one that reads three")
+    refuse_if(last >= facts.num_layers, engine, f"state {last}, behind the final norm in Paceline and before it there")
+    refuse_if(c.fc_bias or c.attention_bias, engine, f"{what} with biases", "train it without")
+    is_parallel = c.num_speculative_tokens is not None
+    refuse_if(is_sglang and is_parallel, engine, "a P-EAGLE head", "export it for vllm or speculators")
+    refuse_if(is_sglang and c.norm_before_residual, engine, f"{what} with norm_before_residual")
+    refuse_if(is_sglang and c.own_embeddings, engine, f"{what} with its own embeddings")
+    refuse_if(is_sglang and 0 in c.states, engine, "state 0, the embeddings: SGLang counts the outputs of layers")
     parallel: dict[str, Any] = {}
     if c.num_speculative_tokens is not None:
         num_tokens = min(num_tokens, c.num_speculative_tokens)
         parallel = {"mask_token_id": c.mask_token_id, "paceline_num_speculative_tokens": c.num_speculative_tokens}
-    if engine == "sglang":
-        if parallel:
-            raise refuse(engine, "a P-EAGLE head", "export it for vllm or speculators")
-        for what, there in (("norm_before_residual", c.norm_before_residual), ("its own embeddings", c.own_embeddings)):
-            if there:
-                raise refuse(engine, f"an EAGLE-3 head with {what}")
-        if 0 in c.states:
-            raise refuse(engine, "state 0, the embeddings: SGLang counts the outputs of layers")
-    tensors = stored_weights(head, _layer_name("layers.0." if engine == "speculators" else "midlayer."))
+    tensors = stored_weights(head, "layers.0." if engine == "speculators" else "midlayer.")
     ids = head.draft_ids.cpu()
     if not c.own_lm_head:
         tensors["lm_head.weight"] = target_rows(engine, facts, ids)
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros(c.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-    layer = {**_layer_config(c, facts), "attention_bias": False}
+    layer = _layer_config(c, facts)
     config: dict[str, Any] = {
         "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": c.target_hidden_size,
@@ -333,26 +322,25 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
     }
     if engine == "speculators":
         config |= _speculators(c, facts, num_tokens) | {"transformer_layer_config": layer}
-        return Layout(config, tensors, "vllm serve {folder}", (_tree_note(engine),))
+        return Layout(config, tensors, "vllm serve {folder}", (_TREE[engine],))
     # Each engine reads one of the two places of IDS and counts its own way, so this folder serves both.
     nested: dict[str, Any] = {"use_aux_hidden_state": True}
     if 0 not in c.states:
         nested[IDS] = [state - 1 for state in c.states]
     config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **config, "eagle_config": nested}
-    serve = vllm_command("eagle3", num_tokens) if engine == "vllm" else _sglang_command("EAGLE3", num_tokens)
+    serve = _sglang_command("EAGLE3", num_tokens) if is_sglang else vllm_command("eagle3", num_tokens)
     if parallel:
         serve = serve.replace("}'", ', "parallel_drafting": true}\'')
-    return Layout(config, tensors, serve, (_tree_note(engine),))
+    return Layout(config, tensors, serve, (_TREE[engine],))
 
 
 def _speculators(c: EagleConfig, facts: TargetFacts, num_tokens: int) -> dict[str, Any]:
-    if not facts.architectures:
-        raise refuse("speculators", "no architecture of the target", "name the target with --model")
+    refuse_if(not facts.architectures, "speculators", "no architecture of the target", "name the target with --model")
     kind = c.method
     return {
         "architectures": ["PEagleSpeculator" if kind == "peagle" else "Eagle3Speculator"],
         "speculators_model_type": kind,
-        "speculators_version": SPECULATORS_VERSION,
+        "speculators_version": "0.9.0",
         "target_hidden_size": None if c.target_hidden_size == c.hidden_size else c.target_hidden_size,
         "norm_before_fc": False,
         "speculators_config": {
@@ -375,6 +363,7 @@ def _layer_config(c: EagleConfig, facts: TargetFacts) -> dict[str, Any]:
         "rope_theta": c.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
         "max_position_embeddings": facts.context or _CONTEXT,
+        "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
     }
@@ -386,9 +375,3 @@ def _sglang_command(algorithm: str, num_tokens: int) -> str:
         f"--speculative-draft-model-path {{folder}} --speculative-num-steps {num_tokens} --speculative-eagle-topk 4 "
         f"--speculative-num-draft-tokens {4 * num_tokens}"
     )
-
-
-def _tree_note(engine: str) -> str:
-    if engine == "sglang":
-        return "SGLang drafts a tree; its topk and number of tokens are options."
-    return "vLLM drafts a chain of the most probable tokens, not a tree."

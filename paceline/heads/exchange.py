@@ -1,10 +1,7 @@
 """Heads of other engines and projects: read as our modules, and ours written for them.
 
-Read: EAGLE, EAGLE-3 as vLLM and SGLang serve it, speculators, Medusa. Their config.json does not say which target they
-were trained for. Sizes must match and copies of the target's embeddings are compared; beyond that a wrong target shows
-only in fewer accepted tokens, never in the answers.
-
-An export is written, read again as a published head, and kept only if both heads give the same logits.
+Their config.json does not say which target they were trained for. Sizes must match; beyond that a wrong target shows
+only in fewer accepted tokens, never in the answers. An export is kept only if it reads back with the same logits.
 """
 
 import copy
@@ -21,7 +18,7 @@ from torch import Tensor, nn
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, NotExportable
 from ..hf.checkpoint import refused
-from ..system.files import check_new, new_folder
+from ..system.files import check_new, new_folder, write_text
 from ..zoo import name_elsewhere, remark_elsewhere
 from .eagle import EagleHead
 from .eagle_layouts import eagle_layout, flattened, read_eagle
@@ -109,9 +106,7 @@ def export_head(
     """
     from .folder import head_info, load_head, method_of
 
-    place = Path(out)
-    if place.is_symlink():
-        place = Path(os.path.realpath(place))  # the link stays
+    place = Path(os.path.realpath(out)) if Path(out).is_symlink() else Path(out)  # the link stays
     check_new(place)
     info = head_info(folder)
     if engine not in ENGINES:
@@ -119,29 +114,24 @@ def export_head(
     head = load_head(folder, target).cpu().float()
     own_name, of = target_name or info.target.name, info.target
     name, remark = name_elsewhere(own_name), remark_elsewhere(own_name)
-    facts = TargetFacts(name, of.num_layers, of.hidden_size, of.vocab_size)
-    if target is not None:
-        facts = facts_of(target, name)
+    sizes = of.num_layers, of.hidden_size, of.vocab_size
+    facts = TargetFacts(name, *sizes) if target is None else facts_of(target, name)
     if isinstance(head, EagleHead):
         layout = eagle_layout(head, engine, facts, num_tokens)
     elif isinstance(head, MedusaHead):
         layout = medusa_layout(head, engine, facts)
     else:
-        raise NotExportable(
-            f"no other engine runs {method_of(head)} heads",
-            got=engine,
-            fix="use it here, or train an eagle3 or medusa head",
-        )
+        what, fix = f"no other engine runs {method_of(head)} heads", "use it here, or train an eagle3 or medusa head"
+        raise NotExportable(what, got=engine, fix=fix)
     if remark:
         layout = replace(layout, notes=(*layout.notes, f"{remark}."))
     with new_folder(place) as made:
-        (made / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
+        write_text(made / "config.json", json.dumps(layout.config, indent=2) + "\n")
         save_file(dict(layout.tensors), made / "model.safetensors", metadata={"format": "pt"})
         for file, ids in layout.ids.items():
             torch.save(ids, made / file)
         difference = check_written(made, head, facts, engine)
-        card = _card(info, engine, layout, name, place.name, difference)
-        (made / "README.md").write_text(card, encoding="utf-8")
+        write_text(made / "README.md", _card(info, engine, layout, name, place.name, difference))
     serve = _serve_line(layout.serve, name, str(place))
     return Exported(place, info.method, engine, serve, layout.notes, difference)
 
@@ -157,11 +147,8 @@ def check_written(folder: Path, head: "Head", facts: TargetFacts, engine: str) -
         raise NotExportable("the export reads other states", got=again.config.states, expected=ours.config.states)
     difference = largest_difference(ours, again, facts)
     if not difference <= TOLERANCE:
-        raise NotExportable(
-            "the export reads back as another head",
-            got=f"logits that differ by {difference:g}",
-            expected=f"at most {TOLERANCE:g}",
-        )
+        got, expected = f"logits that differ by {difference:g}", f"at most {TOLERANCE:g}"
+        raise NotExportable("the export reads back as another head", got=got, expected=expected)
     return difference
 
 
@@ -177,10 +164,8 @@ def largest_difference(ours: "Head", theirs: "Head", facts: TargetFacts) -> floa
         random = [torch.randn(facts.vocab_size, facts.hidden_size) for _ in range(2)]
         states = torch.randn(_BATCH, _LENGTH, len(config.states) * facts.hidden_size)
         tokens = torch.randint(facts.vocab_size, (_STEPS, _BATCH, _LENGTH))
-    given = (facts.embeddings, facts.lm_head)
-    tables = [
-        made if table is None else table.detach().cpu().float() for table, made in zip(given, random, strict=True)
-    ]
+    pairs = zip((facts.embeddings, facts.lm_head), random, strict=True)
+    tables = [made if table is None else table.detach().cpu().float() for table, made in pairs]
     places = draft_index(theirs.draft_ids.cpu(), facts.vocab_size)[ours.draft_ids.cpu()]  # type: ignore[union-attr, operator]
     if bool((places < 0).any()):
         raise NotExportable("the export cannot draft every token", got=f"{int((places < 0).sum())} tokens missing")

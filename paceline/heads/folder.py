@@ -45,9 +45,7 @@ Head: TypeAlias = nn.Module
 Method = Literal["eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "self_int4"]
 METHODS = get_args(Method)
 HEADS: Mapping[str, type[Any]] = {
-    "eagle": EagleHead,
-    "eagle3": EagleHead,
-    "peagle": EagleHead,
+    **dict.fromkeys(("eagle", "eagle3", "peagle"), EagleHead),
     "medusa": MedusaHead,
     "blockwise": BlockwiseHead,
     "mtp": MtpHead,
@@ -113,7 +111,7 @@ def save_head(folder: str | os.PathLike[str], module: Head, target: ModelFacts, 
     tensors = {name: _stored(name, tensor) for name, tensor in module.state_dict().items()}
     with new_folder(place) as made:
         save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
-        (made / CONFIG).write_text(json.dumps(asdict(file), indent=2) + "\n", encoding="utf-8")
+        write_text(made / CONFIG, json.dumps(asdict(file), indent=2) + "\n")
         write_record(made, place.name, {**record, "weights_sha256": sha256_of(made / WEIGHTS)})
     return place
 
@@ -129,11 +127,8 @@ def head_info(folder: str | os.PathLike[str]) -> HeadInfo:
     place = _folder_of(folder)
     given = _read_object(place / CONFIG)
     if given.get("paceline_head") != FORMAT:
-        raise ConfigError(
-            f"{str(place)!r} holds no head that this Paceline reads",
-            got=f'"paceline_head": {given.get("paceline_head")!r}',
-            expected=f'"paceline_head": {FORMAT}',
-        )
+        got, expected = f'"paceline_head": {given.get("paceline_head")!r}', f'"paceline_head": {FORMAT}'
+        raise ConfigError(f"{str(place)!r} holds no head that this Paceline reads", got=got, expected=expected)
     file = validate(_File, given, str(place / CONFIG))
     config: Any = validate(HEADS[file.method].Config, file.head, f'"head" of method {file.method!r}')
     if config.method != file.method:
@@ -199,12 +194,11 @@ def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) 
     fix = f"load {info.target.name}, or train a head for {target.name} with `paceline train`"
     check_sizes(f"the head {info.folder.name!r} does not fit {target.name}", theirs, ours, fix)
     if info.target.fingerprint != target.fingerprint and not allow_other_target:
-        remark = remark_elsewhere(info.target.name)
+        remark = f" ({known})" if (known := remark_elsewhere(info.target.name)) else ""
         raise IncompatibleModels(
             f"the head {info.folder.name!r} was trained for another model",
             got=f"{target.name}, fingerprint {target.fingerprint[:12]}",
-            expected=f"{info.target.name}, fingerprint {info.target.fingerprint[:12]}"
-            + (f" ({remark})" if remark else ""),
+            expected=f"{info.target.name}, fingerprint {info.target.fingerprint[:12]}{remark}",
             fix=f"load {info.target.name}, train a head for {target.name} with `paceline train`, or allow another "
             "target (allow_other_target): the answers stay exact, but fewer drafts are accepted",
         )
@@ -224,8 +218,7 @@ def _check_draft_ids(info: HeadInfo, ids: Tensor | None) -> None:
     """They index the target's output layer and become token ids, so that a wrong one must be refused here."""
     if ids is None or ids.is_floating_point():
         return
-    ascends = bool((ids.diff() > 0).all())
-    if not ascends or (len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < info.target.vocab_size):
+    if not bool((ids.diff() > 0).all() & (ids >= 0).all() & (ids < info.target.vocab_size).all()):
         raise ConfigError(
             f"draft_ids in {info.folder / WEIGHTS} are no draft vocabulary",
             expected=f"ascending token ids from 0 to {info.target.vocab_size - 1}",

@@ -16,7 +16,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..schema import validate
 from .parallel import MedusaConfig, MedusaHead
 from .parts import Vocabulary
-from .published import Layout, Published, TargetFacts, is_copy, refuse, stored_weights, target_rows, vllm_command
+from .published import Layout, Published, TargetFacts, is_copy, refuse_if, stored_weights, target_rows, vllm_command
 
 NAMES = re.compile(r"(medusa_heads\.|medusa_head\.)?\d+\.\d+\.|blocks\.\d+\.|lm_heads\.\d+\.")
 """Of tensors that only Medusa heads have."""
@@ -94,15 +94,12 @@ def medusa_layout(head: MedusaHead, engine: str, facts: TargetFacts) -> Layout:
     rows are written with all of them.
     """
     c = head.config
-    notes = ["vLLM drafts a chain of each head's most probable token, not a tree."]
-    if engine != "vllm":
-        raise refuse(engine, "Medusa heads", "export them for vllm")
-    if c.states != (facts.num_layers,):
-        raise refuse(engine, f"Medusa heads that read states {c.states} and not the last one")
-    if c.draft_vocab_size < c.vocab_size:
-        if c.own_lm_head:
-            raise refuse(engine, "Medusa heads with output layers for a part of the vocabulary")
-        notes.append(f"It drafts any token there, here only the {c.draft_vocab_size:,} of the draft vocabulary.")
+    refuse_if(engine != "vllm", engine, "Medusa heads", "export them for vllm")
+    refuse_if(c.states != (facts.num_layers,), engine, f"Medusa heads that read states {c.states}, not the last one")
+    notes, part = ["vLLM drafts a chain of each head's most probable token, not a tree."], c.draft_vocab_size
+    if part < c.vocab_size:
+        refuse_if(c.own_lm_head, engine, "Medusa heads with output layers for a part of the vocabulary")
+        notes.append(f"It drafts any token there, here only the {part:,} of the draft vocabulary.")
     tensors = stored_weights(head)
     if not c.own_lm_head:
         tensors["lm_head.weight"] = target_rows(engine, facts, torch.arange(c.vocab_size))

@@ -1,21 +1,12 @@
 """Multi-token prediction: modules in sequence, each of which continues from the hidden state of the one before.
 
 DeepSeek-V3 (arXiv 2412.19437, section 2.2), for module k = 1..K at position t, with h^0_t = f_t, the target's last
-hidden state after its final norm (transformers' state L, which is what published modules are given as well):
+hidden state after its final norm; the embedding comes first, as in published weights:
 
-    h^k_t = Block_k( M_k [norm(emb(x_{t+k})); norm(h^{k-1}_t)] )      logits: rows of the target's head on norm(h^k_t)
+    h^k_t = Block_k( M_k [norm(emb(x_{t+k})); norm(h^{k-1}_t)] )      rows of the target's head on norm(h^k_t)
+                                                                      predict x_{t+k+1}
+Past K tokens the last module continues alone (FastMTP, arXiv 2509.18362):
 
-    position          t           t+1         t+2         t+3
-    token             x_t         x_{t+1}     x_{t+2}     x_{t+3}
-    module 1 at t     reads f_t and x_{t+1}   -> predicts x_{t+2}
-    module 2 at t     reads h^1_t and x_{t+2}             -> predicts x_{t+3}
-
-The embedding comes first in the concatenation, as in published weights; the paper's formula has it second.
-
-Past K tokens the last module continues alone, as FastMTP's only one does (arXiv 2509.18362) and as EAGLE's: m steps
-further it is at position t+m and reads h of the step before instead of h^{K-1}_{t+m}, which is not known:
-
-    module K at t     reads h^{K-1}_t and x_{t+K}       -> predicts x_{t+K+1}
     step K+1          reads h^K_t and x_{t+K+1}         -> predicts x_{t+K+2},   at position t+1, over module K's keys
 """
 

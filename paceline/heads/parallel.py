@@ -1,18 +1,7 @@
 """Parallel heads: each predicts one token further ahead from the same state of the target, without the tokens between.
 
-Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), Medusa (Cai et al. 2024, arXiv 2401.10774).
-Between rounds the target has read all T tokens but the last, the root, which its own output layer gave:
-
-    position      t = T-2      T-1          T           T+1
-    token         x_{T-2}      x_{T-1}      x_T         x_{T+1}
-                               (root)       (not yet known)
-    state         f_{T-2}
-    the target's own output layer at f_t predicts x_{t+1}, the root
-    head 0 at f_t:                                   x_{t+2}
-    head 1 at f_t:                                               x_{t+3}
-    head i at f_t predicts x_{t+2+i}
-
-Example: text [A, B, C], so T = 3 and C is the root: head 0 at f_1 (the state of B) predicts the token after C.
+Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), Medusa (Cai et al. 2024, arXiv 2401.10774). Of the
+state f_t the target's own output layer predicts x_{t+1}, the root of a round, and head i = 0, 1, ... x_{t+2+i}.
 """
 
 from collections.abc import Iterable
@@ -130,9 +119,7 @@ class _HiddenLayer(nn.Module):
 class BlockwiseHead(ParallelHeads):
     """Stern's heads: a hidden layer with a residual connection each, and the target's output rows, shared.
 
-    Stern's p_1 is the target's own output layer, his p_{i+2} is head i here. His *predict*, *verify* and *accept* are
-    one turn of the common loop: the pass that verifies a block computes the state at its last accepted token, from
-    which the heads predict the next block.
+    Stern's p_1 is the target's own output layer, his p_{i+2} is head i here.
     """
 
     Config = BlockwiseConfig

@@ -1,9 +1,5 @@
-"""What heads share: sizes, a Llama decoder layer, the target's tables, reading weights, draft vocabularies.
+"""What heads share: sizes, layers named as in transformers, the target's tables, draft vocabularies."""
 
-The layers are for modules that are trained; their names are those of transformers.
-"""
-
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, TypeVar
@@ -17,24 +13,14 @@ from ..schema import Many, checked
 
 _M = TypeVar("_M", bound=nn.Module)
 
-# Sizes that a head's configuration may hold: no larger than any model's, since each claims time or memory.
-
-Width = Annotated[int, Field(ge=1, le=1 << 20)]
-"""Of a vector."""
-Count = Annotated[int, Field(ge=1, le=512)]
-"""Modules in a row."""
-Vocabulary = Annotated[int, Field(ge=1, le=1 << 24)]
-"""Tokens."""
-Rank = Annotated[int, Field(ge=0, le=1 << 16)]
-"""The rank of low-rank factors; 0: there are none."""
-StateIndices = Annotated[Many[Annotated[int, Field(ge=0, le=512)]], Field(min_length=1)]
-"""Hidden states of the target, counted as transformers does."""
-Linears = Annotated[Many[str], Field(max_length=64)]
-"""Linear layers of a decoder layer, as transformers names them."""
-Shapes = Many[tuple[Width, Width]]
-"""(outputs, inputs) of each."""
+# What a head's configuration may hold: sizes no larger than any model's, since each claims time or memory.
+Width = Annotated[int, Field(ge=1, le=1 << 20)]  # of a vector
+Count = Annotated[int, Field(ge=1, le=512)]  # modules in a row
+Vocabulary = Annotated[int, Field(ge=1, le=1 << 24)]  # tokens
+Rank = Annotated[int, Field(ge=0, le=1 << 16)]  # of low-rank factors; 0: there are none
+Linears = Annotated[Many[str], Field(max_length=64)]  # linear layers of a decoder layer, as transformers names them
+Shapes = Many[tuple[Width, Width]]  # (outputs, inputs) of each
 Positive = Annotated[float, Field(gt=0)]
-"""A number above 0."""
 
 
 @checked
@@ -46,7 +32,7 @@ class HeadConfig:
     """
 
     hidden_size: Width
-    states: StateIndices
+    states: Annotated[Many[Annotated[int, Field(ge=0, le=512)]], Field(min_length=1)]
     draft_vocab_size: Vocabulary
     vocab_size: Vocabulary
 
@@ -222,12 +208,10 @@ def frequent_ids(texts: Iterable[Sequence[int]], size: int, vocab_size: int) -> 
     A text is small beside a vocabulary, so tokens it does not hold are ranked by id: tokenizers number common tokens
     first.
     """
-    counts = torch.zeros(vocab_size, dtype=torch.float64)
-    for token, count in Counter(token for text in texts for token in text).items():
-        if token < vocab_size:
-            counts[token] = count
-    counts += _PRIOR / (torch.arange(vocab_size) + 300.0)
-    return counts.topk(min(size, vocab_size)).indices.sort().values
+    tokens = [token for text in texts for token in text if token < vocab_size]
+    counts = torch.tensor(tokens, dtype=torch.long).bincount(minlength=vocab_size).double()
+    scores = counts + _PRIOR / (torch.arange(vocab_size) + 300.0)
+    return scores.topk(min(size, vocab_size)).indices.sort().values
 
 
 def draft_index(draft_ids: Tensor, vocab_size: int) -> Tensor:

@@ -1,7 +1,4 @@
-"""A head in the layout of another project: its files read strictly, or what is to be written.
-
-`eagle_layouts` and `medusa_layouts` hold one layout each, in both directions; `exchange` chooses between them.
-"""
+"""What the layouts of other projects (`eagle_layouts`, `medusa_layouts`) share, for reading and for writing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,14 +7,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, NotExportable
-from ..hf.checkpoint import one_line, weight_files
-from ..system.files import exists, read_object
+from ..hf.checkpoint import refused, weight_files
+from ..system.files import read_object
 from .parts import filled
 
 WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
@@ -89,11 +85,6 @@ def is_copy(table: Tensor, target: Tensor | None) -> bool:
 
 def open_published(folder: Path) -> Published:
     """Config and tensors of a published head. Raises `ConfigError` for files that are not there or cannot be read."""
-    if not exists(folder / "config.json"):
-        raise ConfigError(
-            f"no head at {str(folder)!r}", got="no config.json",
-            expected="a folder with config.json and the head's weights",
-        )  # fmt: skip
     config = read_object(folder / "config.json")
     for name in WEIGHT_FILES:
         if files := weight_files(folder, name):
@@ -107,21 +98,16 @@ def open_published(folder: Path) -> Published:
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, or of a pickle that holds nothing else. Raises `ConfigError`."""
-    try:
-        if file.suffix == ".safetensors":
+    if file.suffix == ".safetensors":
+        with refused(f"{str(file)!r} cannot be read", fix="fetch it again"):
             return load_file(file)
+    what, fix = f"{str(file)!r} is cut off, or holds more than tensors", "convert it to safetensors where it is trusted"
+    with refused(what, "a dict of tensors", fix):
         # Pickles of others run code when they are opened; this reads tensors and nothing else.
         loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, SafetensorError, EOFError) as error:
-        raise ConfigError(f"{str(file)!r} cannot be read", got=one_line(error), fix="fetch it again") from error
-    except Exception as error:  # pickle.UnpicklingError, and what its subclasses make of foreign objects
-        raise ConfigError(
-            f"{str(file)!r} holds more than tensors", got=one_line(error), expected="a dict of tensors",
-            fix="convert it to safetensors where it is trusted",
-        ) from error  # fmt: skip
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        raise ConfigError(f"{str(file)!r} is not a dict of tensors", got=type(loaded).__name__)
-    return {str(key): value for key, value in loaded.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+        if not all(isinstance(value, Tensor) for value in loaded.values()):
+            raise ConfigError(what, got="values of other kinds", expected="a dict of tensors", fix=fix)
+        return {str(key): value for key, value in loaded.items()}
 
 
 @dataclass(frozen=True)
@@ -139,9 +125,10 @@ class Layout:
     ids: Mapping[str, list[int]] = field(default_factory=dict[str, list[int]])
 
 
-def refuse(engine: str, what: str, fix: str | None = None) -> NotExportable:
-    """The error for a feature that an engine's layout cannot hold."""
-    return NotExportable(f"{engine} cannot hold this head", got=what, fix=fix)
+def refuse_if(has: bool, engine: str, what: str, fix: str | None = None) -> None:
+    """Raise `NotExportable` for a head with a feature that an engine's layout cannot hold."""
+    if has:
+        raise NotExportable(f"{engine} cannot hold this head", got=what, fix=fix)
 
 
 def stored(tensor: Tensor) -> Tensor:
@@ -151,16 +138,18 @@ def stored(tensor: Tensor) -> Tensor:
     return (half if torch.equal(half.to(tensor.dtype), tensor) else tensor).clone().contiguous()
 
 
-def stored_weights(head: nn.Module, rename: Callable[[str], str] = str) -> dict[str, Tensor]:
-    """Every tensor of the head but `draft_ids`, as it is written. rename: from our name to the published one."""
-    return {rename(name): stored(tensor) for name, tensor in head.state_dict().items() if name != "draft_ids"}
+def stored_weights(head: nn.Module, layer: str = "midlayer.") -> dict[str, Tensor]:
+    """Every tensor of the head but `draft_ids`, as it is written. layer: how names begin in the decoder layer."""
+    tensors = head.state_dict().items()
+    return {name.replace("midlayer.", layer, 1): stored(one) for name, one in tensors if name != "draft_ids"}
 
 
 def target_rows(engine: str, facts: TargetFacts, draft_ids: Tensor) -> Tensor:
     """The target's output rows of the draft vocabulary, as they are written. Raises `NotExportable` without them."""
-    if facts.lm_head is None:
-        raise refuse(engine, "a head that stores only which of the target's output rows it uses", "name --model")
-    return stored(facts.lm_head[draft_ids.to(facts.lm_head.device)])
+    rows = facts.lm_head
+    refuse_if(rows is None, engine, "a head that stores only which of the target's output rows it uses", "name --model")
+    assert rows is not None
+    return stored(rows[draft_ids.to(rows.device)])
 
 
 def vllm_command(method: str, num_tokens: int) -> str:

@@ -1,14 +1,8 @@
 """SPACE's trained part: mask tokens appended to a text predict the next tokens, in the target's own pass.
 
-SPACE (Yi et al. 2024, arXiv 2402.11809). Mask j below a node predicts the token j + 1 places further, from the text
-up to that node, without the tokens between:
-
-    position      t-1        t (a node)    t+1        t+2
-    token         x_{t-1}    x_t           mask 1     mask 2
-    its row predicts         x_{t+1}       x_{t+2}    x_{t+3}
-
-The factors are *gated*: they and the mask embeddings act on the rows of mask tokens only, so every other row is the
-untouched target's (gated LoRA). Where the whole model was fine-tuned instead, only mask embeddings are left (rank 0).
+SPACE (Yi et al. 2024, arXiv 2402.11809): mask j = 0, 1, ... below the node of x_t stands at position t+1+j and
+predicts x_{t+2+j}, without the tokens between. The factors are *gated* (gated LoRA): they and the mask embeddings act
+on the rows of mask tokens only, so every other row is the untouched target's.
 
 A mask does not see the token before the one it predicts; drafting, it is known. With a transition, a hidden
 vector made from that token shifts the mask's logits: logits_j + rows @ out(silu(in(embedding of the token before))).

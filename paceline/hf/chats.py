@@ -13,8 +13,13 @@ from .images import ImageSource, open_image
 Message: TypeAlias = Mapping[str, object]
 """With "role" and "content": a text, or a list of parts, each a text or an image."""
 
-_TEXTS = ("text", "input_text", "output_text")
-_SOURCES = ("image", "url", "path", "base64")  # the keys transformers takes beside "type": "image"
+_SOURCES = ("image", "url", "path", "base64")  # as transformers takes them
+_KEYS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("text", "input_text", "output_text"), ("text",)),
+    "image": _SOURCES,
+    "image_url": ("image_url",),
+}
+"""The keys of a part beside "type", for each type."""
 _KINDS = 'a part is {"type": "text", "text": ...}, {"type": "image", "image": ...} or {"type": "image_url", ...}'
 
 
@@ -73,24 +78,22 @@ def _part(part: object) -> tuple[bool, Any]:
     if not isinstance(part, Mapping):
         raise ConfigError("a message holds what is no part", got=brief(part), expected=_KINDS)
     kind = part.get("type")
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise ConfigError("a message holds a part of unknown kind", got=brief(kind), expected=_KINDS)
+    _refuse_others(part, kind, _KEYS[kind])
     if kind == "image":
         return True, _source(part)
     if kind == "image_url":
-        return True, _url(part)
-    if kind not in _TEXTS:
-        raise ConfigError("a message holds a part of unknown kind", got=brief(kind), expected=_KINDS)
-    _refuse_others(part, ("text",))
+        return True, _url(part.get("image_url"))
     if not isinstance(text := part.get("text"), str):
         raise ConfigError("a part of a message has no text", got=brief(text), expected='{"type": "text", "text": ...}')
     return False, text
 
 
-def _url(part: Mapping[str, object]) -> str:
+def _url(inner: object) -> str:
     """That of OpenAI's form; its "detail" has no meaning here, since the processor sets the resolution."""
-    _refuse_others(part, ("image_url",))
-    inner = part.get("image_url")
     if isinstance(inner, Mapping):
-        _refuse_others({"type": None, **inner}, ("url", "detail"))
+        _refuse_others(inner, "image_url", ("url", "detail"))
         inner = inner.get("url")
     if not isinstance(inner, str) or not inner.lower().startswith(("http://", "https://", "data:")):
         raise ConfigError(
@@ -102,7 +105,6 @@ def _url(part: Mapping[str, object]) -> str:
 
 
 def _source(part: Mapping[str, object]) -> ImageSource:
-    _refuse_others(part, _SOURCES)
     given = [key for key in _SOURCES if part.get(key) is not None]
     if len(given) != 1:
         got = " and ".join(given) or "none"
@@ -111,9 +113,7 @@ def _source(part: Mapping[str, object]) -> ImageSource:
     return f"data:;base64,{value}" if given[0] == "base64" else value  # type: ignore[return-value]  # open_image judges
 
 
-def _refuse_others(part: Mapping[str, object], known: tuple[str, ...]) -> None:
+def _refuse_others(part: Mapping[str, object], kind: str, known: tuple[str, ...]) -> None:
     for key in part:
         if key not in ("type", *known):
-            raise ConfigError(
-                f"a part of kind {part['type']!r} has an unknown key", got=repr(key), expected=" or ".join(known)
-            )
+            raise ConfigError(f"a part of kind {kind!r} has an unknown key", got=repr(key), expected=" or ".join(known))

@@ -12,7 +12,10 @@ from threading import Thread
 from typing import Annotated, Any, cast
 
 import torch
+from huggingface_hub import HfApi, constants, is_offline_mode, snapshot_download, try_to_load_from_cache
+from huggingface_hub.utils import validate_repo_id
 from pydantic import Field
+from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -21,15 +24,8 @@ from ..schema import Many, checked, validate
 from ..system.files import read_json, read_object
 
 CONFIG = "config.json"
-_JSON = (
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "processor_config.json",
-    "preprocessor_config.json",
-    "chat_template.json",
-)
+_JSON = [f"{kind}_config.json" for kind in ("generation", "tokenizer", "processor", "preprocessor")]
+_JSON += ["special_tokens_map.json", "added_tokens.json", "chat_template.json"]
 _LAYERS = re.compile(r"(num|n)_(\w+_)?layers?|depth")
 _NO_WEIGHTS = 10_000  # layers that are built where no weights say how many there are
 _SHARD = re.compile(r"shard-\d+-model-.*")
@@ -79,25 +75,21 @@ def local_folder(
     The hub has two seconds to answer; without an answer the snapshot that was fetched last is taken.
     Raises `ConfigError` for what is neither, `DownloadError` for one that could not be fetched whole.
     """
-    from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    missing = f"no model at {name_or_path!r}"
+    path, missing = Path(name_or_path), f"no model at {name_or_path!r}"
     expected = f"a folder with {CONFIG}, a GGUF file, a hub id, or a name that `paceline models` lists"
     try:
-        is_folder = bool(name_or_path.strip()) and Path(name_or_path).is_dir()
-        if is_folder and revision is None:
-            return Path(name_or_path)
-        is_file = not is_folder and Path(name_or_path).is_file()
+        is_folder, is_file = bool(name_or_path.strip()) and path.is_dir(), path.is_file()
         if not (is_folder or is_file):
             validate_repo_id(name_or_path)
-    except (HFValidationError, OSError, ValueError) as error:  # also for a name that no file can have
+    except (OSError, ValueError) as error:  # also for a name that no file can have
         raise ConfigError(missing, got="no such folder, and no hub id", expected=expected) from error
     if is_file:
         got, fix = "a file whose name does not end in .gguf", "name the folder that holds the model's files"
         raise ConfigError(f"{name_or_path!r} is not a model", got=got, expected=expected, fix=fix)
-    if is_folder:
+    if is_folder and revision is not None:
         raise ConfigError("a folder has no revision", got=f"revision={revision!r}", fix="leave it out")
+    if is_folder:
+        return path
     try:
         names = _files_in_hub(name_or_path, revision, token)
     except Exception as error:  # every transport raises its own kind
@@ -107,7 +99,7 @@ def local_folder(
         cache = cache_dir or constants.HF_HUB_CACHE
         raise ConfigError(
             missing,
-            got=f"no folder {str(Path(name_or_path).absolute())!r}, nothing in the hub's cache {str(cache)!r}, and "
+            got=f"no folder {str(path.absolute())!r}, nothing in the hub's cache {str(cache)!r}, and "
             f"from {constants.ENDPOINT}: {one_line(error)}",
             expected=expected,
             fix=f"check the name and the network; or run `hf download {name_or_path} --local-dir DIR` where there is a "
@@ -126,8 +118,6 @@ def _files_in_hub(name: str, revision: str | None, token: str | bool | None) -> 
 
     In a thread, since the timeouts of sockets leave out the look-up of a name, and begin anew with each address of it.
     """
-    from huggingface_hub import HfApi, is_offline_mode
-
     if is_offline_mode():
         raise ConnectionError("not asked, since HF_HUB_OFFLINE is set")
     answer: Future[list[str]] = Future()
@@ -215,10 +205,6 @@ class Stored:
     dtype: str
     shape: tuple[int, ...]
 
-    @property
-    def numel(self) -> int:
-        return prod(self.shape)
-
 
 def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
     """The file `name` of a folder, or those that `name`.index.json lists; empty where there is neither.
@@ -250,19 +236,13 @@ def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
 
 def read_headers(files: Sequence[Path]) -> Mapping[str, Stored]:
     """Every tensor of safetensors files by name; no numbers are read. Raises `ConfigError` for a damaged file."""
-    from safetensors import SafetensorError, safe_open
-
     stored: dict[str, Stored] = {}
     for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in cast("list[str]", file.keys()):
-                    part = file.get_slice(name)
-                    stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ConfigError(
-                f"{str(path)!r} cannot be read", got=error, expected="a whole safetensors file", fix="fetch it again"
-            ) from error
+        readable = refused(f"{str(path)!r} cannot be read", "a whole safetensors file", "fetch it again")
+        with readable, safe_open(path, framework="pt") as file:
+            for name in cast("list[str]", file.keys()):
+                part = file.get_slice(name)
+                stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
     return stored
 
 
@@ -314,7 +294,7 @@ def check_sizes(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping
             built = auto.from_config(copy.deepcopy(config), trust_remote_code=trusts)
         needed = sum(tensor.numel() for tensor in (*built.parameters(), *built.buffers()))
     packs = getattr(config, "quantization_config", None) is not None
-    held = sum(one.numel * (16 if packs else 1) for one in stored.values())
+    held = sum(prod(one.shape) for one in stored.values()) * (16 if packs else 1)
     if needed > 2 * held + _SLACK:
         raise ConfigError(
             f"the configuration of {name!r} describes a larger model than its weights are",

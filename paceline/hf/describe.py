@@ -51,11 +51,15 @@ FORMS: dict[str, Form] = {
 }
 
 
+def ropes_of(config: Any) -> list[dict[str, Any]]:
+    """The rotations of a text config: one for each kind of layer, or one for all."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    return [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
+
+
 def has_fixed_ropes(config: Any) -> bool:
     """Whether the rotations of a text config have fixed frequencies: nothing to update as a text grows."""
-    ropes = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
-    return all(rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn") for rope in kinds)
+    return all(rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn") for rope in ropes_of(config))
 
 
 def describe(model: PreTrainedModel) -> "Description | None":

@@ -1,11 +1,7 @@
 """What a GGUF file becomes: a transformers model and tokenizer, as if they came from a Hugging Face folder.
 
-Quantised weights are made in bfloat16 once, when the file is read. The native kernels cannot hold the blocks as they
-are: scales of Q4_0 have more bits than those of our INT4, and Q8_0 has a scale for 32 weights where our INT8 has one
-for a whole output.
-
-What a file says must all be understood: an unknown tensor, or an unknown entry about the layers, is an error, since
-leaving it out would make another model.
+Quantised weights become bfloat16. What a file says must all be understood: an unknown tensor, or an unknown entry about
+the layers, is an error, since leaving it out would make another model.
 """
 
 import logging
@@ -135,14 +131,8 @@ def open_gguf(
         _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(file.formats), str(wanted).split(".")[1])
     with refused(f"the weights in {str(path)!r} cannot be read", fix="fetch it again"):
         weights = _weights(file, kind, config, wanted, progress)
-        model, loaded = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            dtype=wanted,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, loaded = kind.from_pretrained(None, config=config, state_dict=weights, dtype=wanted, **told)
     check_loaded_weights(str(path), model, loaded, {})
     return model, tokenizer
 

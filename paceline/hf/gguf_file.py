@@ -25,7 +25,6 @@ from ..errors import ConfigError
 SUFFIX = ".gguf"
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_VERSIONS = (2, 3)
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PIECE = 1 << 24  # numbers made at once: the float32 copy of a whole embedding would be the peak of memory
 
@@ -105,7 +104,7 @@ class _Reader:
 
     def metadata(self) -> dict[str, Any]:
         version, self._num_tensors, entries = self._take("IQQ")
-        if version not in _VERSIONS:
+        if version not in (2, 3):
             raise ValueError(f"version {version}")
         return {self._text(): self._value(*self._take("I")) for _ in range(entries)}
 

@@ -1,14 +1,11 @@
 """From a chat with images to token ids and a `VisionPrompt`, by the model's own processor.
 
-    tensors of the processor      divided           each image alone: hashed, and given to the tower
-    pixel_values [T, ...]         0 0 | 1 1 1 | 2   rows or tiles by how many placeholders an image has
-    image_grid_thw [n, 3]         0   | 1     | 2   a row for each image
-
-So the same image has the same tensors, and the same hash, whatever images it comes with.
+The processor's tensors are divided, so that an image has the same ones, and the same hash, whatever it comes with.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +17,7 @@ from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, check_text
 from .chats import Message
+from .checkpoint import one_line
 from .vision import Vision
 
 _GENERAL = ("add_generation_prompt", "continue_final_message")
@@ -65,7 +63,7 @@ def process_chat(
     except Exception as error:  # each processor raises its own kind
         raise ConfigError(
             "the processor cannot read this chat",
-            got=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+            got=one_line(error),
             fix="images must be of the size and number that this model takes",
         ) from error
 
@@ -93,7 +91,7 @@ def render(template_of: Any, messages: Sequence[Message], options: Mapping[str, 
     except Exception as error:  # jinja's, and what templates raise on purpose
         raise ConfigError(
             "the model's chat template refuses this chat",
-            got=str(error).strip() or type(error).__name__,
+            got=one_line(error),
             fix="use the roles, in the order, that this model's template takes; or give the whole prompt as a string",
         ) from error
     return writable(rendered)
@@ -217,8 +215,8 @@ def with_positions(
         if not bool((positions[:, prompt.edge :] == behind).all()):
             raise IncompatibleModels("positions behind the last image do not count on with the text")
         return prompt
-    if family.blocks == "prompt":
-        return VisionPrompt(images, None, family.text_offset, ((0, length),), True)
+    if (text := text_prompt(vision, length)) is not None:
+        return replace(text, images=images)
     blocks = tuple(_runs(images)) if family.blocks == "image" else ()
     return VisionPrompt(images, None, family.text_offset, blocks)
 

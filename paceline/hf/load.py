@@ -40,14 +40,13 @@ from .checkpoint import (
     refused,
     weight_files,
 )
-from .describe import FORMS
+from .describe import FORMS, ropes_of
 from .gguf import gguf_tokenizer, open_gguf
 from .gguf_file import SUFFIX, read_gguf
 from .quantized import check_dtype, check_quantization
 from .vision import family_of, is_vlm
 
 _VIDEO = "video_processor"
-_LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
 _DTYPES = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64,
     "half": torch.float16, "float": torch.float32,
@@ -238,7 +237,7 @@ def check_architecture(name: str, model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     check_layer_types(config)
     if getattr(model, "_is_stateful", False):
-        raise _cannot_roll_back(config.model_type, "recurrent state")
+        raise _cannot_roll_back(config.model_type, "a recurrent state")
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         raise IncompatibleModels(
             f"{config.model_type} uses ALiBi, whose biases follow columns and not tree positions",
@@ -250,14 +249,8 @@ def check_layer_types(config: Any) -> None:
     """Raise `IncompatibleModels` for layers whose cache cannot be cut back to the accepted tokens."""
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or []:
-        if any(word in kind for word in _LINEAR_KINDS):
-            raise _cannot_roll_back(text.model_type, f"{kind} layers")
         if kind not in ("full_attention", "sliding_attention"):
-            raise IncompatibleModels(
-                f"{text.model_type} has layers of kind {kind!r}",
-                expected="full_attention or sliding_attention",
-                fix="decode it with plain transformers",
-            )
+            raise _cannot_roll_back(text.model_type, f"{kind} layers")
 
 
 def _not_causal(name: str, config: Any) -> IncompatibleModels:
@@ -270,20 +263,19 @@ def _not_causal(name: str, config: Any) -> IncompatibleModels:
 
 def _cannot_roll_back(model_type: str, what: str) -> IncompatibleModels:
     return IncompatibleModels(
-        f"{model_type} keeps a running state that cannot forget rejected tokens",
+        f"{model_type} cannot forget rejected tokens",
         got=what,
-        expected="attention layers, whose cache can be cut back to the accepted tokens",
+        expected="full_attention or sliding_attention layers, whose cache can be cut back to the accepted tokens",
+        fix="decode it with plain transformers",
     )
 
 
 def context_of(config: Any) -> int:
     """Longest sequence; capped where positions are rescaled by length, since a pass would rescale all its rows."""
     context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 20
-    rope = getattr(config, "rope_parameters", None) or {}
-    ropes = [rope, *[r for r in rope.values() if isinstance(r, dict)]]
-    for one in ropes:
-        if one.get("rope_type") in ("dynamic", "longrope"):
-            original = one.get("original_max_position_embeddings")
+    for rope in ropes_of(config):
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            original = rope.get("original_max_position_embeddings")
             original = original or getattr(config, "original_max_position_embeddings", None) or context
             context = min(context, int(original))
     return int(context)

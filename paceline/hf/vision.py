@@ -1,9 +1,6 @@
 """The insides of transformers' vision-language models: two halves, how each family sees, towers that models share.
 
-    chat ── processor ── token ids, pixels ── `image_prompts` ── VisionPrompt
-    VisionPrompt ── tower and projector ── features ── in the place of the placeholders' embeddings ── text half
-
-The text half is a causal language model like any other, over the tensors of the whole.
+VisionPrompt ── tower and projector ── features ── in the place of the placeholders' embeddings ── text half
 """
 
 import copy
@@ -60,11 +57,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 class Features(NamedTuple):
-    """The features of an image from the tower.
-
-    rows: one for each placeholder [M, E].
-    deep: the features [M, E] for each of some layers.
-    """
+    """The features of an image from the tower: one for each placeholder [M, E], and those for each of some layers."""
 
     rows: Tensor
     deep: tuple[Tensor, ...] = ()
@@ -99,11 +92,9 @@ class Vision:
         rows = _joined(out.pooler_output)
         if len(rows) != image.num_tokens:
             raise IncompatibleModels(
-                "the vision tower and the processor disagree about an image",
-                got=f"{len(rows)} features",
-                expected=f"{image.num_tokens}, one for each placeholder",
-                fix="load the processor of this very model",
-            )
+                "the vision tower and the processor disagree about an image", got=f"{len(rows)} features",
+                expected=f"{image.num_tokens}, one for each placeholder", fix="load the processor of this very model",
+            )  # fmt: skip
         return Features(rows, tuple(_joined(part) for part in getattr(out, "deepstack_features", None) or ()))
 
     def axes(self, token_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -128,12 +119,11 @@ def family_of(config: Any) -> Family:
     """How the models of a configuration see. Raises `IncompatibleModels` for a family that is not supported."""
     kind, tower = config.model_type, getattr(config.vision_config, "model_type", "")
     if kind not in FAMILIES or tower == "pixtral":
+        got = f"{kind} with a {tower} tower" if kind in FAMILIES else kind
         raise IncompatibleModels(
-            "this family of vision-language models is not supported",
-            got=kind if kind not in FAMILIES else f"{kind} with a {tower} tower",
-            expected=", ".join(FAMILIES),
+            "this family of vision-language models is not supported", got=got, expected=", ".join(FAMILIES),
             fix="decode it with plain transformers",
-        )
+        )  # fmt: skip
     return FAMILIES[kind]
 
 
@@ -144,36 +134,32 @@ def text_half(model: PreTrainedModel) -> PreTrainedModel:
     works on this half.
     """
     language, head = language_model(model), model.get_output_embeddings()
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(language.config), None)
     if head is None:
-        raise IncompatibleModels(
-            "this vision-language model has no output head",
-            got=type(model).__name__,
-            fix="load the class that AutoModelForImageTextToText gives",
-        )
-    if kind is None:
-        return TextHalf(language, head)
-    with torch.device("meta"):  # a shell: every module with weights is replaced
-        made: PreTrainedModel = kind(language.config)
-    made.set_submodule(made.base_model_prefix, language)
-    made.set_output_embeddings(head)
-    if any(parameter.is_meta for parameter in made.parameters()):
-        return TextHalf(language, head)
-    return made.eval()
+        raise _other_class(model, "an output head")
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(language.config), None)
+    if kind is not None:
+        with torch.device("meta"):  # a shell: every module with weights is replaced
+            made: PreTrainedModel = kind(language.config)
+        made.set_submodule(made.base_model_prefix, language)
+        made.set_output_embeddings(head)
+        if not any(parameter.is_meta for parameter in made.parameters()):
+            return made.eval()
+    return TextHalf(language, head)
 
 
 def language_model(model: PreTrainedModel) -> PreTrainedModel:
     """The decoder inside a vision-language model, without its head."""
-    base = model.base_model
     for name in ("language_model", "text_model"):
-        if hasattr(base, name):
-            return getattr(base, name)
-    raise IncompatibleModels(
-        "no language model was found inside this model",
-        got=type(base).__name__,
-        expected="a module named language_model or text_model",
+        if hasattr(model.base_model, name):
+            return getattr(model.base_model, name)
+    raise _other_class(model, "a module named language_model or text_model")
+
+
+def _other_class(model: PreTrainedModel, expected: str) -> IncompatibleModels:
+    return IncompatibleModels(
+        "a part of this vision-language model is missing", got=type(model).__name__, expected=expected,
         fix="load the class that AutoModelForImageTextToText gives",
-    )
+    )  # fmt: skip
 
 
 def vision_half(model: PreTrainedModel, processor: ProcessorMixin | None) -> Vision:
@@ -297,31 +283,23 @@ def share_tower(owner: Vision, other: Vision) -> tuple[Vision, Vision]:
     """
     theirs, ours = getattr(owner.tower, _NAME, None), getattr(other.tower, _NAME, None)
     if theirs is None or ours is None:
-        raise IncompatibleModels(
-            "tower and projector of this family cannot be told apart",
-            got=type(owner.tower).__name__,
-            fix='vision="own"',
-        )
+        what, got = "tower and projector of this family cannot be told apart", type(owner.tower).__name__
+        raise IncompatibleModels(what, got=got, fix='vision="own"')
     forms = [_form(half.tower.config) for half in (owner, other)]
     if forms[0] != forms[1] or owner.family != other.family:
         wrong = sorted(key for key in forms[0] | forms[1] if forms[0].get(key) != forms[1].get(key))
         raise IncompatibleModels(
-            "the draft's projector was made for another vision tower",
-            got=", ".join(wrong) or "another family",
-            expected="the same tower and the same layers of it",
-            fix='vision="own"',
-        )
+            "the draft's projector was made for another vision tower", got=", ".join(wrong) or "another family",
+            expected="the same tower and the same layers of it", fix='vision="own"',
+        )  # fmt: skip
     kinds = [(p.dtype, p.device) for p in (next(theirs.parameters()), next(ours.parameters()))]
     if kinds[0] != kinds[1]:
         raise IncompatibleModels("a shared tower needs both models in one dtype on one device", got=f"{kinds}")
     shared = theirs if isinstance(theirs, SharedVisionTower) else SharedVisionTower(theirs).eval()
-    return _with_tower(owner, shared), _with_tower(other, shared)
-
-
-def _with_tower(half: Vision, shared: SharedVisionTower) -> Vision:
-    tower = copy.copy(half.tower)
-    tower._modules = {**half.tower._modules, _NAME: shared}
-    return replace(half, tower=tower)
+    owners, others = copy.copy(owner.tower), copy.copy(other.tower)
+    for made in (owners, others):
+        made._modules = {**made._modules, _NAME: shared}
+    return replace(owner, tower=owners), replace(other, tower=others)
 
 
 def _form(config: Any) -> dict[str, object]:

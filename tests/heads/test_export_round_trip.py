@@ -110,7 +110,7 @@ def test_eagle1_for_vllm_says_that_it_drafts_over_everything(tmp_path):
 
 
 def test_medusa_for_vllm_has_all_output_rows(tmp_path):
-    """vLLM 0.32 loads no file with a token_map."""
+    """VLLM 0.32 loads no file with a token_map."""
     done = export_head(saved(tmp_path / "head", medusa()), "vllm", tmp_path / "out", target())
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert "token_map" not in tensors

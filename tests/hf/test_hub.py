@@ -102,7 +102,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, tmp_path, offline
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", fails)
-    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: offline)
+    monkeypatch.setattr("paceline.hf.checkpoint.is_offline_mode", lambda: offline)
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE" if offline else "no route"):
         local_folder("nosuch/model-of-this-name")
     assert asked == ([] if offline else [("nosuch/model-of-this-name", 2.0)])

@@ -24,7 +24,7 @@ from tests.adversaries import Adversary, chain
 from tests.helpers import REPEATING, all_free, loaded, tokenizer
 from tests.tiny import SMALL, tiny_model
 
-STATE = "running state that cannot forget rejected tokens"
+STATE = "cannot forget rejected tokens"
 REFUSED = {
     "mamba": ({"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, STATE),
     "falcon_mamba": (SMALL, STATE),

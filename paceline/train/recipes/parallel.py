@@ -1,4 +1,4 @@
-"""Training of parallel heads: each head learns one label, all from the same state (drawn in `heads.parallel`).
+"""Training of parallel heads: each head learns one label, all from the same state (see `heads.parallel`).
 
 Head i reads f_t and learns x_{t+2+i}, or the target's distribution of it: its output rows on f_{t+1+i}.
 Example: tokens [A, B, C, D], the answer being C and D: head 0 learns f_0 -> C and f_1 -> D, head 1 f_0 -> D.

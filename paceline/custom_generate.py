@@ -26,6 +26,7 @@ from .core.request import SamplingParams, Sequence
 from .decoding import generate as decode
 from .drafters import DraftModel, PromptLookup
 from .errors import ConfigError
+from .hf.load import KV_CACHE
 from .llm import LLM
 from .policy import Fixed
 from .runner import wrap_model
@@ -40,7 +41,7 @@ _REFUSED = {
         "model.generate without custom_generate does that",
     ),
 }
-_OF_NO_MATTER = ("position_ids", "token_type_ids", "logits_to_keep", "use_cache", "past_key_values", "synced_gpus")
+_OF_NO_MATTER = ("position_ids", "token_type_ids", "logits_to_keep", "use_cache", KV_CACHE, "synced_gpus")
 """What transformers prepares for its own passes; the cache is the engine's."""
 _engines: "weakref.WeakKeyDictionary[PreTrainedModel, tuple[object, LLM]]" = weakref.WeakKeyDictionary()
 

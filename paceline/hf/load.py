@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import torch
+import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     PROCESSOR_MAPPING,
@@ -46,6 +47,8 @@ from .gguf_file import SUFFIX, read_gguf
 from .quantized import check_dtype, check_quantization
 from .vision import family_of, is_vlm
 
+KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
+"""The argument of a model of transformers that takes its KV cache."""
 _VIDEO = "video_processor"
 _DTYPES = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64,

@@ -16,7 +16,7 @@ from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.fingerprint import fingerprint, remember
-from ..hf.load import check_architecture, context_of, eos_ids_of, open_checkpoint
+from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm, text_half, vision_half
 from ..quant.linears import QuantReport, Weights, quantize_target
@@ -145,9 +145,9 @@ def _route_attention(model: PreTrainedModel) -> bool:
         model(
             input_ids=torch.zeros(1, 2, dtype=torch.long, device=place),
             position_ids=layout.position_ids,
-            past_key_values=cache,
             use_cache=True,
             paceline_pass=layout,
+            **{KV_CACHE: cache},
         )
         if layout.num_calls == len(cache) > 0:
             return True

@@ -15,6 +15,7 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import StateStore
 from ..hf.describe import has_fixed_ropes
+from ..hf.load import KV_CACHE
 from .adapters import AdaptedLinear, AttachedAdapter
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -150,7 +151,7 @@ class TransformersDecoder:
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
     ) -> Tensor:
         """Raw logits [B, N, V] of the last `layout.head_rows` nodes; hidden states go to `states`."""
-        options: dict[str, object] = {"position_ids": layout.position_ids, "past_key_values": cache, "use_cache": True}
+        options: dict[str, object] = {"position_ids": layout.position_ids, KV_CACHE: cache, "use_cache": True}
         if states is not None:
             options["output_hidden_states"] = True
         if layout.head_rows:

@@ -7,11 +7,13 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from paceline.attention.masks import PassLayout
 from paceline.core.tree import TokenTree
 from paceline.errors import IncompatibleModels
 from paceline.heads.space import SpaceAdapter
+from paceline.hf.load import KV_CACHE
 from paceline.runner import LoadedModel, ModelRunner, adapters, wrap_model
 from paceline.runner.native import NativeDecoder
 from tests.attention.common import NoWindow, TreePlusOne, with_layout
@@ -74,10 +76,11 @@ def merged(plain: nn.Module, on: SpaceAdapter) -> nn.Module:
 @torch.inference_mode()
 def mask_logits(plain: nn.Module, on: SpaceAdapter, text: list[int], count: int = K) -> Tensor:
     """Plain transformers reads the text, then a copy with merged weights reads the masks. [count, V]."""
-    past = plain(input_ids=torch.tensor([text]), use_cache=True).past_key_values
+    past = DynamicCache()
+    plain(input_ids=torch.tensor([text]), **{KV_CACHE: past})
     embeddings = on.embed(torch.arange(count))[None]
     places = len(text) + torch.arange(count)[None]
-    return merged(plain, on)(inputs_embeds=embeddings, past_key_values=past, position_ids=places).logits[0]
+    return merged(plain, on)(inputs_embeds=embeddings, position_ids=places, **{KV_CACHE: past}).logits[0]
 
 
 def worst(runner: ModelRunner, name: str, on: SpaceAdapter, tree: TokenTree | None = None) -> float:

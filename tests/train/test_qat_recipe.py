@@ -10,6 +10,7 @@ from transformers import DynamicCache
 from paceline import LLM, Fixed, Ratio, SamplingParams, SelfQuantized
 from paceline.core.interfaces import DraftBudget
 from paceline.errors import IncompatibleModels
+from paceline.hf.load import KV_CACHE
 from paceline.runner import wrap_model
 from paceline.runner.torch_decoder import is_fused
 from paceline.train.losses import LOSSES
@@ -59,9 +60,9 @@ def by_hand(made: QatRecipe, name="llama", phase: int = 0) -> tuple[list[torch.T
             start = t - depth
             cache = DynamicCache()
             if start and made.settings.context == "target":
-                plain(torch.tensor([text[:start]]), past_key_values=cache, use_cache=True)
+                plain(torch.tensor([text[:start]]), use_cache=True, **{KV_CACHE: cache})
             own = text[start : t + 1] if made.settings.context == "target" else text[: t + 1]
-            said.append(student(torch.tensor([own]), past_key_values=cache, use_cache=True).logits[0, -1])
+            said.append(student(torch.tensor([own]), use_cache=True, **{KV_CACHE: cache}).logits[0, -1])
             taught.append(logits[t])
             depths.append(depth)
     return said, taught, depths
@@ -152,8 +153,8 @@ def test_the_packed_draft_says_what_the_recipe_says(weights):
     for drafts in (student, plain):
         cache = DynamicCache()
         with torch.no_grad():
-            plain(torch.tensor([p]), past_key_values=cache, use_cache=True)
-            probs = drafts(torch.tensor([tokens[:-1]]), past_key_values=cache, use_cache=True).logits[0].softmax(-1)
+            plain(torch.tensor([p]), use_cache=True, **{KV_CACHE: cache})
+            probs = drafts(torch.tensor([tokens[:-1]]), use_cache=True, **{KV_CACHE: cache}).logits[0].softmax(-1)
         assert drafted.q is not None
         apart.append(float((drafted.q[0, : len(probs)] - probs).abs().sum(-1).max()))
     assert apart[0] < 0.1 < 0.2 < apart[1]  # the kernels multiply in bfloat16

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from paceline.errors import ConfigError
 from paceline.heads.space import SpaceAdapter, SpaceConfig
+from paceline.hf.load import KV_CACHE
 from paceline.runner import wrap_model
 from paceline.train.recipe import Batch
 from paceline.train.recipes.models import linears_of
@@ -71,10 +73,11 @@ def logits_by_hand(made: SpaceRecipe, text: list[int], t: int, depth: int, shift
     """Logits [depth, V] of masks below column t: first the prefix by the plain model, then they by the merged one."""
     plain, merged = tiny_model("llama", torch.float64), merged_alone(made)
     reader = plain if made.gated else merged
-    past = reader(torch.tensor([text[: t + 1]]), use_cache=True).past_key_values
+    cache = DynamicCache()
+    reader(torch.tensor([text[: t + 1]]), **{KV_CACHE: cache})
     places = torch.arange(t + shift, t + shift + depth)[None]
     embeds = made.adapter.embed(torch.arange(depth))[None]
-    return merged(inputs_embeds=embeds, position_ids=places, past_key_values=past).logits[0]
+    return merged(inputs_embeds=embeds, position_ids=places, **{KV_CACHE: cache}).logits[0]
 
 
 def by_hand(made: SpaceRecipe, soft: bool, shift: int = 1) -> tuple[float, list[float]]:
@@ -113,8 +116,9 @@ def test_a_part_of_the_vocabulary_is_compared_by_itself():
     every, some = recipe(loss="ce"), recipe(loss="ce", draft_ids=ids)
     batch = batch_of()
     layout = mask_groups(batch.is_answer, K, 512, 1.0, torch.Generator().manual_seed(0))
-    text = every._plain(batch.token_ids, use_cache=True)
-    logits = every._masked(batch.token_ids, layout, text.past_key_values)[..., ids]
+    cache = DynamicCache()
+    text = every._plain(batch.token_ids, **{KV_CACHE: cache})
+    logits = every._masked(batch.token_ids, layout, cache)[..., ids]
     foreseen = (layout.column + 1).clamp(0, batch.token_ids.shape[1] - 1)
     total = weight = 0.0
     for j in range(K):
@@ -167,8 +171,9 @@ def test_a_transition_adds_what_the_token_before_says(monkeypatch, mutant):
         monkeypatch.setattr(SpaceAdapter, "shift", lambda adapter, before: 0 * true(adapter, before))
     elif mutant == "one token off":
         monkeypatch.setattr(SpaceAdapter, "shift", lambda adapter, before: true(adapter, before.roll(1, 1)))
-    ids = torch.tensor([text])
-    found = made._masked(ids, layout, made._plain(ids, use_cache=True).past_key_values)[0]
+    ids, cache = torch.tensor([text]), DynamicCache()
+    made._plain(ids, **{KV_CACHE: cache})
+    found = made._masked(ids, layout, cache)[0]
     assert torch.allclose(found, torch.stack(expected), atol=1e-9) == (mutant is None)
 
 

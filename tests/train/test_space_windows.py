@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from paceline.heads.space import SpaceConfig
+from paceline.hf.load import KV_CACHE
 from paceline.runner import ModelRunner, wrap_model
 from paceline.train.recipes.models import linears_of, windows_of
 from paceline.train.recipes.space import SpaceLoss, SpaceRecipe, mask_groups, with_factors
@@ -37,7 +38,7 @@ def trained_and_drafted(name: str, recipe: SpaceRecipe) -> tuple[torch.Tensor, t
     ids, answer = torch.tensor([text]), torch.arange(len(text))[None] >= 3
     layout = mask_groups(answer, K, 512, 1.0, torch.Generator().manual_seed(0))
     cache = DynamicCache()  # as in training: it keeps every column
-    recipe._plain(ids, past_key_values=cache)
+    recipe._plain(ids, **{KV_CACHE: cache})
     logits = recipe._masked(ids, layout, cache)[0]
     at = [int(((layout.start[0] - 1 == column) & (layout.depth[0] == j)).nonzero()[0, 0]) for j in range(K)]
     runner = ModelRunner(wrap_model(tiny_model(name)), 1)

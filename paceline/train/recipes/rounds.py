@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ...attention.masks import layer_masks
+from ...hf.load import KV_CACHE
 from .common import shifted
 from .images import ModelInput
 
@@ -103,7 +104,7 @@ def read_text(model: nn.Module, text: ModelInput, windows: Windows) -> tuple[Ten
     """Logits [B, T - first, V] of the columns from `text.first` on, and the keys and values of all."""
     cache, ids, rows = DynamicCache(), text.ids, text.rows
     kept = ids.shape[1] - text.first
-    options: dict[str, object] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": kept}
+    options: dict[str, object] = {KV_CACHE: cache, "use_cache": True, "logits_to_keep": kept}
     if rows is None:
         return cast("Any", model)(input_ids=ids, **options).logits, cache
     columns = torch.arange(ids.shape[1], device=ids.device)
@@ -123,6 +124,6 @@ def read_rounds(
     places = rounds.column.clamp_min(0)
     masks = rounds.masks(int(cache.get_seq_length()), windows, cast("Any", model).dtype)
     return cast("Any", model)(
-        input_ids=fed, attention_mask=masks, past_key_values=cache, use_cache=True,
+        input_ids=fed, attention_mask=masks, use_cache=True, **{KV_CACHE: cache},
         position_ids=places if text.rows is None else places + text.rows.offsets[:, None],
     ).logits  # fmt: skip

@@ -28,6 +28,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from ...errors import ConfigError, IncompatibleModels
 from ...heads.parts import Rank, draft_index, frequent_ids
 from ...heads.space import Factors, SpaceAdapter, SpaceConfig, short
+from ...hf.load import KV_CACHE
 from ...runner import LoadedModel, wrap_model
 from ...runner.adapters import share_copy
 from ...schema import Text, checked, validate
@@ -235,7 +236,7 @@ class SpaceRecipe(Recipe):
         cache = DynamicCache()
         with torch.set_grad_enabled(not self.gated and torch.is_grad_enabled()):
             reader = self._plain if self.gated else self._adapted
-            text_logits = self._read(reader, self.gated, input_ids=ids, past_key_values=cache)
+            text_logits = self._read(reader, self.gated, input_ids=ids, **{KV_CACHE: cache})
         parts, total = dict[str, Tensor](), text_logits.new_zeros(())
         if not self.gated:
             text = shifted(batch.is_answer, 1)
@@ -253,8 +254,8 @@ class SpaceRecipe(Recipe):
         """Logits of the mask tokens, transition included. [B, R, V]."""
         embeds, places = self.adapter.embed(groups.depth * groups.counts), groups.column.clamp_min(0)
         logits = self._read(
-            self._adapted, True, inputs_embeds=embeds, position_ids=places, past_key_values=cache,
-            attention_mask=groups.masks(ids.shape[1], self._windows, embeds.dtype),
+            self._adapted, True, inputs_embeds=embeds, position_ids=places,
+            attention_mask=groups.masks(ids.shape[1], self._windows, embeds.dtype), **{KV_CACHE: cache},
         )  # fmt: skip
         shift = self.adapter.shift(self._plain.get_input_embeddings()(ids.gather(1, places)).detach())
         return logits if shift is None else logits + nn.functional.linear(shift, self._rows())

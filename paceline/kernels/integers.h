@@ -171,7 +171,10 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
       UNROLL for (int r = 0; r < R; r++) {
         const float* own = in.sums + (row + r) * (stride / 32) + i * parts;
         float total = own[0];
-        for (int64_t j = 1; j < parts; j++) total += own[j];
+        for (int64_t j = 1; j < parts; j++) {
+          __asm__("" : "+r"(j));  // mostly one or two: not worth the vector loop that GCC makes of it
+          total += own[j];
+        }
         const vf dot = fma(sum_codes(l[r][c]), set(1.0f / 254), sum_codes(h[r][c]));
         sums[r][c] = fma(lowest, set(total), fma(scale, dot, sums[r][c]));
       }
@@ -183,7 +186,12 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
 
 template <int R>
 static void tile_int4(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
-  constexpr int C = LANES == 16 ? R <= 4 ? 2 : 1 : R == 1 ? 4 : R == 2 ? 2 : 1;
+  // With 32 registers two vectors of outputs share what is loaded of a row, for up to six rows; more are two halves.
+  constexpr int SOME = LANES == 16 && R > 6 ? R / 2 : R, REST = R - SOME;
+  constexpr int C = LANES == 16 ? 2 : R == 1 ? 4 : R == 2 ? 2 : 1;
   const half_t* params = (const half_t*)m.scales + block * (m.ins / m.group) * BLOCK * 2;
-  for (int column = 0; column < BLOCK; column += C * LANES) int4_part<R, C>(m, w, params, in, row, column, out);
+  for (int column = 0; column < BLOCK; column += C * LANES) {
+    int4_part<SOME, C>(m, w, params, in, row, column, out);
+    if constexpr (REST > 0) int4_part<REST, C>(m, w, params, in, row + SOME, column, out + SOME * BLOCK);
+  }
 }

@@ -25,16 +25,18 @@ INLINE int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
 struct Input {
   float* wide;     // float32
   half_t* narrow;  // bfloat16, for products of pairs; null where there is no instruction for them
-  uint8_t* high;   // bytes of which two make a number, for products with INT8; null where none is read
+  uint8_t* high;   // with VNNI bytes of which two make a number, for products with INT8; null where none is read
   uint8_t* low;
   int8_t* high4;   // likewise for INT4: signed, and in the order of a word of codes
   int8_t* low4;
-  float* scales;   // of those bytes, one a row
-  float* sums;     // of every 32 numbers, in units of the bytes' scale, for INT4
+  int16_t* words8;  // without VNNI integers of 16 bits for INT8, of every four the first, third, second, fourth
+  int16_t* words4;  // likewise for INT4, in order
+  float* scales;   // of those bytes or integers, one a row; null where none are read
+  float* sums;     // of every 32 numbers, in units of that scale, for INT4
   int64_t stride;  // elements from row to row
 };
 
-constexpr int MOST_ROWS = LANES == 16 ? 12 : 5;  // of a tile: sums that stay in registers
+constexpr int MOST_ROWS = LANES == 16 ? 12 : 6;  // of a tile: sums that stay in registers
 constexpr int GROUP = 48;                        // rows whose sums are kept between panels
 constexpr int64_t PANEL = 128;                   // pairs of inputs whose weights stay in the first cache
 
@@ -77,24 +79,21 @@ static void tile_pairs(const half_t* w, const half_t* x, int64_t stride, int64_t
 
 struct Bf16 {  // [pairs, 32, 2]
   static constexpr int64_t ROW = BLOCK * 2;  // bytes of the weights of one input
-  INLINE void load_pair(const void* w, int64_t k, int column, vf& even, vf& odd) {
+  template <int ODD> INLINE vf load_one(const void* w, int64_t k, int column) {
     const vu both = loadu<vu>((const half_t*)w + 64 * k + 2 * column);
-    even = bits(both << 16);
-    odd = bits(both & 0xffff0000u);
+    return bits(ODD ? both & 0xffff0000u : both << 16);
   }
 };
 struct F16s {  // [k, 32]
   static constexpr int64_t ROW = BLOCK * 2;
-  INLINE void load_pair(const void* w, int64_t k, int column, vf& even, vf& odd) {
-    even = from_half(loadu<vh>((const half_t*)w + 64 * k + column));
-    odd = from_half(loadu<vh>((const half_t*)w + 64 * k + 32 + column));
+  template <int ODD> INLINE vf load_one(const void* w, int64_t k, int column) {
+    return from_half(loadu<vh>((const half_t*)w + 64 * k + 32 * ODD + column));
   }
 };
 struct F32s {  // [k, 32]
   static constexpr int64_t ROW = BLOCK * 4;
-  INLINE void load_pair(const void* w, int64_t k, int column, vf& even, vf& odd) {
-    even = load((const float*)w + 64 * k + column);
-    odd = load((const float*)w + 64 * k + 32 + column);
+  template <int ODD> INLINE vf load_one(const void* w, int64_t k, int column) {
+    return load((const float*)w + 64 * k + 32 * ODD + column);
   }
 };
 
@@ -108,19 +107,30 @@ INLINE void tile_part(const char* w, const float* x, int64_t stride, int64_t pai
     ahead.fetch<2 * Format::ROW * C / (PER_BLOCK * LINE)>();
     if (C == 4) {  // few rows: a vector of weights at a time leaves registers for four
       UNROLL for (int c = 0; c < C; c++) {
-        vf even, odd;
-        Format::load_pair(w, k, column + c * LANES, even, odd);
+        const vf even = Format::template load_one<0>(w, k, column + c * LANES);
+        const vf odd = Format::template load_one<1>(w, k, column + c * LANES);
         UNROLL for (int r = 0; r < R; r++)
           sums[r][c] = fma(odd, set(x[r * stride + 2 * k + 1]), fma(even, set(x[r * stride + 2 * k]), sums[r][c]));
       }
       continue;
     }
     vf even[C], odd[C];
-    UNROLL for (int c = 0; c < C; c++) Format::load_pair(w, k, column + c * LANES, even[c], odd[c]);
-    UNROLL for (int r = 0; r < R; r++) {
-      const vf first = set(x[r * stride + 2 * k]), second = set(x[r * stride + 2 * k + 1]);
-      UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(odd[c], second, fma(even[c], first, sums[r][c]));
+    const char* again = w;
+    UNROLL for (int c = 0; c < C; c++) even[c] = Format::template load_one<0>(w, k, column + c * LANES);
+    if (LANES == 16) {
+      UNROLL for (int c = 0; c < C; c++) odd[c] = Format::template load_one<1>(w, k, column + c * LANES);
+      UNROLL for (int r = 0; r < R; r++) {
+        const vf first = set(x[r * stride + 2 * k]), second = set(x[r * stride + 2 * k + 1]);
+        UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(odd[c], second, fma(even[c], first, sums[r][c]));
+      }
+      continue;
     }
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(even[c], set(x[r * stride + 2 * k]), sums[r][c]);
+    __asm__("" : "+r"(again));  // loads them once more: with 16 registers there is room for six rows only so
+    UNROLL for (int c = 0; c < C; c++) odd[c] = Format::template load_one<1>(again, k, column + c * LANES);
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(odd[c], set(x[r * stride + 2 * k + 1]), sums[r][c]);
   }
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) storeu(out + r * BLOCK + column + c * LANES, sums[r][c]);
@@ -296,25 +306,33 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
       broken |= most_bits[i] >= 0x7f800000u;
       most = bits(most_bits)[i] > most ? bits(most_bits)[i] : most;
     }
-    const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, whose byte is the lowest of the sum
+    const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which is the lowest bits of the sum
+    const int64_t first = row * in.stride;
     vf sum = zero();
     for (int64_t i = 0; i < in.stride; i += LANES) {
-      const vf y = load(x + i) * (127.0f / most), high = y + magic, low = (y - (high - magic)) * 254.0f + magic;
+      const vf high = load(x + i) * (STEPS / most) + magic;
+#if BYTES_DOT
+      const vf low = (load(x + i) * (STEPS / most) - (high - magic)) * 254.0f + magic;
       if (in.high) {
-        storeu(in.high + row * in.stride + i, __builtin_convertvector((ubits(high) ^ 0x80) & 0xff, bytes));
-        storeu(in.low + row * in.stride + i, __builtin_convertvector((ubits(low) ^ 0x80) & 0xff, bytes));
+        storeu(in.high + first + i, __builtin_convertvector((ubits(high) ^ 0x80) & 0xff, bytes));
+        storeu(in.low + first + i, __builtin_convertvector((ubits(low) ^ 0x80) & 0xff, bytes));
       }
       if (!in.sums) continue;
-      storeu(in.high4 + row * in.stride + i, __builtin_convertvector(ubits(high) & 0xff, bytes));
-      storeu(in.low4 + row * in.stride + i, __builtin_convertvector(ubits(low) & 0xff, bytes));
+      storeu(in.high4 + first + i, __builtin_convertvector(ubits(high) & 0xff, bytes));
+      storeu(in.low4 + first + i, __builtin_convertvector(ubits(low) & 0xff, bytes));
       sum += fma(low - magic, set(1.0f / 254), high - magic);
+#else
+      if (in.words8) storeu(in.words8 + first + i, __builtin_convertvector(ubits(high) & 0xffff, vh));
+      if (!in.sums) continue;
+      storeu(in.words4 + first + i, __builtin_convertvector(ubits(high) & 0xffff, vh));
+      sum += high - magic;
+#endif
       if (i % 32 < 32 - LANES) continue;
-      in.sums[(row * in.stride + i) / 32] = sum_lanes(sum);
+      in.sums[(first + i) / 32] = sum_lanes(sum);
       sum = zero();
     }
-    if (in.sums) as_codes(in.high4 + row * in.stride, in.stride);
-    if (in.sums) as_codes(in.low4 + row * in.stride, in.stride);
-    in.scales[row] = broken ? __builtin_nanf("") : most / 127.0f;
+    order_codes(in, row);
+    in.scales[row] = broken ? __builtin_nanf("") : most / STEPS;
   }
 }
 

@@ -2,20 +2,63 @@
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
+// A row of inputs is rounded to integers of 16 bits, and products are summed in int32, exactly. With VNNI each of these is two
+// bytes, `high` and what it leaves.
 #if defined(__AVX512VNNI__)
 #define BYTES_DOT 1
+constexpr float STEPS = 127;  // of `high` to the largest number of a row; 254 of `low` to each of them
 #else
 #define BYTES_DOT 0
+constexpr float STEPS = 32767;
+
+// Adds the products of two inputs with two codes an output, which are the halves of a word.
+INLINE vi dot_words(vi sum, const int16_t* two, vi codes) {
+  int32_t pair;
+  memcpy(&pair, two, 4);
+#if defined(__AVX512F__)
+  sum = (vi)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16((__m512i)codes, _mm512_set1_epi32(pair)));
+  __asm__("" : "+v"(sum));
+#elif defined(__AVX2__)
+  sum = (vi)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16((__m256i)codes, _mm256_set1_epi32(pair)));
+  __asm__("" : "+x"(sum));  // or else products are added to each other first, which takes more registers than there are
+#else
+  sum += (codes << 16 >> 16) * two[0] + (codes >> 16) * two[1];
+#endif
+  return sum;
+}
 #endif
 
-// INT8: codes [k / 4, 32, 4], one scale an output. With VNNI a row is two rows of bytes, `high` and what it leaves,
-// whose products with the codes are summed in int32, exactly; otherwise codes are widened to float32.
+// Brings a row into the order in which codes meet it.
+INLINE void order_codes(const Input& in, int64_t row) {
+  const int64_t begin = row * in.stride, end = begin + in.stride;
+#if BYTES_DOT  // a word's bytes under the mask 0x0f0f0f0f hold k = 0, 4, 1, 5, and four bits further on 2, 6, 3, 7
+  int8_t* both[] = {in.high4, in.low4};
+  for (int8_t* x : both)
+    for (int64_t i = begin; in.sums && i < end; i += 8) {
+      int8_t from[8];
+      memcpy(from, x + i, 8);
+      for (int k = 0; k < 4; k++) x[i + 2 * k] = from[k], x[i + 2 * k + 1] = from[k + 4];
+    }
+#else  // the halves of a word of INT8 hold k = 0 and 2, and then 1 and 3
+  for (int64_t i = begin; in.words8 && i < end; i += 4) {
+    const int16_t second = in.words8[i + 1];
+    in.words8[i + 1] = in.words8[i + 2], in.words8[i + 2] = second;
+  }
+#endif
+}
+
+// INT8: codes [k / 4, 32, 4], one scale an output.
 
 #if BYTES_DOT
 INLINE vi dot_bytes(vi sum, const uint8_t* four, vi codes) {
   int32_t bytes;
   memcpy(&bytes, four, 4);
   return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(bytes), (__m512i)codes);
+}
+INLINE vi dot_codes(vi sum, vi codes, const int8_t* four) {
+  int32_t bytes;
+  memcpy(&bytes, four, 4);
+  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(bytes));
 }
 
 // C vectors of outputs from `column` on.
@@ -55,24 +98,37 @@ INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours
 template <int R, int C>
 INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours, int column, const int32_t*,
                       const float* scales, float* out) {
-  const float* x = in.wide + row * in.stride;
+  const int16_t* x = in.words8 + row * in.stride;
+  const int64_t stride = in.stride;
   vf sums[R][C];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
-  for (int64_t k = 0; k < fours; k++)
-    UNROLL for (int c = 0; c < C; c++) {
-      const vu codes = loadu<vu>(w + 128 * k + 4 * (column + c * LANES));
-      UNROLL for (int j = 0; j < 4; j++) {
-        const vf weight = to_float((vi)(codes << (24 - 8 * j)) >> 24);
+  for (int64_t first = 0; first < fours; first += 128) {  // int32 holds 512 products of 8 and 16 bits
+    vi dots[R][C];
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int c = 0; c < C; c++) dots[r][c] = vi{};
+    for (int64_t k = first; k < min_(first + 128, fours); k++) {
+      const char* at = w + 128 * k + 4 * column;
+      UNROLL for (int odd = 0; odd < 2; odd++) {
+        __asm__("" : "+r"(at));  // loads them once more, so that there are registers for six rows
+        vi codes[C];
+        UNROLL for (int c = 0; c < C; c++) {
+          const vs both = loadu<vs>(at + 4 * c * LANES);
+          codes[c] = (vi)(odd ? both >> 8 : both << 8 >> 8);
+        }
         UNROLL for (int r = 0; r < R; r++)
-          sums[r][c] = fma(weight, set(x[r * in.stride + 4 * k + j]), sums[r][c]);
+          UNROLL for (int c = 0; c < C; c++)
+            dots[r][c] = dot_words(dots[r][c], x + r * stride + 4 * k + 2 * odd, codes[c]);
       }
     }
-  UNROLL for (int c = 0; c < C; c++)
-    UNROLL for (int r = 0; r < R; r++) {
-      const int at = column + c * LANES;
-      storeu(out + r * BLOCK + at, sums[r][c] * load(scales + at));
-    }
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int c = 0; c < C; c++) sums[r][c] += to_float(dots[r][c]);
+  }
+  UNROLL for (int c = 0; c < C; c++) {
+    const vf scale = load(scales + column + c * LANES);
+    UNROLL for (int r = 0; r < R; r++)
+      storeu(out + r * BLOCK + column + c * LANES, sums[r][c] * scale * in.scales[row + r]);
+  }
 }
 #endif
 
@@ -90,78 +146,51 @@ static void tile_int8(const Matrix& m, const char* w, const Input& in, int64_t r
 
 // INT4: codes [k / 8, 32] of 32 bits, where bits 4 j hold k = 2 j and bits 16 + 4 j hold k = 2 j + 1. A weight is
 // (code - 8) scale + zero. Within a group sums are taken over codes, then scaled, and what was left out of the weights,
-// zero - 8 scale, meets the sum of the inputs. A row is two rows of bytes, as for INT8 with VNNI, and sums are integers.
-
-// Adds the products of four codes an output with four inputs. Without VNNI an int32 holds two int16, each of which has room
-// for eight such sums.
-INLINE void dot_codes(vi& high_sum, vi& low_sum, vi codes, const int8_t* high, const int8_t* low) {
-#if defined(__AVX2__)
-  int32_t h, l;
-  memcpy(&h, high, 4);
-  memcpy(&l, low, 4);
-#if BYTES_DOT
-  high_sum = (vi)_mm512_dpbusd_epi32((__m512i)high_sum, (__m512i)codes, _mm512_set1_epi32(h));
-  low_sum = (vi)_mm512_dpbusd_epi32((__m512i)low_sum, (__m512i)codes, _mm512_set1_epi32(l));
-#elif defined(__AVX512F__)
-  high_sum = (vi)_mm512_add_epi16((__m512i)high_sum, _mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(h)));
-  low_sum = (vi)_mm512_add_epi16((__m512i)low_sum, _mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(l)));
-#else
-  high_sum = (vi)_mm256_add_epi16((__m256i)high_sum, _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(h)));
-  low_sum = (vi)_mm256_add_epi16((__m256i)low_sum, _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(l)));
-#endif
-#else
-  for (int j = 0; j < 4; j++) low_sum += (codes >> (8 * j) & 15) * (254 * high[j] + low[j]);
-#endif
-}
-INLINE vf sum_codes(vi sum) {
-#if defined(__AVX512F__) && !BYTES_DOT
-  sum = (vi)_mm512_madd_epi16((__m512i)sum, _mm512_set1_epi16(1));
-#elif defined(__AVX2__) && !BYTES_DOT
-  sum = (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
-#endif
-  return to_float(sum);
-}
-
-// A word's bytes under the mask 0x0f0f0f0f hold k = 0, 4, 1, 5, and four bits further on 2, 6, 3, 7.
-static void as_codes(int8_t* x, int64_t size) {
-  for (int64_t i = 0; i < size; i += 8) {
-    int8_t from[8];
-    memcpy(from, x + i, 8);
-    for (int k = 0; k < 4; k++) x[i + 2 * k] = from[k], x[i + 2 * k + 1] = from[k + 4];
-  }
-}
+// zero - 8 scale, meets the sum of the inputs.
 
 template <int R, int C>
 INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, const Input& in, int64_t row, int column,
                       float* out) {
-  const int64_t span = BYTES_DOT ? m.group : 32;  // inputs whose products are added as integers
+  const int64_t span = BYTES_DOT || m.group <= 4096 ? m.group : 32;  // inputs whose products are added as integers
   const int64_t spans = m.ins / span, eights = span / 8, parts = span / 32, stride = in.stride;
-  const int8_t *high = in.high4 + row * stride, *low = in.low4 + row * stride;
   vf sums[R][C];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
   for (int64_t i = 0; i < spans; i++) {
-    vi h[R][C], l[R][C];
+    vi dots[1 + BYTES_DOT][R][C];
     UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int c = 0; c < C; c++) h[r][c] = l[r][c] = vi{};
+      UNROLL for (int c = 0; c < C; c++) dots[BYTES_DOT][r][c] = vi{}, dots[0][r][c] = vi{};
     for (int64_t at = i * eights; at < (i + 1) * eights; at++) {
-      int64_t at_low = 8 * at + (low - high);
+      const char* from = w + (at * BLOCK + column) * 4;
+#if BYTES_DOT
+      const int8_t* x = in.high4 + row * stride;
+      int64_t at_low = 8 * at + (in.low4 - in.high4);
       __asm__("" : "+r"(at_low));
-      vu codes[C];
+      vu words[C];
       UNROLL for (int c = 0; c < C; c++) {
-        const char* from = w + (at * BLOCK + column + c * LANES) * 4;
-        codes[c] = loadu<vu>(from);
-        if (LANES == 16) __builtin_prefetch(from + 8192, 0, 2);
+        words[c] = loadu<vu>(from + 4 * c * LANES);
+        __builtin_prefetch(from + 4 * c * LANES + 8192, 0, 2);
       }
       UNROLL for (int half = 0; half < 2; half++) {
-        vi four[C];
-        UNROLL for (int c = 0; c < C; c++) four[c] = (vi)(codes[c] >> (4 * half) & 0x0f0f0f0fu);
+        vi codes[C];
+        UNROLL for (int c = 0; c < C; c++) codes[c] = (vi)(words[c] >> (4 * half) & 0x0f0f0f0fu);
         UNROLL for (int r = 0; r < R; r++)
           UNROLL for (int c = 0; c < C; c++) {
-            const int8_t* from = high + r * stride + 4 * half;
-            dot_codes(h[r][c], l[r][c], four[c], from + 8 * at, from + at_low);
+            const int8_t* high = x + r * stride + 4 * half;
+            dots[0][r][c] = dot_codes(dots[0][r][c], codes[c], high + 8 * at);
+            dots[1][r][c] = dot_codes(dots[1][r][c], codes[c], high + at_low);
           }
       }
+#else
+      UNROLL for (int j = 0; j < 4; j++) {
+        __asm__("" : "+r"(from));
+        vi codes[C];
+        UNROLL for (int c = 0; c < C; c++) codes[c] = (vi)(loadu<vu>(from + 4 * c * LANES) >> (4 * j) & 0x000f000fu);
+        UNROLL for (int r = 0; r < R; r++)
+          UNROLL for (int c = 0; c < C; c++)
+            dots[0][r][c] = dot_words(dots[0][r][c], in.words4 + (row + r) * stride + 8 * at + 2 * j, codes[c]);
+      }
+#endif
     }
     UNROLL for (int c = 0; c < C; c++) {
       const half_t* from = params + (i * span / m.group * BLOCK + column + c * LANES) * 2;
@@ -175,7 +204,8 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
           __asm__("" : "+r"(j));  // mostly one or two: not worth the vector loop that GCC makes of it
           total += own[j];
         }
-        const vf dot = fma(sum_codes(l[r][c]), set(1.0f / 254), sum_codes(h[r][c]));
+        vf dot = to_float(dots[0][r][c]);
+        if (BYTES_DOT) dot = fma(to_float(dots[BYTES_DOT][r][c]), set(1.0f / 254), dot);
         sums[r][c] = fma(lowest, set(total), fma(scale, dot, sums[r][c]));
       }
     }
@@ -188,7 +218,7 @@ template <int R>
 static void tile_int4(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
   // With 32 registers two vectors of outputs share what is loaded of a row, for up to six rows; more are two halves.
   constexpr int SOME = LANES == 16 && R > 6 ? R / 2 : R, REST = R - SOME;
-  constexpr int C = LANES == 16 ? 2 : R == 1 ? 4 : R == 2 ? 2 : 1;
+  constexpr int C = LANES == 16 ? 2 : R <= 2 ? 4 : 2;
   const half_t* params = (const half_t*)m.scales + block * (m.ins / m.group) * BLOCK * 2;
   for (int column = 0; column < BLOCK; column += C * LANES) {
     int4_part<SOME, C>(m, w, params, in, row, column, out);

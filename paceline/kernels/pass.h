@@ -31,7 +31,7 @@ struct Sizes {
 
 static void note_format(Sizes& s, const Matrix& m) {
   if (!m.data) return;
-  s.bytes |= BYTES_DOT && m.format == INT8;
+  s.bytes |= m.format == INT8;
   s.sums |= m.format == INT4;
 }
 
@@ -69,15 +69,17 @@ static Input cut_input(Cutter& cut, int64_t rows, int64_t size, const Sizes& s) 
   in.stride = round_up(size, 32);
   in.wide = cut.take<float>(rows * in.stride);
   if (HAS_DP) in.narrow = cut.take<half_t>(rows * in.stride + 32);
-  if (s.bytes) {
+  if (s.bytes && BYTES_DOT) {
     in.high = cut.take<uint8_t>(rows * in.stride + 32);
     in.low = cut.take<uint8_t>(rows * in.stride + 32);
   }
-  if (s.sums) {
+  if (s.sums && BYTES_DOT) {
     in.high4 = cut.take<int8_t>(rows * in.stride + 32);
     in.low4 = cut.take<int8_t>(rows * in.stride + 32);
-    in.sums = cut.take<float>(rows * in.stride / 32);
   }
+  if (s.bytes && !BYTES_DOT) in.words8 = cut.take<int16_t>(rows * in.stride);
+  if (s.sums && !BYTES_DOT) in.words4 = cut.take<int16_t>(rows * in.stride);
+  if (s.sums) in.sums = cut.take<float>(rows * in.stride / 32);
   if (s.bytes || s.sums) in.scales = cut.take<float>(rows);
   return in;
 }
@@ -336,10 +338,10 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     else if (model->cache_format == F16)
       attend<false, F16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
     else attend<false, F32>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
-    if (s.attended.narrow && !s.attended.sums && !s.attended.high)
+    if (s.attended.narrow && !s.attended.scales)
       for (int q = 0; q < count; q++) narrow_row(to[q], s.attended.narrow + (to[q] - s.attended.wide), d);
   });
-  if (s.attended.sums || s.attended.high || l.heads * d % 32)
+  if (s.attended.scales || l.heads * d % 32)
     phase(me, (int)s.rows, [&](int row) { finish_input(s.attended, row, l.heads * d); });
 }
 
@@ -422,7 +424,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   const bool corrects = s.num_masks > 0;
   const Matrix* both[] = {&l.gate, &l.up};
   correct_inner(s, both, 2, s.normed, me);
-  const bool whole = s.mlp.sums || s.mlp.high || l.up.outs % 32;
+  const bool whole = s.mlp.scales || l.up.outs % 32;
   phase(me, num_blocks(l.up), [&](int block) {
     const auto times = [&](int i, auto made) {  // made(vector of sums, vector in its place)
       multiply_block(*both[i], s.normed, s.rows, block, [&](int64_t first, int64_t count, float* sums) {

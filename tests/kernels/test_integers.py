@@ -55,19 +55,18 @@ def random_shapes(of: str, count: int, groups: tuple[int, ...] = (1,)) -> list[t
 
 @pytest.mark.parametrize(("count", "outs", "ins", "group"), random_shapes("int8", 16))
 def test_int8_products(isa, count, outs, ins, group):
-    """Only the weights are rounded; what 16 bits of activations leave over is of the size of the row's largest."""
+    """Activations have 127 * 254 steps to the largest, or a few more; nothing else is rounded."""
     layer, x = Int8Linear(linear(outs, ins, 1)), inputs(count, ins, 2)
     weight = dequantize_int8(layer.codes, layer.scales).double()
     error = (layer(x).double() - x.double() @ weight.T - layer.bias.double()).abs()
     bound = 2.0**-20 * (x.abs().double() @ weight.abs().T + layer.bias.abs())
-    if isa in ("avx512_vnni", "avx512_bf16"):  # two bytes: 127 * 254 steps to the largest
-        bound += x.abs().amax(1, keepdim=True) / (2 * 127 * 254) * weight.abs().sum(1)
+    bound += x.abs().amax(1, keepdim=True) / (2 * 127 * 254) * weight.abs().sum(1)
     assert bool((error <= bound).all())
 
 
 @pytest.mark.parametrize(("count", "outs", "ins", "group"), random_shapes("int4", 16, GROUPS))
 def test_int4_products(isa, count, outs, ins, group):
-    """Activations are two bytes, 127 * 254 steps to the largest; nothing else is rounded."""
+    """Activations have 127 * 254 steps to the largest, or a few more; nothing else is rounded."""
     plain, x = linear(outs, ins, 3), inputs(count, ins, 4)
     layer = Int4Linear(plain, group)
     weight = dequantize_int4(*quantize_int4(plain.weight, group), group).double()

@@ -19,6 +19,7 @@ from paceline.core.tree import TokenTree
 from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
 from paceline.quant.int4 import Int4Linear, quantize_int4
+from paceline.quant.int8 import Int8Linear, dequantize_int8
 from paceline.runner import ModelRunner, wrap_model
 from tests.drafters.test_draft_layer import projects_with_the_bits_of_fc
 from tests.kernels.test_passes import random_tree, rows
@@ -28,12 +29,13 @@ from tests.tiny import tiny_model
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
 PROJECTION = "inputs of the row before"
-INT4 = "the scale of a tile's first row", "inputs out of order"
+INT4 = "the scale of a tile's first row", "INT4 inputs out of order"
+INT8 = "INT8 inputs out of order", "sums that int32 cannot hold"
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
-        "load_pair(w, k, column + c * LANES",
-        "load_pair(w, FAULT && R > 1 ? pairs - 1 - k : k, column + c * LANES",
+        "load_one<0>(w, k, column + c * LANES",
+        "load_one<0>(w, FAULT && R > 1 ? pairs - 1 - k : k, column + c * LANES",
     ),
     "sums that begin anew at every panel": (  # which are short here, since tiny models have few inputs
         "body.cpp",
@@ -89,7 +91,15 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "sums[r][c] * in.scales[row + r]);\n}\n\ntemplate",
         "sums[r][c] * in.scales[row + (FAULT ? 0 : r)]);\n}\n\ntemplate",
     ),
-    INT4[1]: ("integers.h", "x[i + 2 * k] = from[k]", "x[i + 2 * k] = from[FAULT ? 3 - k : k]"),
+    INT4[1]: ("integers.h", "8 * at + 2 * j, codes[c]", "8 * at + 2 * (FAULT ? 3 - j : j), codes[c]"),
+    INT8[0]: ("integers.h", "in.words8 && i < end", "!FAULT && in.words8 && i < end"),
+    INT8[1]: (
+        "integers.h",
+        "first += 128)",
+        "first += FAULT ? 4096 : 128)",
+        "min_(first + 128, fours)",
+        "min_(first + (FAULT ? 4096 : 128), fours)",
+    ),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -192,7 +202,20 @@ def test_faults_of_int4_are_seen(fault, switch):
     assert (torch.equal(together, alone) and bool((together - want).abs().max() < 1e-3)) == (fault == "none")
 
 
-@pytest.mark.parametrize("fault", [name for name in NAMES if name not in (PROJECTION, *INT4)])
+@pytest.mark.parametrize("fault", ["none", *INT8])
+def test_faults_of_int8_are_seen(fault, switch):
+    """Random weights, and weights whose products are all as large as they can be."""
+    torch.manual_seed(0)
+    plain, x = torch.nn.Linear(2048, 40).requires_grad_(False), torch.randn(7, 2048)
+    x[0], plain.weight[0] = 1, 1
+    layer = Int8Linear(plain)
+    want = x @ dequantize_int8(layer.codes, layer.scales).T + plain.bias
+    switch(fault)
+    with torch.inference_mode():
+        assert torch.allclose(layer(x), want, rtol=1e-3, atol=1e-2) == (fault == "none")
+
+
+@pytest.mark.parametrize("fault", [name for name in NAMES if name not in (PROJECTION, *INT4, *INT8)])
 def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6

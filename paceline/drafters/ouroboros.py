@@ -1,18 +1,8 @@
 """Ouroboros: a draft model that drafts phrases, and a pool of phrases that rejected drafts fill.
 
-Zhao et al. 2024 (arXiv 2402.13720). A phrase is an n-gram of a pool, looked up by its first token. It saves passes of
-the draft model, lengthens the draft, and is made of what the target would have said behind tokens that it rejected:
-
-    drafting     text ... r | x1 x2          the draft model verifies phrases behind its last token in its own pass, so
-                            | y1 y2          that a pass can yield several tokens; the draft is the same as without
-    suffix       r  x1 x2 x3 -- p1 p2        phrases behind the draft's last token are branches of the target's tree
-                             \\- q1 q2
-    recycling    r  x1 x2 x3 x4 x5           x1 is wrong, yet the target says x3 behind x2, x4 behind x3 and z behind
-                                             x4: so x2 x3 x4 z is a phrase from now on
-
-Differences from the paper: a phrase is also made of each n-gram of the text, prompts included, and not of a lookahead
-window in the draft model's passes. Drafts are verified as a point mass, by the rule of every other drafter, so that
-sampled answers are those of plain decoding, also in batches.
+Zhao et al. 2024 (arXiv 2402.13720); docs/how_it_works.md shows a round. A phrase is an n-gram of a pool, looked up by
+its first token. It saves passes of the draft model, lengthens the draft, and is made of what the target would have said
+behind tokens that it rejected. Drafts are verified as a point mass.
 """
 
 from collections.abc import Mapping

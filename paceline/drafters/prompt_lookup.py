@@ -1,8 +1,4 @@
-"""Prompt lookup: copy what followed the last time the text ended like this.
-
-Saxena 2023 (prompt lookup decoding); no model and no training. It pays where the answer repeats its prompt or itself:
-summaries, edits, code.
-"""
+"""Prompt lookup: copy what followed the last time the text ended like this (Saxena 2023)."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

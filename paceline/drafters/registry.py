@@ -1,20 +1,6 @@
 """The drafters by method, and the options of each: its keys in JSON, its name on the command line.
 
-A drafter is one file: a `Drafter` (CONTRIBUTING.md has an example), and beside it the options that it can be given as
-words, a `DrafterSpec`:
-
-    @checked                                                    # of paceline.schema: a frozen dataclass that validates
-    class RepeatSpec(DrafterSpec):
-        method = "repeat"
-        drafter = Repeat
-
-One line makes it known by name, here in `REGISTRY` or, in a package of your own, as an entry point:
-
-    [project.entry-points."paceline.drafters"]
-    repeat = "my_package.repeat:RepeatSpec"
-
-From then on `--drafter repeat`, `--drafter lookup+repeat`, `--speculative-config '{"method": "repeat"}'`, `paceline
-tune`, `paceline models` and `config.engine_flags` know it. No module of a drafter is imported before it is used.
+CONTRIBUTING.md says how a drafter gets in. No module of a drafter is imported before it is used.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""Token recycling: draft what the model found likely the last time it read the same token.
+"""Token recycling (Luo et al. 2024, arXiv 2408.08696): draft what the model found likely after the same token before.
 
-Luo et al. 2024 (arXiv 2408.08696). Every pass computes the likeliest successors of all tokens in it, and throws most of
-them away. Here they are kept: a matrix holds, for each token of the vocabulary, the eight likeliest successors that the
-target computed last, best first. A tree of fixed shape is filled from it. No model and no training.
+A matrix holds, for each token of the vocabulary, the eight likeliest successors that the target computed last, best
+first. A tree of fixed shape is filled from it.
 """
 
 import math

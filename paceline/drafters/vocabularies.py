@@ -1,18 +1,12 @@
 """A draft model with another tokenizer: the draft reads the same text in its own tokens, and drafts the target's.
 
-Timor et al. 2025 (arXiv 2502.05202). What both tokenizers share is the text, as bytes:
-
-    target     "Ġun" "believ" "able" "Ġ" "<0xF0>" ...      tokens, whatever their alphabet
-    bytes       un    believ   able       F0
-    draft      "▁unbelievable" "▁" "<0xF0>" ...
+Timor et al. 2025 (arXiv 2502.05202). What both tokenizers share is the text, as bytes.
 
 intersection   The draft's logits at the tokens that both have, as logits over the target's ids (TLI, algorithm 4 of the
                paper). It is an ordinary distribution over the target's vocabulary, so every verifier can use it.
 strings        The draft drafts in its own tokens, and their text is cut into the target's tokens (SLEM, algorithm 2).
                Such a draft has no distribution: a point mass.
 auto           In each round one of the two, by the share of the texts' last tokens that both have.
-
-The target verifies whatever comes of it, so that nothing here can change an answer.
 """
 
 import codecs

@@ -84,7 +84,7 @@ class Lookahead(Drafter):
                 got=f"window {self.window}, ngram {self.ngram}",
                 expected=f"window + ngram <= {target.max_length}",
             )
-        self._banned_token_ids = target.banned_token_ids
+        super().bind(target, verifier)
         self._states.clear()
         self._shared = self._new_pool()
 
@@ -135,14 +135,14 @@ class Lookahead(Drafter):
             self._states.pop(slot, None)
 
     def _new_pool(self) -> NgramPool:
-        return NgramPool(self.ngram, self.guesses, self.pool_size, self._banned_token_ids)
+        return NgramPool(self.ngram, self.guesses, self.pool_size, self.banned_token_ids)
 
     def _read(self, seq: Sequence) -> _State:
         """The state of a sequence, whose pool has all n-grams of the text so far."""
         state = self._states.get(seq.slot)
         if state is None:
             # Jacobi iteration may start anywhere; the authors start with tokens of the prompt, too.
-            text = [token for token in seq.token_ids if token not in self._banned_token_ids]
+            text = [token for token in seq.token_ids if token not in self.banned_token_ids]
             row = random.Random(seq.seed).choices(text or seq.token_ids[-1:], k=self.window + self.ngram - 2)
             begin = len(seq.prompt_ids) if self.pool == "request" else 0
             pool = self._shared if self.pool == "shared" else self._new_pool()

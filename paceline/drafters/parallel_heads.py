@@ -26,10 +26,7 @@ from .trees import DynamicTree, draft_of
 
 
 class HeadsDrafter(Drafter, ABC):
-    """What Medusa and blockwise decoding share: one product with the output rows gives the logits of all heads.
-
-    So another head costs little, and stopping early saves rows of the target's pass, not time of the drafter.
-    """
+    """What Medusa and blockwise decoding share: one product with the output rows gives the logits of all heads."""
 
     kind: ClassVar[type[ParallelHeads]]
 

@@ -48,10 +48,9 @@ class _Predicted:
 class Space(Drafter):
     """Draft from mask tokens in the target's last pass (SPACE), ranked as in `drafters.top_tokens`.
 
-    Without a transition the predictions do not depend on the path, and the tree is the best of the budget's size. With
-    one, the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone, level by level.
+    With a transition, the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone.
     The confidence in a token is then the probability of the shortlist by the mask alone, times the token's probability
-    in the corrected shortlist.
+    in the corrected shortlist. Without one the predictions do not depend on the path.
 
     adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
     top_k: the most children of a node; 1 is the paper's chain.

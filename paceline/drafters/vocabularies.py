@@ -100,11 +100,11 @@ class Translation:
         """
         if (common := self.common_for([seq.token_ids for seq in seqs])) is not None:
             made = replace(chains, common=common).draft(seqs, budgets, uncached_tokens)
-            self.has_read(seqs, [[common.draft_ids[token] for token in row] for row in _drafted(made)])
+            self._has_read(seqs, [[common.draft_ids[token] for token in row] for row in _drafted(made)])
             return made
         own = replace(chains, sampler=DraftSampler(True), vocab_size=self._draft_vocab_size)
         made = own.draft([self._as_read(seq) for seq in seqs], budgets, uncached_tokens)
-        self.has_read(seqs, drafted := _drafted(made))
+        self._has_read(seqs, drafted := _drafted(made))
         each = zip(seqs, drafted, budgets, strict=True)
         cut = [self._cut(seq, row, one.depth, chains.sampler.banned_token_ids) for seq, row, one in each]
         tree = TokenTree.chain([[seq.token_ids[-1], *row] for seq, row in zip(seqs, cut, strict=True)])
@@ -124,7 +124,7 @@ class Translation:
         recent = [token in self.common.draft_ids for text in texts for token in text[-_RECENT:]]
         return self.common if sum(recent) >= _ENOUGH * len(recent) else None
 
-    def has_read(self, seqs: Seq[Sequence], drafted: Seq[Seq[int]]) -> None:
+    def _has_read(self, seqs: Seq[Sequence], drafted: Seq[Seq[int]]) -> None:
         """Note what the draft has read, for rows that drafted something."""
         for seq, tokens in zip(seqs, drafted, strict=True):
             if tokens:
@@ -196,5 +196,4 @@ def _begin(tokenizer: Any) -> list[int]:
 
 
 def _drafted(draft: Draft) -> list[list[int]]:
-    ids, _, probes = draft.tree.lists
-    return [[one for one, probe in zip(*row, strict=True) if not probe][1:] for row in zip(ids, probes, strict=True)]
+    return [row[1:size] for row, size in zip(draft.tree.lists.token_ids, draft.tree.sizes, strict=True)]

@@ -226,14 +226,17 @@ class Drafter(ABC):
 
     name: the drafter's name in results.
     info: its properties, which may change when it is bound.
+    banned_token_ids: those of the target; empty until it is bound.
     """
 
     name: ClassVar[str]
     info: DrafterInfo = DrafterInfo()
     bound_to: TargetView | None = None  # set by `bind_once`
+    banned_token_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView, verifier: "Verifier") -> None:
         """Meet the target and the rule that will judge the drafts; refuse here what cannot work."""
+        self.banned_token_ids = target.banned_token_ids
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """What could be drafted now: one entry, or one for each member of a combined drafter."""

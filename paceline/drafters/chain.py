@@ -1,8 +1,8 @@
-"""Drafting a chain with a model, one token a pass: shared by the draft model and the quantised self-draft."""
+"""Drafting a chain with a model: shared by the draft model, Ouroboros and the quantised self-draft."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -14,6 +14,7 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..runner import ModelRunner
 from ..sampling.draft_sampler import DraftSampler, confidence
+from .ngram_pool import add_branches
 from .trees import padded_confidences
 
 
@@ -31,6 +32,40 @@ class CommonTokens:
         return spread.index_copy_(1, self._target, logits.index_select(1, self._draft))
 
 
+@dataclass(eq=False)
+class _Row:
+    """The chain of one sequence as it grows.
+
+    feed: the runner's tokens that the next pass reads.
+    children: the nodes of that pass that are phrases, by parent and token of the target.
+    path: the nodes of that pass that are in the text or drafted; the last one's logits give the next token.
+    is_open: whether more is to be drafted; else it ends here.
+    """
+
+    seq: Sequence
+    budget: DraftBudget
+    feed: list[int]
+    tokens: list[int] = field(default_factory=list[int])
+    confidences: list[float] = field(default_factory=list[float])
+    probs: list[Tensor] = field(default_factory=list[Tensor])
+    children: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    path: list[int] = field(default_factory=list[int])
+    is_open: bool = True
+
+    def take(self, token: int) -> bool:
+        """Take a drafted token; whether a phrase holds it too, so that the pass also gives the next one."""
+        self.tokens.append(token)
+        should_continue = self.budget.should_continue
+        if len(self.tokens) >= self.budget.depth or self.seq.would_end(token, len(self.tokens)):
+            self.is_open = False
+        elif should_continue is not None:
+            self.is_open = should_continue(self.confidences)
+        child = self.children.get((self.path[-1], token)) if self.is_open else None
+        if child is not None:
+            self.path.append(child)
+        return child is not None
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Chains:
@@ -38,6 +73,8 @@ class Chains:
 
     vocab_size: of the target, whose tokens are drafted.
     common: for a runner with another vocabulary.
+    phrases: what may follow a token of the target. A pass reads it behind its last token, and drafts on along a phrase
+        as long as it says the same: the draft is the same as without phrases, in fewer passes.
     """
 
     runner: ModelRunner
@@ -45,6 +82,7 @@ class Chains:
     vocab_size: int
     source: str
     common: CommonTokens | None = None
+    phrases: Callable[[int], Seq[Seq[int]]] | None = None
 
     def logits(self, own: Tensor) -> Tensor:
         """The runner's logits [B, V'] as logits over the target's vocabulary [B, V], -inf where it has no token."""
@@ -68,44 +106,51 @@ class Chains:
         it. It also ends with a token that would end the answer.
 
             uncached r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
+            phrase r x1 x2 y                       [r-1 r x1 x2 y] -> x1, x2, x3
         """
         runner = self.runner
-        drafted: list[list[int]] = [[] for _ in seqs]
-        probs: list[list[Tensor]] = [[] for _ in seqs]
-        confidences: list[list[float]] = [[] for _ in seqs]
+        rows = [_Row(seq, budget, [*ids]) for seq, budget, ids in zip(seqs, budgets, uncached_tokens, strict=True)]
         weighs = any(budget.should_continue is not None for budget in budgets)
-        active = [b for b, budget in enumerate(budgets) if budget.depth > 0 and uncached_tokens[b]]
-        feed = [list(p) for p in uncached_tokens]
+        active = [row for row in rows if row.budget.depth > 0 and row.feed]
         while active:
-            slots = [seqs[b].slot for b in active]
-            tree = TokenTree.chain([feed[b] for b in active], runner.loaded.device)
-            logits = runner.forward(slots, tree)
-            runner.commit(slots, [range(1, len(feed[b])) for b in active])
-            last = torch.tensor([len(feed[b]) - 1 for b in active], device=logits.device)
-            logits = self.logits(logits[torch.arange(len(active), device=logits.device), last])
-            # Rows keep pace with one another, so the offset of one is the offset of all.
-            tokens, q = self.sampler.sample(logits, [seqs[b] for b in active], len(drafted[active[0]]))
-            given = confidence(logits, tokens).tolist() if weighs else []
-            for i, (b, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
-                drafted[b].append(token)
-                confidences[b] += given[i : i + 1]
-                feed[b] = [self.own_id(token)]
-                if q is not None:
-                    probs[b].append(q[i])
-            active = [b for b in active if _continues(seqs[b], drafted[b], budgets[b], confidences[b])]
-        tree = TokenTree.chain([[seq.token_ids[-1], *tokens] for seq, tokens in zip(seqs, drafted, strict=True)])
-        weighed = padded_confidences(confidences, tree.num_nodes) if weighs else None
-        if not any(probs):
+            slots = [row.seq.slot for row in active]
+            ids, parents = zip(*[self._next_pass(row) for row in active], strict=True)
+            logits = runner.forward(slots, TokenTree.from_lists(ids, parents, runner.loaded.device))
+            reading = [*range(len(active))]  # rows of the pass whose last node was not read yet
+            while reading:
+                here = [active[i] for i in reading]
+                where = torch.tensor([reading, [row.path[-1] for row in here]], device=logits.device)
+                own = self.logits(logits[where[0], where[1]])
+                tokens, q = self.sampler.sample(own, [row.seq for row in here], [len(row.tokens) for row in here])
+                given = confidence(own, tokens).tolist() if weighs else []
+                for i, row in enumerate(here):
+                    row.confidences += given[i : i + 1]
+                    if q is not None:
+                        row.probs.append(q[i])
+                drawn = zip(reading, tokens.tolist(), strict=True)
+                reading = [i for i, token in drawn if active[i].take(token)]
+            runner.commit(slots, [row.path[1:] for row in active])
+            active = [row for row in active if row.is_open]
+            for row in active:
+                row.feed = [self.own_id(row.tokens[-1])]
+        tree = TokenTree.chain([[row.seq.token_ids[-1], *row.tokens] for row in rows])
+        weighed = padded_confidences([row.confidences for row in rows], tree.num_nodes) if weighs else None
+        if not any(row.probs for row in rows):
             return Draft(tree, source=self.source, confidence=weighed)
-        first = next(row for row in probs if row)[0]
+        first = next(row.probs for row in rows if row.probs)[0]
         q = first.new_zeros(len(seqs), tree.num_nodes, self.vocab_size)
-        for b, row in enumerate(probs):
-            if row:
-                q[b, : len(row)] = torch.stack(row)
+        for b, row in enumerate(rows):
+            if row.probs:
+                q[b, : len(row.probs)] = torch.stack(row.probs)
         return Draft(tree, Law.IID, q, self.source, confidence=weighed)
 
-
-def _continues(seq: Sequence, drafted: list[int], budget: DraftBudget, confidences: list[float]) -> bool:
-    if len(drafted) >= budget.depth or seq.would_end(drafted[-1], len(drafted)):
-        return False
-    return budget.should_continue is None or budget.should_continue(confidences)
+    def _next_pass(self, row: _Row) -> tuple[list[int], list[int]]:
+        """The tokens and parents of a row's next pass: what is fed, then phrases."""
+        count, done = len(row.feed), len(row.tokens)
+        ids, parents, row.path = [*row.feed], [*range(-1, count - 1)], [*range(count)]
+        if self.phrases is not None:
+            phrases = self.phrases(row.tokens[-1] if done else row.seq.token_ids[-1])
+            length = row.budget.depth - done - 1  # the last token of a draft is not fed
+            row.children = add_branches(ids, parents, phrases, row.seq, done + 1, length, 1 << 30)
+            ids[count:] = map(self.own_id, ids[count:])
+        return ids, parents

@@ -1,9 +1,5 @@
 """Several drafters: in each round one of them drafts for a sequence, and all of them follow the text.
 
-    row 0  member 0 (lookup)   root a b c d       one pass of the target verifies every row,
-    row 1  member 1 (model)    root x y . .       whichever member drafted it; dots are probes
-    row 2  depth 0             root . . . .
-
 The policy names the member; `Fixed` and `Dynamic` take the first member that has something to propose.
 """
 

@@ -105,12 +105,12 @@ class DraftModel(Drafter):
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Catch up with what was emitted, then draft; rows that outgrew the draft's own context propose nothing."""
-        limits, uncached_tokens = self.catch_up(seqs, budgets)
+        limits, uncached_tokens = self._catch_up(seqs, budgets)
         if self.translation is None:
             return self.chains.draft(seqs, limits, uncached_tokens)
         return self.translation.draft(self.chains, seqs, limits, uncached_tokens)
 
-    def catch_up(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> tuple[list[DraftBudget], list[list[int]]]:
+    def _catch_up(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> tuple[list[DraftBudget], list[list[int]]]:
         """Read what was emitted; returns budgets cut to the draft's context, and the few tokens left for its next pass.
 
         Nothing is read, and nothing left, where the depth is 0. A round reads one chunk of prompts in all, so that a

@@ -1,21 +1,8 @@
 """EAGLE drafts with one small layer over the target's own hidden states (see `heads.eagle` for what it computes).
 
-EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 2503.01840). A round, with T tokens:
-
-    column        0 ... n-1     n ... T-2 | T-1 (root)      every column before the root has a state f
-    token         x_0 .....     ......... | x_{T-1}
-    pair t        (f_t, x_{t+1}) for t = 0 .. T-2           the last one holds the root's token
-    cached        0 ... n-1                                 kept from round to round
-    uncached                    n ... T-2                   read now; h_{T-2} gives the distribution of level 1
-    level 1                               (h_{T-2}, a)  (h_{T-2}, b)      position T-1, distribution of level 2
-    level 2                                  (h_a, aa)  (h_a, ab)  (h_b, ba)      position T
-
-P-EAGLE (arXiv 2602.01469) has all distributions from one pass, where mask rows stand for the levels:
-
-    level 1, 2, 3     (h_{T-2})  (mask, mask)  (mask, mask)       positions T-2, T-1, T; the same for all paths
-
-Rows of the tree are forgotten at the end of the round: the target's states of what it accepted take their place.
-Children are the most probable tokens, and paths are scored, by the confidence of `top_tokens`.
+EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 2503.01840), P-EAGLE (arXiv 2602.01469).
+docs/how_it_works.md shows a round. Children are the most probable tokens, and paths are scored, by the confidence of
+`top_tokens`.
 """
 
 from collections.abc import Mapping

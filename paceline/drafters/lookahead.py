@@ -1,24 +1,7 @@
 """Lookahead decoding: the target guesses n-grams beside its pass, and verifies those that begin with the last token.
 
-Fu et al. 2024 (arXiv 2402.02057); no draft model and no training. A window of guesses is improved in each pass, as in
-Jacobi iteration: N - 1 rows, oldest first, of W columns. Row r, column j guesses the token r + j places after the last
-one, c. Here W is 3 and N is 4:
-
-    row 0      c   a1  a2           position of c + j         output of the last row     n-grams for the pool
-    row 1      b0  b1  b2                         + j + 1
-    row 2      d0  d1  d2                         + j + 2          e0  e1  e2            c b0 d0 e0, a1 b1 d1 e1, ...
-
-A guess sees the columns of row 0 up to its own and the rows above it in its own column. The paper draws this as a mask;
-it is a tree, and a node's depth is its position. So the window is made of probes: nodes that are read and not judged.
-
-    c -- a1 -- a2                   then row 0 is dropped: b0 b1 b2 is the next row 0, d the next row 1, e the next
-    |    |     |                    row 2, and the last token of the text takes the place of b0
-    b0   b1    b2
-    d0   d1    d2                   the first passes have fewer rows, and a row 0 longer by the rows that are missing
-
-The n-grams of the pool that begin with c are the candidates, as branches of the same tree. Differences from the paper:
-branches that begin alike share nodes, the n-grams of the text itself are in the pool too, and candidates are verified
-by the rule of every other drafter, so that sampled answers are those of plain decoding.
+Fu et al. 2024 (arXiv 2402.02057). docs/how_it_works.md shows the window: N - 1 rows of W columns, which are probes of
+the tree. Row r, column j guesses the token r + j places after the last one.
 """
 
 import random
@@ -101,7 +84,7 @@ class Lookahead(Drafter):
                 got=f"window {self.window}, ngram {self.ngram}",
                 expected=f"window + ngram <= {target.max_length}",
             )
-        self._banned_token_ids = target.banned_token_ids
+        super().bind(target, verifier)
         self._states.clear()
         self._shared = self._new_pool()
 
@@ -152,14 +135,14 @@ class Lookahead(Drafter):
             self._states.pop(slot, None)
 
     def _new_pool(self) -> NgramPool:
-        return NgramPool(self.ngram, self.guesses, self.pool_size, self._banned_token_ids)
+        return NgramPool(self.ngram, self.guesses, self.pool_size, self.banned_token_ids)
 
     def _read(self, seq: Sequence) -> _State:
         """The state of a sequence, whose pool has all n-grams of the text so far."""
         state = self._states.get(seq.slot)
         if state is None:
             # Jacobi iteration may start anywhere; the authors start with tokens of the prompt, too.
-            text = [token for token in seq.token_ids if token not in self._banned_token_ids]
+            text = [token for token in seq.token_ids if token not in self.banned_token_ids]
             row = random.Random(seq.seed).choices(text or seq.token_ids[-1:], k=self.window + self.ngram - 2)
             begin = len(seq.prompt_ids) if self.pool == "request" else 0
             pool = self._shared if self.pool == "shared" else self._new_pool()

@@ -1,17 +1,7 @@
-"""Draft with MTP modules: module k reads the state of the one before and the token drafted last.
+"""Draft with MTP modules: module k reads the state of the one before and the token drafted last (see `heads.mtp`).
 
-A round starts from T tokens, the last of them the root, and the target's states f_0 .. f_{T-2} (see `heads.mtp`).
-Example: K = 2 modules, T = 6, and rows 0 and 1 of both modules are known already:
-
-    position t            0     1     2     3     4           5
-    token x_t             x_0   x_1   x_2   x_3   x_4         x_5 = root
-    step 1, module 1      ----  ----  x_3   x_4   x_5 -> x_6            each row: the token it reads beside h_t
-    step 2, module 2      ----  ----  x_4   x_5   x_6 -> x_7
-    step 3, module 2 on                                 x_7 -> x_8      its own h in the place of h^1_5
-    rows kept             0 .. 3: the rows of module K up to T-1-K read nothing that was drafted
-
-Every step runs over the same window of rows, from the first that is not known to T-2, its last K-1 rows provisional:
-they are computed again next round, once their tokens are emitted. So a round leaves nothing to take back.
+docs/how_it_works.md shows a round of T tokens and K modules. Every step runs over the same window of rows, from the
+first that is not known to T-2; its last K-1 rows read drafted tokens and are computed again next round.
 """
 
 from collections.abc import Mapping

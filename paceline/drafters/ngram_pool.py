@@ -107,18 +107,12 @@ class NgramPool:
             self.add(gram)
 
 
-def children_of(tokens: Seq[int], parents: Seq[int], probes: Seq[bool] = ()) -> dict[tuple[int, int], int]:
-    """The candidates of a tree by (parent, token)."""
-    nodes = [node for node in range(len(tokens)) if not (probes and probes[node])]
-    return {(parents[node], tokens[node]): node for node in nodes}
-
-
 def add_branches(
     ids: list[int], parents: list[int], phrases: Iterable[Seq[int]], seq: Sequence, ahead: int, length: int, nodes: int
-) -> None:
+) -> dict[tuple[int, int], int]:
     """Add phrases behind the last node of a chain; what begins alike is added once.
 
-    Nothing is added behind a token that would end the answer.
+    Nothing is added behind a token that would end the answer. Returns the new nodes by parent and token.
 
     ids, parents: the chain, root first; they grow, to no more than `nodes` without the root.
     ahead: the place of a phrase's first token behind the end of the text, from 1.
@@ -130,10 +124,11 @@ def add_branches(
         for place, token in enumerate(phrase[: max(0, length)], start=ahead):
             if (node, token) not in children:
                 if len(ids) > nodes:
-                    return
+                    return children
                 children[node, token] = len(ids)
                 ids.append(token)
                 parents.append(node)
             node = children[node, token]
             if seq.would_end(token, place):
                 break
+    return children

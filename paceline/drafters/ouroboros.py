@@ -1,18 +1,8 @@
 """Ouroboros: a draft model that drafts phrases, and a pool of phrases that rejected drafts fill.
 
-Zhao et al. 2024 (arXiv 2402.13720). A phrase is an n-gram of a pool, looked up by its first token. It saves passes of
-the draft model, lengthens the draft, and is made of what the target would have said behind tokens that it rejected:
-
-    drafting     text ... r | x1 x2          the draft model verifies phrases behind its last token in its own pass, so
-                            | y1 y2          that a pass can yield several tokens; the draft is the same as without
-    suffix       r  x1 x2 x3 -- p1 p2        phrases behind the draft's last token are branches of the target's tree
-                             \\- q1 q2
-    recycling    r  x1 x2 x3 x4 x5           x1 is wrong, yet the target says x3 behind x2, x4 behind x3 and z behind
-                                             x4: so x2 x3 x4 z is a phrase from now on
-
-Differences from the paper: a phrase is also made of each n-gram of the text, prompts included, and not of a lookahead
-window in the draft model's passes. Drafts are verified as a point mass, by the rule of every other drafter, so that
-sampled answers are those of plain decoding, also in batches.
+Zhao et al. 2024 (arXiv 2402.13720); docs/how_it_works.md shows a round. A phrase is an n-gram of a pool, looked up by
+its first token. It saves passes of the draft model, lengthens the draft, and is made of what the target would have said
+behind tokens that it rejected. Drafts are verified as a point mass.
 """
 
 from collections.abc import Mapping
@@ -35,7 +25,7 @@ from ..hf.fingerprint import hash_vocabulary
 from ..sampling.scores import argmax
 from ..schema import checked, checked_call
 from .draft_model import DraftModel, DraftModelSpec
-from .ngram_pool import NgramPool, PoolSize, add_branches, children_of
+from .ngram_pool import NgramPool, PoolSize, add_branches
 from .registry import DrafterSpec
 
 PhraseTokens = Annotated[int, Field(ge=2, le=16)]
@@ -88,13 +78,14 @@ class Ouroboros(Drafter):
             )
         # The draft model reads phrases, so they are of tokens that it has.
         runner, vocab_size = self.draft.runner, target.vocab_size
-        self._chains = replace(self.draft.chains, common=common)
         banned_token_ids = target.banned_token_ids | runner.banned_token_ids
-        if common is None:
+        if translation is None or common is None:
             vocab_size = min(vocab_size, runner.vocab_size)
         else:
+            translation.mode = "intersection"
             banned_token_ids |= frozenset(range(vocab_size)).difference(common.draft_ids)
         self.pool = NgramPool(self.ngram, self.phrases, self.pool_size, banned_token_ids, vocab_size)
+        self.draft.chains = replace(self.draft.chains, phrases=self.pool.after)
         tokenizer = target.loaded.tokenizer
         self._vocabulary = f"{target.vocab_size} tokens" if tokenizer is None else hash_vocabulary(tokenizer)
         if self._file is not None:
@@ -115,17 +106,16 @@ class Ouroboros(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         for seq in seqs:
             self._num_read[seq.slot] = self.pool.read(seq.token_ids, self._num_read.get(seq.slot, 0))
-        chained = [replace(budget, depth=budget.depth - self._suffix(budget)) for budget in budgets]
-        limits, uncached_tokens = self.draft.catch_up(seqs, chained)
-        tokens, parents = list[list[int]](), list[list[int]]()
-        for seq, budget, drafted in zip(seqs, budgets, self._drafted(seqs, limits, uncached_tokens), strict=True):
-            ids = [seq.token_ids[-1], *drafted]
-            ups = list(range(-1, len(drafted)))
-            if drafted and not seq.would_end(drafted[-1], len(drafted)):
-                length = min(self._suffix(budget), budget.depth - len(drafted))
-                add_branches(ids, ups, self.pool.after(ids[-1]), seq, len(ids), length, budget.nodes)
-            tokens.append(ids)
-            parents.append(ups)
+        # With phrases a token costs less than the policy thinks, so that it may not stop the draft.
+        chained = [replace(one, depth=one.depth - self._suffix(one), should_continue=None) for one in budgets]
+        chains = self.draft.propose(seqs, chained).tree
+        tokens = [row[:size] for row, size in zip(chains.lists.token_ids, chains.sizes, strict=True)]
+        parents = [list(range(-1, size - 1)) for size in chains.sizes]
+        for seq, budget, ids, ups in zip(seqs, budgets, tokens, parents, strict=True):
+            drafted = len(ids) - 1
+            if drafted and not seq.would_end(ids[-1], drafted):
+                length = min(self._suffix(budget), budget.depth - drafted)
+                add_branches(ids, ups, self.pool.after(ids[-1]), seq, drafted + 1, length, budget.nodes)
         return Draft(TokenTree.from_lists(tokens, parents), source=self.name)
 
     @torch.inference_mode()
@@ -145,61 +135,13 @@ class Ouroboros(Drafter):
     def _suffix(self, budget: DraftBudget) -> int:
         return min(self.ngram - 1, budget.depth // 3)
 
-    def _drafted(
-        self, seqs: Seq[Sequence], limits: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]
-    ) -> list[list[int]]:
-        """What `Chains.draft` drafts, in fewer passes: each of them walks down the phrases that it confirms.
-
-        All drafted tokens but the last are cached at the end.
-        """
-        chains, drafted = self._chains, [list[int]() for _ in seqs]
-        runner, theirs = chains.runner, chains.own_id
-        feed = [list(ids) for ids in uncached_tokens]  # in the draft model's tokens
-        active = [b for b, budget in enumerate(limits) if budget.depth > 0 and feed[b]]
-        while active:
-            rows, trees = list[tuple[list[int], list[int]]](), list[tuple[list[int], list[int]]]()
-            for b in active:
-                done, stem = len(drafted[b]), len(feed[b]) - 1
-                ids, ups = [drafted[b][-1] if done else seqs[b].token_ids[-1]], [-1]
-                # The last token of the draft is not fed, so that a phrase is one shorter than what is left.
-                length = limits[b].depth - done - 1
-                add_branches(ids, ups, self.pool.after(ids[0]), seqs[b], done + 1, length, self.phrases * self.ngram)
-                rows.append((ids, ups))
-                trees.append(([*feed[b], *map(theirs, ids[1:])], [*range(-1, stem), *(stem + up for up in ups[1:])]))
-            slots = [seqs[b].slot for b in active]
-            tokens, parents = [ids for ids, _ in trees], [ups for _, ups in trees]
-            tree = TokenTree.from_lists(tokens, parents, runner.loaded.device)
-            logits, paths, going = runner.forward(slots, tree), list[list[int]](), list[int]()
-            for i, b in enumerate(active):
-                stem, node, children = len(feed[b]) - 1, 0, children_of(*rows[i])
-                path = list(range(1, stem + 1))
-                while True:
-                    given = chains.logits(logits[i, stem + node].unsqueeze(0))
-                    chosen, _ = chains.sampler.sample(given, [seqs[b]], len(drafted[b]))
-                    token = int(chosen)
-                    drafted[b].append(token)
-                    count = len(drafted[b])
-                    goes_on = count < limits[b].depth and not seqs[b].would_end(token, count)
-                    if not goes_on or (node, token) not in children:
-                        break
-                    node = children[node, token]
-                    path.append(stem + node)
-                paths.append(path)
-                feed[b] = [theirs(token)]
-                going += [b] * goes_on
-            runner.commit(slots, paths)
-            active = going
-        if self.draft.translation is not None:
-            self.draft.translation.has_read(seqs, [[*map(theirs, row)] for row in drafted])
-        return drafted
-
 
 def recycle(pool: NgramPool, tokens: Seq[int], parents: Seq[int], probes: Seq[bool], likeliest: Seq[int]) -> None:
     """Take each run of drafted tokens that the target confirms, wherever it begins, with the token behind it.
 
     likeliest: the target's token behind each node of the tree.
     """
-    children = children_of(tokens, parents, probes)
+    children = {(parents[node], tokens[node]): node for node in range(len(tokens)) if not probes[node]}
     for start, token in enumerate(tokens):
         gram, node = [token], start
         while not probes[start] and len(gram) < pool.ngram:

@@ -1,11 +1,4 @@
-"""Drafters whose heads predict the next tokens side by side, from one state of the target.
-
-Between rounds the target has read all but the last token, the root. Its last state predicts what follows the root:
-
-    token         x_{T-3}    x_{T-2}    x_{T-1} = root     x_T       x_{T+1}
-    state         f_{T-3}    f_{T-2}    (not yet computed)
-    drafted from             f_{T-2} ─── head 0 ──────────> x_T
-                                     └── head 1 ────────────────────> x_{T+1}
+"""Drafters whose heads predict the next tokens side by side, from one state of the target (docs/how_it_works.md).
 
 They keep nothing between rounds and have nothing to read first: the state is there since the last pass of the target.
 Only the first token of a text has no state before it: with a prompt of one token, the first round drafts nothing.
@@ -33,10 +26,7 @@ from .trees import DynamicTree, draft_of
 
 
 class HeadsDrafter(Drafter, ABC):
-    """What Medusa and blockwise decoding share: one product with the output rows gives the logits of all heads.
-
-    So another head costs little, and stopping early saves rows of the target's pass, not time of the drafter.
-    """
+    """What Medusa and blockwise decoding share: one product with the output rows gives the logits of all heads."""
 
     kind: ClassVar[type[ParallelHeads]]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..sampling.scores import before_banned
@@ -55,10 +55,6 @@ class PredictedOutput(Drafter):
 
     def __init__(self):
         self._places: dict[int, _Place] = {}
-        self._banned_token_ids: frozenset[int] = frozenset()
-
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
-        self._banned_token_ids = target.banned_token_ids
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """The hint is how many of the last tokens agree, up to 8, also before the first; -1 where nothing is left."""
@@ -70,7 +66,7 @@ class PredictedOutput(Drafter):
         for seq, budget in zip(seqs, budgets, strict=True):
             place = self._read(seq) if budget.depth else None
             begin = len(seq.prediction) if place is None else place.next
-            left = before_banned(list(seq.prediction[begin : begin + budget.depth]), self._banned_token_ids)
+            left = before_banned(list(seq.prediction[begin : begin + budget.depth]), self.banned_token_ids)
             rows.append([seq.token_ids[-1], *up_to_end(seq, left)])
             hints.append(-1 if place is None else min(place.agreed, LONGEST_HINT))
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))

@@ -1,8 +1,4 @@
-"""Prompt lookup: copy what followed the last time the text ended like this.
-
-Saxena 2023 (prompt lookup decoding); no model and no training. It pays where the answer repeats its prompt or itself:
-summaries, edits, code.
-"""
+"""Prompt lookup: copy what followed the last time the text ended like this (Saxena 2023)."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -11,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, final
 from pydantic import Field
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
@@ -61,10 +57,6 @@ class PromptLookup(Drafter):
         _check_range(min_ngram, max_ngram)
         self.max_ngram, self.min_ngram, self.match = max_ngram, min_ngram, match
         self._indexes: dict[int, _Index] = {}
-        self._banned_token_ids: frozenset[int] = frozenset()
-
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
-        self._banned_token_ids = target.banned_token_ids
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """The hint is the length of the match, counted on past `max_ngram` up to 8; -1 where there is none."""
@@ -76,7 +68,7 @@ class PromptLookup(Drafter):
         for seq, budget in zip(seqs, budgets, strict=True):
             found = self._match(seq) if budget.depth else None
             copied = _continuation(seq.token_ids, found[0], budget.depth) if found else []
-            copied = up_to_end(seq, before_banned(copied, self._banned_token_ids))
+            copied = up_to_end(seq, before_banned(copied, self.banned_token_ids))
             rows.append([seq.token_ids[-1], *copied])
             hints.append(found[1] if found else -1)
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
@@ -110,7 +102,7 @@ class PromptLookup(Drafter):
     def _search(self, index: _Index, tokens: list[int]) -> tuple[int, int] | None:
         for n in range(min(self.max_ngram, len(tokens)), self.min_ngram - 1, -1):
             end = index.tables[n - self.min_ngram].get(tuple(tokens[-n:]))
-            if end is not None and tokens[end + 1] not in self._banned_token_ids:
+            if end is not None and tokens[end + 1] not in self.banned_token_ids:
                 while n < min(LONGEST_HINT, end + 1) and tokens[end - n] == tokens[-1 - n]:
                     n += 1
                 return end, n

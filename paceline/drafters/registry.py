@@ -1,20 +1,6 @@
 """The drafters by method, and the options of each: its keys in JSON, its name on the command line.
 
-A drafter is one file: a `Drafter` (CONTRIBUTING.md has an example), and beside it the options that it can be given as
-words, a `DrafterSpec`:
-
-    @checked                                                    # of paceline.schema: a frozen dataclass that validates
-    class RepeatSpec(DrafterSpec):
-        method = "repeat"
-        drafter = Repeat
-
-One line makes it known by name, here in `REGISTRY` or, in a package of your own, as an entry point:
-
-    [project.entry-points."paceline.drafters"]
-    repeat = "my_package.repeat:RepeatSpec"
-
-From then on `--drafter repeat`, `--drafter lookup+repeat`, `--speculative-config '{"method": "repeat"}'`, `paceline
-tune`, `paceline models` and `config.engine_flags` know it. No module of a drafter is imported before it is used.
+CONTRIBUTING.md says how a drafter gets in. No module of a drafter is imported before it is used.
 """
 
 import json
@@ -236,15 +222,20 @@ def spec_class(method: str) -> type[DrafterSpec]:
 
 def table() -> list[tuple[str, str, str]]:
     """What one types, method and summary of every drafter."""
-    rows = [(one.usage, method, one.summary) for method, one in REGISTRY.items()]
-    extra = [method for method in methods() if method not in REGISTRY]
-    return rows + [(method, method, (spec_class(method).__doc__ or "").partition("\n")[0]) for method in extra]
+    own = {method: row.summary for method, row in REGISTRY.items()}
+    others = {method: (spec_class(method).__doc__ or "").partition("\n")[0] for method in _installed()}
+    return [(usage(method), method, summary) for method, summary in (own | others).items()]
 
 
 def usages() -> str:
     """The values of --drafter, for help and messages."""
-    typed = [REGISTRY[method].usage if method in REGISTRY else method for method in methods() if method != "choose"]
-    return ", ".join([*dict.fromkeys(typed), "several joined by +"])
+    typed = dict.fromkeys(usage(method) for method in methods() if method != "choose")
+    return ", ".join([*typed, "several joined by +"])
+
+
+def usage(method: str) -> str:
+    """What one types for a drafter."""
+    return REGISTRY[method].usage if method in REGISTRY else method
 
 
 def from_short_name(name: str) -> dict[str, object]:
@@ -259,10 +250,9 @@ def from_short_name(name: str) -> dict[str, object]:
         known = [*_ALIASES, *methods(), "head:", "model:"]
         raise ConfigError(f"unknown drafter {name!r}", expected=f"one of {usages()}", fix=meant(name, known))
     if colon and not rest:
-        what, expected = "head", "a folder or a packaged head"
-        if method in ("draft_model", "ouroboros"):
-            what, expected = "model", "a folder, hub id or zoo name"
-        raise ConfigError(f"the drafter names no {what}", got=repr(name), expected=f"{word}: and {expected}")
+        raise ConfigError(
+            "nothing follows the colon", got=repr(name), expected=_HEAD if word == "head" else usage(method)
+        )
     if colon and (word == "head" or method in _HEADS):
         allowed = {"head": methods(), "eagle": ("eagle", "eagle3")}.get(word, (method,))
         if (found := method_of_head(rest)) not in allowed:

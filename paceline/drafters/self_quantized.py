@@ -1,13 +1,8 @@
 """The target drafts for itself with its own linear layers in INT4.
 
-No second model: embeddings, norms and the KV cache are the target's. The draft writes its keys and values past the
-committed length, where verification overwrites them with the target's own, so there is no second prefill and no second
-cache, and the draft always attends to exact keys of the accepted text (the shared cache of QSpec, arXiv 2410.11305).
+No second model: embeddings, norms and the KV cache are the target's (the shared cache of QSpec, arXiv 2410.11305). The
+draft writes its keys and values past the committed length, where verification overwrites all of them.
 Its weights are the target's rounded to the nearest, or trained ones (`paceline train qat`).
-
-    columns   0 ......... L-1 | L     L+1   L+2           the draft feeds r, x1, x2 and proposes x1, x2, x3
-    draft     target's K/V    | r     x1    x2            its rows end at L+2
-    verify    target's K/V    | r     x1    x2    x3      every one of them is written again
 """
 
 import os

@@ -1,21 +1,11 @@
 """SPACE drafts in the target's own pass: mask tokens below every node that may be the last accepted one.
 
-Yi et al. 2024, arXiv 2402.11809; see `heads.space` for what a mask is. Mask j below a node predicts the token that
-comes j + 2 places after it, since the target itself predicts the next one. A round that drafts a, b with two masks
-each, in a text whose last token, the root, is at position t:
+Yi et al. 2024, arXiv 2402.11809; see `heads.space` for what a mask is, and docs/how_it_works.md for a round. Mask j
+below a node predicts the token that comes j + 2 places after it, since the target itself predicts the next one.
 
-    position      t      t+1    t+2    t+3    t+4        what is verified: a by the root's row, b by a's row
-    root          r      m0     m1                       m0 says t+2, m1 says t+3
-    candidate            a      m0     m1                m0 says t+3, m1 says t+4
-    candidate                   b      m0     m1         m0 says t+4, m1 says t+5
-    node          r 0    a 1    b 2    r's masks 3, 4, a's 5, 6, b's 7, 8: the masks come after all candidates
-
-If a is accepted and b is not, the target emits another token x at t+2, the next root. The masks of a are read: m0 says
-t+3, the place after x, though it does not know x. So whatever is accepted, the next candidates are there already, and
-all other masks were in vain: (1 + candidates) * (1 + masks) rows a pass, the paper's (k + 1)^2 for a chain of k.
-
-Nothing is read first, and only those predictions are kept. Without them (in the first round, and after a round of
-another drafter or of none) no candidates are drafted, and the round only adds the root's masks.
+Nothing is read first, and only what the masks of the last accepted node predicted is kept. Without it (in the first
+round, and after a round of another drafter or of none) no candidates are drafted, and the round only adds the root's
+masks.
 """
 
 from collections.abc import Mapping
@@ -58,10 +48,9 @@ class _Predicted:
 class Space(Drafter):
     """Draft from mask tokens in the target's last pass (SPACE), ranked as in `drafters.top_tokens`.
 
-    Without a transition the predictions do not depend on the path, and the tree is the best of the budget's size. With
-    one, the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone, level by level.
+    With a transition, the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone.
     The confidence in a token is then the probability of the shortlist by the mask alone, times the token's probability
-    in the corrected shortlist.
+    in the corrected shortlist. Without one the predictions do not depend on the path.
 
     adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
     top_k: the most children of a node; 1 is the paper's chain.

@@ -1,8 +1,7 @@
 """Suffix decoding: the text so far says how often each token followed the words it ends with.
 
-Oliaro et al. 2024 (SuffixDecoding, arXiv 2411.04975), Hu et al. 2024 (SAM-Decoding, arXiv 2411.10666); no model and no
-training. Where prompt lookup copies one place, this drafts a tree of all of them, the most likely continuations. With
-the index of a corpus it is retrieval as well (He et al. 2023, REST, arXiv 2311.08252).
+Oliaro et al. 2024 (SuffixDecoding, arXiv 2411.04975), Hu et al. 2024 (SAM-Decoding, arXiv 2411.10666). With the index
+of a corpus it is retrieval as well (He et al. 2023, REST, arXiv 2311.08252).
 """
 
 from collections.abc import Sequence as Seq
@@ -40,10 +39,9 @@ class _Text:
 class Suffix(Drafter):
     """Find the longest end of the text that occurs earlier, and draft what followed it there, as a tree.
 
-    A token that followed a context of L tokens c times out of n has the probability c / (n + 1 / L): a long context is
-    trusted at its first occurrence, a short one when it has been seen often. A path has the product of its tokens, and
-    the most likely nodes are drafted, so drafts get longer with the match. The context of a node is the longest end
-    of its path that occurs in the text; a copy that reaches the end of the text goes on periodically.
+    A token that followed a context of L tokens c times out of n has the probability c / (n + 1 / L). A path has the
+    product of its tokens, and the most likely nodes are drafted. The context of a node is the longest end of its path
+    that occurs in the text; a copy that reaches the end of the text goes on periodically.
 
     Example: tokens `a b c a b d a b`: `c` and `d` follow `a b`, each with the probability 1 / (2 + 1/2), the newer
     one, `d`, first.
@@ -60,13 +58,12 @@ class Suffix(Drafter):
     def __init__(self, corpus: str | PathLike[str] | None = None):
         self._corpus = None if corpus is None else CorpusIndex(corpus)
         self._texts: dict[int, _Text] = {}
-        self._banned_token_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Ask which tokens cannot be drafted; check that the corpus has the same tokenizer."""
+        """Check that the corpus has the same tokenizer."""
         if self._corpus is not None:
             self._corpus.check_tokenizer(target.loaded)
-        self._banned_token_ids = target.banned_token_ids
+        super().bind(target, verifier)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """The hint is the length of the match, up to 8, and 8 more for one in the corpus; -1 where there is none."""
@@ -116,7 +113,7 @@ class Suffix(Drafter):
             return {}
         total, found = source.following(context)
         of = total + 1 / context.length
-        return {token: log(count / of) for token, count in found if token not in self._banned_token_ids}
+        return {token: log(count / of) for token, count in found if token not in self.banned_token_ids}
 
 
 @checked

@@ -1,8 +1,7 @@
-"""Token recycling: draft what the model found likely the last time it read the same token.
+"""Token recycling (Luo et al. 2024, arXiv 2408.08696): draft what the model found likely after the same token before.
 
-Luo et al. 2024 (arXiv 2408.08696). Every pass computes the likeliest successors of all tokens in it, and throws most of
-them away. Here they are kept: a matrix holds, for each token of the vocabulary, the eight likeliest successors that the
-target computed last, best first. A tree of fixed shape is filled from it. No model and no training.
+A matrix holds, for each token of the vocabulary, the eight likeliest successors that the target computed last, best
+first. A tree of fixed shape is filled from it.
 """
 
 import math
@@ -32,7 +31,7 @@ _OF_RANK = (0.4, 0.13, 0.045, 0.035, 0.025, 0.02, 0.017, 0.015)
 
 @final
 class TokenRecycling(Drafter):
-    """A tree of the successors that the target found likely the last time it read each token.
+    """Draft a tree of the successors that the target found likely last.
 
     The matrix [V, 8] of int32 is shared by all requests and lives as long as the drafter: 1.6 MB for 49,152 tokens. A
     token that was never read has no successors, and nothing is drafted below it.
@@ -44,11 +43,10 @@ class TokenRecycling(Drafter):
     @checked_call
     def __init__(self) -> None:
         self._successors = torch.empty(0, SUCCESSORS, dtype=torch.int32)
-        self._banned_token_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         self._successors = torch.full((target.vocab_size, SUCCESSORS), -1, dtype=torch.int32)
-        self._banned_token_ids = target.banned_token_ids
+        super().bind(target, verifier)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """The hint is -1 where the last token has no successors."""
@@ -76,7 +74,7 @@ class TokenRecycling(Drafter):
     def _below(self, token: int) -> list[int]:
         """The successors of a token, best first; -1 for one that is unknown or cannot be drafted."""
         found: list[int] = self._successors[token].tolist()  # pyright: ignore[reportUnknownMemberType]
-        return [-1 if one in self._banned_token_ids else one for one in found]
+        return [-1 if one in self.banned_token_ids else one for one in found]
 
     def _tree(self, seq: Sequence, budget: DraftBudget) -> DraftTree:
         """The nodes of the shape, likeliest first, whose tokens are known, within the budget."""

@@ -1,18 +1,12 @@
 """A draft model with another tokenizer: the draft reads the same text in its own tokens, and drafts the target's.
 
-Timor et al. 2025 (arXiv 2502.05202). What both tokenizers share is the text, as bytes:
-
-    target     "Ġun" "believ" "able" "Ġ" "<0xF0>" ...      tokens, whatever their alphabet
-    bytes       un    believ   able       F0
-    draft      "▁unbelievable" "▁" "<0xF0>" ...
+Timor et al. 2025 (arXiv 2502.05202). What both tokenizers share is the text, as bytes.
 
 intersection   The draft's logits at the tokens that both have, as logits over the target's ids (TLI, algorithm 4 of the
                paper). It is an ordinary distribution over the target's vocabulary, so every verifier can use it.
 strings        The draft drafts in its own tokens, and their text is cut into the target's tokens (SLEM, algorithm 2).
                Such a draft has no distribution: a point mass.
 auto           In each round one of the two, by the share of the texts' last tokens that both have.
-
-The target verifies whatever comes of it, so that nothing here can change an answer.
 """
 
 import codecs
@@ -106,11 +100,11 @@ class Translation:
         """
         if (common := self.common_for([seq.token_ids for seq in seqs])) is not None:
             made = replace(chains, common=common).draft(seqs, budgets, uncached_tokens)
-            self.has_read(seqs, [[common.draft_ids[token] for token in row] for row in _drafted(made)])
+            self._has_read(seqs, [[common.draft_ids[token] for token in row] for row in _drafted(made)])
             return made
         own = replace(chains, sampler=DraftSampler(True), vocab_size=self._draft_vocab_size)
         made = own.draft([self._as_read(seq) for seq in seqs], budgets, uncached_tokens)
-        self.has_read(seqs, drafted := _drafted(made))
+        self._has_read(seqs, drafted := _drafted(made))
         each = zip(seqs, drafted, budgets, strict=True)
         cut = [self._cut(seq, row, one.depth, chains.sampler.banned_token_ids) for seq, row, one in each]
         tree = TokenTree.chain([[seq.token_ids[-1], *row] for seq, row in zip(seqs, cut, strict=True)])
@@ -130,7 +124,7 @@ class Translation:
         recent = [token in self.common.draft_ids for text in texts for token in text[-_RECENT:]]
         return self.common if sum(recent) >= _ENOUGH * len(recent) else None
 
-    def has_read(self, seqs: Seq[Sequence], drafted: Seq[Seq[int]]) -> None:
+    def _has_read(self, seqs: Seq[Sequence], drafted: Seq[Seq[int]]) -> None:
         """Note what the draft has read, for rows that drafted something."""
         for seq, tokens in zip(seqs, drafted, strict=True):
             if tokens:
@@ -202,5 +196,4 @@ def _begin(tokenizer: Any) -> list[int]:
 
 
 def _drafted(draft: Draft) -> list[list[int]]:
-    ids, _, probes = draft.tree.lists
-    return [[one for one, probe in zip(*row, strict=True) if not probe][1:] for row in zip(ids, probes, strict=True)]
+    return [row[1:size] for row, size in zip(draft.tree.lists.token_ids, draft.tree.sizes, strict=True)]

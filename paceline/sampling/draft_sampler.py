@@ -38,18 +38,18 @@ class DraftSampler:
         self,
         logits: Tensor,  # [B, V]
         seqs: Seq[Sequence],  # B
-        offset: int,
+        offsets: Seq[int],  # B
     ) -> tuple[Tensor, Tensor | None]:  # [B], [B, V]
         """Tokens [B] (int64) and q [B, V] (float32, rows sum to 1), None when coupled.
 
-        offset: how many tokens this round drafted already, so the one drawn here is at
+        offsets: how many tokens this round drafted already in each row, so the one drawn here is at
         `len(seq.token_ids) + offset`. Rows at temperature 0 take the argmax, and q is one-hot there.
         """
         with one_thread(logits):
-            return self._sample(logits, seqs, offset)
+            return self._sample(logits, seqs, offsets)
 
-    def _sample(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> tuple[Tensor, Tensor | None]:
-        scores = self._scores(logits, seqs, offset)
+    def _sample(self, logits: Tensor, seqs: Seq[Sequence], offsets: Seq[int]) -> tuple[Tensor, Tensor | None]:
+        scores = self._scores(logits, seqs, offsets)
         tokens = argmax(scores)
         q = None if self.coupled else torch.zeros_like(scores).scatter_(1, tokens.unsqueeze(1), 1.0)
         sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
@@ -57,8 +57,9 @@ class DraftSampler:
             return tokens, q
         rows = torch.tensor(sampled, dtype=torch.long, device=logits.device)
         seeds = torch.tensor([seqs[row].seed for row in sampled], dtype=torch.long, device=logits.device)
-        starts = torch.tensor([len(seqs[row].token_ids) for row in sampled], dtype=torch.long, device=logits.device)
-        positions = (starts + offset)[:, None]
+        lengths = [len(seqs[row].token_ids) for row in sampled]
+        places = [[length + offsets[row]] for length, row in zip(lengths, sampled, strict=True)]
+        positions = torch.tensor(places, dtype=torch.long, device=logits.device)
         if q is None:
             noise = gumbel(seeds, positions, Purpose.TARGET, logits.shape[1]).squeeze(1)
             tokens[rows] = argmax(scores[rows] + noise)
@@ -66,18 +67,19 @@ class DraftSampler:
             q[rows] = torch.softmax(scores[rows], dim=-1)
             # The round is part of the key: a position drafted again after a rejection gets fresh numbers, so nothing
             # that was learnt from the discarded token can bias the new one.
-            keys = seeds + starts * _ROUND
+            keys = seeds + torch.tensor(lengths, dtype=torch.long, device=logits.device) * _ROUND
             tokens[rows] = _draw(q[rows], uniforms(keys, positions, Purpose.DRAFT, 1).squeeze(1))
         return tokens, q
 
-    def _scores(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
+    def _scores(self, logits: Tensor, seqs: Seq[Sequence], offsets: Seq[int]) -> Tensor:
         """Float32 scores of the draft's distribution, up to a constant per row."""
-        biased = [names_tokens(s.params) or s.num_output + offset < s.params.min_tokens for s in seqs]
+        ahead = [seq.num_output + offset for seq, offset in zip(seqs, offsets, strict=True)]
+        biased = [names_tokens(s.params) or n < s.params.min_tokens for s, n in zip(seqs, ahead, strict=True)]
         scores = logits.to(torch.float32, copy=any(biased))
         for row, seq in enumerate(seqs):
             if biased[row]:
                 edit_named(scores[row : row + 1], seq.params)
-                mask_endings(scores[row : row + 1], seq, seq.num_output + offset)
+                mask_endings(scores[row : row + 1], seq, ahead[row])
         if self._banned is not None:
             scores = bar(scores, self._banned[self._banned < scores.shape[1]])
         params = [seq.params for seq in seqs]

@@ -10,10 +10,12 @@ import torch
 from paceline import Coupled, DraftModel, Fixed, Ouroboros, SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.decoding import SpeculativeDecoder
-from paceline.drafters import ouroboros
+from paceline.drafters import chain, ouroboros
 from paceline.drafters.ngram_pool import NgramPool
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.runner import ModelRunner
+from paceline.sampling.draft_sampler import DraftSampler
+from paceline.verify import Ratio
 from tests.attention.common import agree, held, prefilled
 from tests.drafters.test_lookahead import paths
 from tests.drafters.test_ngram_pool import Slow
@@ -120,38 +122,86 @@ def test_recycling_as_in_the_picture():
     assert [(key, pool.after(key)) for key in range(6) if pool.after(key)] == [(2, [(3, 4, 9)])]
 
 
-def passes_and_drafts(drafter, temperature: float) -> tuple[int, list[list[int]]]:
-    """Passes of the draft model for one draft of two texts, and its first six tokens, which are no suffix.
+def passes_and_drafts(drafter, temperature: float, verifier=Coupled, known=()) -> tuple[int, list[list[int]]]:
+    """Passes of the draft model for one draft of two texts; the last token of each, and six drafted ones, no suffix.
 
-    The first text repeats what the draft model would say, so that its phrases are right.
+    known: texts whose phrases are in the pool.
     """
-    params, said = SamplingParams(temperature=temperature, max_tokens=60), REPEATING
-    for _ in range(30):
-        said = [*said, likeliest(True, tuple(said))]
-    drafter.bind(ModelRunner(loaded(), 2), Coupled())
+    params = SamplingParams(temperature=temperature, max_tokens=60)
+    drafter.bind(ModelRunner(loaded(), 2), verifier())
+    for text in known:
+        drafter.pool.read(text, 0)
     inner, passes = getattr(drafter, "draft", drafter).runner, []
     forward = inner.forward
     inner.forward = lambda *given: (passes.append(1), forward(*given))[1]
-    seqs = [sequence(loaded(), ids, params) for ids in (said + said[:20], REPEATING)]
+    seqs = [sequence(loaded(), ids, params) for ids in (prompt(30), REPEATING)]
     for slot, seq in enumerate(seqs):
         seq.slot = slot
     tree = drafter.propose(seqs, [DraftBudget(9, 40)] * 2).tree
-    return len(passes), [row[1:7] for row in tree.lists.token_ids]
+    return len(passes), [row[:7] for row in tree.lists.token_ids]
+
+
+def with_right_phrases(temperature: float, verifier=Coupled):
+    """The plain drafts, and passes and drafts with phrases of them: in the second text they come one token later."""
+    _, drafted = passes_and_drafts(DraftModel(small_draft()), temperature, verifier)
+    known = [drafted[0], drafted[1][1:]]
+    return drafted, *passes_and_drafts(Ouroboros(DraftModel(small_draft()), 4), temperature, verifier, known)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_phrases_save_passes_of_the_draft_model_and_change_nothing(temperature):
-    plain, drafted = passes_and_drafts(DraftModel(small_draft()), temperature)
-    passes, same = passes_and_drafts(Ouroboros(DraftModel(small_draft()), 4), temperature)
-    assert (plain, same) == (9, drafted)
-    if temperature == 0:
-        assert passes < 6
+@pytest.mark.parametrize("verifier", [Coupled, Ratio])
+def test_phrases_save_passes_of_the_draft_model_and_change_nothing(verifier, temperature):
+    drafted, passes, same = with_right_phrases(temperature, verifier)
+    assert (same, passes) == (drafted, 3)
 
 
 def test_without_phrases_no_pass_is_saved(monkeypatch):
     """The mutant of the test above; six tokens are the draft model's, three a suffix."""
-    monkeypatch.setattr(ouroboros, "add_branches", nothing)
-    assert passes_and_drafts(Ouroboros(DraftModel(small_draft()), 4), 0.0)[0] == 6
+    monkeypatch.setattr(chain, "add_branches", lambda *_: {})
+    assert with_right_phrases(0.0)[1] == 6
+
+
+class AnyChild(dict):
+    """The first phrase below a node is taken, whatever the draft model says there."""
+
+    def get(self, key, default=None):
+        return next((node for (parent, _), node in self.items() if parent == key[0]), default)
+
+
+def without_agreement(*phrases):
+    return AnyChild(add_branches(*phrases))
+
+
+def the_node_before(*phrases):
+    """The logits of the node beside the one that the draft model confirmed."""
+    return {key: node - 1 for key, node in add_branches(*phrases).items()}
+
+
+def the_row_beside(chains, own):
+    """The logits of the neighbour in the batch."""
+    return logits(chains, own.roll(1, 0))
+
+
+def the_first_offset(sampler, own, seqs, offsets):
+    """Each row takes the random number of the first row's position."""
+    return sample(sampler, own, seqs, [offsets[0]] * len(offsets))
+
+
+logits, sample = chain.Chains.logits, DraftSampler.sample
+PHRASE_MUTANTS = [
+    (chain, "add_branches", without_agreement),
+    (chain, "add_branches", the_node_before),
+    (chain.Chains, "logits", the_row_beside),
+    (DraftSampler, "sample", the_first_offset),
+]
+
+
+@pytest.mark.parametrize("mutant", PHRASE_MUTANTS, ids=lambda mutant: mutant[2].__name__)
+def test_a_pass_that_goes_on_wrongly_is_caught(monkeypatch, mutant):
+    make = Ouroboros.propose
+    monkeypatch.setattr(Ouroboros, "propose", lambda *given: (monkeypatch.setattr(*mutant), make(*given))[1])
+    drafted, _, other = with_right_phrases(1.0)
+    assert other != drafted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -131,7 +131,7 @@ def test_lookup_has_nothing_to_propose_before_a_placeholder():
 def test_q_leaves_them_out():
     seq = sequence(loaded(), [5, 7], PARAMS[1])
     tokens, q = DraftSampler(False, frozenset({3, 200})).sample(
-        torch.full((1, VOCAB), 0.0).index_fill(1, torch.tensor(3), 9.0), [seq], 0
+        torch.full((1, VOCAB), 0.0).index_fill(1, torch.tensor(3), 9.0), [seq], [0]
     )
     assert q is not None
     assert q[0, 3] == 0

@@ -109,7 +109,7 @@ def filled(banned: frozenset[int] = frozenset(), last: int = 0) -> TokenRecyclin
     """Every token is followed by the next eight numbers; nothing is known of tokens above 60."""
     drafter = TokenRecycling()
     drafter.bind(runner(loaded()), Coupled())
-    drafter._banned_token_ids = banned
+    drafter.banned_token_ids = banned
     drafter._successors[:60] = torch.arange(60)[:, None] + 1 + torch.arange(KEPT)
     return drafter
 

@@ -23,7 +23,7 @@ def draft_batch(params: list[SamplingParams], seed: int = 7) -> tuple[Tensor, li
 def test_coupled_draws_are_the_targets_own_when_the_laws_agree() -> None:
     logits, seqs = draft_batch([SamplingParams(**w) for w in WARPS.values()] * 3)
     offset = 2
-    tokens, q = DraftSampler(coupled=True).sample(logits, seqs, offset)
+    tokens, q = DraftSampler(coupled=True).sample(logits, seqs, [offset] * len(seqs))
     law = target_distribution(logits.unsqueeze(1), seqs, TokenTree.chain([[6]] * len(seqs)))
     seeds = torch.tensor([s.seed for s in seqs])
     noise = gumbel(seeds, torch.full((len(seqs), 1), 3 + offset), Purpose.TARGET, V)[:, 0]
@@ -37,7 +37,7 @@ def test_q_is_the_law_the_token_was_drawn_from() -> None:
     params = SamplingParams(temperature=0.9, top_k=6, logit_bias={4: 1.0}, min_tokens=3)
     logits = (torch.randn(1, V, generator=torch.Generator().manual_seed(8)) * 2).expand(many, V)
     seqs = [sequence(params, [4, 5], [6], seed=i) for i in range(many)]
-    tokens, q = DraftSampler(coupled=False).sample(logits, seqs, 1)
+    tokens, q = DraftSampler(coupled=False).sample(logits, seqs, [1] * len(seqs))
     assert q is not None
     want = target_distribution(logits[:1, None], seqs[:1], TokenTree.chain([[6]])).at([0], [0])[0].double().softmax(0)
     torch.testing.assert_close(q[0].double(), want, atol=1e-6, rtol=1e-5)
@@ -52,16 +52,18 @@ def test_min_tokens_of_the_draft_counts_the_offset() -> None:
     logits = torch.zeros(1, V)
     logits[0, EOS] = 9.0
     seqs = [sequence(SamplingParams(min_tokens=3), [4, 5], [6])]
-    drawn = [int(DraftSampler(coupled=True).sample(logits, seqs, offset)[0]) for offset in range(4)]
+    drawn = [int(DraftSampler(coupled=True).sample(logits, seqs, [offset])[0]) for offset in range(4)]
     assert [token == EOS for token in drawn] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("coupled", [True, False])
 def test_draft_rows_are_bitwise_independent(coupled: bool) -> None:
+    """Also where they have drafted more or fewer tokens."""
     logits, seqs = draft_batch([SamplingParams(**{**h, **w}) for h in HISTORY.values() for w in WARPS.values()])
-    tokens, q = DraftSampler(coupled).sample(logits, seqs, 1)
+    offsets = [b % 3 for b in range(len(seqs))]
+    tokens, q = DraftSampler(coupled).sample(logits, seqs, offsets)
     for b, seq in enumerate(seqs):
-        token, law = DraftSampler(coupled).sample(logits[b : b + 1], [seq], 1)
+        token, law = DraftSampler(coupled).sample(logits[b : b + 1], [seq], [offsets[b]])
         assert int(token) == int(tokens[b])
         assert (law is None) == (q is None)
         assert law is None or q is None or torch.equal(law[0], q[b])

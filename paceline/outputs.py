@@ -77,10 +77,9 @@ class Completion:
         names = [
             "index", "text", "token_ids", "cumulative_logprob", "finish_reason", "stop_reason", "sources", "seed",
             "mean_acceptance_length", "num_drafted", "num_accepted", "lossless", "exact", "numerics", "num_images",
-            "num_image_tokens",
+            "num_image_tokens", "origins",
         ]  # fmt: skip
-        origins = [origin.value for origin in self.origins]
-        return {**{name: getattr(self, name) for name in names}, "origins": origins, "logprobs": _listed(self.logprobs)}
+        return {**{name: getattr(self, name) for name in names}, "logprobs": _listed(self.logprobs)}
 
     def joined(self, later: "Completion") -> "Completion":
         """A part of an answer and the one that came after it."""

@@ -217,7 +217,6 @@ def _option(name: str) -> str:
 
 
 def _values(name: str, value: Any) -> list[str]:
-    """A value in the form that vLLM reads."""
     if name == "allow_origin":
         return [json.dumps(value)]
     if isinstance(value, list):

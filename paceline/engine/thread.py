@@ -177,7 +177,6 @@ class EngineThread:
         self._post([(ticket, self._output(ticket, left))] if is_read else [], [ticket])
 
     def _tell(self, turn: Turn) -> None:
-        """Send out what came of a turn."""
         posts, ended = list[_Post](), list[Ticket]()
         for request, answers in turn.grown.items():
             if request in turn.failed:

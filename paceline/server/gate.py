@@ -72,7 +72,6 @@ class Gate:
         self.keys = [key.encode() for key in self.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with an error."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

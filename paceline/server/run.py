@@ -73,7 +73,6 @@ class Server(uvicorn.Server):
         self.service, self.drain_s, self.announce = app.state.service, drain_s, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         host, port = (sockets or [])[0].getsockname()[:2]

@@ -163,7 +163,6 @@ class _Criteria:
 
 
 def _check(config: GenerationConfig, kwargs: dict[str, Any]) -> None:
-    """Raise `ConfigError` for options that the engine cannot follow."""
     for name, fix in _REFUSED.items():
         if (value := kwargs.get(name, getattr(config, name, None))) not in (None, False, 0, 1) or value is True:
             raise ConfigError(f"drafts do not go with {name}", got=value, fix=fix)

@@ -309,7 +309,6 @@ class LLM:
 
 
 def _either(sampling_params: object, params: object) -> object:
-    """What was given under either name."""
     if sampling_params is not None and params is not None:
         raise ConfigError("sampling_params and params are the same", fix="give one of them")
     return sampling_params if params is None else params

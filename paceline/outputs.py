@@ -1,7 +1,7 @@
 """What a generation returns."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 
 from .core.figures import tokens_per_pass
@@ -74,13 +74,9 @@ class Completion:
 
     def to_dict(self) -> dict[str, object]:
         """For JSON; without the rounds."""
-        names = [
-            "index", "text", "token_ids", "cumulative_logprob", "finish_reason", "stop_reason", "sources", "seed",
-            "mean_acceptance_length", "num_drafted", "num_accepted", "lossless", "exact", "numerics", "num_images",
-            "num_image_tokens",
-        ]  # fmt: skip
-        origins = [origin.value for origin in self.origins]
-        return {**{name: getattr(self, name) for name in names}, "origins": origins, "logprobs": _listed(self.logprobs)}
+        names = [one.name for one in fields(self) if one.name != "rounds"]
+        names += ["cumulative_logprob", "mean_acceptance_length", "num_drafted", "num_accepted"]
+        return {**{name: getattr(self, name) for name in names}, "logprobs": _listed(self.logprobs)}
 
     def joined(self, later: "Completion") -> "Completion":
         """A part of an answer and the one that came after it."""
@@ -127,11 +123,8 @@ class RequestOutput:
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
-            "request_id": self.request_id,
-            "prompt": self.prompt,
-            "prompt_token_ids": self.prompt_token_ids,
+            **{one.name: getattr(self, one.name) for one in fields(self)},
             "prompt_logprobs": _listed(self.prompt_logprobs),
-            "num_cached_tokens": self.num_cached_tokens,
             "outputs": [one.to_dict() for one in self.outputs],
             "finished": self.finished,
             "metrics": {**asdict(self.metrics), "decode": self.metrics.decode},
@@ -189,7 +182,6 @@ class StreamChunk:
 
 
 def _listed(logprobs: Sequence[TokenLogprob | None] | None) -> list[dict[str, object] | None] | None:
-    """For JSON."""
     if logprobs is None:
         return None
     names = ("token_id", "logprob", "rank", "top")

@@ -205,10 +205,8 @@ class Calibration:
 
     def params(self, max_tokens: int, seed: int = 0) -> SamplingParams:
         """The calibrated sampling options, for answers of at most `max_tokens`."""
-        sampling = dict(self.sampling)
-        if isinstance(bias := sampling.get("logit_bias"), Mapping):
-            sampling["logit_bias"] = {int(token): value for token, value in bias.items()}
-        return SamplingParams(**{**sampling, "max_tokens": max_tokens, "seed": seed})
+        given = {**self.sampling, "max_tokens": max_tokens, "seed": seed}
+        return validate(SamplingParams, given, "the calibration's sampling")
 
     def as_dict(self) -> dict[str, object]:
         """The content of the file."""

@@ -81,11 +81,6 @@ class CascadeOutput:
         return self.output.token_ids
 
     @property
-    def prompt_token_ids(self) -> list[int]:
-        """Tokens of the prompt, as the model that decided read them."""
-        return self.output.prompt_token_ids
-
-    @property
     def lossless(self) -> bool:
         """Whether this is the large model's answer for certain."""
         return self.decided_by == "large"

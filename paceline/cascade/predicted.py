@@ -34,7 +34,6 @@ class PredictedFirst(DraftPolicy):
         self.then, self._is_predicted = then, False
 
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
-        """Bind the other policy."""
         self.then.bind(drafter, pass_seconds, pads_trees)
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
@@ -49,7 +48,6 @@ class PredictedFirst(DraftPolicy):
             self.then.observe(seq, record)
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these slots."""
         self.then.release(slots)
 
 

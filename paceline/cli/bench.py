@@ -112,7 +112,6 @@ def bench(
 
 
 def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
-    """The tables, and what they do not say."""
     for run in summary["runs"]:
         screen.out.print()
         screen.out.print(_table(run, summary["model"]))

@@ -64,7 +64,6 @@ def doctor(
 
 
 def _print_machine(machine: "MachineReport", screen: Screen) -> None:
-    """Hardware, versions, threads, load and bandwidth."""
     facts, found, load = machine.provenance, machine.processors, machine.load
     memory = facts["memory_bytes"]
     busy = "unknown" if load.busy_cores is None else f"others use {load.busy_cores:.1f} cores"
@@ -86,7 +85,6 @@ def _print_machine(machine: "MachineReport", screen: Screen) -> None:
 
 
 def _print_model(report: "ModelReport", screen: Screen) -> None:
-    """Memory plan and the times of passes."""
     memory, costs = report.memory, report.costs
     verdict = {True: "[green]fits[/green]", False: "[bold red]does not fit[/bold red]", None: "unknown whether it fits"}
     padded = f", passes padded to a multiple of {report.row_multiple} rows" if report.row_multiple > 1 else ""

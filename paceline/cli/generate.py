@@ -161,7 +161,6 @@ def generate(
 
 
 def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool) -> None:
-    """Write the text as it comes, then say on stderr how it went."""
     painter = Painter(llm.tokenizer, params.stop or ()) if color else None
     chunks = llm.stream(prompt, params)
     ended_in_newline = True
@@ -195,7 +194,6 @@ def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen
 
 
 def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: bool) -> None:
-    """One line on how the answer was decoded, and the legend of its colours."""
     if color:
         screen.err.print(legend(answer.origins), soft_wrap=True)
     is_timed = timings.decode and answer.num_decoded >= MIN_TIMED

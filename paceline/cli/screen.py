@@ -28,11 +28,10 @@ from rich.text import Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..core.outputs import Origin
     from ..outputs import Completion, StreamChunk
 
 STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
-"""The colour of a token by its origin, the value of an `Origin`."""
+"""The colour of a token by its `Origin`."""
 
 
 class Screen:
@@ -194,15 +193,14 @@ class Painter:
     def paint(self, chunk: "StreamChunk | Completion") -> Text:
         """The text that this chunk, or a whole answer, completes."""
         pieces = self._text.pieces(chunk.token_ids, chunk.finish_reason is not None)
-        styles = (STYLES[origin.value] for origin in chunk.origins)
-        return Text.assemble(*zip(pieces, styles, strict=True))
+        return Text.assemble(*zip(pieces, map(STYLES.__getitem__, chunk.origins), strict=True))
 
 
-def legend(origins: "Iterable[str | Origin]") -> Text:
+def legend(origins: Iterable[str]) -> Text:
     """What the colours mean, and how many tokens had each."""
     from ..eval.page import MEANINGS
 
-    counts, text = Counter(one if isinstance(one, str) else one.value for one in origins), Text()
+    counts, text = Counter(origins), Text()
     for origin, style in STYLES.items():
         if count := counts[origin]:
             text.append("■ ", style).append(f"{MEANINGS[origin]} {count}   ", "dim")

@@ -2,10 +2,11 @@
 
 import json
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.markup import escape
@@ -17,8 +18,12 @@ from .options import ModelArgument, ModelOptions, Speculation, SpeculationOption
 from .screen import Screen
 from .serve_vllm import EngineOptions, VllmCommand, check_engine, vllm_command
 
-_SERVER, _SAFETY, _LIMITS, _OUTPUT = "Server", "Who may ask", "Limits", "Answers and logs"
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+SERVER, _SAFETY, _LIMITS, _OUTPUT = "Server", "Who may ask", "Limits", "Answers and logs"
 LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")  # of this machine, in a Host header
 KEY_VARIABLE = "PACELINE_API_KEY"
 
 
@@ -56,41 +61,81 @@ def _as_word(value: object) -> object:
     return value if isinstance(value, bool) else json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def read_keys(given: list[str] | None = None) -> list[str]:
-    """The keys of clients: those given, or the environment's. Raises `ConfigError` for an empty one."""
-    keys = given or ([os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [])
-    if not all(key.strip() for key in keys):
-        raise ConfigError("an API key is empty", fix=f"give --api-key a text, or unset {KEY_VARIABLE}")
-    return keys
-
-
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """Where the server listens, whom it answers, and how much."""
+class ListenOptions:
+    """Where a server listens, whom it answers, and how much."""
 
-    config: Path | None = opt(
-        None,
-        "YAML file of options, MODEL as model; the command line wins.",
-        _SERVER,
-        metavar="FILE",
-        callback=_read_config,
-        is_eager=True,
-    )
-    host: str = opt("127.0.0.1", "Address to listen at; 0.0.0.0: all of this machine.", _SERVER)
-    port: int = opt(8000, "0: any free one.", _SERVER, min=0, max=65535)
-    served_model_name: str | None = opt(None, "Name of the model in requests; default: MODEL.", _SERVER, metavar="NAME")
-    max_num_seqs: int | None = opt(None, "Answers decoded side by side; default: 8.", _SERVER, min=1)
-    prefix_cache_bytes: int | None = opt(
-        None, "Memory for the beginnings of texts that were read; default: 1 GiB; 0: off.", _SERVER, min=0, metavar="N"
-    )
+    host: str = opt("127.0.0.1", "Address to listen at; 0.0.0.0: all of this machine.", SERVER)
+    port: int = opt(8000, "0: any free one.", SERVER, min=0, max=65535)
     drain_timeout: float = opt(
-        30.0, "After SIGTERM or Ctrl-C, seconds to finish what is being answered.", _SERVER, min=0
+        30.0, "After SIGTERM or Ctrl-C, seconds to finish what is being answered.", SERVER, min=0
     )
     api_key: list[str] | None = opt(
         None, f"Key that clients must send; repeatable. Better in {KEY_VARIABLE}: others see options.", _SAFETY
     )
     allowed_hosts: list[str] | None = opt(
         None, "Name by which clients call it; repeatable, * for any. Default: local if --host is.", _SAFETY, "", "HOST"
+    )
+    max_connections: int = opt(512, "Open connections; more are refused with 503.", _LIMITS, min=1)
+    max_body_mb: int = opt(32, "Size of a request.", _LIMITS, min=1)
+    request_timeout: float = opt(600.0, "Seconds for an answer, its wait included.", _LIMITS, min=0.001)
+    log_format: Literal["text", "json"] = opt("text", "Form of the lines on stderr.", _OUTPUT)
+
+    @property
+    def keys(self) -> list[str]:
+        """Of clients: those given, or the environment's. Raises `ConfigError` for an empty one."""
+        keys = self.api_key or ([os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [])
+        if not all(key.strip() for key in keys):
+            raise ConfigError("an API key is empty", fix=f"give --api-key a text, or unset {KEY_VARIABLE}")
+        return keys
+
+    def gate(self) -> dict[str, Any]:
+        """Fields of `GateSettings`."""
+        names = [host.lower() for host in self.allowed_hosts or ()]
+        is_open = "*" in names or (not names and self.host not in LOCAL)
+        return {
+            "api_keys": self.keys,
+            "allowed_hosts": () if is_open else (*LOCAL_NAMES, *names),
+            "max_body_bytes": self.max_body_mb << 20,
+            "request_timeout_s": self.request_timeout,
+        }
+
+    def bind(self, command: str, screen: Screen) -> socket.socket:
+        """The socket, before anything slow begins. Raises `ConfigError`, also where a package or a key is missing."""
+        keys = self.keys
+        try:
+            from ..server.run import bind
+        except ImportError as error:
+            raise ConfigError(f"paceline {command} needs {error.name}", fix="pip install 'paceline[serve]'") from error
+        taken = bind(self.host, self.port)
+        if self.host not in LOCAL and not keys:
+            screen.warn(f"Whoever reaches {self.host} may ask:", "there is no --api-key.")
+        return taken
+
+    def run(self, app: "FastAPI", taken: socket.socket, announce: Callable[[str], None]) -> None:
+        """Serve until SIGTERM or Ctrl-C. announce: see `Server`."""
+        from ..server.run import Server, set_up_logs
+
+        set_up_logs(self.log_format)
+        Server(app, self.drain_timeout, announce, self.max_connections).run(sockets=[taken])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(ListenOptions):
+    """Of a server with a model."""
+
+    config: Path | None = opt(
+        None,
+        "YAML file of options, MODEL as model; the command line wins.",
+        SERVER,
+        metavar="FILE",
+        callback=_read_config,
+        is_eager=True,
+    )
+    served_model_name: str | None = opt(None, "Name of the model in requests; default: MODEL.", SERVER, metavar="NAME")
+    max_num_seqs: int | None = opt(None, "Answers decoded side by side; default: 8.", SERVER, min=1)
+    prefix_cache_bytes: int | None = opt(
+        None, "Memory for the beginnings of texts that were read; default: 1 GiB; 0: off.", SERVER, min=0, metavar="N"
     )
     allow_origin: list[str] | None = opt(
         None, "Page of another host that may call from browsers; repeatable.", _SAFETY, metavar="URL"
@@ -99,10 +144,7 @@ class ServerOptions:
         None, "Host from which image URLs are fetched; repeatable. Default: data URIs alone.", _SAFETY, metavar="HOST"
     )
     max_waiting: int = opt(256, "Requests that may wait for a slot; more are refused with 429.", _LIMITS, min=0)
-    max_connections: int = opt(512, "Open connections; more are refused with 503.", _LIMITS, min=1)
-    max_body_mb: int = opt(32, "Size of a request.", _LIMITS, min=1)
     max_image_mb: int = opt(20, "Size of an image.", _LIMITS, min=1)
-    request_timeout: float = opt(600.0, "Seconds for an answer, its wait included.", _LIMITS, min=0.001)
     return_metrics: bool = opt(False, "Say with every answer how it was decoded.", _OUTPUT)
     return_provenance: bool = opt(
         False, "The same, and where each token came from, unless a request says otherwise.", _OUTPUT
@@ -113,13 +155,6 @@ class ServerOptions:
     otlp_traces_endpoint: str | None = opt(
         None, "OpenTelemetry collector, a span a request: http://localhost:4318/v1/traces.", _OUTPUT, metavar="URL"
     )
-    log_format: Literal["text", "json"] = opt("text", "Form of the lines on stderr.", _OUTPUT)
-
-    def host_names(self, local: Sequence[str]) -> Sequence[str]:
-        """Names by which the server may be called; none: any. local: names of this machine."""
-        given = [host.lower() for host in self.allowed_hosts or ()]
-        is_open = "*" in given or (not given and self.host not in LOCAL)
-        return () if is_open else (*local, *given)
 
     def name_of(self, model: str) -> str:
         """What requests call the model."""
@@ -154,17 +189,8 @@ def serve(
     if engine.engine == "vllm":
         _run(vllm_command(model, engine, server, speculation, loading, more or ()), engine.only_print, screen)
         return
-    chosen, keys = speculation.choose("lookup"), read_keys(server.api_key)
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"paceline serve needs {error.name}", fix="pip install 'paceline[serve]'") from error
-    from ..server.run import Server, bind, set_up_logs
-
-    taken = bind(server.host, server.port)
-    if server.host not in LOCAL and not keys:
-        screen.warn(f"Whoever reaches {server.host} may ask:", "there is no --api-key.")
+    chosen = speculation.choose("lookup")
+    taken = server.bind("serve", screen)
     tracer = None
     if server.otlp_traces_endpoint is not None:
         from ..server.tracing import Tracer
@@ -174,25 +200,20 @@ def serve(
     from ..async_llm import AsyncLLM
     from ..hf.images import ImageLimits
     from ..server.app import make_app
-    from ..server.gate import LOCAL_NAMES
     from ..server.service import Settings
 
     image_hosts = tuple(host.lower() for host in server.allow_image_hosts or ())
     settings = Settings(
+        **server.gate(),
         model=server.name_of(model),
-        api_keys=keys,
-        allowed_hosts=server.host_names(LOCAL_NAMES),
         allow_origins=server.allow_origin or (),
         images=ImageLimits(max_bytes=server.max_image_mb << 20, timeout_s=10.0, hosts=image_hosts),
-        max_body_bytes=server.max_body_mb << 20,
-        request_timeout_s=server.request_timeout,
         metric_prefix=server.metric_prefix,
         return_metrics=server.return_metrics,
         tracer=tracer,
         return_provenance=server.return_provenance,
     )
     served = AsyncLLM(llm, max_waiting=server.max_waiting, prefix_cache_bytes=server.prefix_cache_bytes)
-    set_up_logs(server.log_format)
 
     def announce(url: str) -> None:
         if screen.json:
@@ -202,9 +223,9 @@ def serve(
         )
 
     try:
-        app, most = make_app(served, settings), server.max_connections
-        Server(app, served, server.drain_timeout, announce, most).run_at(taken)
+        server.run(make_app(served, settings), taken, announce)
     finally:
+        served.shutdown()
         if tracer is not None:
             tracer.close()
 

@@ -117,8 +117,6 @@ def vllm_command(
     more: Sequence[str] = (),
 ) -> VllmCommand:
     """The command for these options. more: added as it is. Raises `ConfigError` for what vLLM does not have."""
-    from .serve import read_keys
-
     given = _given(server) | _given(loading) | _given(options) | _given(speculation)
     for name, instead in MISSING.items():
         if name in given and given[name] != "fixed":  # the policy that vLLM has
@@ -139,7 +137,7 @@ def vllm_command(
     words += ["--quantization", "fp8"] if loading.weights else []
     words += ["--per-request-spec-decode-metrics", "summary"] if server.return_metrics else []
     flags, environment = _drafting(model, speculation), dict[str, str]()
-    if keys := read_keys(server.api_key):
+    if keys := server.keys:
         if len(keys) > 1:
             raise ConfigError("vLLM takes one API key from its environment", got=f"{len(keys)} keys", fix="give one")
         environment["VLLM_API_KEY"] = keys[0]
@@ -219,7 +217,6 @@ def _option(name: str) -> str:
 
 
 def _values(name: str, value: Any) -> list[str]:
-    """A value in the form that vLLM reads."""
     if name == "allow_origin":
         return [json.dumps(value)]
     if isinstance(value, list):

@@ -71,7 +71,6 @@ def train(
 
 
 def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
-    """Run one stage to its end; returns its result."""
     from ..train.log import Evaluated, Started, Stepped
     from ..train.stages import Done, Preparing
 

@@ -114,7 +114,6 @@ def _open_candidates(
 
 
 def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: Path, screen: Screen) -> None:
-    """The table, what it means, the options of other engines, and how to use the file."""
     columns = {
         "Drafter": lambda one: escape(one.config.name),
         "Plain\ntok/s": lambda one: f"{one.plain_tokens_per_s:.1f}",

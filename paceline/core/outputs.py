@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 import torch
@@ -61,7 +61,7 @@ class Walk(NamedTuple):
     is_bonus: bool
 
 
-class Origin(Enum):
+class Origin(StrEnum):
     """Where an emitted token came from."""
 
     DRAFTED = "drafted"  # proposed by the drafter and accepted

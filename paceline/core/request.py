@@ -75,7 +75,7 @@ class SamplingParams:
     presence_penalty: Number = 0.0  # over the answer, as in the OpenAI API
     frequency_penalty: Number = 0.0
     no_repeat_ngram_size: _Count = 0
-    logit_bias: dict[Integer, Bias] | None = None
+    logit_bias: dict[int | Integer, Bias] | None = None  # int reads the keys of JSON, which are texts
     allowed_token_ids: Annotated[Listed[Integer], Field(min_length=1)] | None = None  # no other token is ever chosen
     bad_words: _Texts = ()
     min_tokens: _Count = 0

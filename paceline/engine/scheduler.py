@@ -203,7 +203,6 @@ class Scheduler:
         self._turn.failed.setdefault(request, error)
 
     def _count(self, rounds: list[Round]) -> None:
-        """Add rounds of a sequence to the statistics."""
         stats = self.stats
         for one in rounds:
             own = [place < one.num_accepted for place in range(one.num_drafted)]

@@ -91,7 +91,6 @@ class EngineThread:
         self.error: EngineStopped | None = None
         self._inbox = SimpleQueue[tuple[Ticket, bool | None] | None]()  # a ticket to add, or to abort: see `abort`
         self.scheduler = Scheduler(llm.decoder, lambda: self.is_alive)
-        self._of = dict[Request, Ticket]()  # those that the scheduler knows
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -161,12 +160,11 @@ class EngineThread:
             if is_read is not None:
                 self._abort(ticket, is_read)
             elif ticket.request is not None and not ticket.ended.done():
-                self._of[ticket.request] = ticket
                 self.scheduler.add(ticket.request)
 
     def _abort(self, ticket: Ticket, is_read: bool) -> None:
         request = ticket.request
-        if request is None or request not in self._of:
+        if request is None or ticket.ended.done():
             return
         with self.llm.runner.turn():
             self.scheduler.remove(request)
@@ -177,12 +175,11 @@ class EngineThread:
         self._post([(ticket, self._output(ticket, left))] if is_read else [], [ticket])
 
     def _tell(self, turn: Turn) -> None:
-        """Send out what came of a turn."""
         posts, ended = list[_Post](), list[Ticket]()
         for request, answers in turn.grown.items():
             if request in turn.failed:
                 continue
-            ticket = self._of[request]
+            ticket = self.tickets[request.request_id]
             output = self._output(ticket, answers)
             if isinstance(output, Exception):
                 with self.llm.runner.turn():
@@ -196,8 +193,8 @@ class EngineThread:
                 ended.append(ticket)
         for request, error in turn.failed.items():
             self.scheduler.stats.failed += 1
-            posts.append((self._of[request], error))
-            ended.append(self._of[request])
+            ended.append(self.tickets[request.request_id])
+            posts.append((ended[-1], error))
         self._post(posts, ended)
 
     def _output(self, ticket: Ticket, answers: list[Answer]) -> RequestOutput | Exception | None:
@@ -211,8 +208,6 @@ class EngineThread:
         """Hand outputs and errors to the loops that wait for them. ended: requests whose last output is among these."""
         for ticket in ended:
             self.tickets.pop(ticket.request_id, None)
-            if ticket.request is not None:
-                self._of.pop(ticket.request, None)
         by_loop = dict[asyncio.AbstractEventLoop, list[_Post]]()
         for ticket, given in posts:
             if given is not None:

@@ -72,10 +72,7 @@ class Choice(Delta):
             return []
         texts = self.pieces.pieces(part.token_ids, part.finish_reason is not None)
         rows = zip(part.token_ids, texts, part.origins, part.sources, strict=True)
-        return [
-            {"id": token, "text": text, "origin": origin.value, "source": source}
-            for token, text, origin, source in rows
-        ]
+        return [dict(zip(("id", "text", "origin", "source"), row, strict=True)) for row in rows]
 
 
 @dataclass

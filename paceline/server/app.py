@@ -34,7 +34,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
     outer = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]
     service, llm = Service(engine, settings), engine.llm
     metrics = partial(service.metrics.text, engine)
-    app = gated_app(service, settings, lambda: engine.is_alive, metrics, outer if settings.allow_origins else ())
+    app = gated_app(service, lambda: engine.is_alive, metrics, outer if settings.allow_origins else ())
     page, page_headers = _page()
 
     async def answer_chat(body: protocol.ChatRequest, request: Request, kind: Callable[..., Answering]) -> Response:

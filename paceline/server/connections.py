@@ -24,7 +24,6 @@ class Connection(H11Protocol):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there, and should say what it wants."""
         super().connection_made(transport)
         extra = len(self.connections) - self.max_connections
         if extra > REFUSED:
@@ -47,7 +46,6 @@ class Connection(H11Protocol):
         self._stall_timer = self.loop.call_later(STALL_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read."""
         super().resume_writing()
         self._stall_timer = _cancel(self._stall_timer)
 
@@ -58,7 +56,6 @@ class Connection(H11Protocol):
             self._stall_timer = _cancel(self._stall_timer) or self.loop.call_later(STALL_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
         super().connection_lost(exc)
         self._head_timer, self._stall_timer = _cancel(self._head_timer), _cancel(self._stall_timer)
 

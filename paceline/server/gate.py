@@ -23,7 +23,6 @@ _OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
 _PROBES = ("/health", "/ready")
 _QUIET_PATHS = (*_PROBES, "/metrics")
 HELD_BODIES = 8  # largest bodies that fit into what all requests in progress may hold together
-LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")  # of this machine, in a Host header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +43,35 @@ class GateSettings:
     request_timeout_s: float = 600.0
 
 
+class Gated:
+    """What answers behind a `Gate`, which counts the requests in progress, and takes no more while it is draining."""
+
+    settings: Any
+    num_running = 0
+    is_draining = False
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` for the name of another model."""
+        if name not in (None, self.settings.model):
+            message = f"The model {brief(name)} does not exist. This server has {self.settings.model!r}."
+            raise ApiError(404, message, "model_not_found", "model")
+
+    async def drain(self, timeout: float) -> None:
+        """Take no more requests, and wait until none is being answered, for so many seconds at most."""
+        self.is_draining, end_at = True, time.monotonic() + timeout
+        while self.num_running and time.monotonic() < end_at:
+            await asyncio.sleep(0.02)
+
+
 class Gate:
     """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add what they know."""
 
-    def __init__(self, app: ASGIApp, settings: GateSettings):
-        self.app, self.settings, self.held_bytes = app, settings, 0
-        self.keys = [key.encode() for key in settings.api_keys]
+    def __init__(self, app: ASGIApp, service: Gated):
+        self.app, self.service, self.held_bytes = app, service, 0
+        self.settings: GateSettings = service.settings
+        self.keys = [key.encode() for key in self.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with an error."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -77,7 +96,14 @@ class Gate:
                     raise ApiError(503, what, "too_many_connections", retry_after_s=1)
                 self._check_host(scope)
                 self._check_key(scope)
-                await self.app(scope, await self._with_body(scope, receive), put)
+                if self.service.is_draining and scope["path"] not in _QUIET_PATHS:
+                    raise ApiError(503, "The server is shutting down.", "server_shutting_down", retry_after_s=5)
+                whole = await self._with_body(scope, receive)
+                self.service.num_running += 1
+                try:
+                    await self.app(scope, whole, put)
+                finally:
+                    self.service.num_running -= 1
             except (ApiError, ClientGone, TimeoutError) as error:
                 await answer_of(error)(scope, receive, put)
         except Exception:
@@ -140,18 +166,14 @@ class Gate:
 
 
 def gated_app(
-    service: Any,
-    settings: GateSettings,
-    is_alive: Callable[[], bool],
-    metrics: Callable[[], str],
-    outer: Sequence[Middleware] = (),
+    service: Gated, is_alive: Callable[[], bool], metrics: Callable[[], str], outer: Sequence[Middleware] = ()
 ) -> FastAPI:
     """An application behind a `Gate` that tells its state and its metrics; `app.state.service` is the service.
 
-    service: what answers; it is ready unless it `is_draining`. outer: middleware before the gate.
+    outer: middleware before the gate.
     """
     # FastAPI's pages of documentation load scripts of other hosts
-    middleware = [*outer, Middleware(Gate, settings=settings)]
+    middleware = [*outer, Middleware(Gate, service=service)]
     app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=middleware, exception_handlers=HANDLERS)
     app.state.service = service
 

@@ -28,29 +28,22 @@ _HISTOGRAMS = {
 }
 
 
-class Histogram:
-    """Counts of observations up to each bound."""
-
-    def __init__(self, bounds: tuple[float, ...]):
-        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, so many times."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-
 class Metrics:
-    """What a server measures itself; the rest comes from the engine."""
+    """What a server measures itself; the rest comes from the engine.
+
+    counts, sums: of each histogram, the observations up to each bound and above all of them, and their sum.
+    """
 
     def __init__(self, prefix: str, model: str):
         self.prefix, self.labels = prefix, {"model_name": model}
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "tool_calls", "abort", "error"), 0)
-        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self.counts = {name: [0] * (len(bounds) + 1) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self.sums = dict.fromkeys(_HISTOGRAMS, 0.0)
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
         """Count a value in a histogram, so many times."""
-        self.histograms[name].observe(value, times)
+        self.counts[name][bisect_left(_HISTOGRAMS[name][1], value)] += times
+        self.sums[name] += value * times
 
     def text(self, engine: AsyncLLM) -> str:
         """All of them."""
@@ -74,7 +67,7 @@ class Metrics:
                 "position",
             ),
             *self.lines("request_success_total", "Choices by why they ended.", self.finished, "finished_reason"),
-            *(line for name in self.histograms for line in self.histogram_lines(name)),
+            *(line for name in _HISTOGRAMS for line in self.histogram_lines(name)),
         ]
         return "\n".join(lines) + "\n"
 
@@ -88,12 +81,12 @@ class Metrics:
 
     def histogram_lines(self, name: str) -> Iterator[str]:
         """Of one histogram."""
-        given = self.histograms[name]
-        yield from self._head(name, "histogram", _HISTOGRAMS[name][0])
-        for bound, count in zip([*given.bounds, "+Inf"], accumulate(given.counts), strict=True):
+        words, bounds = _HISTOGRAMS[name]
+        yield from self._head(name, "histogram", words)
+        for bound, count in zip([*bounds, "+Inf"], accumulate(self.counts[name]), strict=True):
             yield self._line(f"{name}_bucket", count, {"le": bound})
-        yield self._line(f"{name}_sum", given.sum)
-        yield self._line(f"{name}_count", sum(given.counts))
+        yield self._line(f"{name}_sum", self.sums[name])
+        yield self._line(f"{name}_count", sum(self.counts[name]))
 
     def _head(self, name: str, kind: str, words: str) -> list[str]:
         return [f"# HELP {self.prefix}:{name} {words}", f"# TYPE {self.prefix}:{name} {kind}"]

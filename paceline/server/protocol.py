@@ -165,10 +165,7 @@ class Sampling(Fields):
     # Paceline's
     no_repeat_ngram_size: Count | None = None
     speculative: Speculative | None = None
-    return_provenance: Annotated[
-        bool | None,
-        Field(description="With every choice, where each of its tokens came from; with the answer, metrics."),
-    ] = None
+    return_provenance: bool | None = None  # where each token came from, and metrics
     # without effect on answers
     user: str | None = None
     metadata: dict[str, str] | None = None

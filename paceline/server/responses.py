@@ -195,12 +195,10 @@ class ResponseAnswering(Answering):
         yield self._event(whole["status"], response=whole)
 
     def failed(self, error: ApiError) -> str:
-        """The end of a stream, where there is an error behind the first piece."""
         told = {"code": error.code, "message": error.detail, "param": error.param}
         return event({"type": "error", "sequence_number": next(self._numbers), **told}, "error")
 
     def whole(self) -> dict[str, Any]:
-        """The answer at once."""
         (choice,) = self.choices
         status = "incomplete" if choice.finish_reason == "length" else "completed"
         ending = self.ending()
@@ -216,7 +214,6 @@ class ResponseAnswering(Answering):
         return {**self._response(status), "output": [item], "usage": usage, **ending}
 
     def _part(self, choice: Choice) -> dict[str, Any]:
-        """The content of the answer."""
         made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": entries(choice)}
         return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
 

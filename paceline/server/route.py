@@ -19,10 +19,9 @@ from ..cascade.audit import DriftAlarm
 from ..cascade.calibration import Calibration, sampling_options
 from ..cascade.cascade import Reason, decide
 from ..core.request import TokenLogprob
-from ..schema import brief
 from . import protocol
 from .errors import ApiError, body_of
-from .gate import GateSettings, gated_app
+from .gate import Gated, GateSettings, gated_app
 from .metrics import Metrics, Watch
 from .streams import DONE, EventStream, connected, event
 from .upstream import Upstream
@@ -56,7 +55,7 @@ class Verdict:
         return "small" if self.reason is Reason.CONFIDENT else "large"
 
 
-class Router:
+class Router(Gated):
     """Two servers as one. Raises `ConfigError` where the calibration does not promise what is asked for."""
 
     def __init__(self, small: Upstream, large: Upstream, calibration: Calibration, settings: RouteSettings):
@@ -66,7 +65,6 @@ class Router:
         self.choice = calibration.choose(settings.max_disagreement)
         self.alarm = DriftAlarm(self.choice.max_disagreement)
         self.metrics, self.reasons = Metrics("paceline", settings.model), {one.value: 0 for one in Reason}
-        self.is_draining, self._running = False, 0
         params = calibration.params(calibration.short_limit)
         self._defaults = {name: getattr(params, name) for name in calibration.sampling}
         explicit = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # a server may have other defaults
@@ -74,22 +72,14 @@ class Router:
 
     async def answer(self, request: Request, body: protocol.ChatRequest) -> Response:
         """Answer a chat, whole or as a stream. Raises `ApiError`."""
-        if body.model != self.settings.model:
-            message = f"The model {brief(body.model)} does not exist. This router has {self.settings.model!r}."
-            raise ApiError(404, message, "model_not_found", "model")
-        if self.is_draining:
-            raise ApiError(503, "The server is shutting down.", "server_shutting_down", retry_after_s=5)
+        self.check_model(body.model)
         log, watch = request.scope["log"], Watch(self.metrics)
         end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         sent = {**self._sampling, **body.model_dump(mode="json", exclude_unset=True, by_alias=True)}
-        self._running += 1
-        try:
-            async with connected(request.receive, end_at):
-                verdict = await self._decide(sent, body)
-                if verdict.decided_by == "large" and not body.stream:
-                    verdict.answer = await self.large.ask(sent)
-        finally:
-            self._running -= 1
+        async with connected(request.receive, end_at):
+            verdict = await self._decide(sent, body)
+            if verdict.decided_by == "large" and not body.stream:
+                verdict.answer = await self.large.ask(sent)
         log |= {"decided_by": verdict.decided_by, "reason": verdict.reason.value, "confidence": verdict.confidence}
         self.reasons[verdict.reason.value] += 1
         if body.stream:
@@ -152,7 +142,6 @@ class Router:
     ) -> AsyncGenerator[str]:
         """The pieces of an answer: the small model's, which is there as a whole, or the large one's as they come."""
         told = {"cascade": self._told(verdict)}
-        self._running += 1
         try:
             if verdict.decided_by == "small":
                 for piece in pieces_of(as_asked(verdict.answer, body), body):
@@ -163,7 +152,6 @@ class Router:
                         yield event({**piece, **told})
             yield DONE
         finally:
-            self._running -= 1
             watch.end()
 
     def _told(self, verdict: Verdict) -> dict[str, Any]:
@@ -193,20 +181,11 @@ class Router:
         ]
         return "\n".join(lines) + "\n"
 
-    async def drain(self, timeout: float) -> None:
-        """Wait until nothing is being answered, for so many seconds at most."""
-        end_at = asyncio.get_running_loop().time() + timeout
-        while self._running and asyncio.get_running_loop().time() < end_at:
-            await asyncio.sleep(0.02)
-
-    def shutdown(self) -> None:
-        """Nothing: the two servers are their owners'."""
-
 
 def make_router_app(router: Router) -> FastAPI:
     """The application; `app.state.service` is its `Router`."""
     settings = router.settings
-    app = gated_app(router, settings, lambda: True, router.metrics_page)
+    app = gated_app(router, lambda: True, router.metrics_page)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -16,12 +16,7 @@ from fastapi import FastAPI
 from ..errors import ConfigError
 from .connections import Connection
 
-if TYPE_CHECKING:
-    from ..async_llm import AsyncLLM
-    from .route import Router
-
 LogFormat = Literal["text", "json"]
-MAX_CONNECTIONS = 512
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -62,14 +57,7 @@ class Server(uvicorn.Server):
     max_connections: open at once; further ones get status 503.
     """
 
-    def __init__(
-        self,
-        app: FastAPI,
-        engine: "AsyncLLM | Router",
-        drain_s: float,
-        announce: Callable[[str], None],
-        max_connections: int = MAX_CONNECTIONS,
-    ):
+    def __init__(self, app: FastAPI, drain_s: float, announce: Callable[[str], None], max_connections: int):
         super().__init__(
             uvicorn.Config(
                 app,
@@ -82,17 +70,9 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=5,
             )
         )
-        self.service, self.engine, self.drain_s, self.announce = app.state.service, engine, drain_s, announce
-
-    def run_at(self, taken: socket.socket) -> None:
-        """Serve at this socket; the engine is shut down afterwards."""
-        try:
-            self.run(sockets=[taken])
-        finally:
-            self.engine.shutdown()
+        self.service, self.drain_s, self.announce = app.state.service, drain_s, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         host, port = (sockets or [])[0].getsockname()[:2]
@@ -108,7 +88,7 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         try:
-            await self.engine.drain(self.drain_s)
+            await self.service.drain(self.drain_s)
         finally:
             self.should_exit = True
 

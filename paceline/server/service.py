@@ -21,7 +21,7 @@ from . import protocol
 from .answers import Answering, Choice
 from .chats import LIMITS
 from .errors import ApiError, unsupported
-from .gate import GateSettings
+from .gate import Gated, GateSettings
 from .metrics import Metrics
 from .streams import EventStream, connected, merged
 from .tools import reader_of
@@ -47,13 +47,13 @@ class Settings(GateSettings):
     return_provenance: bool = False
 
 
-class Service:
+class Service(Gated):
     """An engine with its settings."""
 
     def __init__(self, engine: AsyncLLM, settings: Settings):
         self.engine, self.llm, self.settings = engine, engine.llm, settings
         self.metrics = Metrics(settings.metric_prefix, settings.model)
-        self.is_draining, self.begin = False, int(time.time())
+        self.begin = int(time.time())
         loaded, config = self.llm.loaded, self.llm.loaded.model.generation_config
         processor = loaded.vision and loaded.vision.processor
         templates = [getattr(one, "chat_template", None) for one in (processor, loaded.tokenizer)]
@@ -64,8 +64,6 @@ class Service:
     def check(self, body: protocol.Request) -> None:
         """Raise `ApiError` for what this server does not have."""
         self.check_model(body.model)
-        if self.is_draining:
-            raise ApiError(503, "The server is shutting down.", "server_shutting_down", retry_after_s=5)
         drafters = self.llm.drafters
         if body.prediction is not None:
             if PredictedOutput.name not in drafters:
@@ -95,11 +93,10 @@ class Service:
             raise ConfigError("there is no such token", got=bad[0], expected=f"0 to {vocab_size - 1}")
         return str(self.llm.tokenizer.decode(prompt))
 
-    def check_model(self, name: str | None) -> None:
-        """Raise `ApiError` for the name of another model."""
-        if name not in (None, self.settings.model):
-            message = f"The model {brief(name)} does not exist. This server has {self.settings.model!r}."
-            raise ApiError(404, message, "model_not_found", "model")
+    async def drain(self, timeout: float) -> None:
+        """What has not ended in time is aborted."""
+        await super().drain(timeout)
+        await self.engine.drain(0)
 
     async def answer(
         self,

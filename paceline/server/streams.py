@@ -59,7 +59,6 @@ class EventStream(Response):
         self.events, self.end_at, self.log, self.failed = events, end_at, log, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
         has_begun = False
 
         async def put(text: str, is_last: bool = False) -> None:

@@ -117,7 +117,6 @@ def _with_text(message: Mapping[str, Any], text: str) -> Mapping[str, Any]:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    """Of a call."""
     arguments = tool.function.parameters or {"type": "object"}
     properties = {"name": {"const": tool.function.name}, "arguments": arguments}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}

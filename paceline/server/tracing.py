@@ -40,9 +40,8 @@ class Tracer:
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in run.request.headers.raw}
         begin_ns = time.time_ns() - int(run.watch.seconds * 1e9)
-        parent = TraceContextTextMapPropagator().extract(headers)
+        parent = TraceContextTextMapPropagator().extract(run.request.headers)
         span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, _attributes(run, reasons), (), begin_ns)
         if "error" in reasons:
             span.set_status(StatusCode.ERROR)

@@ -28,6 +28,7 @@ from paceline.drafters import Blockwise, Eagle, Medusa, Mtp, Space
 from paceline.drafters.registry import keys_of, methods, spec_class
 from paceline.errors import CacheFull, ConfigError, NumericsError
 from paceline.other_names import INSTEAD
+from paceline.schema import validate
 from tests.helpers import all_free, tokenizer
 from tests.tiny import tiny_model
 
@@ -98,6 +99,15 @@ def test_sampling_options_that_can_be():
 def test_names_of_others_are_answered_with_ours(name, answer):
     with pytest.raises(ConfigError, match=rf"SamplingParams takes no '{name}'.*{answer}"):
         SamplingParams(**{name: 1})
+
+
+def test_options_are_read_from_json():
+    """Its keys are texts."""
+    given = {"logit_bias": {"5": 1.5, "7": -2}, "stop": ["x"]}
+    made = SamplingParams(logit_bias={5: 1.5, 7: -2.0}, stop=["x"])
+    assert validate(SamplingParams, given, "options") == made
+    with pytest.raises(ConfigError, match="logit_bias has a wrong value"):
+        validate(SamplingParams, {"logit_bias": {"x": 1.0}}, "options")
 
 
 def test_nothing_is_replaced_that_exists():

@@ -72,8 +72,8 @@ def listening(llm=None, max_connections=512, **settings):
         urls.append(url)
         announced.set()
 
-    running = Server(app, engine, 5.0, announce, max_connections)
-    thread = threading.Thread(target=running.run_at, args=(bind("127.0.0.1", 0),))
+    running = Server(app, 5.0, announce, max_connections)
+    thread = threading.Thread(target=running.run, args=([bind("127.0.0.1", 0)],))
     thread.start()
     assert announced.wait(30)
     try:
@@ -82,6 +82,7 @@ def listening(llm=None, max_connections=512, **settings):
         running.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
+        engine.shutdown()
 
 
 def events(text: str) -> list[dict]:

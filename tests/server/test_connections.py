@@ -9,9 +9,8 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from paceline.cli.serve import ServerOptions
+from paceline.cli.serve import LOCAL_NAMES, ListenOptions
 from paceline.server import connections, gate
-from paceline.server.gate import LOCAL_NAMES
 from tests.server.helpers import ASK, listening, server
 
 CHAT = "/v1/chat/completions"
@@ -41,7 +40,7 @@ def test_a_local_server_answers_to_local_names(host, status):
      ({"host": "0.0.0.0", "allowed_hosts": ["our.example"]}, {*LOCAL_NAMES, "our.example"})],
 )  # fmt: skip
 def test_names_follow_the_address(options, named):
-    assert set(ServerOptions(**options).host_names(LOCAL_NAMES)) == named
+    assert set(ListenOptions(**options).gate()["allowed_hosts"]) == named
 
 
 def wait_until(condition, seconds=60.0):

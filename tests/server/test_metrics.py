@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.engine.scheduler import EngineStats
-from paceline.server.metrics import Histogram, Metrics
+from paceline.server.metrics import Metrics
 from tests.server.helpers import ASK, server, slowed, tiny_llm
 
 LINE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} ([0-9.e+-]+)')
@@ -95,11 +95,12 @@ def test_names_as_vllms_dashboards_read_them():
 
 
 def test_a_histogram_counts_up_to_each_bound():
-    histogram = Histogram((1.0, 2.0))
-    for value, times in ((0.5, 1), (1.0, 1), (1.5, 3), (9.0, 1)):
-        histogram.observe(value, times)
-    assert histogram.counts == [2, 3, 1]
-    assert histogram.sum == pytest.approx(15.0)
+    metrics, name = Metrics("paceline", "tiny"), "request_queue_time_seconds"
+    for value, times in ((0.01, 1), (0.05, 1), (0.06, 3), (961, 1)):
+        metrics.observe(name, value, times)
+    counts = metrics.counts[name]
+    assert (counts[:2], counts[-1], sum(counts)) == ([2, 3], 1, 6)
+    assert metrics.sums[name] == pytest.approx(961.24)
 
 
 def test_labels_are_escaped():

@@ -12,7 +12,7 @@ from PIL import Image
 from paceline.hf.images import ImageLimits
 from paceline.server.chats import LIMITS, read_messages
 from paceline.server.errors import as_api_error
-from paceline.server.gate import Gate, GateSettings
+from paceline.server.gate import Gate, Gated, GateSettings
 from paceline.server.protocol import ChatRequest
 from tests.server.helpers import ASK, events, server, slowed
 
@@ -218,7 +218,9 @@ def test_what_nobody_expected_is_logged_as_an_error(caplog):
         raise RuntimeError("the engine broke")
 
     async def ask():
-        transport = httpx.ASGITransport(Gate(broken, GateSettings(model="it")), raise_app_exceptions=False)
+        service = Gated()
+        service.settings = GateSettings(model="it")
+        transport = httpx.ASGITransport(Gate(broken, service), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://it") as client:
             return await client.get("/v1/models")
 

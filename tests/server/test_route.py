@@ -16,6 +16,7 @@ from paceline.cascade.calibration import ModelId, confidences
 from paceline.errors import ConfigError
 from paceline.server.errors import ApiError
 from paceline.server.route import DECIDED_BY, Router, RouteSettings, make_router_app, read_logprobs
+from paceline.server.streams import EventStream
 from paceline.server.upstream import Upstream
 from tests.cascade.common import perturbed
 from tests.cli.helpers import refusal
@@ -213,6 +214,26 @@ async def test_refusals(servers):
         assert "max_tokens" in passed_on.json()["error"]["message"]
         client.router.is_draining = True
         assert (await client.post(CHAT, json=asked("a"))).status_code == 503
+
+
+@awaited
+async def test_a_drain_waits_for_a_stream_that_has_not_begun(servers, monkeypatch):
+    begun, ended, send = asyncio.Event(), [], EventStream.__call__
+
+    async def late(*given):
+        begun.set()
+        await asyncio.sleep(0.1)
+        await send(*given)
+        ended.append(True)
+
+    monkeypatch.setattr(EventStream, "__call__", late)
+    async with routing(servers, 0.0) as client:
+        asking = asyncio.create_task(client.post(CHAT, json=asked("a", stream=True)))
+        await begun.wait()
+        await client.router.drain(30)
+        assert ended
+        assert events((await asking).text)
+        assert (await client.get("/ready")).status_code == 503
 
 
 @pytest.mark.parametrize("stream", [False, True])

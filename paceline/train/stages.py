@@ -36,6 +36,7 @@ from .loop import train
 from .measure import check_eval, evaluate
 from .prepare import chat_of, encode_line, ordered, prepare, read_files
 from .prepare import read_record as read_prepared
+from .recipe import Plan
 from .recipes import recipe_of
 from .run_folder import is_main, local_device, main_first, need, only_run, understood
 
@@ -84,6 +85,10 @@ class Stages:
     def target(self) -> LoadedModel:
         return self.llm.loaded
 
+    @cached_property
+    def plan(self) -> Plan:
+        return self.recipe.plan(self.method, self.config, self.target)
+
     def run(self, stage: str, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
         """One stage to its end. report: the progress of `eval`."""
         yield from self.eval(report) if stage == "eval" else getattr(self, stage)()
@@ -102,7 +107,7 @@ class Stages:
         if self.config.train.prompts and not self.recipe.learns_prompts:
             fix = "train.prompts=false"
             raise ConfigError("only heads over the target's states learn from prompts", got=self.method, fix=fix)
-        self.recipe.check(self.method, self.config, self.target)
+        self.recipe.check(self.plan)
         self._is_checked = True
 
     @property
@@ -119,7 +124,7 @@ class Stages:
             )
         self.check()
         index, parts = c.part
-        layers = self.recipe.layers(self.method, self.config, self.target)
+        layers = self.recipe.layers(self.plan)
         recomputes = bool(layers) and c.states == "online"
         layers = () if recomputes else layers
         reads_images = self.recipe.makes_draft or layers  # states are computed with the images
@@ -157,7 +162,7 @@ class Stages:
             everything = self._answers(folder)
         answers, held_out = everything.split(config.held_out)
         answers = answers.limited(config.limit)
-        recipe = self.recipe.build(self.method, self.config, self.target, answers)
+        recipe = self.recipe.build(self.plan, answers)
         yield from train(AnswerTask(recipe, answers, held_out, config, self.target), config, folder)
         if is_main():
             result = save_trained(place, recipe, self.target, self.config, answers, folder)

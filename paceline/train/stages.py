@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from ..errors import ConfigError, IncompatibleModels
-from ..eval.trials import Progress, Trial, trials_of
+from ..eval.trials import Trial, trials_of
 from ..heads.folder import read_record, trained_info
 from ..hf.chats import has_images
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
 from ..system.files import write_text
 from ..zoo import resolve
+from ..zoo.registry import Progress, silent
 from .artefact import check_same_run, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
 from .data import DATA, Answers, AnswerTask, read_begun
@@ -89,9 +90,12 @@ class Stages:
     def plan(self) -> Plan:
         return self.recipe.plan(self.method, self.config, self.target)
 
-    def run(self, stage: str, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
-        """One stage to its end. report: the progress of `eval`."""
-        yield from self.eval(report) if stage == "eval" else getattr(self, stage)()
+    def run(self, stage: str, report: Progress = silent) -> Iterator[StageEvent]:
+        """The stage prepare, train or eval to its end. report: the progress of eval. Raises as `check` does."""
+        self.check()
+        # Other parts of the answers are written by other processes.
+        with only_run(self.out, f"answers-{self.config.prepare.part[0]}" if stage == "prepare" else "train"):
+            yield from self._eval(report) if stage == "eval" else getattr(self, f"_{stage}")()
 
     def check(self) -> None:
         """Load the target and hold the whole configuration against it, once. Nothing is written.
@@ -115,14 +119,13 @@ class Stages:
         """The folder of the trained head or draft."""
         return self.out / ("draft" if self.recipe.makes_draft else "head")
 
-    def prepare(self) -> Iterator[StageEvent]:
+    def _prepare(self) -> Iterator[StageEvent]:
         """Have the target answer the prompts. Raises `ConfigError` without prompts."""
         c = self.config.prepare
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError(
                 "prepare is not for `accelerate launch`", fix="run n processes by themselves, with prepare.part=[i,n]"
             )
-        self.check()
         index, parts = c.part
         layers = self.recipe.layers(self.plan)
         recomputes = bool(layers) and c.states == "online"
@@ -140,19 +143,13 @@ class Stages:
             fix = "raise prepare.prompt_tokens"
             raise ConfigError("there is no prompt to answer", got=f"{skipped} too long", fix=fix)
         folder = self.out / f"answers-{index}"
-        with only_run(self.out, folder.name):  # other parts are written by other processes
-            for new_tokens, done in prepare(self.llm.runner, kept, self.target.eos_ids, c, folder, layers):
-                tokens += new_tokens
-                yield Preparing(done, total, tokens, skipped)
+        for new_tokens, done in prepare(self.llm.runner, kept, self.target.eos_ids, c, folder, layers):
+            tokens += new_tokens
+            yield Preparing(done, total, tokens, skipped)
         yield Done("prepare", folder, {"answers": total, "skipped": skipped})
 
-    def train(self) -> Iterator[StageEvent]:
-        """Train on the answers, and keep the result as a folder."""
-        self.check()
-        with only_run(self.out, "train"):
-            yield from self._train()
-
     def _train(self) -> Iterator[StageEvent]:
+        """Train on the answers, and keep the result as a folder."""
         config, place, folder = self.config.train, self.result, self.out / "train"
         if (place / "config.json").exists():
             check_same_run(place, self.config, self.target.fingerprint)
@@ -194,14 +191,10 @@ class Stages:
             write_text(folder / DATA, json.dumps(Counter(str(one.folder) for one in answers.all)) + "\n")
         return answers
 
-    def eval(self, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
+    def _eval(self, report: Progress) -> Iterator[StageEvent]:
         """Decode held-out prompts with the result; measurements already in its record are kept."""
-        self.check()
-        if is_main():
-            with only_run(self.out, "train"):
-                yield self._eval(report)
-
-    def _eval(self, report: Progress) -> Done:
+        if not is_main():
+            return
         head = self.result
         if not (head / "config.json").exists():
             raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
@@ -215,7 +208,7 @@ class Stages:
         path = self.out / "eval.json"
         rows = [trial.as_dict() for trial in trials]
         write_text(path, json.dumps(rows, indent=1) + "\n")
-        return Done("eval", path, {"trials": rows})
+        yield Done("eval", path, {"trials": rows})
 
     @property
     def _evaluation(self) -> EvalSection:

@@ -210,8 +210,7 @@ class _Run:
     def _save(self) -> Path:
         """Write the state of the run, then drop all but the last two checkpoints."""
         path = self.folder / f"checkpoint-{self.step:08d}.pt"
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        random_states = self._gather({"torch": torch.get_rng_state(), "cuda": cuda})
+        random_states = self._gather({"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()})
         window = Window(*self._gather(self.window.sums()))
         if not self.accelerator.is_main_process:
             return path
@@ -240,7 +239,8 @@ class _Run:
                 for name, tensor in self.task.state().items():
                     tensor.copy_(state["trained"][name])
             self.optimizer.load_state_dict(state["optimizer"])
-            set_random_state(state["random"][self.rank])
+            torch.set_rng_state(state["random"][self.rank]["torch"])
+            torch.cuda.set_rng_state_all(state["random"][self.rank]["cuda"])  # none without CUDA
             self.step, self.tokens, self.skipped = (int(state[key]) for key in ("step", "tokens", "skipped"))
             self.window = Window(state["window"]) if self.rank == 0 else Window()
         return True
@@ -269,21 +269,12 @@ class _Run:
 def _ahead(steps: Iterable[int], load: Callable[[int], list[Any]]) -> Iterator[list[Any]]:
     """The micro-batches of each step, those of the next one being loaded meanwhile."""
     with ThreadPoolExecutor(1) as reader:
-        waiting = None
-        for step in steps:
-            coming = reader.submit(load, step)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = coming
-        if waiting is not None:
+        jobs = (reader.submit(load, step) for step in steps)
+        waiting = next(jobs, None)
+        while waiting is not None:
+            coming = next(jobs, None)
             yield waiting.result()
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put this process's random generators back."""
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+            waiting = coming
 
 
 def _all(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from .models import check_memory, size_of
 
 _T = TypeVar("_T")
 TokenLoss = LossName | Literal["token"]
-"""Which loss; "token" is the cross entropy with the token that followed, without a teacher."""
+"""One of `losses`, or "token": the cross entropy with the token that followed, without a teacher."""
 Decay = Annotated[float, Field(gt=0, le=1)]
 
 

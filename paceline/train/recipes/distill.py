@@ -67,9 +67,8 @@ class DistillShape:
 class DistillLoss:
     """How the draft is trained.
 
-    name: "token" (cross entropy with the token that followed), or one of `losses`, to which `label_weight` times that
-    cross entropy is added. on_policy: the weight of rounds that the draft samples, against the text's. rounds: how many
-    are sampled in each text, of `window` tokens.
+    label_weight: of the "token" loss, which is added to another one. on_policy: the weight of rounds that the draft
+    samples, against the text's. rounds: how many are sampled in each text, of `window` tokens.
     """
 
     name: TokenLoss = "kl"

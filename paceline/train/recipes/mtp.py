@@ -35,9 +35,8 @@ class MtpShape:
 class MtpLoss:
     """How MTP modules are trained.
 
-    name: "token" (cross entropy with the token that followed), or one of `losses`. steps: drafting steps unrolled,
-    None: one a module; more let the last module continue (FastMTP, arXiv 2509.18362). decay: step s weighs decay^s
-    (FastMTP: 0.6; DeepSeek-V3: 1, the mean).
+    steps: drafting steps unrolled, None: one a module; more let the last module continue (FastMTP, arXiv 2509.18362).
+    decay: step s weighs decay^s (FastMTP: 0.6; DeepSeek-V3: 1, the mean).
     """
 
     name: TokenLoss = "ce"

@@ -43,9 +43,9 @@ class BlockwiseShape:
 class ParallelLoss:
     """How parallel heads are trained.
 
-    name: "token" (cross entropy with the token that followed), or one of `losses`. decay: head i weighs decay^i; None:
-    0.8 for Medusa, 1 (the mean) for blockwise. one_head: train one head a batch, drawn uniformly, as Stern et al. do to
-    save memory; the agreement of the others is then NaN. In evaluation mode all heads are measured.
+    decay: head i weighs decay^i; None: 0.8 for Medusa, 1 (the mean) for blockwise. one_head: train one head a batch,
+    drawn uniformly, as Stern et al. do to save memory; the agreement of the others is then NaN. In evaluation mode all
+    heads are measured.
     """
 
     name: TokenLoss = "ce"

@@ -7,9 +7,8 @@ that it learns to draft over the shared cache. context="own" trains it as a mode
 Of a target that reads images, the language model is trained, on the features that its tower makes of each prompt's
 images: they are in the cache that the student reads, as when it drafts.
 
-It learns the target's whole distribution after each answer token (`losses`: 1 - TV is the share of drafts that are
-accepted), or the token that the target wrote ("token": training by labels). The result is the rounded draft, not the
-weights that were trained: codes and grids, 4.5 bits a weight with 4 bits in groups of 32 (`heads.int4_draft`).
+The result is the rounded draft, not the weights that were trained: codes and grids, 4.5 bits a weight with 4 bits in
+groups of 32 (`heads.int4_draft`).
 """
 
 from pathlib import Path
@@ -56,9 +55,9 @@ class QatShape:
 class QatLoss:
     """How the draft is trained.
 
-    name: "token" (cross entropy with the token that followed), or one of `losses`, to which `label_weight` times that
-    cross entropy is added. window: tokens of a round; in training rounds begin at random places. context: what the
-    student reads of the committed text, the target's keys and values or its own.
+    label_weight: of the "token" loss, which is added to another one. window: tokens of a round; in training rounds
+    begin at random places. context: what the student reads of the committed text, the target's keys and values or its
+    own.
     """
 
     name: TokenLoss = "kl"

@@ -72,9 +72,8 @@ class SpaceShape:
 class SpaceLoss:
     """How an adapter is trained.
 
-    name: "token" (the paper: cross entropy with the token that followed), or one of `losses`: distillation from the
-    target's distributions. vocab_size: compare so many frequent tokens, which is faster; None: all. rows: mask tokens a
-    pass. keep: see above. decay: mask j weighs decay^j. ar_weight, ar_share: of a full run.
+    name: "token" is the paper's, the others distil. vocab_size: compare so many frequent tokens, which is faster; None:
+    all. rows: mask tokens a pass. keep: see above. decay: mask j weighs decay^j. ar_weight, ar_share: of a full run.
     """
 
     name: TokenLoss = "ce"

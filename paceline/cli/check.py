@@ -86,7 +86,7 @@ def check(
                 "exact": llm.verifier.exact,
                 "law_test": report.law_test,
                 "skipped_temperatures": report.skipped,
-                "prompts": [one.as_dict() for one in report.comparisons],
+                "prompts": report.comparisons,
                 "provenance": provenance(),
             }
         )

@@ -7,7 +7,7 @@ Two answers that should be one are identical, differ by a rounding tie, or show 
 import math
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 
@@ -123,13 +123,6 @@ class Comparison(Judgement):
     plain_token: str | None
     speculative_token: str | None
 
-    def as_dict(self) -> dict[str, object]:
-        """As JSON can hold it."""
-        flat: dict[str, object] = asdict(self)
-        measured = flat.pop("measured")
-        gap, noise = (None, None) if self.measured is None else (self.measured.gap, self.measured.noise)
-        return {**flat, "gap": gap, "noise": noise, "reference": measured}
-
 
 @dataclass(frozen=True)
 class CheckReport:
@@ -144,13 +137,11 @@ class CheckReport:
 
     @property
     def verdicts(self) -> dict[str, int]:
-        """How many comparisons came to each verdict."""
         counts = Counter(c.verdict for c in self.comparisons)
         return {verdict.value: counts[verdict] for verdict in Verdict}
 
     @property
     def passed(self) -> bool:
-        """No bug, and no failed law test."""
         return self.verdicts["bug"] == 0 and (self.law_test is None or self.law_test.passed)
 
     @property

@@ -26,7 +26,6 @@ class Pair:
 
     @property
     def identical(self) -> bool:
-        """The same tokens."""
         return self.plain.token_ids == self.speculative.token_ids
 
 

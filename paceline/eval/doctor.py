@@ -60,12 +60,10 @@ class MemoryPlan:
 
     @property
     def kv_cache(self) -> int:
-        """Bytes of a full cache."""
         return self.kv_per_token * self.slots * round_up(self.length)
 
     @property
     def total(self) -> int:
-        """Bytes of everything."""
         return self.weights + self.kv_cache + self.draft
 
     @property
@@ -85,7 +83,6 @@ class DrafterMemory:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
         return self.each * self.count
 
 

@@ -14,6 +14,7 @@ In a file that is no JSON every line is text to go on from.
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError
 from ..hf.prompts import has_chat_template
-from ..system.files import MAX_BYTES, parse_json, read_bytes
+from ..system.files import MAX_BYTES, as_text, parse_json, read_bytes
 
 Prompt: TypeAlias = str | list[Mapping[str, Any]]
 _CHATS, _TEXTS = ("messages", "chat"), ("prompt", "question", "instruction", "text")
@@ -98,7 +99,7 @@ def read_lines(path: str | Path, limit: int | None = None) -> list[PromptLine]:
     if not lines:
         raise ConfigError(f"{str(path)!r} holds no prompts", expected="one prompt a line")
     is_json = ".json" in path.name or lines[0][1].lstrip().startswith("{")
-    return [_line(line.rstrip("\r"), number, path, is_json) for number, line in lines[:limit]]
+    return [_line(line, number, path, is_json) for number, line in lines[:limit]]
 
 
 def is_address(source: str) -> bool:
@@ -107,13 +108,17 @@ def is_address(source: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    raw = read_bytes(path, "the prompts in")
-    try:
-        if path.suffix == ".gz":
-            raw = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(MAX_BYTES)
-        return raw.decode("utf-8-sig")
-    except (OSError, EOFError, ValueError) as error:  # ValueError: not UTF-8
-        raise ConfigError(f"the prompts in {str(path)!r} cannot be read", got=error, expected="UTF-8") from error
+    raw, name = read_bytes(path, "the prompts in"), f"the prompts in {str(path)!r}"
+    if path.suffix == ".gz":
+        try:
+            raw = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(MAX_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ConfigError(f"{name} cannot be read", got=error, expected="a whole file of gzip") from error
+        if len(raw) > MAX_BYTES:
+            raise ConfigError(
+                f"{name} are too large unpacked", expected=f"at most {MAX_BYTES:,} bytes", fix="split the file"
+            )
+    return as_text(raw, name)
 
 
 def _line(line: str, number: int, path: Path, is_json: bool) -> PromptLine:

@@ -194,7 +194,6 @@ class SavedRound(Round):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The text of each node."""
         return _texts(self.token_ids, self.pieces)
 
 
@@ -229,12 +228,10 @@ class SavedAnswer(_Saved):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The text of each token."""
         return _texts(self.token_ids, self.pieces)
 
     @property
     def is_plain(self) -> bool:
-        """Decoded without speculation."""
         return self.side == PLAIN
 
     @property

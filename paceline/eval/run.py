@@ -63,7 +63,6 @@ class Ask:
         return self.token_ids if self.question.image is None else self.messages
 
     def params(self, options: BenchOptions) -> SamplingParams:
-        """What an engine is asked for."""
         return SamplingParams(options.temperature, max_tokens=options.max_tokens, seed=self.seed)
 
 
@@ -98,7 +97,6 @@ class Answer:
         return self.num_tokens + 1 if self.token_ids is None else len(self.token_ids)
 
     def as_dict(self) -> dict[str, Any]:
-        """One line of `answers.jsonl`."""
         ask, question = self.ask, self.ask.question
         asked = {key: getattr(question, key) for key in ("id", "category", "topic")}
         asked |= {key: getattr(ask, key) for key in ("turn", "repeat", "seed")}
@@ -117,7 +115,7 @@ class Side(ABC):
 
     @abstractmethod
     def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
-        """Answer a batch."""
+        """Answer a batch; our engines decode as many side by side as they have slots."""
 
     def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
         """`mine` with its verdict against the plain answer."""
@@ -132,7 +130,6 @@ class EngineSide(Side):
         self.llm = llm
 
     def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
-        """Decode the asks side by side, as many as the engine has slots."""
         results = self.llm.generate([ask.prompt for ask in asks], [ask.params(options) for ask in asks])
         timings = self.llm.decoder.timings  # of the whole batch
         shares = [sum(one.seconds / one.batch for one in result.rounds) for result in results]

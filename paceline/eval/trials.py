@@ -79,7 +79,6 @@ class AcceptanceCounts:
         return [a.accepted[position] if position < len(a.accepted) else 0 for a in self.answers]
 
     def first(self, count: int) -> "AcceptanceCounts":
-        """Of the first answers only."""
         return replace(self, answers=self.answers[:count])
 
     def as_dict(self) -> dict[str, object]:
@@ -148,7 +147,6 @@ class Difference:
 
     @property
     def holds(self) -> bool:
-        """Whether they agree."""
         return abs(self.measured - self.recorded) <= self.allowed
 
 
@@ -214,7 +212,6 @@ class Trial:
             )
 
     def as_dict(self) -> dict[str, object]:
-        """The entry of training.json."""
         default, params = asdict(SamplingParams()), asdict(self.params)
         always = ("temperature", "max_tokens", "seed")
         return {
@@ -227,7 +224,6 @@ class Trial:
 
     @property
     def can_run(self) -> bool:
-        """Whether its prompts are here."""
         return self.prompts.source != "file"
 
     def config(self, method: str, head: str) -> SpecConfig:
@@ -290,12 +286,10 @@ class TrialCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether every number agrees with its record."""
         return all(difference.holds for difference in self.differences)
 
     @property
     def is_identical(self) -> bool:
-        """Whether every count is that of the record."""
         return self.measured == self.recorded
 
 

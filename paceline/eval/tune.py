@@ -46,7 +46,6 @@ class Gain:
         return round(self.value, 2) >= SURE if self.low is None else self.low > 1  # rounded as it is printed
 
     def __str__(self) -> str:
-        """With the interval, where there is one."""
         return f"{self.value:.2f}x" + ("" if self.low is None else f" ({self.interval})")
 
     @property
@@ -93,7 +92,6 @@ class Candidate:
     costs: PassCosts | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """For the file."""
         found = asdict(self)
         del found["costs"]
         return {"drafter": self.config.name, **found, "config": self.config.as_dict()}

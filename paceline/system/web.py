@@ -100,7 +100,6 @@ class _Visit:
 
     @property
     def is_over(self) -> bool:
-        """Whether its time has passed."""
         return time.monotonic() >= self._end
 
     def hang_up(self) -> None:

@@ -93,25 +93,25 @@ class Window:
     Each value has its own weight: a batch without a part, or with NaN in an agreement, counts for nothing there.
     """
 
-    def __init__(self, sums: Mapping[str, Any] | None = None):
-        self._sums: dict[str, Tensor] = {name: torch.tensor(pair) for name, pair in (sums or {}).items()}  # [2, ...]
+    def __init__(self, *sums: Mapping[str, Any]):
+        """sums: of other windows, which this one holds together; one that had no batch has none."""
+        self._sums: dict[str, Tensor] = {}  # [2, ...]
+        for one in sums:
+            for name, pair in one.items():
+                self._add(name, torch.tensor(pair))
 
     def add(self, losses: Losses, weight: float) -> None:
         values = {"loss": losses.total.detach(), "agreement": losses.agreement}
         for name, value in (values | {f"part {name}": value for name, value in losses.parts.items()}).items():
             value = value.float()
-            pair = torch.stack([value.nan_to_num(0.0), (~value.isnan()).float()]) * weight
-            self._sums[name] = self._sums[name].to(pair.device) + pair if name in self._sums else pair
+            self._add(name, torch.stack([value.nan_to_num(0.0), (~value.isnan()).float()]) * weight)
+
+    def _add(self, name: str, pair: Tensor) -> None:
+        self._sums[name] = self._sums[name].to(pair.device) + pair if name in self._sums else pair
 
     def sums(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint or for another process."""
         return {name: pair.tolist() for name, pair in self._sums.items()}
-
-    def join(self, sums: Mapping[str, Any]) -> None:
-        """Add the sums of another process; one that had no batch has none."""
-        for name, pair in sums.items():
-            own = self._sums.get(name)
-            self._sums[name] = torch.tensor(pair) + (0 if own is None else own.cpu())
 
     def means(self) -> tuple[float, dict[str, float], list[float]]:
         """Loss, parts and the agreement of each depth."""

@@ -127,7 +127,7 @@ class _Run:
             rate = learning_rate(config, self.step, steps)
             self._descend(batches, rate)
             if self.step % config.log_every == 0 or self.step == steps:
-                window = self._of_all_devices(self.window)
+                window = Window(*self._gather(self.window.sums()))
                 pace = window.weight / max(time.monotonic() - window_at, 1e-9)
                 self.window, window_at = Window(), time.monotonic()
                 stepped = Stepped(self.step, steps, self.tokens, *window.means(), rate, pace, self.skipped)
@@ -196,7 +196,7 @@ class _Run:
             for item in self.task.held_out[self.rank :: self.devices]:
                 batch = self.task.load(item)
                 window.add(self._loss(batch), self.task.weight(batch))
-        loss, parts, agreement = self._of_all_devices(window).means()
+        loss, parts, agreement = Window(*self._gather(window.sums())).means()
         return Evaluated(self.step, self.tokens, loss, parts, agreement, accepted_length(agreement))
 
     # Staying the same run
@@ -210,9 +210,8 @@ class _Run:
     def _save(self) -> Path:
         """Write the state of the run, then drop all but the last two checkpoints."""
         path = self.folder / f"checkpoint-{self.step:08d}.pt"
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        random_states = self._gather({"torch": torch.get_rng_state(), "cuda": cuda})
-        window = self._of_all_devices(self.window)
+        random_states = self._gather({"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()})
+        window = Window(*self._gather(self.window.sums()))
         if not self.accelerator.is_main_process:
             return path
         state = {
@@ -240,9 +239,10 @@ class _Run:
                 for name, tensor in self.task.state().items():
                     tensor.copy_(state["trained"][name])
             self.optimizer.load_state_dict(state["optimizer"])
-            set_random_state(state["random"][self.rank])
+            torch.set_rng_state(state["random"][self.rank]["torch"])
+            torch.cuda.set_rng_state_all(state["random"][self.rank]["cuda"])  # none without CUDA
             self.step, self.tokens, self.skipped = (int(state[key]) for key in ("step", "tokens", "skipped"))
-            self.window = Window(state["window"] if self.rank == 0 else None)
+            self.window = Window(state["window"]) if self.rank == 0 else Window()
         return True
 
     # Several devices
@@ -254,16 +254,8 @@ class _Run:
             for parameter in self.parameters:
                 parameter.data.copy_(broadcast(parameter.data))  # type: ignore[arg-type]
 
-    def _of_all_devices(self, window: Window) -> Window:
-        """What this window and those of the other devices hold together."""
-        if self.devices == 1:
-            return window
-        joined = Window()
-        for sums in self._gather(window.sums()):
-            joined.join(sums)
-        return joined
-
     def _gather(self, value: Any) -> list[Any]:
+        """The values of all devices."""
         from accelerate.utils import gather_object
 
         return gather_object([value])
@@ -277,21 +269,12 @@ class _Run:
 def _ahead(steps: Iterable[int], load: Callable[[int], list[Any]]) -> Iterator[list[Any]]:
     """The micro-batches of each step, those of the next one being loaded meanwhile."""
     with ThreadPoolExecutor(1) as reader:
-        waiting = None
-        for step in steps:
-            coming = reader.submit(load, step)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = coming
-        if waiting is not None:
+        jobs = (reader.submit(load, step) for step in steps)
+        waiting = next(jobs, None)
+        while waiting is not None:
+            coming = next(jobs, None)
             yield waiting.result()
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put this process's random generators back."""
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+            waiting = coming
 
 
 def _all(folder: Path) -> list[Path]:

@@ -17,46 +17,42 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-Loss: TypeAlias = Callable[[Float[Tensor, "T Vd"], Float[Tensor, "T Vd"]], Float[Tensor, ""]]
+_Logits: TypeAlias = Float[Tensor, "T Vd"]
+Loss: TypeAlias = Callable[[_Logits, _Logits], Float[Tensor, ""]]
 """(target's logits, head's logits) -> scalar."""
 
 
-def cross_entropy(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
-    """- sum p log q."""
+def _cross_entropy(target: _Logits, head: _Logits) -> Tensor:
     return nn.functional.cross_entropy(head, target.softmax(-1))
 
 
-def kl(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
-    """Sum p (log p - log q)."""
+def _kl(target: _Logits, head: _Logits) -> Tensor:
     return nn.functional.kl_div(head.log_softmax(-1), target.log_softmax(-1), log_target=True, reduction="batchmean")
 
 
-def tv(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
-    """1/2 sum |p - q|."""
+def _tv(target: _Logits, head: _Logits) -> Tensor:
     return (target.softmax(-1) - head.softmax(-1)).abs().sum(-1).mean() / 2
 
 
-def lk(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
-    """- log sum min(p, q)."""
+def _lk(target: _Logits, head: _Logits) -> Tensor:
     return -torch.minimum(target.softmax(-1), head.softmax(-1)).sum(-1).clamp_min(1e-8).log().mean()
 
 
-def lk_hybrid(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
-    """Mean of l KL + (1 - l) TV with l = exp(-3 sum min(p, q)), through which no gradient goes."""
+def _lk_hybrid(target: _Logits, head: _Logits) -> Tensor:
     log_p, log_q = target.log_softmax(-1), head.log_softmax(-1)
     p, q = log_p.exp(), log_q.exp()
     apart = (p * (log_p - log_q)).sum(-1)
     accepted = torch.minimum(p, q).sum(-1)
-    weight = (-3 * accepted.detach()).exp()
+    weight = (-3 * accepted.detach()).exp()  # no gradient goes through it
     return (weight * apart + (1 - weight) * (1 - accepted)).mean()
 
 
 LossName = Literal["ce", "kl", "tv", "lk", "lk_hybrid"]
-LOSSES: Mapping[str, Loss] = {"ce": cross_entropy, "kl": kl, "tv": tv, "lk": lk, "lk_hybrid": lk_hybrid}
+LOSSES: Mapping[str, Loss] = {"ce": _cross_entropy, "kl": _kl, "tv": _tv, "lk": _lk, "lk_hybrid": _lk_hybrid}
 
 
 @torch.no_grad()
-def compared(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> tuple[Tensor, Tensor]:
+def compared(target: _Logits, head: _Logits) -> tuple[Tensor, Tensor]:
     """The share of samples that are accepted, 1 - TV, and whether the best tokens agree. [T] each."""
     accepted = torch.minimum(target.softmax(-1), head.softmax(-1)).sum(-1)
     return accepted, target.argmax(-1) == head.argmax(-1)

@@ -4,17 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.processing_utils import ProcessorMixin
 
 from ..runner import LoadedModel
+from ..schema import validate
+from .config import RunConfig
 from .prepare import ImageChat
 
 if TYPE_CHECKING:
-    from .config import RunConfig
     from .data import Answers
 
 
@@ -48,9 +49,22 @@ class Losses:
     agreement: Float[Tensor, " D"]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to train. shape, settings: `head` and `train.loss` of the configuration, as the method has them."""
+
+    method: str
+    config: RunConfig
+    target: LoadedModel
+    shape: Any
+    settings: Any
+
+
 class Recipe(ABC):
     """Trains one module against one target. A new method is one file with a subclass, named in `recipes.RECIPES`."""
 
+    KINDS: ClassVar[Mapping[str, tuple[type[Any], type[Any]]]]
+    """For each of its methods what `head` and `train.loss` of a configuration may hold."""
     module: nn.Module
     states: tuple[int, ...]
     """Hidden states of the target that `loss` reads."""
@@ -66,18 +80,25 @@ class Recipe(ABC):
     """Whether the result replaces a draft model's weights and not a head's; its folder is called draft."""
 
     @classmethod
-    def layers(cls, method: str, config: "RunConfig", target: LoadedModel) -> tuple[int, ...]:
+    def plan(cls, method: str, config: RunConfig, target: LoadedModel) -> Plan:
+        """Raises `ConfigError` for keys and values that the method does not have."""
+        shape, settings = cls.KINDS[method]
+        shape, settings = validate(shape, config.head, "head"), validate(settings, config.train.loss, "train.loss")
+        return Plan(method, config, target, shape, settings)
+
+    @classmethod
+    def layers(cls, plan: Plan) -> tuple[int, ...]:
         """Hidden states of the target that the stage `prepare` stores for `states`."""
         return ()
 
     @classmethod
     @abstractmethod
-    def check(cls, method: str, config: "RunConfig", target: LoadedModel) -> None:
+    def check(cls, plan: Plan) -> None:
         """Raise `ConfigError` or `IncompatibleModels` for what `build` would refuse. Nothing is made or written."""
 
     @classmethod
     @abstractmethod
-    def build(cls, method: str, config: "RunConfig", target: LoadedModel, answers: "Answers") -> "Recipe":
+    def build(cls, plan: Plan, answers: "Answers") -> "Recipe":
         """A fresh module beside its target, in float32, and the recipe to train it.
 
         answers: those to train on; their most frequent tokens become the draft vocabulary.

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from ..errors import ConfigError, IncompatibleModels
-from ..eval.trials import Progress, Trial, trials_of
+from ..eval.trials import Trial, trials_of
 from ..heads.folder import read_record, trained_info
 from ..hf.chats import has_images
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
 from ..system.files import write_text
 from ..zoo import resolve
+from ..zoo.registry import Progress, silent
 from .artefact import check_same_run, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
 from .data import DATA, Answers, AnswerTask, read_begun
@@ -36,6 +37,7 @@ from .loop import train
 from .measure import check_eval, evaluate
 from .prepare import chat_of, encode_line, ordered, prepare, read_files
 from .prepare import read_record as read_prepared
+from .recipe import Plan
 from .recipes import recipe_of
 from .run_folder import is_main, local_device, main_first, need, only_run, understood
 
@@ -84,9 +86,16 @@ class Stages:
     def target(self) -> LoadedModel:
         return self.llm.loaded
 
-    def run(self, stage: str, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
-        """One stage to its end. report: the progress of `eval`."""
-        yield from self.eval(report) if stage == "eval" else getattr(self, stage)()
+    @cached_property
+    def plan(self) -> Plan:
+        return self.recipe.plan(self.method, self.config, self.target)
+
+    def run(self, stage: str, report: Progress = silent) -> Iterator[StageEvent]:
+        """The stage prepare, train or eval to its end. report: the progress of eval. Raises as `check` does."""
+        self.check()
+        # Other parts of the answers are written by other processes.
+        with only_run(self.out, f"answers-{self.config.prepare.part[0]}" if stage == "prepare" else "train"):
+            yield from self._eval(report) if stage == "eval" else getattr(self, f"_{stage}")()
 
     def check(self) -> None:
         """Load the target and hold the whole configuration against it, once. Nothing is written.
@@ -102,7 +111,7 @@ class Stages:
         if self.config.train.prompts and not self.recipe.learns_prompts:
             fix = "train.prompts=false"
             raise ConfigError("only heads over the target's states learn from prompts", got=self.method, fix=fix)
-        self.recipe.check(self.method, self.config, self.target)
+        self.recipe.check(self.plan)
         self._is_checked = True
 
     @property
@@ -110,16 +119,15 @@ class Stages:
         """The folder of the trained head or draft."""
         return self.out / ("draft" if self.recipe.makes_draft else "head")
 
-    def prepare(self) -> Iterator[StageEvent]:
+    def _prepare(self) -> Iterator[StageEvent]:
         """Have the target answer the prompts. Raises `ConfigError` without prompts."""
         c = self.config.prepare
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError(
                 "prepare is not for `accelerate launch`", fix="run n processes by themselves, with prepare.part=[i,n]"
             )
-        self.check()
         index, parts = c.part
-        layers = self.recipe.layers(self.method, self.config, self.target)
+        layers = self.recipe.layers(self.plan)
         recomputes = bool(layers) and c.states == "online"
         layers = () if recomputes else layers
         reads_images = self.recipe.makes_draft or layers  # states are computed with the images
@@ -135,19 +143,13 @@ class Stages:
             fix = "raise prepare.prompt_tokens"
             raise ConfigError("there is no prompt to answer", got=f"{skipped} too long", fix=fix)
         folder = self.out / f"answers-{index}"
-        with only_run(self.out, folder.name):  # other parts are written by other processes
-            for new_tokens, done in prepare(self.llm.runner, kept, self.target.eos_ids, c, folder, layers):
-                tokens += new_tokens
-                yield Preparing(done, total, tokens, skipped)
+        for new_tokens, done in prepare(self.llm.runner, kept, self.target.eos_ids, c, folder, layers):
+            tokens += new_tokens
+            yield Preparing(done, total, tokens, skipped)
         yield Done("prepare", folder, {"answers": total, "skipped": skipped})
 
-    def train(self) -> Iterator[StageEvent]:
-        """Train on the answers, and keep the result as a folder."""
-        self.check()
-        with only_run(self.out, "train"):
-            yield from self._train()
-
     def _train(self) -> Iterator[StageEvent]:
+        """Train on the answers, and keep the result as a folder."""
         config, place, folder = self.config.train, self.result, self.out / "train"
         if (place / "config.json").exists():
             check_same_run(place, self.config, self.target.fingerprint)
@@ -157,7 +159,7 @@ class Stages:
             everything = self._answers(folder)
         answers, held_out = everything.split(config.held_out)
         answers = answers.limited(config.limit)
-        recipe = self.recipe.build(self.method, self.config, self.target, answers)
+        recipe = self.recipe.build(self.plan, answers)
         yield from train(AnswerTask(recipe, answers, held_out, config, self.target), config, folder)
         if is_main():
             result = save_trained(place, recipe, self.target, self.config, answers, folder)
@@ -189,14 +191,10 @@ class Stages:
             write_text(folder / DATA, json.dumps(Counter(str(one.folder) for one in answers.all)) + "\n")
         return answers
 
-    def eval(self, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
+    def _eval(self, report: Progress) -> Iterator[StageEvent]:
         """Decode held-out prompts with the result; measurements already in its record are kept."""
-        self.check()
-        if is_main():
-            with only_run(self.out, "train"):
-                yield self._eval(report)
-
-    def _eval(self, report: Progress) -> Done:
+        if not is_main():
+            return
         head = self.result
         if not (head / "config.json").exists():
             raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
@@ -210,7 +208,7 @@ class Stages:
         path = self.out / "eval.json"
         rows = [trial.as_dict() for trial in trials]
         write_text(path, json.dumps(rows, indent=1) + "\n")
-        return Done("eval", path, {"trials": rows})
+        yield Done("eval", path, {"trials": rows})
 
     @property
     def _evaluation(self) -> EvalSection:

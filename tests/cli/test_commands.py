@@ -120,9 +120,9 @@ def test_check_json(model, tmp_path, monkeypatch):
     assert got["law_test"]["samples"] == 200
     assert (got["passed"], got["lossless"], got["drafter"]) == (True, True, "lookup")
     assert {"numerics", "model", "mean_acceptance_length", "provenance"} <= got.keys()
-    assert {"verdict", "temperature", "position", "gap", "noise"} <= got["prompts"][0].keys()
-    assert got["num_references"] == sum(one["reference"] is not None for one in got["prompts"]) == 4
-    assert got["prompts"][0]["reference"]["speculative"]["typical"] < 2
+    assert {"verdict", "temperature", "position", "measured"} <= got["prompts"][0].keys()
+    assert got["num_references"] == sum(one["measured"] is not None for one in got["prompts"]) == 4
+    assert got["prompts"][0]["measured"]["speculative"]["typical"] < 2
 
 
 def test_check_fails_with_status_1(model, monkeypatch):

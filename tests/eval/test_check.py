@@ -113,7 +113,7 @@ def test_a_verifier_that_accepts_everything_is_a_bug(name):
     assert not report.passed
     bug = next(c for c in report.comparisons if c.verdict is Verdict.BUG)
     assert bug.position is not None
-    assert {"gap", "noise", "position", "plain_token", "speculative_token"} <= bug.as_dict().keys()
+    assert bug.plain_token != bug.speculative_token
 
 
 def twins(name, numerics):
@@ -159,7 +159,7 @@ def test_the_reference_shares_no_pass_with_the_engine(name, monkeypatch):
 
 def test_only_a_few_answers_are_held_against_the_reference():
     report = run(engine(), num_references=1)
-    assert [one.as_dict()["reference"] is None for one in report.comparisons] == [False] + [True] * 5
+    assert [one.measured is None for one in report.comparisons] == [False] + [True] * 5
 
 
 def test_other_tokens_are_no_bug_where_only_the_law_is_promised():

@@ -62,7 +62,8 @@ def target(name: str) -> LoadedModel:
 
 def checked(run: Stages, stage: str, screen: object) -> dict[str, object]:
     """In place of a stage: what is checked before it."""
-    recipe_of(run.method).check(run.method, run.config, target(run.config.model))
+    recipe = recipe_of(run.method)
+    recipe.check(recipe.plan(run.method, run.config, target(run.config.model)))
     return {}
 
 

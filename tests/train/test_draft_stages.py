@@ -136,7 +136,7 @@ def test_what_a_method_does_not_know_is_refused(base, made):
         run = Stages(method, read_config(base / "run.yaml", [key, f"out={out / 'refused'}",
                                                              f"answers=[{out / 'answers-0'}]"]))  # fmt: skip
         with pytest.raises(ConfigError):
-            list(run.train())
+            list(run.run("train"))
 
 
 CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, checkpoint_seconds=0.0, evaluate_every=3)

@@ -82,7 +82,7 @@ def test_running_again_changes_nothing(base, made):
     method, out, _, _ = made
     before = (out / "answers-0" / "answers.jsonl").read_text()
     again = stages(base, out, method)
-    assert [event.result["answers"] for event in again.prepare() if isinstance(event, Done)] == [8]
+    assert [event.result["answers"] for event in again.run("prepare") if isinstance(event, Done)] == [8]
     assert (out / "answers-0" / "answers.jsonl").read_text() == before
 
 
@@ -111,7 +111,7 @@ def test_a_text_draft_learns_to_draft_for_a_target_that_sees(base, made, tmp_pat
     if method != "distill":
         return
     run = stages(base, tmp_path, method, "head.vision=none", f"answers=[{out / 'answers-0'}]")
-    assert [event.path.name for event in run.train() if isinstance(event, Done)] == ["draft"]
+    assert [event.path.name for event in run.run("train") if isinstance(event, Done)] == ["draft"]
     assert load_model(str(tmp_path / "draft")).vision is None
     llm = LLM(str(base / "model"), dtype="float32", drafter=DraftModel(str(tmp_path / "draft"), vision="none"))
     assert llm.generate(read_answers(out / "answers-0")[-1].messages, SamplingParams(max_tokens=4))[0].token_ids
@@ -157,15 +157,15 @@ def test_what_cannot_be_read_is_refused(base, made, tmp_path):
     if method != "qat":
         return
     with pytest.raises(ConfigError, match="does not learn from images") as caught:
-        list(stages(base, tmp_path, "eagle", "prepare.states=online").prepare())
+        list(stages(base, tmp_path, "eagle", "prepare.states=online").run("prepare"))
     assert "prepare.states=store" in str(caught.value)
     with pytest.raises(ConfigError, match="does not learn from images") as caught:
-        list(stages(base, tmp_path, "space", "train.loss={}").prepare())
+        list(stages(base, tmp_path, "space", "train.loss={}").run("prepare"))
     assert "without them" in str(caught.value)
     with pytest.raises(ConfigError, match="does not read images"):
-        list(stages(base, tmp_path, "eagle", "train.loss={name: ce}", f"answers=[{out / 'answers-0'}]").train())
+        list(stages(base, tmp_path, "eagle", "train.loss={name: ce}", f"answers=[{out / 'answers-0'}]").run("train"))
     lines = ['{"messages": []}', '{"messages": [{"role": "user"}]}', '{"image": "images/0.png"}']
     for line in lines:
         (tmp_path / "wrong.jsonl").write_text(line + "\n")
         with pytest.raises(ConfigError, match=r"wrong.jsonl, line 1"):
-            list(stages(base, tmp_path, "qat", f"prompts=[{tmp_path / 'wrong.jsonl'}]").prepare())
+            list(stages(base, tmp_path, "qat", f"prompts=[{tmp_path / 'wrong.jsonl'}]").run("prepare"))

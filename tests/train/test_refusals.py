@@ -125,7 +125,7 @@ def test_a_run_is_refused_before_anything_is_written(method, words, got, base, t
     if "tensorboard" in words:
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises((ConfigError, IncompatibleModels), match=got):
-        list(stages(base, tmp_path / "out", method, words).prepare())
+        list(stages(base, tmp_path / "out", method, words).run("prepare"))
     assert not (tmp_path / "out").exists()
 
 
@@ -133,7 +133,7 @@ def test_a_run_is_refused_before_anything_is_written(method, words, got, base, t
 def test_a_library_that_training_will_need_is_missed_at_once(method, library, base, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=rf"needs {library}.*paceline\[train\]"):
-        list(stages(base, tmp_path / "out", method, "").prepare())
+        list(stages(base, tmp_path / "out", method, "").run("prepare"))
     assert not (tmp_path / "out").exists()
 
 

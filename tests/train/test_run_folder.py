@@ -43,8 +43,8 @@ def stages(base, out, *more):
 def whole(base, tmp_path_factory):
     """A finished run."""
     run = stages(base, tmp_path_factory.mktemp("whole"))
-    for stage in (run.prepare, run.train, run.eval):
-        list(stage())
+    for stage in ("prepare", "train", "eval"):
+        list(run.run(stage))
     return run.out
 
 
@@ -60,20 +60,20 @@ def copied(whole, tmp_path):
 def test_a_second_run_in_the_same_folder_is_refused_at_once(stage, base, copied):
     with only_run(copied, "answers-0" if stage == "prepare" else "train"):
         with pytest.raises(ConfigError, match=r"another run is writing to.*another --out"):
-            list(getattr(stages(base, copied), stage)())
+            list(stages(base, copied).run(stage))
         assert "another run is writing" in refusal(
             "train", "eagle", stage, "--config", str(base / "run.yaml"), f"out={copied}"
         )
-    assert list(getattr(stages(base, copied), stage)())
+    assert list(stages(base, copied).run(stage))
     assert not list(copied.glob(".*.lock"))
 
 
 def test_two_parts_are_written_side_by_side(base, tmp_path):
-    first = stages(base, tmp_path, "prepare.part=[0,2]").prepare()
+    first = stages(base, tmp_path, "prepare.part=[0,2]").run("prepare")
     next(first)
-    list(stages(base, tmp_path, "prepare.part=[1,2]").prepare())
+    list(stages(base, tmp_path, "prepare.part=[1,2]").run("prepare"))
     with pytest.raises(ConfigError, match="another run is writing"):
-        list(stages(base, tmp_path, "prepare.part=[0,2]").prepare())
+        list(stages(base, tmp_path, "prepare.part=[0,2]").run("prepare"))
     list(first)
     lines = [line for part in range(2) for line in (tmp_path / f"answers-{part}" / "answers.jsonl").open()]
     assert len(lines) == len(set(lines)) == 8
@@ -142,10 +142,10 @@ def test_what_is_damaged_is_reported_with_what_to_do(file, stage, broken, base, 
     (copied / file).write_bytes(BROKEN[broken])
     run = stages(base, copied)
     if (file, stage, broken) in HARMLESS:
-        list(getattr(run, stage)())
+        list(run.run(stage))
         return
     with pytest.raises(ConfigError) as caught:
-        list(getattr(run, stage)())
+        list(run.run(stage))
     assert caught.value.fix
 
 
@@ -154,7 +154,7 @@ def test_what_is_damaged_is_reported_with_what_to_do(file, stage, broken, base, 
 def test_a_damaged_head_is_reported_with_what_to_remove(file, stage, broken, base, copied):
     (copied / "head" / file).write_bytes(BROKEN[broken])
     with pytest.raises(ConfigError, match="remove"):
-        list(getattr(stages(base, copied), stage)())
+        list(stages(base, copied).run(stage))
 
 
 @pytest.mark.parametrize("key", ["identity", "trained", "optimizer", "random", "step", "window"])
@@ -165,7 +165,7 @@ def test_a_checkpoint_of_other_keys_is_reported(key, base, copied):
     for wrong in ({**state, key: "x"}, {name: value for name, value in state.items() if name != key}):
         torch.save(wrong, path)
         with pytest.raises(ConfigError, match="delete"):
-            list(stages(base, copied).train())
+            list(stages(base, copied).run("train"))
 
 
 def test_a_token_that_the_target_does_not_have_is_told(base, copied):
@@ -175,7 +175,7 @@ def test_a_token_that_the_target_does_not_have_is_told(base, copied):
     first, *others = path.read_text().splitlines()
     path.write_text("\n".join([json.dumps({**json.loads(first), "answer_ids": [10**9]}), *others]) + "\n")
     with pytest.raises(ConfigError, match=r"does not have.*1000000000"):
-        list(stages(base, copied).train())
+        list(stages(base, copied).run("train"))
     assert not (copied / "train").exists()
 
 
@@ -186,6 +186,6 @@ def test_a_full_disk_leaves_no_half_file_and_the_run_goes_on(stage, base, whole,
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
-            list(getattr(stages(base, tmp_path), stage)())
+            list(stages(base, tmp_path).run(stage))
     assert not [path for path in tmp_path.rglob("*.json") if not path.stat().st_size]
-    assert list(getattr(stages(base, tmp_path), stage)())
+    assert list(stages(base, tmp_path).run(stage))

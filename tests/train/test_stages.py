@@ -83,7 +83,7 @@ def test_another_draft_vocabulary_for_a_head_that_is_there(base, tmp_path, metho
     more = f"start={old}", f"answers=[{tmp_path / 'first' / 'answers-0'}]", "train.lr=1e-12"
     for shape, size in (({}, 64), ({"draft_vocab_size": 20}, 20)):
         out = tmp_path / str(size)
-        list(Stages(method, replace(read_config(config_of(base, out), more), head=shape)).train())
+        list(Stages(method, replace(read_config(config_of(base, out), more), head=shape)).run("train"))
         heads = [load_head(str(folder), wrap_model(tiny_model("llama"))) for folder in (old, out / "head")]
         assert len(heads[1].draft_ids) == size
         weights = [{k: v for k, v in head.state_dict().items() if k != "draft_ids"} for head in heads]
@@ -93,21 +93,20 @@ def test_another_draft_vocabulary_for_a_head_that_is_there(base, tmp_path, metho
 def test_a_peagle_head_begins_as_an_eagle3_head(base, tmp_path):
     """Its masks begin as the mean of the states, and learn."""
     first = read_config(config_of(base, tmp_path / "first"), ("prepare.limit=8",))
-    for stage in (Stages("eagle3", first).prepare, Stages("eagle3", first).train):
-        list(stage())
+    finished(Stages("eagle3", first), "prepare", "train")
     old = tmp_path / "first" / "head"
     answers = f"answers=[{tmp_path / 'first' / 'answers-0'}]"
     for lr, learnt in (("1e-12", False), ("1e-2", True)):
         more = f"start={old}", answers, f"train.lr={lr}", "head.num_speculative_tokens=3"
         stages = Stages("peagle", read_config(config_of(base, tmp_path / lr), more))
-        list(stages.train())
+        list(stages.run("train"))
         head, before = (
             load_head(str(folder), wrap_model(tiny_model("llama"))) for folder in (tmp_path / lr / "head", old)
         )
         assert (head.config.method, head.config.num_speculative_tokens) == ("peagle", 3)
         assert torch.allclose(head.fc.weight, before.fc.weight, atol=1e-2) != learnt
         assert bool(head.mask_hidden.any())
-    assert any(isinstance(event, Done) for event in stages.eval())
+    assert any(isinstance(event, Done) for event in stages.run("eval"))
     with pytest.raises(ConfigError, match="eagle3"):
         Stages(
             "eagle3", read_config(config_of(base, tmp_path / "x"), (f"start={tmp_path / lr / 'head'}", answers))
@@ -121,12 +120,12 @@ def test_a_head_of_another_target_may_be_the_start(base, tmp_path):
         save_head(tmp_path / name, random_head(target, 3), target, {})
     start = f"start={tmp_path / 'same'}", "prepare.limit=8", "head.draft_vocab_size=60"
     stages = Stages("eagle3", read_config(config_of(base, tmp_path / "out"), start))
-    list(stages.prepare())
-    list(stages.train())
+    list(stages.run("prepare"))
+    list(stages.run("train"))
     assert head_info(tmp_path / "out" / "head").target.fingerprint == stages.llm.loaded.fingerprint
     wider = read_config(config_of(base, tmp_path / "refused"), (f"start={tmp_path / 'wider'}",))
     with pytest.raises(IncompatibleModels, match="hidden size 64"):
-        list(Stages("eagle3", wider).prepare())
+        list(Stages("eagle3", wider).run("prepare"))
 
 
 @pytest.mark.parametrize(
@@ -146,19 +145,19 @@ def test_a_record_names_no_folders_of_this_machine(word, kept):
 def test_stages_go_on_where_they_were(base, tmp_path, monkeypatch):
     run = read_config(config_of(base, tmp_path), ("train.checkpoint_seconds=0",))
     stages = Stages("eagle", run)
-    for event in stages.prepare():
+    for event in stages.run("prepare"):
         assert isinstance(event, Preparing | Done)
-    for event in stages.train():
+    for event in stages.run("train"):
         if getattr(event, "step", 0) == 2:
             break
     whole = (tmp_path / "answers-0" / "answers.jsonl").read_text()
     (tmp_path / "answers-0" / "answers.jsonl").write_text(whole + whole.splitlines()[0] + "\n")  # written meanwhile
-    started = [event for event in stages.train() if isinstance(event, Started)]
+    started = [event for event in stages.run("train") if isinstance(event, Started)]
     assert started[0].resumed
     assert [event.was_there for event in finished(stages, "train")] == [True]
-    measured = list(stages.eval())
+    measured = list(stages.run("eval"))
     monkeypatch.setattr("paceline.train.measure.run_trial", None)  # nothing is measured twice
-    assert list(stages.eval()) == measured
+    assert list(stages.run("eval")) == measured
 
 
 def test_what_is_refused(base, tmp_path):

@@ -34,7 +34,7 @@ def base(tmp_path_factory) -> Path:
     save(base / "model", tiny_model("llama"))
     write_prompts(base, 40)
     (base / "run.yaml").write_text(RUN.format(base=base))
-    list(Stages("eagle3", read_config(base / "run.yaml")).prepare())
+    list(Stages("eagle3", read_config(base / "run.yaml")).run("prepare"))
     return base
 
 
@@ -55,14 +55,14 @@ def losses(folder: Path) -> list[tuple[str, int, float]]:
 
 
 def test_two_processes_train_as_one_with_as_many_batches_a_step(base):
-    list(Stages("eagle3", read_config(base / "run.yaml", changes(base, "one", "train.accumulate=2"))).train())
+    list(Stages("eagle3", read_config(base / "run.yaml", changes(base, "one", "train.accumulate=2"))).run("train"))
     in_two_processes(base, "two")
     alone, together = losses(base / "one"), losses(base / "two")
     assert [entry[:2] for entry in alone] == [entry[:2] for entry in together]
     assert len(alone) > 8
     assert [loss for *_, loss in together] == pytest.approx([loss for *_, loss in alone], rel=1e-5)
     halved = base / "halved"  # the mutant: as many batches a step as one process takes
-    list(Stages("eagle3", read_config(base / "run.yaml", changes(base, "halved"))).train())
+    list(Stages("eagle3", read_config(base / "run.yaml", changes(base, "halved"))).run("train"))
     assert len(losses(halved)) != len(alone)
 
 

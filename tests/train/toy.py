@@ -50,11 +50,11 @@ class Toy(Recipe):
         self.seen: list[Batch] = []
 
     @classmethod
-    def check(cls, method, config, target):
+    def check(cls, plan):
         pass
 
     @classmethod
-    def build(cls, method, config, target, answers):
+    def build(cls, plan, answers):
         return cls()
 
     def loss(self, batch: Batch) -> Losses:

@@ -10,19 +10,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...errors import ConfigError
-from ...heads.folder import load_head, method_of
+from ...heads.folder import HEADS, load_head, method_of
 from ...heads.parts import attend_causally, draft_index, frequent_ids
 from ...runner import LoadedModel
-from ...schema import validate
-from ..config import RunConfig
 from ..data import Answers
 from ..losses import LOSSES, Loss, LossName
-from ..recipe import Batch, Recipe
+from ..recipe import Batch, Plan, Recipe
 from .models import check_memory, size_of
 
 _T = TypeVar("_T")
 TokenLoss = LossName | Literal["token"]
-"""Which loss; "token" is the cross entropy with the token that followed, without a teacher."""
+"""One of `losses`, or "token": the cross entropy with the token that followed, without a teacher."""
 Decay = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -106,29 +104,34 @@ class Unrolled:
         return out
 
 
-def started(name: str, target: LoadedModel, *methods: str) -> Any:
-    """The head to continue from, in float32. Raises `ConfigError` for one of no such method.
+def started(plan: Plan, *others: str) -> Any:
+    """The head to continue from, of the plan's method or one of the others, in float32; None where there is none.
 
-    It may have been trained for another target of the same sizes: from here on it learns from this one.
+    It may have been trained for another target of the same sizes: from here on it learns from this one. Raises
+    `ConfigError` for a head of another method.
     """
-    head = load_head(name, target, allow_other_target=True)
+    name, methods = plan.config.start, (plan.method, *others)
+    if name is None:
+        return None
+    head = load_head(name, plan.target, allow_other_target=True)
     if method_of(head) not in methods:
-        got, expected = f"{name!r}, {type(head).__name__}", " or ".join(dict.fromkeys(methods))
+        got, expected = f"{name!r}, {type(head).__name__}", " or ".join(methods)
         raise ConfigError("start is a head of another method", got=got, expected=expected)
     return head.float().requires_grad_(True)
 
 
-def head_sizes(target: LoadedModel, draft_vocab_size: int) -> dict[str, Any]:
+def head_sizes(plan: Plan) -> dict[str, Any]:
     """Fields of a `HeadConfig` that reads the target's last state."""
+    target = plan.target
     return {
         "hidden_size": target.hidden_size, "states": (target.num_layers,), "vocab_size": target.vocab_size,
-        "draft_vocab_size": min(draft_vocab_size, target.vocab_size),
+        "draft_vocab_size": min(plan.shape.draft_vocab_size, target.vocab_size),
     }  # fmt: skip
 
 
-def layer_sizes(target: LoadedModel, shape: object) -> dict[str, Any]:
-    """Fields of a `LayerConfig`, norm and rotary positions: those of `shape`, and where it has None, the target's."""
-    config: Any = target.model.config.get_text_config()
+def layer_sizes(plan: Plan) -> dict[str, Any]:
+    """Fields of a `LayerConfig`, norm and rotary positions: those of the shape, and where it has None, the target's."""
+    target, config = plan.target, cast("Any", plan.target.model.config.get_text_config())
     heads = int(getattr(config, "num_attention_heads", 8))
     rope = getattr(config, "rope_parameters", None) or {}
     like = {
@@ -139,23 +142,19 @@ def layer_sizes(target: LoadedModel, shape: object) -> dict[str, Any]:
         "rms_norm_eps": float(getattr(config, "rms_norm_eps", None) or 1e-5),
         "rope_theta": float(rope.get("rope_theta") or 10000.0),
     }
-    return {name: getattr(shape, name, None) or value for name, value in like.items()}
+    return {name: getattr(plan.shape, name, None) or value for name, value in like.items()}
 
 
 class HeadRecipe(Recipe):
     """A recipe of heads over the target's states, which draft a vocabulary of frequent tokens.
-
-    A subclass names, in `KINDS`, the module of each of its methods and the settings of its shape and loss.
 
     lm_head: the target's output rows for the draft vocabulary [Vd, E]. settings: what `train.loss` says. last: the
     index of the target's last state, from which the output rows make the labels.
     """
 
     learns_prompts: ClassVar[bool] = True
-    KINDS: ClassVar[dict[str, tuple[type[Any], type[Any], type[Any]]]]
-    """For each method the module, and what `head` and `train.loss` of a configuration may hold."""
-    STARTS: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {}
-    """For a method another one whose heads it can start from as well, and the fields that make them its own."""
+    STARTS: ClassVar[dict[str, dict[str, tuple[str, ...]]]] = {}
+    """For a method the others whose heads it can start from as well, and the fields that make them its own."""
 
     def __init__(self, module: Any, lm_head: Tensor, settings: Any, last: int):
         self.check_loss(module.config, settings)
@@ -170,8 +169,8 @@ class HeadRecipe(Recipe):
 
     @classmethod
     @abstractmethod
-    def configure(cls, method: str, shape: Any, target: LoadedModel) -> Any:
-        """The module's configuration; the target's sizes where `shape` does not say. Raises `ConfigError`."""
+    def configure(cls, plan: Plan) -> Any:
+        """The module's configuration; the target's sizes where the shape does not say. Raises `ConfigError`."""
 
     @classmethod
     def check_loss(cls, config: Any, settings: Any) -> None:
@@ -181,59 +180,52 @@ class HeadRecipe(Recipe):
         """Give a head, attached to its target, better first weights than random ones. is_fresh: it had no start."""
 
     @classmethod
-    def layers(cls, method: str, config: RunConfig, target: LoadedModel) -> tuple[int, ...]:
-        shape = validate(cls.KINDS[method][1], config.head, "head")
-        return tuple(sorted({*cls.configure(method, shape, target).states, target.num_layers}))
+    def layers(cls, plan: Plan) -> tuple[int, ...]:
+        return tuple(sorted({*cls.configure(plan).states, plan.target.num_layers}))
 
     @classmethod
-    def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
-        kind, shape_type, loss_type = cls.KINDS[method]
-        made = cls.configure(method, validate(shape_type, config.head, "head"), target)
-        settings = validate(loss_type, config.train.loss, "train.loss")
-        target.output_rows()
-        if config.start is None:
-            check_memory(size_of(lambda: kind(made)), "this head", target.device, "smaller sizes in head.*")
+    def check(cls, plan: Plan) -> None:
+        made = cls.configure(plan)
+        plan.target.output_rows()
+        if plan.config.start is None:
+            size = size_of(lambda: HEADS[plan.method](made))
+            check_memory(size, "this head", plan.target.device, "smaller sizes in head.*")
         else:
-            made = cls.continued(method, config, target, made).config
-        cls.check_loss(made, settings)
+            made = cls.continued(plan, made).config
+        cls.check_loss(made, plan.settings)
 
     @classmethod
-    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        kind, shape_type, loss_type = cls.KINDS[method]
-        shape = validate(shape_type, config.head, "head")
-        settings = validate(loss_type, config.train.loss, "train.loss")
-        made = cls.configure(method, shape, target)
+    def build(cls, plan: Plan, answers: Answers) -> Recipe:
+        target, made = plan.target, cls.configure(plan)
         ids = frequent_ids(answers.texts, made.draft_vocab_size, target.vocab_size)
-        if config.start is None:
-            head = seeded(shape.seed, lambda: kind(made, ids)).to(target.device)
+        if plan.config.start is None:
+            head = seeded(plan.shape.seed, lambda: HEADS[plan.method](made, ids)).to(target.device)
         else:
-            head = cls.continued(method, config, target, made, ids)
+            head = cls.continued(plan, made, ids)
             ids = head.draft_ids
         rows = target.output_rows().detach().float()
         head.attach(cast("Any", target.model.get_input_embeddings()).weight.detach(), rows)
-        recipe = cls(head, rows[ids.to(rows.device)], settings, target.num_layers)
-        recipe.initialise(target, answers, config.start is None)
+        recipe = cls(head, rows[ids.to(rows.device)], plan.settings, target.num_layers)
+        recipe.initialise(target, answers, plan.config.start is None)
         return recipe
 
     @classmethod
-    def continued(
-        cls, method: str, config: RunConfig, target: LoadedModel, made: Any, ids: Tensor | None = None
-    ) -> Any:
-        """The head of `config.start`, with the fields of `made` where it is to become another.
+    def continued(cls, plan: Plan, made: Any, ids: Tensor | None = None) -> Any:
+        """The head of `start`, with the fields of `made` where it is to become another.
 
         ids: the draft vocabulary, if the configuration asks for one.
         """
-        other, fields = cls.STARTS.get(method, (method, ()))
-        head = started(cast("str", config.start), target, method, other)
-        fields = fields if method_of(head) != method else ()
+        others = cls.STARTS.get(plan.method, {})
+        head = started(plan, *others)
+        fields = others.get(method_of(head), ())
         # Without output rows of its own a head drafts whatever rows it is given.
-        if ids is not None and "draft_vocab_size" in config.head and not head.owns_rows:
+        if ids is not None and "draft_vocab_size" in plan.config.head and not head.owns_rows:
             fields = (*fields, "draft_vocab_size")
         else:
             ids = head.draft_ids
         if not fields:
             return head
         weights, same = head.state_dict(), {name: getattr(made, name) for name in fields}
-        head = cls.KINDS[method][0](replace(head.config, **same), ids).to(target.device)
+        head = HEADS[plan.method](replace(head.config, **same), ids).to(plan.target.device)
         head.load_state_dict(head.state_dict() | weights | {"draft_ids": ids})
         return head

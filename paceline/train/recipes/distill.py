@@ -31,12 +31,12 @@ from ...errors import ConfigError, IncompatibleModels
 from ...hf.load import load_processor
 from ...hf.vision import is_vlm, text_half
 from ...runner import LoadedModel, wrap_model
-from ...schema import checked, validate
+from ...schema import checked
 from ...zoo import resolve
-from ..config import AtLeast0, AtLeast1, Few, Name, RunConfig
+from ..config import AtLeast0, AtLeast1, Few, Name
 from ..data import Answers
 from ..losses import LOSSES
-from ..recipe import Batch, Losses, Recipe
+from ..recipe import Batch, Losses, Plan, Recipe
 from .common import TokenLoss
 from .images import BatchReader, ModelInput
 from .models import layers_of, outlined, plain_models, windows_of
@@ -67,9 +67,8 @@ class DistillShape:
 class DistillLoss:
     """How the draft is trained.
 
-    name: "token" (cross entropy with the token that followed), or one of `losses`, to which `label_weight` times that
-    cross entropy is added. on_policy: the weight of rounds that the draft samples, against the text's. rounds: how many
-    are sampled in each text, of `window` tokens.
+    label_weight: of the "token" loss, which is added to another one. on_policy: the weight of rounds that the draft
+    samples, against the text's. rounds: how many are sampled in each text, of `window` tokens.
     """
 
     name: TokenLoss = "kl"
@@ -93,6 +92,7 @@ class DistillRecipe(Recipe):
     `processor`. Raises `IncompatibleModels`.
     """
 
+    KINDS: ClassVar = {"distill": (DistillShape, DistillLoss)}
     states = ()
     makes_draft: ClassVar[bool] = True
 
@@ -109,29 +109,27 @@ class DistillRecipe(Recipe):
         self._windows, self._own_windows = windows_of(plain), windows_of(draft)
 
     @classmethod
-    def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
-        shape = validate(DistillShape, config.head, "head")
-        validate(DistillLoss, config.train.loss, "train.loss")
+    def check(cls, plan: Plan) -> None:
+        config, shape, target = plan.config, plan.shape, plan.target
         if target.vision is None and shape.vision != "auto":
             raise ConfigError("this target reads text alone", got=f"head.vision={shape.vision}", fix="leave it out")
-        begin, plain = config.start or shape.model, outlined(resolve(config.model))[0]
+        begin, plain = config.start or shape.model, outlined(config.model)[0]
         if begin is None:
             _count(plain, shape.num_layers)
             return
-        draft, whole = outlined(resolve(begin))
+        draft, whole = outlined(begin)
         _check_sizes(draft, plain)
         if whole is not None and target.vision is None:
             raise ConfigError("the draft reads images and its target does not", got=begin, fix="use a text model")
         check_same_tokenizer(target, replace(target, tokenizer=_tokenizer(begin), name=Path(begin).name))
 
     @classmethod
-    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        shape = validate(DistillShape, config.head, "head")
-        how = validate(DistillLoss, config.train.loss, "train.loss")
-        plain, target_whole = plain_models(resolve(config.model), target.device)
+    def build(cls, plan: Plan, answers: Answers) -> Recipe:
+        config, shape, target = plan.config, plan.shape, plan.target
+        plain, target_whole = plain_models(config.model, target.device)
         begin, whole, processor, reader = config.start or shape.model, None, None, None
         if begin is not None:
-            draft, whole = plain_models(resolve(begin), target.device)
+            draft, whole = plain_models(begin, target.device)
             processor = None if whole is None else load_processor(resolve(begin), whole.config)
         elif target_whole is None or shape.vision == "none":
             draft = fewer_layers(plain, shape.num_layers, shape.layers)
@@ -147,7 +145,7 @@ class DistillRecipe(Recipe):
         if not shape.embeddings:
             for module in (draft.get_input_embeddings(), draft.get_output_embeddings()):
                 cast("nn.Module", module).requires_grad_(False)
-        return cls(plain, draft, how, f"{shape} {how} from {begin}", reader, whole, processor)
+        return cls(plain, draft, plan.settings, f"{shape} {plan.settings} from {begin}", reader, whole, processor)
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         return self._draft if self._whole is None else self._whole, target

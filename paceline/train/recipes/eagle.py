@@ -22,13 +22,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...errors import ConfigError
-from ...heads.eagle import EagleConfig, EagleHead
+from ...heads.eagle import EagleConfig
 from ...runner import LoadedModel
 from ...schema import checked
 from ..config import AtLeast0, AtLeast1, Few, Seed, Several
 from ..data import Answers
 from ..losses import LossName
-from ..recipe import Batch, Losses
+from ..recipe import Batch, Losses, Plan
 from .common import Decay, HeadRecipe, Unrolled, head_sizes, layer_sizes, shifted
 
 
@@ -86,19 +86,19 @@ class EagleRecipe(HeadRecipe):
     """Train an `EagleHead` that is attached to its target."""
 
     KINDS: ClassVar = {
-        "eagle": (EagleHead, EagleShape, EagleLoss),
-        "eagle3": (EagleHead, EagleShape, EagleLoss),
-        "peagle": (EagleHead, PEagleShape, EagleLoss),
+        "eagle": (EagleShape, EagleLoss),
+        "eagle3": (EagleShape, EagleLoss),
+        "peagle": (PEagleShape, EagleLoss),
     }
-    STARTS: ClassVar = {"peagle": ("eagle3", ("mask_token_id", "num_speculative_tokens"))}
+    STARTS: ClassVar = {"peagle": {"eagle3": ("mask_token_id", "num_speculative_tokens")}}
 
     @classmethod
-    def configure(cls, method: str, shape: EagleShape, target: LoadedModel) -> EagleConfig:
-        layers = target.num_layers
+    def configure(cls, plan: Plan) -> EagleConfig:
+        method, shape, target, layers = plan.method, plan.shape, plan.target, plan.target.num_layers
         if method == "eagle" and shape.states:
             got = f"head.states={list(shape.states)}"
             raise ConfigError("EAGLE-1 reads the last state alone", got=got, fix="eagle3")
-        sizes = head_sizes(target, shape.draft_vocab_size)
+        sizes = head_sizes(plan)
         if method != "eagle":
             sizes["states"] = shape.states or (min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1))
         if max(sizes["states"]) > layers:
@@ -109,7 +109,7 @@ class EagleRecipe(HeadRecipe):
             sizes["mask_token_id"] = next(token for token in usual if token is not None)
             sizes["num_speculative_tokens"] = shape.num_speculative_tokens
         return EagleConfig(
-            **sizes, **layer_sizes(target, shape), version=1 if method == "eagle" else 3,
+            **sizes, **layer_sizes(plan), version=1 if method == "eagle" else 3,
             target_hidden_size=target.hidden_size, own_lm_head=shape.own_lm_head,
         )  # fmt: skip
 

@@ -14,20 +14,21 @@ from ...hf.checkpoint import check_folder, local_folder, refused
 from ...hf.vision import is_vlm, text_half
 from ...runner.adapters import decoder_layers
 from ...system.hardware import available_memory
+from ...zoo import resolve
 
 _BYTES = 16  # of a parameter in training: itself, its gradient and AdamW's two means in float32
 USUAL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def _reading(folder: str) -> AbstractContextManager[None]:
-    return refused(f"the model {folder!r} cannot be read for training")
+def _reading(name: str) -> AbstractContextManager[None]:
+    return refused(f"the model {name!r} cannot be read for training")
 
 
-def outlined(folder: str) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+def outlined(name: str) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """The language model of a folder without its weights, and the whole if it reads images. Raises `ConfigError`."""
-    place = local_folder(folder)
+    place = local_folder(resolve(name))
     check_folder(place)
-    with _reading(folder), torch.device("meta"):
+    with _reading(name), torch.device("meta"):
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         if not is_vlm(config):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False), None
@@ -35,9 +36,10 @@ def outlined(folder: str) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     return text_half(whole), whole
 
 
-def plain_models(folder: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+def plain_models(name: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """The language model of a folder in float32, frozen, and the whole if it reads images. Raises `ConfigError`."""
-    with _reading(folder):
+    folder = resolve(name)
+    with _reading(name):
         reads_images = is_vlm(AutoConfig.from_pretrained(folder, trust_remote_code=False))
         kind: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
         model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)

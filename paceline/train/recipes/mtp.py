@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...heads.mtp import MtpConfig, MtpHead
+from ...heads.mtp import MtpConfig
 from ...heads.parts import attend_causally
-from ...runner import LoadedModel
 from ...schema import checked
 from ..config import AtLeast1, Few, Seed
-from ..recipe import Batch, Losses
+from ..recipe import Batch, Losses, Plan
 from .common import Decay, HeadRecipe, TokenLoss, Unrolled, head_sizes, layer_sizes, shifted
 
 
@@ -36,9 +35,8 @@ class MtpShape:
 class MtpLoss:
     """How MTP modules are trained.
 
-    name: "token" (cross entropy with the token that followed), or one of `losses`. steps: drafting steps unrolled,
-    None: one a module; more let the last module continue (FastMTP, arXiv 2509.18362). decay: step s weighs decay^s
-    (FastMTP: 0.6; DeepSeek-V3: 1, the mean).
+    steps: drafting steps unrolled, None: one a module; more let the last module continue (FastMTP, arXiv 2509.18362).
+    decay: step s weighs decay^s (FastMTP: 0.6; DeepSeek-V3: 1, the mean).
     """
 
     name: TokenLoss = "ce"
@@ -50,12 +48,11 @@ class MtpLoss:
 class MtpRecipe(HeadRecipe):
     """Train MTP modules that are attached to their target."""
 
-    KINDS: ClassVar = {"mtp": (MtpHead, MtpShape, MtpLoss)}
+    KINDS: ClassVar = {"mtp": (MtpShape, MtpLoss)}
 
     @classmethod
-    def configure(cls, method: str, shape: MtpShape, target: LoadedModel) -> MtpConfig:
-        sizes = head_sizes(target, shape.draft_vocab_size)
-        return MtpConfig(**sizes, **layer_sizes(target, shape), num_modules=shape.num_modules)
+    def configure(cls, plan: Plan) -> MtpConfig:
+        return MtpConfig(**head_sizes(plan), **layer_sizes(plan), num_modules=plan.shape.num_modules)
 
     @classmethod
     def check_loss(cls, config: MtpConfig, settings: MtpLoss) -> None:

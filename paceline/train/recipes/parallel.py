@@ -6,16 +6,15 @@ Example: tokens [A, B, C, D], the answer being C and D: head 0 learns f_0 -> C a
 The output layer is most of the cost, so only supervised columns go through it.
 """
 
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from ...heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
-from ...runner import LoadedModel
+from ...heads.parallel import BlockwiseConfig, MedusaConfig, MedusaHead
 from ...schema import checked
 from ..config import AtLeast1, Few, Seed
-from ..recipe import Batch, Losses
+from ..recipe import Batch, Losses, Plan
 from .common import Decay, HeadRecipe, TokenLoss, head_sizes
 
 
@@ -44,9 +43,9 @@ class BlockwiseShape:
 class ParallelLoss:
     """How parallel heads are trained.
 
-    name: "token" (cross entropy with the token that followed), or one of `losses`. decay: head i weighs decay^i; None:
-    0.8 for Medusa, 1 (the mean) for blockwise. one_head: train one head a batch, drawn uniformly, as Stern et al. do to
-    save memory; the agreement of the others is then NaN. In evaluation mode all heads are measured.
+    decay: head i weighs decay^i; None: 0.8 for Medusa, 1 (the mean) for blockwise. one_head: train one head a batch,
+    drawn uniformly, as Stern et al. do to save memory; the agreement of the others is then NaN. In evaluation mode all
+    heads are measured.
     """
 
     name: TokenLoss = "ce"
@@ -58,17 +57,14 @@ class ParallelLoss:
 class ParallelRecipe(HeadRecipe):
     """Train Medusa or blockwise heads that are attached to their target."""
 
-    KINDS: ClassVar = {
-        "medusa": (MedusaHead, MedusaShape, ParallelLoss),
-        "blockwise": (BlockwiseHead, BlockwiseShape, ParallelLoss),
-    }
+    KINDS: ClassVar = {"medusa": (MedusaShape, ParallelLoss), "blockwise": (BlockwiseShape, ParallelLoss)}
 
     @classmethod
-    def configure(cls, method: str, shape: Any, target: LoadedModel) -> MedusaConfig | BlockwiseConfig:
-        sizes = head_sizes(target, shape.draft_vocab_size) | {"num_heads": shape.num_heads}
-        if method == "medusa":
+    def configure(cls, plan: Plan) -> MedusaConfig | BlockwiseConfig:
+        shape, sizes = plan.shape, head_sizes(plan) | {"num_heads": plan.shape.num_heads}
+        if plan.method == "medusa":
             return MedusaConfig(**sizes, num_layers=shape.num_layers, own_lm_head=shape.own_lm_head)
-        return BlockwiseConfig(**sizes, intermediate_size=shape.intermediate_size or 4 * target.hidden_size)
+        return BlockwiseConfig(**sizes, intermediate_size=shape.intermediate_size or 4 * plan.target.hidden_size)
 
     @property
     def decay(self) -> float:

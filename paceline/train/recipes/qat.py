@@ -7,9 +7,8 @@ that it learns to draft over the shared cache. context="own" trains it as a mode
 Of a target that reads images, the language model is trained, on the features that its tower makes of each prompt's
 images: they are in the cache that the student reads, as when it drafts.
 
-It learns the target's whole distribution after each answer token (`losses`: 1 - TV is the share of drafts that are
-accepted), or the token that the target wrote ("token": training by labels). The result is the rounded draft, not the
-weights that were trained: codes and grids, 4.5 bits a weight with 4 bits in groups of 32 (`heads.int4_draft`).
+The result is the rounded draft, not the weights that were trained: codes and grids, 4.5 bits a weight with 4 bits in
+groups of 32 (`heads.int4_draft`).
 """
 
 from pathlib import Path
@@ -25,12 +24,11 @@ from ...quant.fake import FakeInt4Linear
 from ...quant.int4 import Int4Linear
 from ...runner import LoadedModel
 from ...runner.adapters import share_copy
-from ...schema import Text, checked, validate
-from ...zoo import resolve
-from ..config import AtLeast0, Few, RunConfig, Several
+from ...schema import Text, checked
+from ..config import AtLeast0, Few, Several
 from ..data import Answers
 from ..losses import LOSSES, Loss, compared
-from ..recipe import Batch, Losses, Recipe
+from ..recipe import Batch, Losses, Plan, Recipe
 from ..run_folder import need
 from .common import TokenLoss
 from .images import BatchReader, ModelInput
@@ -57,9 +55,9 @@ class QatShape:
 class QatLoss:
     """How the draft is trained.
 
-    name: "token" (cross entropy with the token that followed), or one of `losses`, to which `label_weight` times that
-    cross entropy is added. window: tokens of a round; in training rounds begin at random places. context: what the
-    student reads of the committed text, the target's keys and values or its own.
+    label_weight: of the "token" loss, which is added to another one. window: tokens of a round; in training rounds
+    begin at random places. context: what the student reads of the committed text, the target's keys and values or its
+    own.
     """
 
     name: TokenLoss = "kl"
@@ -89,6 +87,7 @@ class Fakes(nn.Module):
 class QatRecipe(Recipe):
     """Train fake-quantised layers of `student` against `plain`. reader: of a target that reads images."""
 
+    KINDS: ClassVar = {"qat": (QatShape, QatLoss)}
     states = ()
     makes_draft: ClassVar[bool] = True
 
@@ -101,21 +100,18 @@ class QatRecipe(Recipe):
         self.identity, self._reader, self.reads_images = identity, reader, reader is not None
 
     @classmethod
-    def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
+    def check(cls, plan: Plan) -> None:
         need("torchao", "QAT")
-        shape = validate(QatShape, config.head, "head")
-        validate(QatLoss, config.train.loss, "train.loss")
-        if config.start is not None:
-            raise ConfigError("QAT begins from the target's weights", got=f"start {config.start!r}", fix="leave it out")
-        _rounded(outlined(resolve(config.model))[0], shape)
+        if (start := plan.config.start) is not None:
+            raise ConfigError("QAT begins from the target's weights", got=f"start {start!r}", fix="leave it out")
+        _rounded(outlined(plan.config.model)[0], plan.shape)
 
     @classmethod
-    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        shape, how = validate(QatShape, config.head, "head"), validate(QatLoss, config.train.loss, "train.loss")
-        plain, _ = plain_models(resolve(config.model), target.device)
-        reader = None if target.vision is None else BatchReader(target)
-        student, fakes = faked(plain, shape)
-        return cls(plain, student, fakes, how, f"{shape} {how}", reader)
+    def build(cls, plan: Plan, answers: Answers) -> Recipe:
+        plain, _ = plain_models(plan.config.model, plan.target.device)
+        reader = None if plan.target.vision is None else BatchReader(plan.target)
+        student, fakes = faked(plain, plan.shape)
+        return cls(plain, student, fakes, plan.settings, f"{plan.shape} {plan.settings}", reader)
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         return cast("Fakes", self.module).packed(), target

@@ -19,7 +19,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, final
+from typing import Any, ClassVar, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,11 @@ from ...heads.space import Factors, SpaceAdapter, SpaceConfig, short
 from ...hf.load import KV_CACHE
 from ...runner import LoadedModel, wrap_model
 from ...runner.adapters import share_copy
-from ...schema import Text, checked, validate
-from ...zoo import resolve
-from ..config import AtLeast0, AtLeast1, Few, RunConfig, Seed, Several, Share
+from ...schema import Text, checked
+from ..config import AtLeast0, AtLeast1, Few, Seed, Several, Share
 from ..data import Answers
 from ..losses import LOSSES
-from ..recipe import Batch, Losses, Recipe
+from ..recipe import Batch, Losses, Plan, Recipe
 from ..run_folder import check_same, hash_tensors
 from .common import Decay, TokenLoss, seeded, shifted, started
 from .models import check_memory, layers_of, linears_of, outlined, plain_models, size_of, windows_of
@@ -74,9 +73,8 @@ class SpaceShape:
 class SpaceLoss:
     """How an adapter is trained.
 
-    name: "token" (the paper: cross entropy with the token that followed), or one of `losses`: distillation from the
-    target's distributions. vocab_size: compare so many frequent tokens, which is faster; None: all. rows: mask tokens a
-    pass. keep: see above. decay: mask j weighs decay^j. ar_weight, ar_share: of a full run.
+    name: "token" is the paper's, the others distil. vocab_size: compare so many frequent tokens, which is faster; None:
+    all. rows: mask tokens a pass. keep: see above. decay: mask j weighs decay^j. ar_weight, ar_share: of a full run.
     """
 
     name: TokenLoss = "ce"
@@ -170,6 +168,7 @@ class SpaceRecipe(Recipe):
     from. Raises `ConfigError`.
     """
 
+    KINDS: ClassVar = {"space": (SpaceShape, SpaceLoss)}
     states = ()
 
     def __init__(
@@ -188,9 +187,9 @@ class SpaceRecipe(Recipe):
         self._index = draft_index(self._ids if self._ids is not None else torch.arange(vocab), vocab).to(device)
 
     @classmethod
-    def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
-        shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
-        start = None if config.start is None else started(config.start, target, "space")
+    def check(cls, plan: Plan) -> None:
+        shape, how, target = plan.shape, plan.settings, plan.target
+        start = started(plan)
         transition = shape.transition_rank if start is None else start.config.transition_rank
         fixes = ["head.transition_rank=0"] * bool(transition)
         fixes += ["train.loss.vocab_size=null"] * (how.vocab_size is not None)
@@ -200,17 +199,16 @@ class SpaceRecipe(Recipe):
             except IncompatibleModels as error:
                 fix = " and ".join(fixes)
                 raise IncompatibleModels(error.what, got=error.got, expected=error.expected, fix=fix) from error
-        made = config_of(shape, config.head, outlined(resolve(config.model))[0], target.vocab_size, start)
+        made = config_of(plan, outlined(plan.config.model)[0], start)
         _check_rows(how.rows, made)
         check_memory(size_of(lambda: SpaceAdapter(made)), "this adapter", target.device, "smaller ranks in head.*")
 
     @classmethod
-    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
-        gated = shape.mode == "gated"
-        start = None if config.start is None else started(config.start, target, "space")
-        plain = plain_models(resolve(config.model), target.device)[0]
-        made = config_of(shape, config.head, plain, target.vocab_size, start)
+    def build(cls, plan: Plan, answers: Answers) -> Recipe:
+        shape, how, target, gated = plan.shape, plan.settings, plan.target, plan.shape.mode == "gated"
+        start = started(plan)
+        plain = plain_models(plan.config.model, target.device)[0]
+        made = config_of(plan, plain, start)
         trained = seeded(shape.seed, lambda: (with_factors if gated or shape.lora else whole)(plain, made, start))
         ids = None
         if how.vocab_size is not None:
@@ -322,15 +320,14 @@ def _check_rows(rows: int, config: SpaceConfig) -> None:
         raise ConfigError("train.loss.rows is too small", got=rows, expected=f"at least {config.num_masks} masks")
 
 
-def config_of(
-    shape: SpaceShape, given: Mapping[str, object], plain: PreTrainedModel, vocab_size: int, start: SpaceAdapter | None
-) -> SpaceConfig:
-    """Shape of the adapter to train: the start's where there is one, with factors as `shape` says if it has none.
+def config_of(plan: Plan, plain: PreTrainedModel, start: SpaceAdapter | None) -> SpaceConfig:
+    """Shape of the adapter to train: the start's where there is one, with factors as the plan says if it has none.
 
-    given: the keys of `head` that the user wrote. Raises `ConfigError` where they contradict each other or the start.
+    Raises `ConfigError` where the keys of `head` that the user wrote contradict the start.
     """
+    shape = plan.shape
     if start is not None:
-        _check_start(shape, given, start.config)
+        _check_start(shape, plan.config.head, start.config)
         if start.config.rank:
             return start.config
     rank = shape.rank if shape.lora else 0
@@ -339,7 +336,7 @@ def config_of(
         return replace(start.config, rank=rank, linears=linears, shapes=shapes)
     text = plain.config.get_text_config()
     return SpaceConfig(
-        int(text.hidden_size), int(text.num_hidden_layers), vocab_size, shape.num_masks, shape.shared_mask,
+        int(text.hidden_size), int(text.num_hidden_layers), plan.target.vocab_size, shape.num_masks, shape.shared_mask,
         rank, linears, shapes, shape.transition_rank,
     )  # fmt: skip
 

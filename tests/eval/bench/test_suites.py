@@ -123,6 +123,20 @@ def test_a_bad_line_is_named(tmp_path, line, told):
     assert "bad.jsonl, line 2" in str(caught.value)
 
 
+def test_packed_prompts_that_are_too_large_or_damaged_are_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "own.jsonl.gz", [{"question": "x" * 60}])
+    monkeypatch.setattr("paceline.eval.prompts.MAX_BYTES", path.stat().st_size + 20)
+    with pytest.raises(ConfigError, match=r"too large unpacked.*at most \d+ bytes.*split the file"):
+        read_suite(str(path))
+    monkeypatch.undo()
+    assert len(read_suite(str(path))) == 1
+    packed = path.read_bytes()
+    for damaged in (packed[:-4], packed[:12] + b"\xff" + packed[13:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_suite(str(path))
+
+
 def test_refusals(tmp_path):
     with pytest.raises(ConfigError, match=r"did you mean 'spec_bench'\?"):
         read_suite("spec-bnch")

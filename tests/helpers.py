@@ -144,6 +144,26 @@ def result(seq: Sequence) -> tuple[list[int], str | None, object]:
     return seq.output_ids, seq.finish_reason, seq.stop_reason
 
 
+def assert_identical(
+    on: ModelRunner,
+    drafter: Drafter,
+    requests: Iterable[tuple],
+    depth: int = 4,
+    nodes: int = 128,
+    policy: DraftPolicy | None = None,
+) -> list[Sequence]:
+    """Decode side by side; each answer must be the slow decoder's.
+
+    requests: what `sequence` and `oracle` take after the target: prompt, params, seed, ends, greatest length.
+    """
+    requests = list(requests)
+    seqs = run(on, drafter, [sequence(on.loaded, *one) for one in requests], depth, nodes, policy=policy)
+    for seq, one in zip(seqs, requests, strict=True):
+        assert result(seq) == result(oracle(on.loaded, *one)), one
+        assert_sound(seq, depth)
+    return seqs
+
+
 def assert_sound(seq: Sequence, depth: int) -> None:
     """What holds for every answer whatever was drafted: rounds within bounds, counters that add up."""
     assert len(seq.origins) == len(seq.sources) == seq.num_output == sum(r.num_emitted for r in seq.rounds)

@@ -26,9 +26,13 @@ REPEATING = [5, 9, 31, 7, 5, 9, 31, 8, 5, 9, 31, 7, 44]  # lookup finds somethin
 NO_EOS = frozenset[int]()
 
 
-@cache
 def loaded(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> LoadedModel:
     """A tiny model, made once. float32 keeps ties out of the way: a random gap is never as small as its rounding."""
+    return _loaded(name, dtype, seed, **overrides)
+
+
+@cache  # with all arguments: to a cache, `f()` and `f("llama")` are two calls
+def _loaded(name: str, dtype: torch.dtype, seed: int, **overrides: object) -> LoadedModel:
     return wrap_model(tiny_model(name, dtype, seed, **overrides))
 
 

@@ -15,11 +15,10 @@ from paceline import (
     Suffix,
     TokenRecycling,
 )
-from paceline.runner import wrap_model
 from tests.adversaries import RandomTrees
 from tests.async_llm.common import TEXTS, engine_of, facts, run, schedule, tiny_llm, wrong
 from tests.lossless.drafters import small_draft
-from tests.vision.families import make, picture, user
+from tests.vision.families import picture, seeing, user
 
 DRAFTERS = {
     "plain": lambda: None,
@@ -57,8 +56,7 @@ def test_many_schedules_on_one_engine():
 
 
 def test_images():
-    model, processor = make("llava")
-    llm = LLM(wrap_model(model, processor=processor), drafter=PromptLookup(), max_num_seqs=3)
+    llm = LLM(seeing(), drafter=PromptLookup(), max_num_seqs=3)
     llm.runner.chunk = 8
     small, wide = picture(1), picture(2, 60, 24)
     chats = [

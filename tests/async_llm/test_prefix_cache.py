@@ -9,13 +9,12 @@ from paceline import LLM, AsyncLLM, DraftModel, Eagle, PromptLookup, SamplingPar
 from paceline.attention.kv_cache import SlotCache
 from paceline.drafters import Space
 from paceline.errors import ConfigError
-from paceline.runner import wrap_model
 from tests.adversaries import RandomTrees
 from tests.async_llm.common import LONG, answer, engine_of, facts, idle, run, schedule, tiny_llm, wrong
 from tests.drafters.heads import random_head
 from tests.lossless.drafters import small_draft
 from tests.space.common import adapter
-from tests.vision.families import make, picture, user
+from tests.vision.families import picture, seeing, user
 
 SYSTEM = "you answer in short words, and you never say what you do not know. "
 PROMPTS = (
@@ -62,8 +61,7 @@ def test_random_schedules(name, chunk, most):
 
 
 def test_images():
-    model, processor = make("qwen2_vl")
-    llm = LLM(wrap_model(model, processor=processor), drafter=PromptLookup(), max_num_seqs=3)
+    llm = LLM(seeing("qwen2_vl"), drafter=PromptLookup(), max_num_seqs=3)
     llm.runner.chunk = 8
     small, other = picture(1), picture(2)
     chats = [[user(small, "what is it?")], [user(other, "what is it?")], [user(small, "what is it ", other, "?")]]

@@ -11,10 +11,10 @@ import pytest
 
 from paceline import LLM, AsyncLLM, PromptLookup, SamplingParams, async_llm
 from paceline.errors import CacheFull, ConfigError, EngineStopped, QueueFull
-from paceline.runner import ModelRunner, wrap_model
+from paceline.runner import ModelRunner
 from tests.async_llm.common import CUMULATIVE, DELTA, FINAL_ONLY, LONG, TEXTS, answer, engine_of, facts, idle, tiny_llm
 from tests.helpers import all_free
-from tests.vision.families import make, picture, user
+from tests.vision.families import picture, seeing, user
 
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 TWO = SamplingParams(temperature=1.0, max_tokens=20, seed=5, n=2, ignore_eos=True, stop=("a",))
@@ -158,8 +158,7 @@ def test_what_cannot_be_answered_is_said_at_once():
 
 
 def test_waiting_images_are_bounded(monkeypatch):
-    model, processor = make("llava")
-    llm = LLM(wrap_model(model, processor=processor), max_num_seqs=1)
+    llm = LLM(seeing(), max_num_seqs=1)
     monkeypatch.setattr(async_llm, "MAX_WAITING_PIXEL_BYTES", 1)
 
     async def main():

@@ -26,6 +26,7 @@ from transformers import (
 
 from paceline.hf.chats import has_images
 from paceline.hf.load import without_video
+from paceline.runner import LoadedModel, wrap_model
 from tests.vision.table import FAMILIES, TEXT, Family
 
 NAMES = tuple(FAMILIES)
@@ -33,10 +34,14 @@ LETTERS = ["\n", *printable[:95]]
 Message = dict[str, object]
 
 
-@cache
-@torch.inference_mode(False)  # whoever asks first: others train it
 def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, ProcessorMixin]:
     """A float32 model of the named family and its processor; made once. Skips what this transformers lacks."""
+    return _made(name, seed)
+
+
+@cache
+@torch.inference_mode(False)  # whoever asks first: others train it
+def _made(name: str, seed: int) -> tuple[PreTrainedModel, ProcessorMixin]:
     family = FAMILIES[name]
     lacking = [one for one in (family.processor_class, family.image_class + "Pil") if not hasattr(transformers, one)]
     if family.needs is not None and importlib.util.find_spec(family.needs) is None:
@@ -59,6 +64,17 @@ def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, ProcessorMixin]:
             torch.nn.init.normal_(parameter, std=0.25)
     model.generation_config = GenerationConfig(pad_token_id=0)  # so that `generate` goes on past the end of text
     return model.eval().requires_grad_(False), processor
+
+
+def seeing(name: str = "llava", seed: int = 0) -> LoadedModel:
+    """That model as engines run it; made once."""
+    return _seeing(name, seed)
+
+
+@cache
+def _seeing(name: str, seed: int) -> LoadedModel:
+    model, processor = make(name, seed)
+    return wrap_model(model, processor=processor)
 
 
 def save_made(folder: Path, name: str = "llava") -> str:

@@ -1,9 +1,11 @@
 """Engines on tiny models, the answers that requests have alone, and schedules in which they come and go."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TypeVar
 
 from paceline import LLM, AsyncLLM, Fixed, RequestOutput, SamplingParams
 from paceline.core.request import RequestOutputKind
@@ -12,6 +14,7 @@ from tests.tiny import tiny_model
 
 DELTA, CUMULATIVE, FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+T = TypeVar("T")
 TEXTS = ("abcabcabcab", "the cat and the cat", "x", "0123456789" * 12, "to be or not to be, to be or")
 
 
@@ -33,6 +36,16 @@ async def engine_of(llm: LLM, **options):
         assert all_free(llm.runner), "a slot was not given back"
     finally:
         engine.shutdown()
+
+
+def serve(llm: LLM, work: Callable[[AsyncLLM], Awaitable[T]], **options) -> T:
+    """What `work` gives for such an engine."""
+
+    async def main() -> T:
+        async with engine_of(llm, **options) as engine:
+            return await work(engine)
+
+    return asyncio.run(main())
 
 
 async def idle(engine: AsyncLLM) -> None:

@@ -177,16 +177,31 @@ def assert_sound(seq: Sequence, depth: int) -> None:
     assert len(seq.token_ids) <= seq.max_length
 
 
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+
+
+def characters(letters: list[str], **options) -> PreTrainedTokenizerFast:
+    """One token a character, behind three special ones."""
+    vocab = {token: index for index, token in enumerate([*SPECIAL.values(), *letters])}
+    raw = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    raw.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **SPECIAL, **options)
+
+
+def byte_pairs(tokens: list[str], merges: Iterable[tuple[str, str]] = (), **options) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, the tokens in the order of their ids."""
+    raw = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, list(merges)))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **options)
+
+
 @cache
 def tokenizer(shift: int = 0, template: bool = True) -> PreTrainedTokenizerFast:
-    """One token a printable character, three special ones; `shift` gives the same characters other ids."""
+    """One token a printable character; `shift` gives the same characters other ids."""
     letters = [c for c in printable[:95] if c != " "]
-    letters = letters[shift:] + letters[:shift]
-    vocab = {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    raw = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    raw.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    made = characters(letters[shift:] + letters[:shift])
     if template:
         made.chat_template = "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + ';' }}{% endfor %}a:"
     return made

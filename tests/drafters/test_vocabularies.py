@@ -20,6 +20,7 @@ from paceline.runner import ModelRunner, wrap_model
 from paceline.runner.adapters import share_copy
 from tests.attention.common import agree, held, prefilled
 from tests.drafters.heads import blockwise, medusa, mtp, random_head
+from tests.drafters.test_draft_caches import NeverForgets
 from tests.drafters.test_spelling import texts
 from tests.drafters.tokenizers_made import TEXT, TOKENIZERS, byte_level, permuted, reader
 from tests.helpers import assert_identical, loaded, memoryless, run, sequence
@@ -337,12 +338,6 @@ def cache_agrees(drafter: DraftModel, ours: str) -> bool:
             return False
     decoder.release(seq)
     return used
-
-
-class NeverForgets(DraftModel):
-    """What was rejected or cut anew stays in the cache."""
-
-    def observe(self, seqs, draft, logits, walks): ...
 
 
 class CountsOnly(DraftModel):

@@ -13,8 +13,6 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-from tokenizers import models as token_models
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -27,6 +25,7 @@ from transformers import (
 from paceline.hf.chats import has_images
 from paceline.hf.load import without_video
 from paceline.runner import LoadedModel, wrap_model
+from tests.helpers import characters
 from tests.vision.table import FAMILIES, TEXT, Family
 
 NAMES = tuple(FAMILIES)
@@ -94,17 +93,7 @@ def _processor(family: Family) -> ProcessorMixin:
 
 def _tokenizer(family: Family) -> PreTrainedTokenizerFast:
     """One token a character; every id of the special tokens lies below the rows of the output head."""
-    vocab = {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *LETTERS])}
-    raw = Tokenizer(token_models.WordLevel(vocab, unk_token="<pad>"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    raw.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        extra_special_tokens=dict(family.named),
-    )
+    made = characters(LETTERS, extra_special_tokens=dict(family.named))
     made.add_tokens(family.words, special_tokens=True)
     return made
 

@@ -34,17 +34,14 @@ def ids_of(output) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_answers_are_those_of_plain_transformers(name):
-    expected = plain_answer("llava", CHATS[name], 12)
-    assert ids_of(llm("invariant").generate(CHATS[name], GREEDY)[0]) == expected
-    assert ids_of(llm("fast").generate(CHATS[name], GREEDY)[0]) == expected
+def test_invariant_answers_are_those_of_plain_transformers(name):
+    """Those of other numerics, and greedy drafts: `test_families.py`."""
+    assert ids_of(llm("invariant").generate(CHATS[name], GREEDY)[0]) == plain_answer("llava", CHATS[name], 12)
 
 
-@pytest.mark.diagonal
 @pytest.mark.parametrize("drafter", [PromptLookup, SelfQuantized, TokenRecycling])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_change_nothing(drafter, temperature):
-    params = SamplingParams(temperature=temperature, max_tokens=16, seed=7, ignore_eos=True)
+def test_drafts_change_no_sampled_answer(drafter):
+    params = SamplingParams(temperature=1.0, max_tokens=16, seed=7, ignore_eos=True)
     chats = list(CHATS.values())
     plain = llm().generate(chats, params)
     drafted = llm(None, drafter).generate(chats, params)

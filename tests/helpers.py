@@ -36,6 +36,11 @@ def _loaded(name: str, dtype: torch.dtype, seed: int, **overrides: object) -> Lo
     return wrap_model(tiny_model(name, dtype, seed, **overrides))
 
 
+def talking(**overrides: object) -> LoadedModel:
+    """The tiny Llama with `tokenizer()`."""
+    return replace(loaded(**overrides), tokenizer=tokenizer())
+
+
 @cache
 def memoryless(eps: float = 1e-6) -> LoadedModel:
     """Layers that add nothing, embeddings of length one: the next token depends on the current one alone."""

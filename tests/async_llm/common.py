@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from paceline import LLM, AsyncLLM, Fixed, RequestOutput, SamplingParams
 from paceline.core.request import RequestOutputKind
-from tests.helpers import all_free, tokenizer
-from tests.tiny import tiny_model
+from tests.helpers import all_free, talking
 
 DELTA, CUMULATIVE, FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -20,8 +19,8 @@ TEXTS = ("abcabcabcab", "the cat and the cat", "x", "0123456789" * 12, "to be or
 
 def tiny_llm(drafter=None, slots: int = 3, policy=None, chunk: int | None = None, **options) -> LLM:
     """chunk: tokens that are read at once, so that tiny prompts have several chunks."""
-    model = tiny_model("llama", max_position_embeddings=512)
-    made = LLM(model, tokenizer=tokenizer(), drafter=drafter, policy=policy or Fixed(3), max_num_seqs=slots, **options)
+    model = talking(max_position_embeddings=512)
+    made = LLM(model, drafter=drafter, policy=policy or Fixed(3), max_num_seqs=slots, **options)
     made.runner.chunk = chunk or made.runner.chunk
     return made
 

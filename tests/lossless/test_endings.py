@@ -5,9 +5,8 @@ import pytest
 from paceline import LLM, DraftModel, PromptLookup, SamplingParams
 from paceline.core.outputs import Origin
 from tests.adversaries import Scripted
-from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner, tokenizer
+from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner, talking
 from tests.lossless.drafters import DRAFTERS
-from tests.tiny import tiny_model
 
 DEPTH = 5
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=24)
@@ -109,15 +108,14 @@ def test_prompt_of_any_length(length):
 @pytest.mark.parametrize(("begin", "length"), [(3, 2), (4, 4), (5, 3), (6, 4), (7, 2), (8, 3), (9, 2)])
 def test_stop_string_wherever_it_straddles_rounds(begin, length):
     """Cut before it, whatever part of it came in which round; nothing is emitted after the token that completes it."""
-    model = tiny_model("llama")
-    llm = LLM(model, tokenizer=tokenizer(), drafter=PromptLookup(min_ngram=1))
+    llm = LLM(talking(), drafter=PromptLookup(min_ngram=1))
     endless = SamplingParams(temperature=1.0, max_tokens=30, seed=5, ignore_eos=True)
     whole = llm.generate("abcabcabd", endless).pop().outputs[0]
     stop = whole.text[begin : begin + length]
     params = SamplingParams(temperature=1.0, max_tokens=30, seed=5, ignore_eos=True, stop=(stop, "not in the text"))
     future = {tuple(llm.encode("abcabcabd")): [*llm.encode("abcabcabd"), *whole.token_ids]}
     for script in ([None], [3, 0]):
-        other = LLM(model, tokenizer=tokenizer(), drafter=Scripted(future, script))
+        other = LLM(talking(), drafter=Scripted(future, script))
         (answer,) = other.generate("abcabcabd", params).pop().outputs
         end = whole.text.index(stop)
         assert answer.text == whole.text[:end]

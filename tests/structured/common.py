@@ -19,13 +19,13 @@ _MERGES = ["a b", "1 2", "c m", '" :', '{ "', "a l", "al o", "0 0", "ab ab", '" 
 
 
 @cache
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """Three special tokens, most printable bytes, and some pairs, so that one text may be written in several ways."""
     pairs = [(left, right) for left, right in (merge.split() for merge in _MERGES)]
     letters = [c for c in printable[:95] if c not in _RARE]
     tokens = [*SPECIAL.values(), *letters, "Ġ", *(left + right for left, right in pairs)]
     assert len(tokens) == VOCAB
-    return byte_pairs(tokens, pairs, **SPECIAL)
+    return byte_pairs(tokens, pairs, chat_template=chat_template, **SPECIAL)
 
 
 _SCHEMA = {

@@ -32,12 +32,11 @@ from typing import Any
 
 import httpx
 import psutil
-from nonsense import BODIES, raw_bytes, red_square
+from nonsense import BODIES, CHAT, COMPLETION, raw_bytes, red_square
 
 from paceline import LLM
 
 SLOTS, WAITING, WORKERS = 4, 4, 10
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"],
                                      "additionalProperties": False}}  # fmt: skip
 _FORMS = (

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, TargetView, Verifier
+from paceline.core.outputs import Walk
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.runner import ModelRunner
@@ -166,3 +167,13 @@ class Sometimes(Adversary):
 
     def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
         return self.other.nodes(seq, budget) if (len(seq.rounds) + seq.slot) % 3 == 0 else []
+
+
+class AcceptsAll(Verifier):
+    """Not a drafter: a rule that claims to be exact and keeps every drafted token."""
+
+    name, lossless, exact = "accepts-all", True, True
+
+    def verify(self, draft, law, seeds, positions):
+        path = [*range(1, draft.tree.num_nodes)]
+        return [Walk(path, token, True) for token in law.scores[:, -1].argmax(-1).tolist()]

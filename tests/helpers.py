@@ -26,10 +26,19 @@ REPEATING = [5, 9, 31, 7, 5, 9, 31, 8, 5, 9, 31, 7, 44]  # lookup finds somethin
 NO_EOS = frozenset[int]()
 
 
-@cache
 def loaded(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> LoadedModel:
     """A tiny model, made once. float32 keeps ties out of the way: a random gap is never as small as its rounding."""
+    return _loaded(name, dtype, seed, **overrides)
+
+
+@cache  # with all arguments: to a cache, `f()` and `f("llama")` are two calls
+def _loaded(name: str, dtype: torch.dtype, seed: int, **overrides: object) -> LoadedModel:
     return wrap_model(tiny_model(name, dtype, seed, **overrides))
+
+
+def talking(**overrides: object) -> LoadedModel:
+    """The tiny Llama with `tokenizer()`."""
+    return replace(loaded(**overrides), tokenizer=tokenizer())
 
 
 @cache
@@ -144,6 +153,26 @@ def result(seq: Sequence) -> tuple[list[int], str | None, object]:
     return seq.output_ids, seq.finish_reason, seq.stop_reason
 
 
+def assert_identical(
+    on: ModelRunner,
+    drafter: Drafter,
+    requests: Iterable[tuple],
+    depth: int = 4,
+    nodes: int = 128,
+    policy: DraftPolicy | None = None,
+) -> list[Sequence]:
+    """Decode side by side; each answer must be the slow decoder's.
+
+    requests: what `sequence` and `oracle` take after the target: prompt, params, seed, ends, greatest length.
+    """
+    requests = list(requests)
+    seqs = run(on, drafter, [sequence(on.loaded, *one) for one in requests], depth, nodes, policy=policy)
+    for seq, one in zip(seqs, requests, strict=True):
+        assert result(seq) == result(oracle(on.loaded, *one)), one
+        assert_sound(seq, depth)
+    return seqs
+
+
 def assert_sound(seq: Sequence, depth: int) -> None:
     """What holds for every answer whatever was drafted: rounds within bounds, counters that add up."""
     assert len(seq.origins) == len(seq.sources) == seq.num_output == sum(r.num_emitted for r in seq.rounds)
@@ -153,16 +182,31 @@ def assert_sound(seq: Sequence, depth: int) -> None:
     assert len(seq.token_ids) <= seq.max_length
 
 
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+
+
+def characters(letters: list[str], **options) -> PreTrainedTokenizerFast:
+    """One token a character, behind three special ones."""
+    vocab = {token: index for index, token in enumerate([*SPECIAL.values(), *letters])}
+    raw = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    raw.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **SPECIAL, **options)
+
+
+def byte_pairs(tokens: list[str], merges: Iterable[tuple[str, str]] = (), **options) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, the tokens in the order of their ids."""
+    raw = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, list(merges)))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **options)
+
+
 @cache
 def tokenizer(shift: int = 0, template: bool = True) -> PreTrainedTokenizerFast:
-    """One token a printable character, three special ones; `shift` gives the same characters other ids."""
+    """One token a printable character; `shift` gives the same characters other ids."""
     letters = [c for c in printable[:95] if c != " "]
-    letters = letters[shift:] + letters[:shift]
-    vocab = {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    raw = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    raw.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    made = characters(letters[shift:] + letters[:shift])
     if template:
         made.chat_template = "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + ';' }}{% endfor %}a:"
     return made

@@ -11,8 +11,7 @@ from typing import Any
 from paceline.errors import ConfigError
 
 from .base import Peer, PeerAnswer, PeerFailed
-
-_GREEDY_OR_PLAIN_SAMPLING: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+from .workers.llamacpp_worker import answer_of, body_of
 
 
 class _Server:
@@ -81,19 +80,10 @@ class LlamaServer(ServedPeer):
 
     def run(self, mode: str, token_ids: Seq[int], max_tokens: int, temperature: float) -> PeerAnswer:
         """Answer by /completion, which takes token ids and reports the server's own times."""
-        body = {
-            "prompt": list(token_ids), "n_predict": max_tokens, "temperature": temperature, "cache_prompt": False,
-            "return_tokens": True, **_GREEDY_OR_PLAIN_SAMPLING,
-        }  # fmt: skip
+        body = body_of(list(token_ids), max_tokens, temperature)
         lines = b"".join(self._server.post("/completion", body, _patience(max_tokens)))
         try:
-            reply = json.loads(lines)
-            times = reply["timings"]
-            decoded = max(int(times["predicted_n"]) - 1, 0)  # the first token comes from the prompt's pass
-            return PeerAnswer(
-                reply.get("tokens") or None, decoded, reply["content"], times["prompt_ms"] / 1000,
-                times["predicted_ms"] / 1000, max(decoded - times.get("draft_n_accepted", 0), 0),
-            )  # fmt: skip
+            return PeerAnswer(**answer_of(json.loads(lines)))
         except (ValueError, KeyError, TypeError) as error:
             raise self._server.failed(f"no timings in {lines[:300]!r}") from error
 
@@ -116,7 +106,7 @@ class VllmServer(ServedPeer):
         """Answer by a stream of /v1/completions, timed here: the server reports no times for one request."""
         body = {
             "model": self._model, "prompt": list(token_ids), "max_tokens": max_tokens, "temperature": temperature,
-            "stream": True, "return_token_ids": True, **_GREEDY_OR_PLAIN_SAMPLING,
+            "stream": True, "return_token_ids": True, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
         }  # fmt: skip
         start, arrivals, ids, text = time.perf_counter(), [], [], []
         for line in self._server.post("/v1/completions", body, _patience(max_tokens)):

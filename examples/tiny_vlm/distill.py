@@ -24,19 +24,21 @@ from paceline.train.recipe import Losses
 from .config import VlmConfig
 from .model import add_lora, evenly_spaced, make_model, make_processor
 from .questions import EasyVqa
-from .sft import IGNORED, Batch, ChatTask, ImageChats, hash_easy, step_chats
+from .sft import IGNORED, Batch, ChatTask, hash_easy
 
 
 @final
 class DistillTask(ChatTask):
     """Low-rank layers of the sibling learn. teacher: the packaged model; teacher_folder: the same, merged."""
 
+    first_seed = 1  # other images than the stage `sft` had
+
     def __init__(
         self, language_model: Path, teacher: PackagedVlm, teacher_folder: Path, config: VlmConfig,
         device: torch.device, easy: Seq[EasyVqa], easy_test: Seq[EasyVqa],
     ):  # fmt: skip
         super().__init__(config, config.distill, device, easy, easy_test)
-        how = self._distill = config.distill
+        how = config.distill
         self.processor = make_processor(language_model)
         big: Any = AutoModelForImageTextToText.from_pretrained(
             teacher_folder, dtype=torch.float32, trust_remote_code=False
@@ -59,11 +61,6 @@ class DistillTask(ChatTask):
 
     def state(self) -> dict[str, Tensor]:
         return dict(self.lora)
-
-    def items(self, step: int, devices: int) -> Seq[ImageChats]:
-        """Other images than the stage `sft` had."""
-        how = self._distill
-        return step_chats(step, self._easy, how.scenes, how.easy, how.seed + 1)
 
     def loss(self, batch: Batch) -> Losses:
         """Distance of the distributions; beside it the share of drafts that would be accepted."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from PIL import Image
@@ -181,6 +181,8 @@ class ChatTask(Task[Batch]):
 
     model: LlavaForConditionalGeneration
     processor: LlavaProcessor
+    first_seed: ClassVar[int] = 0
+    """Added to the seed of the images."""
 
     def __init__(
         self, config: VlmConfig, how: SftSection | DistillSection, device: torch.device, easy: Seq[EasyVqa],
@@ -192,6 +194,10 @@ class ChatTask(Task[Batch]):
 
     def num_steps(self, devices: int) -> int:
         return self._how.steps
+
+    def items(self, step: int, devices: int) -> Seq[ImageChats]:
+        how = self._how
+        return step_chats(step, self._easy, how.scenes, how.easy, how.seed + self.first_seed)
 
     def load(self, item: ImageChats) -> Batch:
         return collate([item], self.processor, GRID**2)
@@ -215,7 +221,7 @@ class SftTask(ChatTask):
         easy: Seq[EasyVqa], easy_test: Seq[EasyVqa],
     ):  # fmt: skip
         super().__init__(config, config.sft, device, easy, easy_test)
-        how = self._sft = config.sft
+        how, self._vision_lr = config.sft, config.sft.vision_lr
         self.processor = make_processor(language_model)
         model = make_model(language_model, tower=config.tower).requires_grad_(False)
         self.parts = vision_parts(model)
@@ -231,14 +237,10 @@ class SftTask(ChatTask):
 
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
         """Low-rank layers; tower and projector at a lower rate."""
-        return [(list(self.lora.values()), 1.0), (list(self.parts.parameters()), self._sft.vision_lr)]
+        return [(list(self.lora.values()), 1.0), (list(self.parts.parameters()), self._vision_lr)]
 
     def state(self) -> dict[str, Tensor]:
         return {**self.lora, **self.parts.state_dict()}
-
-    def items(self, step: int, devices: int) -> Seq[ImageChats]:
-        how = self._sft
-        return step_chats(step, self._easy, how.scenes, how.easy, how.seed)
 
     def loss(self, batch: Batch) -> Losses:
         batch = batch.to(self._device)

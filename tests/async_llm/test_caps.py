@@ -6,7 +6,7 @@ import pytest
 
 from paceline import CostModel, Fixed, SamplingParams
 from paceline.errors import ConfigError
-from tests.async_llm.common import TEXTS, answer, engine_of, facts, tiny_llm
+from tests.async_llm.common import TEXTS, answer, facts, serve, tiny_llm
 from tests.lossless.drafters import DRAFTERS
 
 
@@ -25,11 +25,7 @@ def test_caps_hold_side_by_side(name, policy):
     caps = (0, 2, 64)
     want = facts(llm.plain().generate(TEXTS[0], capped(0))[0])
 
-    async def main():
-        async with engine_of(llm) as engine:
-            return await asyncio.gather(*(answer(engine, TEXTS[0], capped(cap)) for cap in caps))
-
-    got = asyncio.run(main())
+    got = serve(llm, lambda engine: asyncio.gather(*(answer(engine, TEXTS[0], capped(cap)) for cap in caps)))
     assert [facts(one) for one in got] == [want] * 3
     for cap, one in zip(caps, got, strict=True):
         assert max(record.num_drafted for record in one.rounds) <= cap

@@ -1,7 +1,5 @@
 """A request has the tokens that it has alone, whoever comes and goes beside it."""
 
-import asyncio
-
 import pytest
 
 from paceline import (
@@ -15,11 +13,10 @@ from paceline import (
     Suffix,
     TokenRecycling,
 )
-from paceline.runner import wrap_model
 from tests.adversaries import RandomTrees
-from tests.async_llm.common import TEXTS, engine_of, facts, run, schedule, tiny_llm, wrong
+from tests.async_llm.common import TEXTS, facts, run, schedule, serve, tiny_llm, wrong
 from tests.lossless.drafters import small_draft
-from tests.vision.families import make, picture, user
+from tests.vision.families import picture, seeing, user
 
 DRAFTERS = {
     "plain": lambda: None,
@@ -32,14 +29,9 @@ DRAFTERS = {
 }
 
 
-def mistakes(llm: LLM, seed: int, count: int = 14, prompts=TEXTS) -> list[int]:
-    async def main():
-        asks = schedule(seed, count, prompts)
-        async with engine_of(llm) as engine:
-            got = await run(engine, asks)
-        return wrong(llm, asks, got)
-
-    return asyncio.run(main())
+def mistakes(llm: LLM, seed: int, prompts=TEXTS) -> list[int]:
+    asks = schedule(seed, 14, prompts)
+    return wrong(llm, asks, serve(llm, lambda engine: run(engine, asks)))
 
 
 @pytest.mark.diagonal
@@ -57,8 +49,7 @@ def test_many_schedules_on_one_engine():
 
 
 def test_images():
-    model, processor = make("llava")
-    llm = LLM(wrap_model(model, processor=processor), drafter=PromptLookup(), max_num_seqs=3)
+    llm = LLM(seeing(), drafter=PromptLookup(), max_num_seqs=3)
     llm.runner.chunk = 8
     small, wide = picture(1), picture(2, 60, 24)
     chats = [
@@ -74,11 +65,10 @@ def test_prompt_logprobs_are_those_of_generate():
     llm = tiny_llm(PromptLookup(), chunk=16)
     params = SamplingParams(max_tokens=4, prompt_logprobs=2, logprobs=1)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            return [output async for output in engine.generate(TEXTS[3], params)]
+    async def main(engine):
+        return [output async for output in engine.generate(TEXTS[3], params)]
 
-    want, got = llm.generate(TEXTS[3], params)[0], asyncio.run(main())
+    want, got = llm.generate(TEXTS[3], params)[0], serve(llm, main)
     assert got[-1].prompt_logprobs == want.prompt_logprobs
     assert len(want.prompt_logprobs) == len(want.prompt_token_ids)
     assert facts(got[0])[0][1] == want.token_ids[: len(got[0].token_ids)]

@@ -13,7 +13,7 @@ from paceline.engine.scheduler import Scheduler
 from paceline.errors import DraftError, EngineStopped
 from paceline.requests import Answer
 from paceline.sampling.detokenize import Detokenizer
-from tests.async_llm.common import TEXTS, answer, engine_of, facts, tiny_llm
+from tests.async_llm.common import TEXTS, answer, facts, serve, tiny_llm
 from tests.helpers import all_free
 from tests.lossless.drafters import small_draft
 
@@ -90,17 +90,16 @@ def test_a_fault_ends_its_own_request_alone(stage, make, monkeypatch):
     want = [facts(llm.generate(text, params)[0]) for text, params in zip(TEXTS, PARAMS, strict=False)]
     plant(monkeypatch, llm, stage)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            tasks = [(TEXTS[0], BLAMED), *zip(TEXTS, PARAMS, strict=False)]
-            got = await asyncio.gather(*(answer(engine, *one) for one in tasks), return_exceptions=True)
-            assert engine.is_alive
-            stats = engine.stats()
-            assert (stats.finished, stats.failed) == (3, 1)
-            again = await answer(engine, TEXTS[0], PARAMS[0])
-            return got, again
+    async def main(engine):
+        tasks = [(TEXTS[0], BLAMED), *zip(TEXTS, PARAMS, strict=False)]
+        got = await asyncio.gather(*(answer(engine, *one) for one in tasks), return_exceptions=True)
+        assert engine.is_alive
+        stats = engine.stats()
+        assert (stats.finished, stats.failed) == (3, 1)
+        again = await answer(engine, TEXTS[0], PARAMS[0])
+        return got, again
 
-    (error, *others), again = asyncio.run(main())
+    (error, *others), again = serve(llm, main)
     assert isinstance(error, Fault | DraftError)
     assert "planted" in str(error)
     assert [facts(one) for one in others] == want
@@ -114,13 +113,12 @@ def test_a_fault_of_a_processor_is_its_requests_own():
         fault_if(ids.shape[1] > len(TEXTS[0]) + 8)
         return scores
 
-    async def main():
-        async with engine_of(llm) as engine:
-            bad = SamplingParams(max_tokens=30, ignore_eos=True, logits_processors=[broken])
-            got = asyncio.gather(*(answer(engine, TEXTS[1], one) for one in (bad, *PARAMS)), return_exceptions=True)
-            return await got, engine.stats().retried
+    async def main(engine):
+        bad = SamplingParams(max_tokens=30, ignore_eos=True, logits_processors=[broken])
+        got = asyncio.gather(*(answer(engine, TEXTS[1], one) for one in (bad, *PARAMS)), return_exceptions=True)
+        return await got, engine.stats().retried
 
-    (error, *others), retried = asyncio.run(main())
+    (error, *others), retried = serve(llm, main)
     assert isinstance(error, Fault)
     assert retried == 0
     assert [facts(one) for one in others] == [facts(llm.generate(TEXTS[1], one)[0]) for one in PARAMS]
@@ -139,12 +137,11 @@ def test_a_round_that_fails_once_is_run_again(monkeypatch):
 
     monkeypatch.setattr(llm.runner, "forward", forward)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            got = await asyncio.gather(*(answer(engine, TEXTS[0], one) for one in PARAMS))
-            return [facts(one) for one in got], engine.stats()
+    async def main(engine):
+        got = await asyncio.gather(*(answer(engine, TEXTS[0], one) for one in PARAMS))
+        return [facts(one) for one in got], engine.stats()
 
-    got, stats = asyncio.run(main())
+    got, stats = serve(llm, main)
     assert failed
     assert (got, stats.retried, stats.failed) == (want, 1, 0)
 
@@ -160,12 +157,11 @@ def test_a_fault_while_a_prompt_is_read(monkeypatch):
 
     monkeypatch.setattr(llm.runner, "read_chunk", read_chunk)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            tasks = answer(engine, TEXTS[3], PARAMS[1]), answer(engine, TEXTS[1], PARAMS[0])
-            return await asyncio.gather(*tasks, return_exceptions=True)
+    async def main(engine):
+        tasks = answer(engine, TEXTS[3], PARAMS[1]), answer(engine, TEXTS[1], PARAMS[0])
+        return await asyncio.gather(*tasks, return_exceptions=True)
 
-    error, other = asyncio.run(main())
+    error, other = serve(llm, main)
     assert isinstance(error, Fault)
     assert facts(other) == want
 

@@ -9,7 +9,7 @@ from paceline import DraftModel, PromptLookup, SamplingParams
 from paceline.attention import kv_cache
 from paceline.decoding import SpeculativeDecoder
 from paceline.errors import CacheFull
-from tests.async_llm.common import LONG, TEXTS, answer, engine_of, facts, tiny_llm
+from tests.async_llm.common import LONG, TEXTS, answer, facts, serve, tiny_llm
 from tests.lossless.drafters import small_draft
 
 SHORT = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -22,12 +22,11 @@ def full(monkeypatch):
 
 
 def answers(llm, full, *asks) -> list[object]:
-    async def main():
-        async with engine_of(llm) as engine:
-            full()
-            return await asyncio.gather(*(answer(engine, *one) for one in asks), return_exceptions=True)
+    async def main(engine):
+        full()
+        return await asyncio.gather(*(answer(engine, *one) for one in asks), return_exceptions=True)
 
-    return asyncio.run(main())
+    return serve(llm, main)
 
 
 def test_a_request_that_does_not_fit_is_refused_before_it_begins(full):

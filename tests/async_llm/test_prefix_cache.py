@@ -1,7 +1,5 @@
 """Requests that begin alike share what was computed, and are answered as if they did not."""
 
-import asyncio
-
 import pytest
 import torch
 
@@ -9,13 +7,12 @@ from paceline import LLM, AsyncLLM, DraftModel, Eagle, PromptLookup, SamplingPar
 from paceline.attention.kv_cache import SlotCache
 from paceline.drafters import Space
 from paceline.errors import ConfigError
-from paceline.runner import wrap_model
 from tests.adversaries import RandomTrees
-from tests.async_llm.common import LONG, answer, engine_of, facts, idle, run, schedule, tiny_llm, wrong
+from tests.async_llm.common import LONG, answer, facts, idle, run, schedule, serve, tiny_llm, wrong
 from tests.drafters.heads import random_head
 from tests.lossless.drafters import small_draft
 from tests.space.common import adapter
-from tests.vision.families import make, picture, user
+from tests.vision.families import picture, seeing, user
 
 SYSTEM = "you answer in short words, and you never say what you do not know. "
 PROMPTS = (
@@ -40,16 +37,15 @@ DRAFTERS = {
 
 def mistakes(llm: LLM, seed: int, prompts=PROMPTS, **options) -> tuple[list[int], int]:
     """The requests of a schedule that were answered wrongly, and the tokens of prompts that were found."""
+    asks = schedule(seed, 20, prompts)
 
-    async def main():
-        asks = schedule(seed, 20, prompts)
-        async with engine_of(llm, **options) as engine:
-            got = await run(engine, asks)
-            assert llm.runner.prefixes.num_bytes <= llm.runner.prefixes.max_bytes
-            hits = engine.stats().prefix_cache_hits
-        return wrong(llm, asks, got), hits
+    async def main(engine):
+        got = await run(engine, asks)
+        assert llm.runner.prefixes.num_bytes <= llm.runner.prefixes.max_bytes
+        return got, engine.stats().prefix_cache_hits
 
-    return asyncio.run(main())
+    got, hits = serve(llm, main, **options)
+    return wrong(llm, asks, got), hits
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -62,8 +58,7 @@ def test_random_schedules(name, chunk, most):
 
 
 def test_images():
-    model, processor = make("qwen2_vl")
-    llm = LLM(wrap_model(model, processor=processor), drafter=PromptLookup(), max_num_seqs=3)
+    llm = LLM(seeing("qwen2_vl"), drafter=PromptLookup(), max_num_seqs=3)
     llm.runner.chunk = 8
     small, other = picture(1), picture(2)
     chats = [[user(small, "what is it?")], [user(other, "what is it?")], [user(small, "what is it ", other, "?")]]
@@ -90,14 +85,13 @@ def test_the_next_turn_of_a_chat_reads_what_is_new():
     llm = tiny_llm(PromptLookup())
     first = llm.encode(PROMPTS[0])
 
-    async def main():
-        async with engine_of(llm) as engine:
-            one = await answer(engine, first, SHORT)
-            later = [*first, *one.token_ids, *llm.encode("and then")]
-            two = await answer(engine, later, SHORT)
-            return one, later, two, engine.stats()
+    async def main(engine):
+        one = await answer(engine, first, SHORT)
+        later = [*first, *one.token_ids, *llm.encode("and then")]
+        two = await answer(engine, later, SHORT)
+        return one, later, two, engine.stats()
 
-    one, later, two, stats = asyncio.run(main())
+    one, later, two, stats = serve(llm, main)
     known = len(first) + len(one.token_ids) - 1
     assert (one.num_cached_tokens, two.num_cached_tokens) == (0, known // 16 * 16)
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (len(first) + len(later), two.num_cached_tokens)
@@ -109,11 +103,10 @@ def test_answers_of_one_request_read_its_prompt_once():
     llm = tiny_llm(slots=4)
     params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            return await answer(engine, PROMPTS[0], params), engine.stats()
+    async def main(engine):
+        return await answer(engine, PROMPTS[0], params), engine.stats()
 
-    output, stats = asyncio.run(main())
+    output, stats = serve(llm, main)
     length = len(output.prompt_token_ids)
     assert stats.prefix_cache_queries == 4 * length
     assert stats.prefix_cache_hits == 3 * (length // 16 * 16)
@@ -123,15 +116,14 @@ def test_answers_of_one_request_read_its_prompt_once():
 def test_what_an_aborted_request_read_is_found():
     llm = tiny_llm(slots=2)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            outputs = engine.generate(PROMPTS[0], LONG)
-            await anext(outputs)
-            await outputs.aclose()
-            await idle(engine)
-            return await answer(engine, PROMPTS[0], SHORT)
+    async def main(engine):
+        outputs = engine.generate(PROMPTS[0], LONG)
+        await anext(outputs)
+        await outputs.aclose()
+        await idle(engine)
+        return await answer(engine, PROMPTS[0], SHORT)
 
-    got = asyncio.run(main())
+    got = serve(llm, main)
     assert got.num_cached_tokens == len(got.prompt_token_ids) // 16 * 16
     llm.runner.prefixes.resize(0)
     assert facts(llm.plain().generate([PROMPTS[0]], SHORT)[0]) == facts(got)
@@ -140,13 +132,12 @@ def test_what_an_aborted_request_read_is_found():
 def test_it_can_be_switched_off():
     llm = tiny_llm()
 
-    async def main(**options):
-        async with engine_of(llm, **options) as engine:
-            outputs = [await answer(engine, PROMPTS[0], SHORT) for _ in range(2)]
-            return [one.num_cached_tokens for one in outputs], engine.stats().prefix_cache_queries
+    async def main(engine):
+        outputs = [await answer(engine, PROMPTS[0], SHORT) for _ in range(2)]
+        return [one.num_cached_tokens for one in outputs], engine.stats().prefix_cache_queries
 
-    assert asyncio.run(main(prefix_cache_bytes=0)) == ([0, 0], 0)
-    counts, queries = asyncio.run(main(prefix_cache_bytes=1 << 20))
+    assert serve(llm, main, prefix_cache_bytes=0) == ([0, 0], 0)
+    counts, queries = serve(llm, main, prefix_cache_bytes=1 << 20)
     assert counts[1] > counts[0] == 0
     assert queries > 0
     with pytest.raises(ConfigError, match="prefix_cache_bytes"):

@@ -11,10 +11,10 @@ import pytest
 
 from paceline import LLM, AsyncLLM, PromptLookup, SamplingParams, async_llm
 from paceline.errors import CacheFull, ConfigError, EngineStopped, QueueFull
-from paceline.runner import ModelRunner, wrap_model
-from tests.async_llm.common import CUMULATIVE, DELTA, FINAL_ONLY, LONG, TEXTS, answer, engine_of, facts, idle, tiny_llm
+from paceline.runner import ModelRunner
+from tests.async_llm.common import CUMULATIVE, DELTA, FINAL_ONLY, LONG, TEXTS, answer, facts, idle, serve, tiny_llm
 from tests.helpers import all_free
-from tests.vision.families import make, picture, user
+from tests.vision.families import picture, seeing, user
 
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 TWO = SamplingParams(temperature=1.0, max_tokens=20, seed=5, n=2, ignore_eos=True, stop=("a",))
@@ -45,11 +45,10 @@ def test_output_kinds(params, monkeypatch):
             is_read.set()
         return outputs
 
-    async def main():
-        async with engine_of(llm) as engine:
-            return [await outputs_of(engine, kind) for kind in (DELTA, CUMULATIVE, FINAL_ONLY)]
+    async def main(engine):
+        return [await outputs_of(engine, kind) for kind in (DELTA, CUMULATIVE, FINAL_ONLY)]
 
-    deltas, cumulative, final = asyncio.run(main())
+    deltas, cumulative, final = serve(llm, main)
     assert len(deltas) > 1
     assert all(len(output.outputs) == params.n for output in (*deltas, *cumulative, *final))
     for index, one in enumerate(want.outputs):
@@ -69,13 +68,12 @@ def test_output_kinds(params, monkeypatch):
 def test_a_slow_reader_gets_rounds_joined():
     llm = tiny_llm()
 
-    async def main():
-        async with engine_of(llm) as engine:
-            outputs, first = await begun(engine, TEXTS[0], SHORT)
-            await idle(engine)
-            return [first, *[one async for one in outputs]]
+    async def main(engine):
+        outputs, first = await begun(engine, TEXTS[0], SHORT)
+        await idle(engine)
+        return [first, *[one async for one in outputs]]
 
-    whole, *rest = asyncio.run(main())
+    whole, *rest = serve(llm, main)
     assert len(rest) == (not whole.finished)
     for output in rest:
         whole = whole.joined(output)
@@ -86,23 +84,22 @@ def test_abort_frees_slots_and_tells_what_there_was():
     llm = tiny_llm(slots=2)
     want = llm.generate(TEXTS[0], LONG)[0].token_ids
 
-    async def main():
-        async with engine_of(llm) as engine:
-            outputs, whole = await begun(engine, TEXTS[0], LONG, "one")
-            waiting = [asyncio.create_task(answer(engine, TEXTS[1], LONG, name)) for name in ("two", "three")]
-            while (engine.num_running, engine.num_waiting) != (2, 1):
-                await asyncio.sleep(0.001)
-            await engine.abort("three")
-            for name in ("one", "two", "unknown"):
-                await engine.abort(name)
-            assert all_free(llm.runner)
-            async for output in outputs:
-                whole = whole.joined(output)
-            stats = engine.stats()
-            assert (stats.aborted, stats.finished, stats.free_slots) == (3, 0, 2)
-            return whole, *[await one for one in waiting]
+    async def main(engine):
+        outputs, whole = await begun(engine, TEXTS[0], LONG, "one")
+        waiting = [asyncio.create_task(answer(engine, TEXTS[1], LONG, name)) for name in ("two", "three")]
+        while (engine.num_running, engine.num_waiting) != (2, 1):
+            await asyncio.sleep(0.001)
+        await engine.abort("three")
+        for name in ("one", "two", "unknown"):
+            await engine.abort(name)
+        assert all_free(llm.runner)
+        async for output in outputs:
+            whole = whole.joined(output)
+        stats = engine.stats()
+        assert (stats.aborted, stats.finished, stats.free_slots) == (3, 0, 2)
+        return whole, *[await one for one in waiting]
 
-    one, two, three = asyncio.run(main())
+    one, two, three = serve(llm, main)
     assert [output.finish_reason for output in (one, two, three)] == ["abort"] * 3
     assert one.token_ids == want[: len(one.token_ids)] != []
     assert (two.token_ids != [], three.token_ids) == (True, [])
@@ -112,69 +109,65 @@ def test_abort_frees_slots_and_tells_what_there_was():
 def test_a_reader_that_leaves_frees_its_slot(way):
     llm = tiny_llm(slots=1)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            if way == "close":
-                outputs, _ = await begun(engine, TEXTS[0], LONG)
-                await outputs.aclose()
-            elif way == "cancel":
-                task = asyncio.create_task(answer(engine, TEXTS[0], LONG))
-                while not engine.num_running:
-                    await asyncio.sleep(0.001)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            else:
-                async for _ in engine.generate(TEXTS[0], LONG):
-                    break
-            return facts(await answer(engine, TEXTS[1], SHORT))
+    async def main(engine):
+        if way == "close":
+            outputs, _ = await begun(engine, TEXTS[0], LONG)
+            await outputs.aclose()
+        elif way == "cancel":
+            task = asyncio.create_task(answer(engine, TEXTS[0], LONG))
+            while not engine.num_running:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            async for _ in engine.generate(TEXTS[0], LONG):
+                break
+        return facts(await answer(engine, TEXTS[1], SHORT))
 
-    assert asyncio.run(main()) == facts(llm.generate(TEXTS[1], SHORT)[0])
+    assert serve(llm, main) == facts(llm.generate(TEXTS[1], SHORT)[0])
 
 
 def test_what_cannot_be_answered_is_said_at_once():
     llm = tiny_llm(slots=1, max_model_len=64)
 
-    async def main():
-        async with engine_of(llm, max_waiting=1) as engine:
-            outputs, _ = await begun(engine, TEXTS[0], LONG, "first")
-            for prompt, params, error in [
-                ([], SHORT, ConfigError),
-                (TEXTS[3], SHORT, CacheFull),
-                (TEXTS[0], "greedy", ConfigError),
-            ]:
-                with pytest.raises(error):
-                    await answer(engine, prompt, params)
-            with pytest.raises(ConfigError, match="id"):
-                await answer(engine, TEXTS[0], SHORT, "first")
-            waits = asyncio.create_task(answer(engine, TEXTS[0], SHORT))
-            await asyncio.sleep(0)
-            with pytest.raises(QueueFull):
-                await answer(engine, TEXTS[0], SHORT)
-            waits.cancel()
-            await outputs.aclose()
+    async def main(engine):
+        outputs, _ = await begun(engine, TEXTS[0], LONG, "first")
+        for prompt, params, error in [
+            ([], SHORT, ConfigError),
+            (TEXTS[3], SHORT, CacheFull),
+            (TEXTS[0], "greedy", ConfigError),
+        ]:
+            with pytest.raises(error):
+                await answer(engine, prompt, params)
+        with pytest.raises(ConfigError, match="id"):
+            await answer(engine, TEXTS[0], SHORT, "first")
+        waits = asyncio.create_task(answer(engine, TEXTS[0], SHORT))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await answer(engine, TEXTS[0], SHORT)
+        waits.cancel()
+        await outputs.aclose()
 
-    asyncio.run(main())
+    serve(llm, main, max_waiting=1)
 
 
 def test_waiting_images_are_bounded(monkeypatch):
-    model, processor = make("llava")
-    llm = LLM(wrap_model(model, processor=processor), max_num_seqs=1)
+    llm = LLM(seeing(), max_num_seqs=1)
     monkeypatch.setattr(async_llm, "MAX_WAITING_PIXEL_BYTES", 1)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            outputs, _ = await begun(engine, [1, 5, 6], LONG)
-            chat = [user(picture(1), "what is it?")]
-            waits = asyncio.create_task(answer(engine, chat, SHORT))
-            while all(one.request is None for one in engine._thread.tickets.values() if one.request_id == "1"):
-                await asyncio.sleep(0.005)
-            with pytest.raises(QueueFull, match="images"):
-                await answer(engine, chat, SHORT)
-            await outputs.aclose()
-            assert facts(await waits) == facts(llm.generate([chat], SHORT)[0])
+    async def main(engine):
+        outputs, _ = await begun(engine, [1, 5, 6], LONG)
+        chat = [user(picture(1), "what is it?")]
+        waits = asyncio.create_task(answer(engine, chat, SHORT))
+        while all(one.request is None for one in engine._thread.tickets.values() if one.request_id == "1"):
+            await asyncio.sleep(0.005)
+        with pytest.raises(QueueFull, match="images"):
+            await answer(engine, chat, SHORT)
+        await outputs.aclose()
+        assert facts(await waits) == facts(llm.generate([chat], SHORT)[0])
 
-    asyncio.run(main())
+    serve(llm, main)
 
 
 def test_a_long_prompt_is_read_between_the_rounds_of_others(monkeypatch):
@@ -195,17 +188,16 @@ def test_a_long_prompt_is_read_between_the_rounds_of_others(monkeypatch):
     monkeypatch.setattr(ModelRunner, "read_chunk", read_chunk)
     monkeypatch.setattr(llm.decoder, "step", stepped)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            outputs, _ = await begun(engine, "x", LONG)
-            asks = [asyncio.create_task(answer(engine, text, SHORT)) for text in ("0123456789" * 16, "ab")]
-            while len(tickets := engine._thread.tickets) < 3 or any(one.request is None for one in tickets.values()):
-                await asyncio.sleep(0.001)
-            may_go_on.set()
-            await asyncio.gather(*asks)
-            await outputs.aclose()
+    async def main(engine):
+        outputs, _ = await begun(engine, "x", LONG)
+        asks = [asyncio.create_task(answer(engine, text, SHORT)) for text in ("0123456789" * 16, "ab")]
+        while len(tickets := engine._thread.tickets) < 3 or any(one.request is None for one in tickets.values()):
+            await asyncio.sleep(0.001)
+        may_go_on.set()
+        await asyncio.gather(*asks)
+        await outputs.aclose()
 
-    asyncio.run(main())
+    serve(llm, main)
     reads = [place for place, (kind, slots) in enumerate(events) if (kind, slots) == ("read", (1,))]
     assert len(reads) == 9  # of 160 tokens; the last chunk goes with the first round
     for one, other in pairwise(reads):
@@ -222,13 +214,12 @@ def test_slots_are_given_in_turn():
         await answer(engine, TEXTS[0], params, name)
         ends.append(name)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            many_task = asyncio.create_task(named(engine, "many", many))
-            await asyncio.sleep(0)
-            await asyncio.gather(many_task, *(named(engine, name, SHORT) for name in ("second", "third")))
+    async def main(engine):
+        many_task = asyncio.create_task(named(engine, "many", many))
+        await asyncio.sleep(0)
+        await asyncio.gather(many_task, *(named(engine, name, SHORT) for name in ("second", "third")))
 
-    asyncio.run(main())
+    serve(llm, main)
     assert ends == ["second", "third", "many"]
 
 
@@ -275,12 +266,11 @@ def test_drain_and_shutdown():
 def test_statistics_add_up():
     llm = tiny_llm(PromptLookup())
 
-    async def main():
-        async with engine_of(llm) as engine:
-            outputs = await asyncio.gather(*(answer(engine, text, params) for text in TEXTS for params in (SHORT, TWO)))
-            return outputs, engine.stats()
+    async def main(engine):
+        outputs = await asyncio.gather(*(answer(engine, text, params) for text in TEXTS for params in (SHORT, TWO)))
+        return outputs, engine.stats()
 
-    outputs, stats = asyncio.run(main())
+    outputs, stats = serve(llm, main)
     answers = [one for output in outputs for one in output.outputs]
     rounds = [one for answer in answers for one in answer.rounds]
     assert (stats.finished, stats.aborted, stats.failed, stats.retried) == (10, 0, 0, 0)
@@ -314,14 +304,13 @@ def test_the_llm_may_be_used_meanwhile():
         assert "".join(chunk.text for chunk in chunks) == done.text
         return (done.text, done.token_ids, done.finish_reason, done.stop_reason, done.logprobs)
 
-    async def main():
-        async with engine_of(llm) as engine:
-            async with aclosing(engine.generate(TEXTS[0], replace(LONG, max_tokens=None))) as outputs:
-                await anext(outputs)
-                await asyncio.to_thread(work)
-            assert facts(await answer(engine, TEXTS[1], TWO)) == want
+    async def main(engine):
+        async with aclosing(engine.generate(TEXTS[0], replace(LONG, max_tokens=None))) as outputs:
+            await anext(outputs)
+            await asyncio.to_thread(work)
+        assert facts(await answer(engine, TEXTS[1], TWO)) == want
 
-    asyncio.run(main())
+    serve(llm, main)
     assert failed == []
     assert got == [want] * 6
     assert threading.active_count() < 20

@@ -69,12 +69,12 @@ def test_an_engine_that_ran_out_goes_on_with_what_fits(free):
 
 def test_an_answer_of_as_many_tokens_as_fit_ends_where_the_memory_does(free):
     llm = LLM(loaded(max_position_embeddings=4096), max_num_seqs=2)
-    want = llm.generate([[5] * 20], SamplingParams(max_tokens=500, ignore_eos=True))[0].token_ids
+    want = llm.generate([[5] * 20], SamplingParams(max_tokens=300, ignore_eos=True))[0].token_ids
     llm = LLM(loaded(max_position_embeddings=4096), max_num_seqs=2)
     free(2 * 64 * PER_TOKEN)
     (output,) = llm.generate([[5] * 20], SamplingParams(max_tokens=None, ignore_eos=True))
     assert output.finish_reason == "length"
-    assert output.token_ids == want[: 256 + 64 - 20]
+    assert output.token_ids == want  # 256 + 64 - 20
 
 
 def test_the_prefix_cache_gives_way(free):

@@ -122,7 +122,7 @@ class Fails(RandomTrees):
 
 
 def test_errors_leave_slots_free_and_the_next_answer_right():
-    model = tiny_model("llama")
+    model = loaded()
     right = LLM(model).generate([REPEATING, prompt(30)], PARAMS)
     for place in ("propose", "observe"):
         for error in (RuntimeError("broken"), KeyboardInterrupt()):
@@ -140,7 +140,7 @@ def test_errors_leave_slots_free_and_the_next_answer_right():
 def test_an_error_inside_a_pass(drafter, call, monkeypatch):
     """Of the target or of the draft, in prefill or later; both caches must be usable afterwards."""
     target = loaded()
-    llm = LLM(tiny_model("llama"), drafter=DRAFTERS[drafter](target, {}), max_num_seqs=1)
+    llm = LLM(loaded(), drafter=DRAFTERS[drafter](target, {}), max_num_seqs=1)
     right = llm.generate(REPEATING, PARAMS)[0].token_ids
     count = 0
     real = ModelRunner.forward
@@ -161,7 +161,7 @@ def test_an_error_inside_a_pass(drafter, call, monkeypatch):
 
 
 def test_streams_that_nobody_finishes():
-    llm = LLM(tiny_model("llama"), drafter=PromptLookup(), max_num_seqs=1)
+    llm = LLM(loaded(), drafter=PromptLookup(), max_num_seqs=1)
     right = llm.generate(REPEATING, PARAMS)[0].token_ids
     stream = llm.stream(REPEATING, PARAMS)
     next(stream)
@@ -184,7 +184,7 @@ def test_streams_that_nobody_finishes():
 
 
 def test_two_streams_side_by_side():
-    llm = LLM(tiny_model("llama"), drafter=PromptLookup(), max_num_seqs=2)
+    llm = LLM(loaded(), drafter=PromptLookup(), max_num_seqs=2)
     right = [r.token_ids for r in llm.generate([REPEATING, prompt(30)], PARAMS)]
     streams = [llm.stream(REPEATING, PARAMS), llm.stream(prompt(30), PARAMS)]
     got: list[list[int]] = [[], []]

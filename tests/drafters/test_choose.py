@@ -14,20 +14,7 @@ from paceline.errors import ConfigError
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner
 from tests.adversaries import Constant, RandomTrees
-from tests.helpers import (
-    NO_EOS,
-    REPEATING,
-    Budgets,
-    assert_sound,
-    changed,
-    loaded,
-    oracle,
-    prompt,
-    result,
-    run,
-    runner,
-    sequence,
-)
+from tests.helpers import NO_EOS, REPEATING, Budgets, assert_identical, changed, loaded, prompt, run, runner, sequence
 from tests.lossless import test_ratio as ratio
 from tests.lossless.drafters import END, small_draft, twin
 
@@ -69,10 +56,7 @@ def test_answers_are_those_of_plain_decoding(policy):
             [(0.0, 24, NO_EOS), (1.0, 9, NO_EOS), (0.7, 30, frozenset({END, 30})), (1.5, 17, NO_EOS), (0.0, 2, NO_EOS)]
         )
     ]
-    seqs = decode(Choose(members()), policy(), [sequence(TARGET, *request) for request in requests])
-    for seq, request in zip(seqs, requests, strict=True):
-        assert result(seq) == result(oracle(TARGET, *request))
-        assert_sound(seq, 16)
+    assert_identical(runner(TARGET, 3), Choose(members()), requests, 16, policy=policy())
 
 
 def test_every_token_says_who_drafted_it():
@@ -207,5 +191,4 @@ def test_lookup_hint_is_the_length_of_the_match():
 def test_random_trees_beside_a_model_under_the_exact_rule():
     request = (REPEATING, SamplingParams(temperature=1.0, max_tokens=30), 5)
     drafter = Choose([RandomTrees(), DraftModel(small_draft())])
-    seqs = decode(drafter, Rotating(2), [sequence(TARGET, *request) for _ in range(3)])
-    assert all(result(seq) == result(oracle(TARGET, *request)) for seq in seqs)
+    assert_identical(runner(TARGET, 3), drafter, [request] * 3, 16, policy=Rotating(2))

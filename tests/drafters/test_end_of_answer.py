@@ -8,7 +8,7 @@ from paceline.core.outputs import Origin
 from paceline.core.request import Sequence
 from paceline.drafters import DraftModel, PromptLookup
 from paceline.runner import ModelRunner
-from tests.helpers import REPEATING, loaded, oracle, reading_apart, result, run, runner, sequence
+from tests.helpers import REPEATING, SEED, assert_identical, loaded, oracle, reading_apart, runner, sequence
 from tests.lossless.drafters import twin
 
 TARGET = loaded()
@@ -23,9 +23,8 @@ def ended(params: SamplingParams = GREEDY) -> frozenset[int]:
 
 def drafted(eos_ids: frozenset[int], params: SamplingParams = GREEDY) -> tuple[int, Sequence]:
     """Tokens that the model itself drafted, and the answer."""
-    seq = sequence(TARGET, REPEATING, params, eos_ids=eos_ids)
-    run(reading_apart(ModelRunner(TARGET, 4)), DraftModel(twin(TARGET)), [seq], WINDOW)
-    assert result(seq) == result(oracle(TARGET, REPEATING, params, eos_ids=eos_ids))
+    on, request = reading_apart(ModelRunner(TARGET, 4)), (REPEATING, params, SEED, eos_ids)
+    (seq,) = assert_identical(on, DraftModel(twin(TARGET)), [request], WINDOW)
     return sum(one.num_drafted for one in seq.rounds), seq
 
 

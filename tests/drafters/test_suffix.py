@@ -13,7 +13,7 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
 from paceline.drafters.suffix_automaton import LONGEST, TOP_K, Context, SuffixAutomaton
-from tests.helpers import NO_EOS, REPEATING, loaded, oracle, result, run, runner, sequence
+from tests.helpers import NO_EOS, REPEATING, assert_identical, loaded, runner, sequence
 from tests.lossless.drafters import small_draft
 from tests.policy.simulator import Member, simulate
 
@@ -242,9 +242,8 @@ def test_memory_is_bounded():
 
 
 def test_another_member_drafts_where_nothing_matches():
-    seq = sequence(loaded(), REPEATING, PARAMS)
-    run(runner(loaded()), Choose([Suffix(), DraftModel(small_draft())]), [seq])
-    assert result(seq) == result(oracle(loaded(), REPEATING, PARAMS))
+    drafter = Choose([Suffix(), DraftModel(small_draft())])
+    (seq,) = assert_identical(runner(loaded()), drafter, [(REPEATING, PARAMS)])
     drafted = [record for record in seq.rounds if record.num_drafted]
     assert {record.source for record in drafted} == {"suffix", "draft_model"}
     assert all(record.hint > 0 for record in drafted if record.source == "suffix")

@@ -20,7 +20,7 @@ from tests.drafters.test_eagle import random_head
 from tests.drafters.tokenizers_made import byte_level, reader
 from tests.helpers import sequence
 from tests.oracle import autoregressive
-from tests.vision.families import make, picture, user
+from tests.vision.families import make, picture, seeing, user
 from tests.vision.table import TEXT
 
 CHATS = [
@@ -28,12 +28,6 @@ CHATS = [
     [user("see ", picture(2, 60, 24), " and ", picture(3), " then say")],
     [user("no picture")],
 ]
-
-
-@cache
-def target(name: str = "llava", seed: int = 0) -> LoadedModel:
-    model, processor = make(name, seed)
-    return wrap_model(model, processor=processor)
 
 
 @cache
@@ -45,23 +39,23 @@ def blind(seed: int = 1, **overrides: object) -> LoadedModel:
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.25)
-    return wrap_model(model, target().tokenizer)
+    return wrap_model(model, seeing().tokenizer)
 
 
 DRAFTS = {
     "none": lambda: DraftModel(blind()),
-    "none, a model that could": lambda: DraftModel(target(seed=1), vision="none"),
-    "own": lambda: DraftModel(target(seed=1)),
+    "none, a model that could": lambda: DraftModel(seeing(seed=1), vision="none"),
+    "own": lambda: DraftModel(seeing(seed=1)),
     "own, the same weights": lambda: DraftModel(twin()),
     "own, other pictures": lambda: DraftModel(coarse(), vision="own"),
-    "shared, projected": lambda: DraftModel(target(seed=1), vision="shared"),
+    "shared, projected": lambda: DraftModel(seeing(seed=1), vision="shared"),
     "shared, a text model": lambda: DraftModel(blind(), vision="shared"),
-    "ouroboros": lambda: Ouroboros(DraftModel(target(seed=1)), 3),
+    "ouroboros": lambda: Ouroboros(DraftModel(seeing(seed=1)), 3),
     "another tokenizer": lambda: DraftModel(reader("byte level", 1)),
     "ouroboros, another tokenizer": lambda: Ouroboros(DraftModel(reader("sentencepiece", 1)), 3),
     "lookup": PromptLookup,
     "self-int4": lambda: SelfQuantized(lm_head="shared"),
-    "eagle": lambda: Eagle(random_head(target(), 3)),
+    "eagle": lambda: Eagle(random_head(seeing(), 3)),
 }
 
 
@@ -84,15 +78,15 @@ def coarse() -> LoadedModel:
 
 
 def opened(drafter, name="llava"):
-    return LLM(target(name), drafter=drafter, policy=Fixed(4, 12), numerics="fast", max_num_seqs=2)
+    return LLM(seeing(name), drafter=drafter, policy=Fixed(4, 12), numerics="fast", max_num_seqs=2)
 
 
 @cache
 def slow(name: str, which: int, temperature: float) -> list[int]:
-    llm = LLM(target(name), numerics="fast")
+    llm = LLM(seeing(name), numerics="fast")
     params = SamplingParams(temperature=temperature, max_tokens=9, ignore_eos=True, seed=5)
     (seq,) = llm.open_request(CHATS[which], params).seqs
-    return autoregressive(target(name), seq).output_ids
+    return autoregressive(seeing(name), seq).output_ids
 
 
 @pytest.mark.diagonal
@@ -109,10 +103,10 @@ def test_answers_are_the_target_s(draft, temperature):
 
 def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
     """Whether after every round the draft's cache is that of a fresh runner which reads the same text."""
-    on = ModelRunner(target(), 2)
+    on = ModelRunner(seeing(), 2)
     decoder = SpeculativeDecoder(on, drafter, Coupled(), Fixed(3))
     ids, vision = read_prompt(on.loaded, chat, on.max_length)
-    seq = replace(sequence(target(), ids, SamplingParams(max_tokens=40)), vision=vision)
+    seq = replace(sequence(seeing(), ids, SamplingParams(max_tokens=40)), vision=vision)
     decoder.admit(seq)
     try:
         for _ in range(rounds):
@@ -136,8 +130,8 @@ def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
 
 KINDS = {
     "none": lambda kind=DraftModel: kind(blind()),
-    "own": lambda kind=DraftModel: kind(target(seed=1), vision="own"),
-    "shared": lambda kind=DraftModel: kind(target(seed=1), vision="shared"),
+    "own": lambda kind=DraftModel: kind(seeing(seed=1), vision="own"),
+    "shared": lambda kind=DraftModel: kind(seeing(seed=1), vision="shared"),
     "own, other pictures": lambda kind=DraftModel: kind(coarse(), vision="own"),
     "twin": lambda kind=DraftModel: kind(twin(), vision="own"),
 }
@@ -184,6 +178,7 @@ def test_a_blind_draft_reads_the_text_between():
 
 def test_the_tower_runs_once_where_it_is_shared(monkeypatch):
     """With another hidden size, the target's tower output goes through the draft's own projector."""
+    want = slow("llava", 0, 0.0)  # it runs the tower too
     wide = copy_with_hidden(16)
     drafter = DraftModel(wide, vision="shared")
     llm = opened(drafter)
@@ -195,7 +190,7 @@ def test_the_tower_runs_once_where_it_is_shared(monkeypatch):
     monkeypatch.setattr(type(tower.tower), "forward", lambda self, *a, **k: runs.append(self) or real(self, *a, **k))
     params = SamplingParams(max_tokens=9, ignore_eos=True, seed=5)
     got = llm.generate([CHATS[0]], params)[0].outputs[0]
-    assert got.token_ids == slow("llava", 0, 0.0)
+    assert got.token_ids == want
     assert len(runs) == 1
     assert sum(r.num_drafted for r in got.rounds) > 0
 
@@ -213,7 +208,7 @@ def copy_with_hidden(size: int) -> LoadedModel:
 
 def other_words() -> LoadedModel:
     """A LLaVA with another tokenizer."""
-    return replace(target(seed=1), tokenizer=byte_level())
+    return replace(seeing(seed=1), tokenizer=byte_level())
 
 
 @pytest.mark.parametrize(
@@ -233,7 +228,7 @@ def test_refusals(make_drafter, error, words):
 
 
 def test_a_draft_without_the_picture_is_told():
-    drafter = DraftModel(target(seed=1))
+    drafter = DraftModel(seeing(seed=1))
     llm = opened(drafter)
     (seq,) = llm.open_request(CHATS[0], SamplingParams()).seqs
     bare = replace(seq.vision, images=tuple(replace(image, source=None) for image in seq.vision.images))

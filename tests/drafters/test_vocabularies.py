@@ -20,9 +20,10 @@ from paceline.runner import ModelRunner, wrap_model
 from paceline.runner.adapters import share_copy
 from tests.attention.common import agree, held, prefilled
 from tests.drafters.heads import blockwise, medusa, mtp, random_head
+from tests.drafters.test_draft_caches import NeverForgets
 from tests.drafters.test_spelling import texts
 from tests.drafters.tokenizers_made import TEXT, TOKENIZERS, byte_level, permuted, reader
-from tests.helpers import loaded, memoryless, oracle, result, run, sequence
+from tests.helpers import assert_identical, loaded, memoryless, run, sequence
 from tests.space.common import adapter
 from tests.tiny import tiny_model
 
@@ -139,12 +140,10 @@ def test_what_the_draft_writes_is_cut_into_tokens_that_may_be_drafted():
 def decode(target, drafter, params, verifier=None, depth=5):
     prompts = [Spelling(target).encode(TEXT[row % 3].encode())[: 9 + row] for row in range(len(params))]
     ends = frozenset({target.tokenizer.eos_token_id})
-    seqs = [sequence(target, ids, one, row, ends) for row, (ids, one) in enumerate(zip(prompts, params, strict=True))]
-    run(ModelRunner(target, 3), drafter, seqs, depth, verifier=verifier)
+    on, requests = ModelRunner(target, 3), [(prompts[row], one, row, ends) for row, one in enumerate(params)]
     if verifier is None:
-        for row, (ids, one, seq) in enumerate(zip(prompts, params, seqs, strict=True)):
-            assert result(seq) == result(oracle(target, ids, one, row, ends))
-    return seqs
+        return assert_identical(on, drafter, requests, depth)
+    return run(on, drafter, [sequence(target, *one) for one in requests], depth, verifier=verifier)
 
 
 @pytest.mark.diagonal
@@ -339,12 +338,6 @@ def cache_agrees(drafter: DraftModel, ours: str) -> bool:
             return False
     decoder.release(seq)
     return used
-
-
-class NeverForgets(DraftModel):
-    """What was rejected or cut anew stays in the cache."""
-
-    def observe(self, seqs, draft, logits, walks): ...
 
 
 class CountsOnly(DraftModel):

@@ -8,27 +8,16 @@ import pytest
 import torch
 
 from paceline import LLM, Coupled, Fixed, PromptLookup, Ratio, SamplingParams, Typical
-from paceline.core.interfaces import Verifier
-from paceline.core.outputs import Walk
 from paceline.errors import ConfigError
 from paceline.eval.check import Verdict, check, classify, first_difference, judge
 from paceline.eval.law_test import chi_square, law_test
 from paceline.eval.prompts import read_prompts
 from paceline.eval.reference import Decoded, Deviation, Measured
 from paceline.runner import ModelRunner, SlotCache
+from tests.adversaries import AcceptsAll
 from tests.tiny import UNDESCRIBED, tiny_model
 
 PROMPTS = [[5, 9, 31, 7, 5, 9, 31], [3, 3, 3, 3, 3], [64, 22, 64, 22, 64]]
-
-
-class AcceptsAll(Verifier):
-    """Claims to be exact and keeps every drafted token."""
-
-    name, lossless, exact = "accepts-all", True, True
-
-    def verify(self, draft, law, seeds, positions):
-        path = [*range(1, draft.tree.num_nodes)]
-        return [Walk(path, token, True) for token in law.scores[:, -1].argmax(-1).tolist()]
 
 
 def engine(verifier=None, dtype=torch.float32, name="llama"):

@@ -4,30 +4,27 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.tiny_vlm.config import read_vlm_config
 from examples.tiny_vlm.model import IMAGE_TOKEN
 from examples.tiny_vlm.scene import make_scene, render
+from tests.helpers import byte_pairs
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", IMAGE_TOKEN]
 
 
 def write_language_model(folder: Path, layers: int = 4) -> Path:
     """Weights that bfloat16 holds, as a pulled model has them."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({token: i for i, token in enumerate([*SPECIAL, *letters])}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|im_end|>", additional_special_tokens=SPECIAL,
+    tokens = [*SPECIAL, *sorted(ByteLevel.alphabet())]
+    tokenizer = byte_pairs(
+        tokens, eos_token="<|im_end|>", pad_token="<|im_end|>", additional_special_tokens=SPECIAL,
         chat_template="{{ 'of the base model' }}",
     )  # fmt: skip
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(SPECIAL) + len(letters), hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
+        vocab_size=len(tokens), hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=1024, pad_token_id=2,
         bos_token_id=1, eos_token_id=2, tie_word_embeddings=True,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from paceline import SamplingParams
 from paceline.drafters.eagle import Eagle
 from tests.cli.helpers import answer, paceline, refusal, save
-from tests.helpers import oracle, prompt, result, run, runner, sequence
+from tests.helpers import assert_identical, prompt, runner
 from tests.tiny import tiny_model
 
 from .exchange_common import DRAFT, LAYERS, STATES, eagle, folder_of, plain_config, published, saved, target
@@ -45,7 +45,6 @@ def test_a_published_head_drafts(tmp_path):
     config = plain_config(draft_vocab_size=DRAFT, eagle_aux_hidden_state_layer_ids=list(STATES))
     drafter = Eagle(str(folder_of(tmp_path / "head", config, published(head))), tree="chain")
     ids, params = prompt(9), SamplingParams(max_tokens=24, temperature=0.0)
-    seq = run(runner(target()), drafter, [sequence(target(), ids, params)], depth=3)[0]
-    assert result(seq) == result(oracle(target(), ids, params))
+    (seq,) = assert_identical(runner(target()), drafter, [(ids, params)], 3)
     assert any(one.num_drafted for one in seq.rounds)
     assert torch.equal(drafter.layer._embeddings, head.embed_tokens.weight)

@@ -12,22 +12,18 @@ from paceline.drafters import draft_vision
 from paceline.errors import CacheFull, ConfigError
 from paceline.hf import image_prompts
 from paceline.policy import Fixed
-from paceline.runner import wrap_model
-from tests.vision.families import make, picture, user
+from tests.vision.families import picture, seeing, user
 
 GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
 CHATS = [[user("see ", picture(index, 40, 24), "what is it")] for index in range(6)]
 
 
 def engine(drafter=None, **options) -> LLM:
-    model, processor = make("llava")
-    loaded = wrap_model(model, processor=processor)
-    return LLM(loaded, drafter=drafter, policy=Fixed(2) if drafter else None, max_num_seqs=2, **options)
+    return LLM(seeing(), drafter=drafter, policy=Fixed(2) if drafter else None, max_num_seqs=2, **options)
 
 
 def draft() -> DraftModel:
-    model, processor = make("llava", 1)
-    return DraftModel(wrap_model(model, processor=processor), vision="own")
+    return DraftModel(seeing(seed=1), vision="own")
 
 
 class Alive:

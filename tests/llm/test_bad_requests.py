@@ -29,7 +29,7 @@ from paceline.drafters.registry import keys_of, methods, spec_class
 from paceline.errors import CacheFull, ConfigError, NumericsError
 from paceline.other_names import INSTEAD
 from paceline.schema import validate
-from tests.helpers import all_free, tokenizer
+from tests.helpers import all_free, loaded, talking, tokenizer
 from tests.tiny import tiny_model
 
 HUGE = 10**5000  # repr() refuses it
@@ -81,7 +81,7 @@ def test_sampling_options_that_can_be():
     assert given == same == pickle.loads(pickle.dumps(same))
     assert (type(given.top_k), type(given.seed), type(given.temperature)) == (int, int, float)
     assert replace(given, n=2) == replace(same, n=2) != same
-    llm = LLM(tiny_model("llama"))
+    llm = LLM(loaded())
     assert llm.generate([5, 6], replace(given, bad_words=(), stop=()))[0].outputs[0].token_ids
 
 
@@ -132,7 +132,7 @@ def test_none_is_taken_where_vllm_takes_it():
              "allowed_token_ids", "extra_args")  # fmt: skip
     params = SamplingParams(top_k=-1, **dict.fromkeys(names))
     assert (params.stop, params.stop_token_ids, params.bad_words, params.top_k) == ((), (), (), 0)
-    assert len(LLM(tiny_model("llama"), max_model_len=64).generate([5, 6], params)[0].token_ids) == 62
+    assert len(LLM(loaded(), max_model_len=64).generate([5, 6], params)[0].token_ids) == 62
 
 
 def test_stop_strings_need_the_text():
@@ -158,7 +158,7 @@ def test_stop_strings_need_the_text():
     ],
 )
 def test_requests_that_cannot_be(call, error, reason):
-    llm = LLM(tiny_model("llama"), tokenizer=tokenizer(), max_model_len=64)
+    llm = LLM(talking(), max_model_len=64)
     with pytest.raises(error, match=reason):
         call(llm)
     assert all_free(llm.runner)
@@ -166,7 +166,7 @@ def test_requests_that_cannot_be(call, error, reason):
 
 
 def test_one_bad_request_of_many_is_refused_before_any_is_decoded():
-    llm = LLM(tiny_model("llama"))
+    llm = LLM(loaded())
     seen: list[int] = []
     params = SamplingParams(logits_processors=(lambda ids, scores: seen.append(1) or scores,), max_tokens=2)
     with pytest.raises(ConfigError):
@@ -184,7 +184,7 @@ def test_one_bad_request_of_many_is_refused_before_any_is_decoded():
 )
 def test_text_without_a_tokenizer(call, reason):
     with pytest.raises(ConfigError, match=reason):
-        call(LLM(tiny_model("llama")))
+        call(LLM(loaded()))
 
 
 def test_chat_without_a_template():
@@ -220,7 +220,7 @@ BAD_ENGINE: dict[str, list[object]] = {
 def test_engine_options(name):
     for value in BAD_ENGINE[name]:
         with pytest.raises(ConfigError, match=rf"LLM\.{name} has a wrong value.*Got: .*Expected: "):
-            LLM(**{"model": tiny_model("llama"), name: value})
+            LLM(**{"model": loaded(), name: value})
 
 
 BAD_PARTS: list[tuple[type, tuple[object, ...], dict[str, object]]] = [
@@ -267,7 +267,7 @@ def test_options_of_drafters_policies_and_verifiers(kind, args, options):
 
 def test_what_only_the_model_can_tell():
     with pytest.raises(ConfigError, match="group size"):
-        LLM(tiny_model("llama"), drafter=SelfQuantized(33))
+        LLM(loaded(), drafter=SelfQuantized(33))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_what_only_the_model_can_tell():
     ],
 )
 def test_processors_that_break(processor, error):
-    llm = LLM(tiny_model("llama"))
+    llm = LLM(loaded())
     with pytest.raises(error):
         llm.generate([5], SamplingParams(logits_processors=(processor,)))
     assert all_free(llm.runner)

@@ -5,7 +5,7 @@ import torch
 
 from paceline import LLM, Coupled, Fixed, Origin, PromptLookup, Ratio, SamplingParams
 from tests.adversaries import RandomTrees, Scripted
-from tests.helpers import tokenizer
+from tests.helpers import talking, tokenizer
 from tests.tiny import tiny_model
 
 TEXT = "abcabcabcab"
@@ -15,7 +15,7 @@ PARAMS = SamplingParams(temperature=0.8, max_tokens=20, seed=7, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(tiny_model("llama"), tokenizer=tokenizer(), drafter=PromptLookup(), policy=Fixed(), max_num_seqs=3)
+    return LLM(talking(), drafter=PromptLookup(), policy=Fixed(), max_num_seqs=3)
 
 
 def test_a_prompt_of_every_kind(llm):
@@ -159,7 +159,7 @@ def test_streams_say_what_generate_says(llm, prompt, stop):
 
 def test_a_declined_stop_string_cuts_nothing():
     """`min_tokens` declines the hit; an answer that then ends by length is whole."""
-    llm = LLM(tiny_model("llama"), tokenizer=tokenizer(), max_model_len=12)
+    llm = LLM(talking(), max_model_len=12)
     free = SamplingParams(temperature=1.0, max_tokens=40, seed=1, ignore_eos=True)
     whole = llm.generate("abcd", free)[0]
     assert whole.finish_reason == "length"

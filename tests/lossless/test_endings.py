@@ -5,38 +5,19 @@ import pytest
 from paceline import LLM, DraftModel, PromptLookup, SamplingParams
 from paceline.core.outputs import Origin
 from tests.adversaries import Scripted
-from tests.helpers import (
-    NO_EOS,
-    REPEATING,
-    SEED,
-    assert_sound,
-    loaded,
-    oracle,
-    prompt,
-    result,
-    run,
-    runner,
-    sequence,
-    tokenizer,
-)
+from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner, talking
 from tests.lossless.drafters import DRAFTERS
-from tests.tiny import tiny_model
 
 DEPTH = 5
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=24)
 
 
-def decode(ids, params, eos_ids=NO_EOS, script=(None,), max_length=None, name="llama", branching=False):
+def decode(ids, params, eos_ids=NO_EOS, script=(None,)):
     """Loop and slow decoder; the drafter knows how the text would go on if nothing ended it."""
-    target = loaded(name)
+    target = loaded()
     endless = SamplingParams(temperature=params.temperature, max_tokens=60)
-    future = {tuple(ids): oracle(target, ids, endless).token_ids}
-    slow = oracle(target, ids, params, SEED, eos_ids, max_length)
-    seq = sequence(target, ids, params, SEED, eos_ids, max_length)
-    run(runner(target, 4, max_length), Scripted(future, script, branching), [seq], DEPTH)
-    assert result(seq) == result(slow)
-    assert_sound(seq, DEPTH)
-    return seq
+    drafter = Scripted({tuple(ids): oracle(target, ids, endless).token_ids}, script)
+    return assert_identical(runner(target), drafter, [(ids, params, SEED, eos_ids)], DEPTH)[0]
 
 
 @pytest.mark.diagonal
@@ -74,13 +55,10 @@ def test_min_tokens_masks_the_end_while_it_holds(min_tokens):
     """The end is likely everywhere, drafted everywhere, and must not come early."""
     params = SamplingParams(temperature=1.0, max_tokens=12, min_tokens=min_tokens)
     ends = frozenset(range(3, 60))
-    target = loaded()
+    target, request = loaded(), (REPEATING, params, SEED, ends)
+    future = {tuple(REPEATING): oracle(target, *request).token_ids + [4] * 20}
     for drafter in ("trees of endings", "all right", "draft model, same weights", "end at each offset"):
-        slow = oracle(target, REPEATING, params, SEED, ends)
-        future = {tuple(REPEATING): slow.token_ids + [4] * 20}
-        seq = sequence(target, REPEATING, params, SEED, ends)
-        run(runner(target), DRAFTERS[drafter](target, future), [seq])
-        assert result(seq) == result(slow)
+        (seq,) = assert_identical(runner(target), DRAFTERS[drafter](target, future), [request])
         assert seq.num_output >= min_tokens
         assert not set(seq.output_ids[: min_tokens - 1]) & ends
 
@@ -90,15 +68,12 @@ def test_min_tokens_masks_the_end_while_it_holds(min_tokens):
 @pytest.mark.parametrize("room", [1, 2, 3, DEPTH, DEPTH + 1, 9])
 def test_end_of_the_context(name, room):
     """No position past the last exists (learned embeddings have no row for it); padding may not ask for one either."""
-    target = loaded(name)
+    target, params = loaded(name), SamplingParams(max_tokens=60)
     ids = prompt(target.context - room)
+    requests = [(ids, params), (ids[:-4], params)]
+    future = {tuple(request[0]): oracle(target, *request).token_ids for request in requests}
     for script in ((None,), (0, None)):
-        future = {tuple(ids): oracle(target, ids, SamplingParams(max_tokens=60)).token_ids}
-        seqs = [sequence(target, p, SamplingParams(max_tokens=60)) for p in (ids, ids[:-4])]
-        future[tuple(ids[:-4])] = oracle(target, ids[:-4], SamplingParams(max_tokens=60)).token_ids
-        run(runner(target), Scripted(future, script, branching=True), seqs, DEPTH)
-        for seq in seqs:
-            assert result(seq) == result(oracle(target, list(seq.prompt_ids), SamplingParams(max_tokens=60)))
+        for seq in assert_identical(runner(target), Scripted(future, script, branching=True), requests, DEPTH):
             assert (len(seq.token_ids), seq.finish_reason) == (target.context, "length")
 
 
@@ -107,11 +82,8 @@ def test_end_of_the_context(name, room):
 def test_shorter_context_than_the_models(drafter, limit):
     target = loaded("gpt2" if drafter == "random trees" else "llama")
     params = SamplingParams(temperature=1.0, max_tokens=100)
-    ids = REPEATING if limit == 20 else prompt(limit - 9)
-    slow = oracle(target, ids, params, SEED, NO_EOS, limit)
-    seq = sequence(target, ids, params, SEED, NO_EOS, limit)
-    run(runner(target, 4, limit), DRAFTERS[drafter](target, {}), [seq])
-    assert result(seq) == result(slow)
+    request = (REPEATING if limit == 20 else prompt(limit - 9), params, SEED, NO_EOS, limit)
+    (seq,) = assert_identical(runner(target, 4, limit), DRAFTERS[drafter](target, {}), [request])
     assert len(seq.token_ids) == limit
 
 
@@ -119,9 +91,7 @@ def test_draft_with_a_shorter_context_than_the_target():
     """Past the draft's own context it proposes nothing and decoding goes on plainly."""
     target = loaded()
     draft = loaded("llama", seed=1, num_hidden_layers=1, max_position_embeddings=24)
-    seq = sequence(target, REPEATING, SAMPLED)
-    run(runner(target), DraftModel(draft), [seq])
-    assert result(seq) == result(oracle(target, REPEATING, SAMPLED))
+    (seq,) = assert_identical(runner(target), DraftModel(draft), [(REPEATING, SAMPLED)])
     assert any(r.num_drafted == 0 for r in seq.rounds)
     assert seq.rounds[0].num_drafted > 0
 
@@ -130,28 +100,22 @@ def test_draft_with_a_shorter_context_than_the_target():
 def test_prompt_of_any_length(length):
     """One token (nothing to prefill) to more than one prefill chunk of 512."""
     target = loaded("llama", max_position_embeddings=2048)
-    ids = prompt(length)
-    for temperature in (0.0, 1.0):
-        params = SamplingParams(temperature=temperature, max_tokens=8)
-        slow = oracle(target, ids, params)
-        for drafter in ("draft model", "self int4", "random trees"):
-            seq = sequence(target, ids, params)
-            run(runner(target), DRAFTERS[drafter](target, {}), [seq])
-            assert result(seq) == result(slow), drafter
+    requests = [(prompt(length), SamplingParams(temperature=t, max_tokens=8)) for t in (0.0, 1.0)]
+    for drafter in ("draft model", "self int4", "random trees"):
+        assert_identical(runner(target), DRAFTERS[drafter](target, {}), requests)
 
 
 @pytest.mark.parametrize(("begin", "length"), [(3, 2), (4, 4), (5, 3), (6, 4), (7, 2), (8, 3), (9, 2)])
 def test_stop_string_wherever_it_straddles_rounds(begin, length):
     """Cut before it, whatever part of it came in which round; nothing is emitted after the token that completes it."""
-    model = tiny_model("llama")
-    llm = LLM(model, tokenizer=tokenizer(), drafter=PromptLookup(min_ngram=1))
+    llm = LLM(talking(), drafter=PromptLookup(min_ngram=1))
     endless = SamplingParams(temperature=1.0, max_tokens=30, seed=5, ignore_eos=True)
     whole = llm.generate("abcabcabd", endless).pop().outputs[0]
     stop = whole.text[begin : begin + length]
     params = SamplingParams(temperature=1.0, max_tokens=30, seed=5, ignore_eos=True, stop=(stop, "not in the text"))
     future = {tuple(llm.encode("abcabcabd")): [*llm.encode("abcabcabd"), *whole.token_ids]}
     for script in ([None], [3, 0]):
-        other = LLM(model, tokenizer=tokenizer(), drafter=Scripted(future, script))
+        other = LLM(talking(), drafter=Scripted(future, script))
         (answer,) = other.generate("abcabcabd", params).pop().outputs
         end = whole.text.index(stop)
         assert answer.text == whole.text[:end]

@@ -6,32 +6,23 @@ import torch
 from paceline import SamplingParams
 from paceline.core.request import Sequence
 from paceline.runner import LoadedModel
-from tests.helpers import NO_EOS, REPEATING, SEED, assert_sound, loaded, oracle, prompt, result, run, runner, sequence
+from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner
 from tests.lossless.drafters import DRAFTERS, END
 from tests.tiny import ARCHITECTURES
 
 
-def assert_identical(
+def decode(
     target: LoadedModel,
     drafter: str,
     params: list[SamplingParams],
     ids: list[int] = REPEATING,
     depth: int = 4,
     eos_ids: frozenset[int] = NO_EOS,
-    max_length: int | None = None,
 ) -> list[Sequence]:
     """All of `params` in one batch; each row must equal its own slow decoding."""
-    prompts = [[*ids, 3 + row] for row in range(len(params))]
-    expected = [oracle(target, p, s, SEED, eos_ids, max_length) for p, s in zip(prompts, params, strict=True)]
-    future = {tuple(e.prompt_ids): e.token_ids for e in expected}
-    on = runner(target, 4, max_length)
-    made = DRAFTERS[drafter](target, future)
-    seqs = [sequence(target, p, s, SEED, eos_ids, max_length) for p, s in zip(prompts, params, strict=True)]
-    run(on, made, seqs, depth)
-    for seq, slow in zip(seqs, expected, strict=True):
-        assert result(seq) == result(slow), seq.params
-        assert_sound(seq, depth)
-    return seqs
+    requests = [([*ids, 3 + row], one, SEED, eos_ids) for row, one in enumerate(params)]
+    future = {tuple(request[0]): oracle(target, *request).token_ids for request in requests}
+    return assert_identical(runner(target), DRAFTERS[drafter](target, future), requests, depth)
 
 
 @pytest.mark.diagonal
@@ -39,7 +30,7 @@ def assert_identical(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_at_every_temperature(drafter, temperature):
-    (seq,) = assert_identical(loaded(), drafter, [SamplingParams(temperature=temperature, max_tokens=24)])
+    (seq,) = decode(loaded(), drafter, [SamplingParams(temperature=temperature, max_tokens=24)])
     if drafter == "all right":  # a perfect draft is accepted whole: 5 tokens a round, after one with the prompt
         assert [r.num_emitted for r in seq.rounds] == [1, 5, 5, 5, 5, 3]
     if drafter == "draft model, same weights":
@@ -88,7 +79,7 @@ def test_every_option_in_one_batch(drafter):
         SamplingParams(temperature=0.7 * (row % 2), max_tokens=14, **options)
         for row, options in enumerate(OPTIONS.values())
     ]
-    assert_identical(loaded(), drafter, params, eos_ids=frozenset({END, 30, 31}))
+    decode(loaded(), drafter, params, eos_ids=frozenset({END, 30, 31}))
 
 
 @pytest.mark.diagonal
@@ -96,7 +87,7 @@ def test_every_option_in_one_batch(drafter):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_option_alone(options, temperature):
     params = SamplingParams(temperature=temperature, max_tokens=16, **options)
-    assert_identical(loaded(), "right among wrong", [params])
+    decode(loaded(), "right among wrong", [params])
 
 
 @pytest.mark.diagonal
@@ -104,7 +95,7 @@ def test_every_option_alone(options, temperature):
 @pytest.mark.parametrize("drafter", ["lookup recent", "draft model", "self int4", "random trees", "right among wrong"])
 def test_every_window(drafter, depth):
     params = [SamplingParams(temperature=t, max_tokens=20) for t in (0.0, 1.0)]
-    seqs = assert_identical(loaded(), drafter, params, depth=depth)
+    seqs = decode(loaded(), drafter, params, depth=depth)
     if depth == 0:
         assert all(r.num_nodes == 0 and r.num_emitted == 1 for seq in seqs for r in seq.rounds)
 
@@ -114,19 +105,19 @@ def test_every_window(drafter, depth):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture(name, drafter):
     """Past the sliding windows of eight, by trees that have to be gathered and by random ones."""
-    assert_identical(loaded(name), drafter, [SamplingParams(temperature=t, max_tokens=9) for t in (0.0, 1.0)])
+    decode(loaded(name), drafter, [SamplingParams(temperature=t, max_tokens=9) for t in (0.0, 1.0)])
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "opt", "qwen3", "gemma2"])
 def test_self_draft_on_other_architectures(name):
     params = [SamplingParams(temperature=t, max_tokens=16) for t in (0.0, 1.0)]
-    assert_identical(loaded(name), "self int4", params)
+    decode(loaded(name), "self int4", params)
 
 
 @pytest.mark.parametrize("drafter", ["self int4", "random trees", "draft model, same weights"])
 def test_float64(drafter):
     params = [SamplingParams(temperature=t, max_tokens=16) for t in (0.0, 1.0)]
-    assert_identical(loaded("llama", torch.float64), drafter, params)
+    decode(loaded("llama", torch.float64), drafter, params)
 
 
 @pytest.mark.slow
@@ -135,4 +126,4 @@ def test_many_long_answers(drafter):
     """200 prompts of 128 tokens would be the paper's test; the slow decoder makes this one smaller."""
     for seed in range(10):
         params = [SamplingParams(temperature=t, max_tokens=100) for t in (0.0, 0.3, 0.7, 1.0, 1.5)]
-        assert_identical(loaded(), drafter, params, prompt(10 + 7 * seed, seed), depth=1 + seed)
+        decode(loaded(), drafter, params, prompt(10 + 7 * seed, seed), depth=1 + seed)

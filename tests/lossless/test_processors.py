@@ -11,9 +11,8 @@ from paceline.core.request import Sequence
 from paceline.errors import ConfigError, NumericsError
 from paceline.sampling import distribution as law_module
 from tests.adversaries import Constant, Scripted
-from tests.helpers import REPEATING, all_free, loaded, oracle, result, run, runner, sequence, tokenizer
+from tests.helpers import REPEATING, all_free, loaded, oracle, result, run, runner, sequence, talking
 from tests.lossless.drafters import DRAFTERS
-from tests.tiny import tiny_model
 
 
 def by_the_past(ids: Tensor, scores: Tensor) -> Tensor:
@@ -145,11 +144,10 @@ def test_bad_words_that_leave_nothing_behind_an_unsaid_token():
 @pytest.mark.parametrize("min_tokens", [0, 7])
 def test_nothing_is_asked_behind_a_stop_string(min_tokens):
     """A guided choice that a stop string ends inside a draft that would be accepted further."""
-    target, words = tiny_model("llama"), tokenizer()
-    plain = LLM(target, tokenizer=words, max_num_seqs=1)
+    plain = LLM(talking(), max_num_seqs=1)
     answer = plain.generate(REPEATING, SamplingParams(max_tokens=24))[0].outputs[0]
     drafter = Scripted({tuple(REPEATING): [*REPEATING, *answer.token_ids]}, [None])
-    drafted = LLM(target, tokenizer=words, drafter=drafter, policy=Fixed(12), max_num_seqs=1)
+    drafted = LLM(talking(), drafter=drafter, policy=Fixed(12), max_num_seqs=1)
     for length in range(1, 6):
         stop = answer.text[5 : 5 + length]
         for llm in (plain, drafted):

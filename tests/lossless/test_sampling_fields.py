@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from paceline import LLM, Fixed, PromptLookup, RequestOutputKind, SamplingParams
 from paceline.core.interfaces import Drafter
 from paceline.sampling import distribution
 from tests.adversaries import RandomTrees, Scripted
+from tests.helpers import loaded
 from tests.structured.common import FORMS, byte_tokenizer
 from tests.tiny import tiny_model
 
@@ -61,7 +62,8 @@ FIELDS: dict[str, Callable[[random.Random], Any]] = {
 
 
 def engine(drafter: Drafter | None) -> LLM:
-    return LLM(tiny_model("llama"), tokenizer=byte_tokenizer(), drafter=drafter, policy=Fixed(5, 16), max_model_len=48)
+    model = replace(loaded(), tokenizer=byte_tokenizer())
+    return LLM(model, drafter=drafter, policy=Fixed(5, 16), max_model_len=48)
 
 
 def test_every_field_is_tried():

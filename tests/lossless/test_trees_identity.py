@@ -14,19 +14,7 @@ from paceline.errors import IncompatibleModels
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.runner import LoadedModel, ModelRunner, make_runner
 from tests.drafters.heads import random_head
-from tests.helpers import (
-    NO_EOS,
-    REPEATING,
-    SEED,
-    assert_sound,
-    loaded,
-    memoryless,
-    oracle,
-    prompt,
-    result,
-    run,
-    sequence,
-)
+from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, memoryless, prompt, run, sequence
 from tests.lossless.test_identity import OPTIONS
 
 ENDS = frozenset({2, 30, 31, 60})
@@ -53,15 +41,10 @@ class Varying(DraftPolicy):
         )
 
 
-def assert_identical(drafter, params, slots=4, invariant=False, arms=1, eos=NO_EOS, ids=REPEATING, target=None):
-    target = target or loaded()
-    prompts = [[*ids, 3 + row] for row in range(len(params))]
-    on = make_runner(target, slots, invariant=invariant)
-    seqs = [sequence(target, p, s, SEED, eos) for p, s in zip(prompts, params, strict=True)]
-    made = run(on, drafter, seqs, policy=Varying(arms))
-    for seq, ids, wish in zip(made, prompts, params, strict=True):
-        assert result(seq) == result(oracle(target, ids, wish, SEED, eos)), wish
-        assert_sound(seq, 5)
+def decode(drafter, params, slots=4, invariant=False, arms=1, eos=NO_EOS, ids=REPEATING, target=None):
+    on = make_runner(target or loaded(), slots, invariant=invariant)
+    requests = [([*ids, 3 + row], one, SEED, eos) for row, one in enumerate(params)]
+    made = assert_identical(on, drafter, requests, depth=5, policy=Varying(arms))
     assert sum(r.num_nodes for seq in made for r in seq.rounds), "nothing was drafted"
     return made
 
@@ -74,27 +57,27 @@ def test_every_tree(method, tree, slots, invariant):
     masks = {"mask_token_id": 7, "num_speculative_tokens": 3} if method == "peagle" else {}
     drafter = Eagle(random_head(loaded(), 1 if method == "eagle" else 3, **masks), tree)
     params = [SamplingParams(temperature=t, max_tokens=12) for t in (0.0, 0.8) for _ in range(2)]
-    made = assert_identical(drafter, params, slots, invariant)
+    made = decode(drafter, params, slots, invariant)
     assert {source for seq in made for source in seq.sources} <= {"", method}
 
 
 def test_every_option():
     params = [SamplingParams(t, max_tokens=12, **options) for options in OPTIONS.values() for t in (0.0, 0.8)]
-    assert_identical(Eagle(random_head(loaded(), 3)), params, eos=ENDS)
+    decode(Eagle(random_head(loaded(), 3)), params, eos=ENDS)
 
 
 def test_stop_tokens():
     params = [
         SamplingParams(temperature=0.8, max_tokens=40, stop_token_ids=(9 * k, 9 * k + 1)) for k in range(1, 10, 2)
     ]
-    made = assert_identical(Eagle(random_head(loaded(), 3)), params)
+    made = decode(Eagle(random_head(loaded(), 3)), params)
     assert any(seq.finish_reason == "stop" for seq in made)
 
 
 @pytest.mark.parametrize("tree", ["dynamic", "chain"])
 def test_beside_lookup(tree):
     params = [SamplingParams(temperature=t, max_tokens=24) for t in (0.0, 0.8, 0.0, 1.2)]
-    made = assert_identical(Choose([PromptLookup(), Eagle(random_head(loaded(), 3), tree)]), params, arms=2)
+    made = decode(Choose([PromptLookup(), Eagle(random_head(loaded(), 3), tree)]), params, arms=2)
     drafters = {record.source for seq in made for record in seq.rounds if record.num_nodes}
     assert drafters == {"lookup", "eagle"}
 
@@ -102,27 +85,25 @@ def test_beside_lookup(tree):
 def test_two_heads_on_one_target():
     """They watch different states."""
     both = Choose([Eagle(random_head(loaded(), 1)), Eagle(random_head(loaded(), 3), "static")])
-    assert_identical(both, [SamplingParams(temperature=t, max_tokens=16) for t in (0.0, 0.8)], arms=2)
+    decode(both, [SamplingParams(temperature=t, max_tokens=16) for t in (0.0, 0.8)], arms=2)
 
 
 def test_caches_that_grow(monkeypatch):
     monkeypatch.setattr("paceline.drafters.draft_layer.BLOCK", 4)
     monkeypatch.setattr("paceline.drafters.eagle_pass.CHUNK", 16)
     params = [SamplingParams(temperature=t, max_tokens=30) for t in (0.0, 0.8)]
-    assert_identical(Eagle(random_head(loaded(), 3)), params, ids=prompt(90))
+    decode(Eagle(random_head(loaded(), 3)), params, ids=prompt(90))
 
 
 def test_a_target_that_does_more_to_its_logits_is_refused():
     with pytest.raises(IncompatibleModels, match="final_logit_softcapping"):
-        assert_identical(
-            Eagle(random_head(loaded("gemma2"), 3)), [SamplingParams(max_tokens=4)], target=loaded("gemma2")
-        )
+        decode(Eagle(random_head(loaded("gemma2"), 3)), [SamplingParams(max_tokens=4)], target=loaded("gemma2"))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 def test_other_architectures(name):
     params = [SamplingParams(temperature=t, max_tokens=12) for t in (0.0, 0.8)]
-    assert_identical(Eagle(random_head(loaded(name), 3)), params, target=loaded(name))
+    decode(Eagle(random_head(loaded(name), 3)), params, target=loaded(name))
 
 
 # A head that is always right: the target's next token depends on the current one alone, and so does the head's.

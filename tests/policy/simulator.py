@@ -148,6 +148,20 @@ class Outcome:
         return self.plain / self.seconds
 
 
+def copying(worth: float = 0.97) -> Member:
+    """Lookup: right where the text copies, a third of the time, and it says where that is."""
+
+    def copies(position: int) -> bool:
+        return position // 32 % 3 == 1
+
+    return Member(
+        "lookup",
+        lambda r, p, i: worth if copies(p) else 0.15 * worth,
+        0.005 * PLAIN,
+        hint=lambda r, p: 8 if copies(p) else p % 3 - 1,
+    )
+
+
 def model(clock: Clock) -> CostModel:
     """The default policy."""
     return CostModel(clock=clock)

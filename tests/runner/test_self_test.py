@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-from functools import cache
 
 import pytest
 import torch
@@ -11,15 +10,9 @@ from paceline.errors import IncompatibleModels
 from paceline.hf import describe
 from paceline.runner import LoadedModel, make_runner, wrap_model
 from paceline.runner.self_test import check
-from tests.vision.families import make
+from tests.vision.families import make, seeing
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
-
-
-@cache
-def _loaded() -> LoadedModel:
-    model, processor = make("llava")
-    return wrap_model(model, processor=processor)
 
 
 class _Blind:
@@ -59,10 +52,10 @@ def _reads_blindly(monkeypatch, is_blind):
 
 
 def test_load_time_check_reads_natively(monkeypatch):
-    assert _loaded().is_native
+    assert seeing().is_native
     _reads_blindly(monkeypatch, lambda layout: True)
     with pytest.raises(IncompatibleModels, match="image"):
-        check(_loaded())
+        check(seeing())
 
 
 def test_images_are_read_again_as_an_invariant_runner_will(monkeypatch):
@@ -78,7 +71,7 @@ def test_images_are_read_again_as_an_invariant_runner_will(monkeypatch):
 
 def test_what_is_added_to_all_logits_is_no_difference():
     """It changes no probability. Plain transformers in bfloat16 rounds all logits of a Gemma 3 up or down together."""
-    loaded = _loaded()
+    loaded = seeing()
     check(dataclasses.replace(loaded, reference=[logits + 5 * logits.std() for logits in loaded.reference]))
     with pytest.raises(IncompatibleModels, match="for a tree"):
         check(dataclasses.replace(loaded, reference=[logits * 1.5 for logits in loaded.reference]))

@@ -29,9 +29,7 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "ab ab"}], "see
 def tiny_llm() -> LLM:
     """Sampled answers of it are noise without end."""
     made = loaded("llama", max_position_embeddings=2048)
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return LLM(made.model, tokenizer=tokenizer, drafter=PromptLookup(), max_num_seqs=2)
+    return LLM(made.model, tokenizer=byte_tokenizer(TEMPLATE), drafter=PromptLookup(), max_num_seqs=2)
 
 
 @cache

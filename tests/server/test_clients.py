@@ -111,6 +111,7 @@ def test_a_server_takes_predictions_and_has_several_drafters(process):
 
 
 def test_sigterm_finishes_what_is_being_answered(process):
+    """And ends the process: the last test that has it."""
     made, told = process
     assert (told["served_model_name"], told["drafter"]) == ("tiny", "lookup+recycling")
     headers = {"Authorization": "Bearer secret"}

@@ -43,9 +43,8 @@ def awaited(test):
 @cache
 def llm(noise: float = 0.0) -> LLM:
     """The tiny model, with noise on its weights."""
-    model, tokenizer = perturbed(noise, max_position_embeddings=2048), byte_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return LLM(model, tokenizer=tokenizer, max_num_seqs=2)
+    model = perturbed(noise, max_position_embeddings=2048)
+    return LLM(model, tokenizer=byte_tokenizer(TEMPLATE), max_num_seqs=2)
 
 
 def calibration(threshold: float, **changes) -> Calibration:

@@ -111,8 +111,7 @@ def test_a_template_that_reads_no_tools_is_told_of_them_in_words():
 
 
 def test_such_a_model_calls_tools():
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }};{% endfor %}"
+    tokenizer = byte_tokenizer("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }};{% endfor %}")
     llm = LLM(tiny_llm().loaded.model, tokenizer=tokenizer, max_num_seqs=2)
 
     async def ask():

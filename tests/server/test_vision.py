@@ -6,7 +6,7 @@ import io
 
 from paceline import LLM, SamplingParams
 from tests.server.helpers import server
-from tests.vision.families import make, picture
+from tests.vision.families import picture, seeing
 
 CHAT = "/v1/chat/completions"
 
@@ -18,8 +18,7 @@ def as_uri(image):
 
 
 def test_a_chat_with_pictures():
-    model, processor = make("llava")
-    llm = LLM(model, processor=processor, max_num_seqs=2)
+    llm = LLM(seeing(), max_num_seqs=2)
     images, text = [picture(1), picture(2)], {"type": "text", "text": "which?"}
     sent = [{"type": "image_url", "image_url": {"url": as_uri(image)}} for image in images]
 

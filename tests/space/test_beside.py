@@ -17,20 +17,7 @@ from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, make_runner, wrap_model
 from paceline.verify import Coupled
 from tests.heads.common import new_head, saved
-from tests.helpers import (
-    NO_EOS,
-    REPEATING,
-    SEED,
-    VOCAB,
-    Budgets,
-    assert_sound,
-    loaded,
-    oracle,
-    prompt,
-    result,
-    run,
-    sequence,
-)
+from tests.helpers import REPEATING, VOCAB, Budgets, assert_identical, loaded, prompt, run, sequence
 from tests.space.common import adapter, hung
 from tests.space.foresight import KNOWN, SAMPLED, decreed, future, overfitted
 from tests.tiny import tiny_model
@@ -55,11 +42,7 @@ def test_choose(kind, order):
     on = make_runner(target, 2, invariant=kind != "self_int4")
     turns = Budgets(lambda seq: DraftBudget(3, 5, (len(seq.rounds) // 2 + seq.slot) % 2))
     requests = [(ids, SamplingParams(temperature=t, max_tokens=16)) for ids in (KNOWN, prompt(60)) for t in (0.0, 1.0)]
-    seqs = [sequence(target, ids, params, SEED, NO_EOS) for ids, params in requests]
-    run(on, Choose([Space(given, 2), make()][::order]), seqs, policy=turns)
-    for seq, (ids, params) in zip(seqs, requests, strict=True):
-        assert result(seq) == result(oracle(target, ids, params, SEED, NO_EOS))
-        assert_sound(seq, 3)
+    seqs = assert_identical(on, Choose([Space(given, 2), make()][::order]), requests, 3, policy=turns)
     drafted = {r.source for seq in seqs for r in seq.rounds if r.num_drafted}
     assert drafted == {"space", make().name}
 

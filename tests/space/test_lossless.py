@@ -17,11 +17,9 @@ from tests.helpers import (
     VOCAB,
     Budgets,
     all_free,
-    assert_sound,
+    assert_identical,
     loaded,
-    oracle,
     prompt,
-    result,
     run,
     sequence,
     tokenizer,
@@ -50,16 +48,11 @@ ADAPTERS = {
 }
 
 
-def assert_identical(given, top_k, requests, policy=None, slots=3, invariant=False, name="llama", max_length=None):
-    """requests: (prompt, params, end ids). Returns the sequences."""
-    target = loaded(name)
-    on = make_runner(target, slots, max_length, invariant)
-    seqs = [sequence(target, ids, params, SEED, eos, max_length) for ids, params, eos in requests]
-    run(on, Space(given, top_k), seqs, policy=policy or Budgets(varying))
-    for seq, (ids, params, eos) in zip(seqs, requests, strict=True):
-        assert result(seq) == result(oracle(target, ids, params, SEED, eos, max_length)), params
-        assert_sound(seq, 4)
-    return seqs
+def decode(given, top_k, requests, policy=None, invariant=False, name="llama", max_length=None):
+    """requests: (prompt, params)."""
+    on = make_runner(loaded(name), 3, max_length, invariant)
+    requests = [(*one, SEED, NO_EOS, max_length) for one in requests]
+    return assert_identical(on, Space(given, top_k), requests, policy=policy or Budgets(varying))
 
 
 @pytest.mark.diagonal
@@ -68,11 +61,11 @@ def assert_identical(given, top_k, requests, policy=None, slots=3, invariant=Fal
 def test_adapters(kind, invariant):
     made, top_k = ADAPTERS[kind]()
     requests = [
-        (ids, SamplingParams(temperature=t, max_tokens=24), NO_EOS)
+        (ids, SamplingParams(temperature=t, max_tokens=24))
         for t in (0.0, 1.0)
         for ids in (KNOWN, REPEATING, [7], prompt(60))
     ]
-    seqs = assert_identical(made, top_k, requests, invariant=invariant)
+    seqs = decode(made, top_k, requests, invariant=invariant)
     assert sum(r.num_nodes for seq in seqs for r in seq.rounds) > 50
     if kind == "knows one text":
         assert max(r.num_accepted for r in seqs[4].rounds) > 1
@@ -81,22 +74,18 @@ def test_adapters(kind, invariant):
 @pytest.mark.parametrize("name", ["mistral", "gpt2", "gemma3", "gpt_neox"])
 def test_other_architectures(name):
     """Sliding windows, learned positions, scaled embeddings, one matrix for query, key and value."""
-    requests = [(REPEATING, SamplingParams(temperature=t, max_tokens=16), NO_EOS) for t in (0.0, 1.0)]
+    requests = [(REPEATING, SamplingParams(temperature=t, max_tokens=16)) for t in (0.0, 1.0)]
     rank = 0 if name == "gpt2" else 4  # its layers are no linear ones
-    assert_identical(adapter(name, rank=rank), 2, requests, name=name)
+    decode(adapter(name, rank=rank), 2, requests, name=name)
 
 
 # Masks that know the text: everything that can end an answer comes inside a draft that would stand.
 
 
-def foreseen(params, eos=NO_EOS, ids=REPEATING, max_length=None, depth=3):
+def foreseen(params, eos=NO_EOS):
     """Loop and slow decoder, where every draft is right as far as the text goes on."""
-    on = decreed(loaded(), knows, 1, max_length=max_length)
-    seq = sequence(on.loaded, ids, params, SEED, eos, max_length)
-    run(on, Space(adapter(num_masks=3), 1), [seq], depth, depth)
-    assert result(seq) == result(oracle(on.loaded, ids, params, SEED, eos, max_length))
-    assert_sound(seq, depth)
-    return seq
+    on, drafter = decreed(loaded(), knows, 1), Space(adapter(num_masks=3), 1)
+    return assert_identical(on, drafter, [(REPEATING, params, SEED, eos)], 3, 3)[0]
 
 
 @pytest.mark.parametrize("offset", range(8))
@@ -129,13 +118,13 @@ def test_end_of_the_context(name, room):
     rank = 4 if name == "llama" else 0
     for limit in (target.context, 65):
         requests = [
-            (prompt(limit - room - below), SamplingParams(temperature=t, max_tokens=60), NO_EOS)
+            (prompt(limit - room - below), SamplingParams(temperature=t, max_tokens=60))
             for below in (0, 3)
             for t in (0.0, 1.0)
         ]
         policy = Budgets(depth=4, nodes=6)
         length = None if limit == target.context else limit
-        seqs = assert_identical(adapter(name, rank=rank), 2, requests, policy, name=name, max_length=length)
+        seqs = decode(adapter(name, rank=rank), 2, requests, policy, name=name, max_length=length)
         assert all(len(seq.token_ids) == limit for seq in seqs)
 
 
@@ -161,11 +150,9 @@ def test_stop_strings_and_logprobs(begin, length):
 
 @pytest.mark.parametrize("policy", [Fixed, Dynamic, CostModel], ids=["fixed", "dynamic", "cost"])
 def test_beside_lookup(policy):
-    target, on = loaded(), ModelRunner(loaded(), 2)
-    seqs = [sequence(target, REPEATING, SamplingParams(temperature=t, max_tokens=30)) for t in (0.0, 1.0, 0.5)]
-    for seq in run(on, Choose([PromptLookup(), Space(overfitted())]), seqs, policy=policy()):
-        assert result(seq) == result(oracle(target, REPEATING, seq.params))
-        assert_sound(seq, 16)
+    drafter = Choose([PromptLookup(), Space(overfitted())])
+    requests = [(REPEATING, SamplingParams(temperature=t, max_tokens=30)) for t in (0.0, 1.0, 0.5)]
+    assert_identical(ModelRunner(loaded(), 2), drafter, requests, 16, policy=policy())
 
 
 def test_both_draft_and_both_are_right():

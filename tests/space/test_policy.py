@@ -12,7 +12,19 @@ from paceline.decoding.loop import records_of
 from paceline.policy import choice, cost_model
 from paceline.policy.choice import width
 from tests.policy.growing import Foreseen
-from tests.policy.simulator import Clock, Machine, Member, Outcome, SimDrafter, cpu, model, simulate, speed_of, taught
+from tests.policy.simulator import (
+    Clock,
+    Machine,
+    Member,
+    Outcome,
+    SimDrafter,
+    copying,
+    cpu,
+    model,
+    simulate,
+    speed_of,
+    taught,
+)
 
 STANDS = (0.6, 0.58, 0.57, 0.5, 0.5)  # after those before: a token stands with 0.6, 0.35, 0.2, 0.1 and 0.05
 MASKS = 5
@@ -30,20 +42,6 @@ def dear(n: int) -> float:
 
 def space(branches: int = 1, worth=lambda request, position: 1.0) -> Member:
     return Member("space", lambda r, p, i: 0.0, 2e-5, tree=Foreseen(STANDS, branches, worth=worth), masks=MASKS)
-
-
-def lookup(worth: float = 0.97) -> Member:
-    """Right where the text copies, a third of the time, and it says where that is."""
-
-    def copies(position: int) -> bool:
-        return position // 32 % 3 == 1
-
-    return Member(
-        "lookup",
-        lambda r, p, i: worth if copies(p) else 0.15 * worth,
-        5e-5,
-        hint=lambda r, p: 8 if copies(p) else p % 3 - 1,
-    )
 
 
 def speed(policy, members, curve, batch: int = 1, seeds=range(2), requests: int = 3) -> float:
@@ -137,7 +135,7 @@ def test_learning_them_for_the_candidates_is_caught(monkeypatch):
 @pytest.mark.parametrize("branches", [1, 4])
 @pytest.mark.parametrize("curve", [nearly_free, dear], ids=["gpu", "dear"])
 def test_masks_that_foresee_nothing_cost_little(curve, branches, batch):
-    for seed, others in enumerate(([], [lookup(0.0)])):
+    for seed, others in enumerate(([], [copying(0.0)])):
         members = [*others, space(branches, worth=lambda request, position: 0.0)]
         options = {"requests": batch, "batch": batch, "machine": Machine(curve)}
         assert simulate(model, members, seed=seed, **options).speed >= 0.97
@@ -162,10 +160,10 @@ def test_what_masks_were_hung_for_comes_next(monkeypatch):
     """Mutant: plain comparisons and other probes come between a restart and the draft it was made for."""
     restarts, drafted = map(sum, zip(*map(probes_that_drafted, range(2)), strict=True))
     assert drafted >= 0.9 * restarts > 0
-    outcome = simulate(model, [lookup(), space()], requests=4, machine=Machine(cpu))
+    outcome = simulate(model, [copying(), space()], requests=4, machine=Machine(cpu))
     vain = in_vain(outcome)
     monkeypatch.setattr(CostModel, "_restarted", property(lambda self: set(), lambda self, value: None), raising=False)
-    assert in_vain(simulate(model, [lookup(), space()], requests=4, machine=Machine(cpu))) > vain
+    assert in_vain(simulate(model, [copying(), space()], requests=4, machine=Machine(cpu))) > vain
 
 
 def in_vain(outcome: Outcome) -> int:
@@ -189,8 +187,8 @@ def test_masks_that_become_good_are_found():
 
 @pytest.mark.parametrize("curve", [nearly_free, dear], ids=["gpu", "dear"])
 def test_with_lookup_it_is_faster_than_either(curve):
-    alone = [speed(model, lambda m=m: [m()], curve, seeds=range(1), requests=6) for m in (space, lookup)]
-    assert speed(model, lambda: [lookup(), space()], curve, seeds=range(1), requests=6) > 1.03 * max(alone)
+    alone = [speed(model, lambda m=m: [m()], curve, seeds=range(1), requests=6) for m in (space, copying)]
+    assert speed(model, lambda: [copying(), space()], curve, seeds=range(1), requests=6) > 1.03 * max(alone)
 
 
 @pytest.mark.parametrize("branches", [1, 4])
@@ -202,7 +200,7 @@ def test_rows_with_masks_are_measured_before_the_first_answer(branches):
         measured.append(rows)
         return nearly_free(rows)
 
-    policy.bind(SimDrafter([lookup(), space(branches)]), pass_seconds)
+    policy.bind(SimDrafter([copying(), space(branches)]), pass_seconds)
     policy.measure(1000)
     assert {16, 32, 64, 128, 256} <= set(measured)
     measured.clear()

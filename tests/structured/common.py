@@ -5,14 +5,13 @@ from string import printable
 
 import regex
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from paceline import SamplingParams, StructuredOutputsParams
 from paceline.core.request import Sequence
 from paceline.sampling.grammar import Grammar, make_grammar
-from tests.helpers import VOCAB, loaded, sequence
+from tests.helpers import SPECIAL, VOCAB, byte_pairs, loaded, sequence
 
 END = frozenset({2})
 _RARE = "`^~@$|#<>&?Q "
@@ -20,16 +19,13 @@ _MERGES = ["a b", "1 2", "c m", '" :', '{ "', "a l", "al o", "0 0", "ab ab", '" 
 
 
 @cache
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """Three special tokens, most printable bytes, and some pairs, so that one text may be written in several ways."""
     pairs = [(left, right) for left, right in (merge.split() for merge in _MERGES)]
     letters = [c for c in printable[:95] if c not in _RARE]
-    tokens = ["<pad>", "<s>", "</s>", *letters, "Ġ", *(left + right for left, right in pairs)]
+    tokens = [*SPECIAL.values(), *letters, "Ġ", *(left + right for left, right in pairs)]
     assert len(tokens) == VOCAB
-    raw = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, pairs))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    return byte_pairs(tokens, pairs, chat_template=chat_template, **SPECIAL)
 
 
 _SCHEMA = {

@@ -2,13 +2,13 @@
 
 import pytest
 
-from paceline import DraftModel, Lookahead, Ratio, Typical
+from paceline import DraftModel, Lookahead, Ratio, SamplingParams, Typical
 from paceline.core.interfaces import Drafter
 from paceline.core.request import Sequence
 from paceline.decoding import loop
 from paceline.sampling.grammar import Grammar
 from tests.adversaries import Constant, Scripted
-from tests.helpers import REPEATING, assert_sound, loaded, result, run, runner, sequence
+from tests.helpers import REPEATING, assert_sound, loaded, oracle, result, run, runner, sequence
 from tests.lossless.drafters import DRAFTERS, small_draft
 from tests.oracle import autoregressive
 from tests.structured.common import END, FORMS, WITH_ORACLE, Guided, formed, is_over, is_whole, may_be, pieces, possible
@@ -37,9 +37,7 @@ def text_of(seq: Sequence) -> str:
 def test_plain_answers_are_the_oracles(form, temperature):
     pattern, ids = FORMS[form][1], prompt_of(form)
     seq = slow(form, temperature)
-    params = seq.params.__class__(
-        temperature=temperature, max_tokens=24, logits_processors=(Guided(pattern, len(ids)),)
-    )
+    params = SamplingParams(temperature, max_tokens=24, logits_processors=(Guided(pattern, len(ids)),))
     guided = autoregressive(loaded(), sequence(loaded(), ids, params, eos_ids=END))
     whole = is_over(pattern, text_of(seq))
     assert seq.output_ids == guided.output_ids[: -1 if whole else None]
@@ -54,7 +52,7 @@ def test_plain_answers_are_the_oracles(form, temperature):
 def test_every_drafter(drafter, temperature):
     """All forms in one batch of fewer slots, beside an answer of no form; what a grammar forbids is never verified."""
     expected = {form: slow(form, temperature) for form in FORMS}
-    free = autoregressive(loaded(), sequence(loaded(), REPEATING, formed("json", [1]).params.__class__(max_tokens=9)))
+    free = oracle(loaded(), REPEATING, SamplingParams(max_tokens=9))
     future = {tuple(seq.prompt_ids): seq.token_ids + [7] * 30 for seq in [*expected.values(), free]}
     seqs = {form: formed(form, prompt_of(form), temperature) for form in FORMS}
     other = sequence(loaded(), REPEATING, free.params)

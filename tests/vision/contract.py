@@ -10,7 +10,7 @@ from paceline.core.interfaces import Drafter
 from paceline.llm import Numerics
 from paceline.outputs import RequestOutput
 from tests.adversaries import RandomTrees, Scripted
-from tests.vision.families import Message, assistant, make, picture, plain_scored, user
+from tests.vision.families import Message, assistant, picture, plain_scored, seeing, user
 
 TOKENS = 7
 NOISE = 1e-3  # of log-probabilities in float32, which differ by a few 1e-6
@@ -36,8 +36,7 @@ ALIKE: dict[str, list[Message]] = {
 @cache
 def engine(name: str, numerics: Numerics = "fast") -> LLM:
     """Plain decoding around the tiny model; ties do not happen among random weights."""
-    model, processor = make(name)
-    return LLM(model, processor=processor, numerics=numerics, max_num_seqs=len(CHATS), max_model_len=400)
+    return LLM(seeing(name), numerics=numerics, max_num_seqs=len(CHATS), max_model_len=400)
 
 
 @cache

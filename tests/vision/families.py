@@ -13,8 +13,6 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-from tokenizers import models as token_models
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -26,6 +24,8 @@ from transformers import (
 
 from paceline.hf.chats import has_images
 from paceline.hf.load import without_video
+from paceline.runner import LoadedModel, wrap_model
+from tests.helpers import characters
 from tests.vision.table import FAMILIES, TEXT, Family
 
 NAMES = tuple(FAMILIES)
@@ -33,10 +33,14 @@ LETTERS = ["\n", *printable[:95]]
 Message = dict[str, object]
 
 
-@cache
-@torch.inference_mode(False)  # whoever asks first: others train it
 def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, ProcessorMixin]:
     """A float32 model of the named family and its processor; made once. Skips what this transformers lacks."""
+    return _made(name, seed)
+
+
+@cache
+@torch.inference_mode(False)  # whoever asks first: others train it
+def _made(name: str, seed: int) -> tuple[PreTrainedModel, ProcessorMixin]:
     family = FAMILIES[name]
     lacking = [one for one in (family.processor_class, family.image_class + "Pil") if not hasattr(transformers, one)]
     if family.needs is not None and importlib.util.find_spec(family.needs) is None:
@@ -61,6 +65,17 @@ def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, ProcessorMixin]:
     return model.eval().requires_grad_(False), processor
 
 
+def seeing(name: str = "llava", seed: int = 0) -> LoadedModel:
+    """That model as engines run it; made once."""
+    return _seeing(name, seed)
+
+
+@cache
+def _seeing(name: str, seed: int) -> LoadedModel:
+    model, processor = make(name, seed)
+    return wrap_model(model, processor=processor)
+
+
 def save_made(folder: Path, name: str = "llava") -> str:
     """The model and its processor as a folder."""
     for part in make(name):
@@ -78,17 +93,7 @@ def _processor(family: Family) -> ProcessorMixin:
 
 def _tokenizer(family: Family) -> PreTrainedTokenizerFast:
     """One token a character; every id of the special tokens lies below the rows of the output head."""
-    vocab = {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *LETTERS])}
-    raw = Tokenizer(token_models.WordLevel(vocab, unk_token="<pad>"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    raw.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        extra_special_tokens=dict(family.named),
-    )
+    made = characters(LETTERS, extra_special_tokens=dict(family.named))
     made.add_tokens(family.words, special_tokens=True)
     return made
 

@@ -7,10 +7,10 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.hf.vision import BoundedCache, Vision
-from paceline.runner import model_runner, prefix_cache, wrap_model
+from paceline.runner import model_runner, prefix_cache
 from paceline.runner.prefill import chunks
 from tests.attention.common import held
-from tests.vision.families import make, picture, user
+from tests.vision.families import picture, seeing, user
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
 FAMILIES = ["llava", "qwen2_vl", "qwen3_vl", "gemma3", "paligemma", "smolvlm"]
@@ -31,8 +31,7 @@ def looks(monkeypatch):
 
 
 def engine(name: str = "llava", **options) -> LLM:
-    model, processor = make(name)
-    return LLM(wrap_model(model, processor=processor), max_num_seqs=2, **options)
+    return LLM(seeing(name), max_num_seqs=2, **options)
 
 
 def answer(llm: LLM, *parts) -> list[int]:

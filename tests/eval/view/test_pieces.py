@@ -1,19 +1,16 @@
 """The text of each token: joined, the text of the answer."""
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from paceline.eval.results import tree_texts
 from paceline.sampling.detokenize import Detokenizer
+from tests.helpers import byte_pairs
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token a byte, as the smallest of byte-level vocabularies."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    whole = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)} | {"<end>": 256}, []))
-    whole.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    whole.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="<end>")
+    return byte_pairs([*sorted(ByteLevel.alphabet()), "<end>"], eos_token="<end>")
 
 
 def pieces(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:

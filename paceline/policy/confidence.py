@@ -86,8 +86,14 @@ class Confidence:
         path may be another one, so this can exceed what the best path itself is worth.
     """
 
-    def __init__(self, accepted: PathOdds | None = None, deeper: PathOdds | None = None):
-        self.accepted, self.deeper = accepted or PathOdds(), deeper or PathOdds(independent=True)
+    def __init__(self, accepted: Seq[Seq[float]] = (), deeper: Seq[Seq[float]] = ()):
+        """accepted, deeper: hits and expected hits by bucket, as `columns` gives them."""
+        self.accepted, self.deeper = PathOdds(*accepted), PathOdds(*deeper, independent=True)
+
+    @property
+    def columns(self) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
+        both = {"accepted": self.accepted, "deeper": self.deeper}
+        return {name: (tuple(one.hits), tuple(one.expected)) for name, one in both.items()}
 
     def observe(self, record: Round, passed: Seq[float]) -> None:
         """Count every node of a round, and every level that was drafted from a best path with the product `passed`."""

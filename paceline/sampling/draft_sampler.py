@@ -1,8 +1,7 @@
 """How a draft model's logits become drafted tokens, and the distribution those tokens carry.
 
-Under the shared noise of rule R7 (`coupled`) the draft's argmax uses the noise the target will use at the same
-position, so equal distributions give equal tokens; the verifier then needs no q. Under a ratio rule the tokens are
-drawn independently of the target, and q is exactly the tensor they were drawn from.
+For `Coupled` (rule R7) the draft takes the noise that the target will use at the same position, so equal distributions
+give equal tokens, and no q is needed. For `Ratio` tokens are drawn independently of the target, from the q handed over.
 """
 
 from collections.abc import Collection

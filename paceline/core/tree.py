@@ -115,6 +115,12 @@ class TokenTree:
             node = parents[node]
         return path[::-1]
 
+    def part(self, row: int, nodes: Sequence[int]) -> tuple[list[int], list[int], list[bool]]:
+        """Tokens, parents and marks of some nodes of a row, in this order; the parent of each must be among them."""
+        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
+        ids, ups, probes = self.lists.token_ids[row], self.lists.parents[row], self.lists.is_probe[row]
+        return [ids[node] for node in nodes], [place[ups[node]] for node in nodes], [probes[node] for node in nodes]
+
     def behind(self, text: Sequence[int]) -> "TokenTree":
         """The tree of one row with a text as its trunk: its root follows the last of these tokens."""
         count, (ids, ups, probes) = len(text), self.lists

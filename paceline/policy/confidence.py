@@ -29,7 +29,7 @@ class PathOdds:
         right more often than it says is also expected to be so on longer paths, where the ratio grows with every token.
     """
 
-    def __init__(self, hits: Seq[float] = (), expected: Seq[float] = (), independent: bool = False):
+    def __init__(self, hits: Seq[float] = (), expected: Seq[float] = (), *, independent: bool = False):
         self.independent = independent
         self.hits, self.expected = list(hits) or [0.0] * BUCKETS, list(expected) or [0.0] * BUCKETS
         self._ratios: list[float] | None = None

@@ -152,8 +152,7 @@ def without_replacement(p: Vector, q: Vector, candidates: Sequence[int], coin: C
 def point_mass(p: Vector, candidates: Sequence[int], coin: Coin) -> tuple[int | None, Vector]:
     """R3: candidates fixed before the target's randomness, each a distribution with all its mass on itself.
 
-    A child is accepted with probability sum of p over the distinct candidates, exactly as if y were drawn from p and
-    matched (R2). A repeated token owes nothing by then and is skipped.
+    The same as drawing y from p and looking for it among them (R2). A repeated token has no mass left and is skipped.
     """
     for index, token in enumerate(candidates):
         if coin(probability(p, token)):

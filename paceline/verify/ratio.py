@@ -12,12 +12,9 @@ from .walk import Branches, descend, p_at, q_at
 
 @final
 class Ratio(Verifier):
-    """Speculative sampling over a tree: the rule for siblings is picked by the distribution the draft carries.
+    """Speculative sampling over a tree: the rule for siblings is that of `laws` for the distribution the draft carries.
 
-    Leviathan et al. 2211.17192 and Chen et al. 2302.01318 on a chain (R1); SpecInfer, 2305.09781, for independent
-    siblings (R4); recursive rejection sampling, 2402.14160, for siblings without replacement (R5); sample-and-match for
-    tokens without a distribution (R2, R3). p is taken at the node that the walk has reached. Proof: docs/exactness.md,
-    lemmas 1 to 4.
+    p is taken at the node that the walk has reached. Proof: docs/exactness.md, lemmas 1 to 4.
 
     Lossless if the drafter keeps two promises. q is exactly the distribution its tokens were drawn from. Whether a
     token is offered depends on earlier tokens and on q, never on that token's own value: keep a weak token and stop

@@ -1,8 +1,8 @@
 """The ledger behind "never slower": what speculation has won and lost, in passes of plain decoding.
 
-A round that emits e tokens and takes the time of s plain passes has won e - s. No round may lose more than is in the
-ledger, so the total loss is at most INITIAL + ALLOWANCE per token: over 256 tokens 2.4% of the time. Each drafter pays
-for itself, and one that is tried in the place of a better one also for what that one was expected to win.
+A round that emits e tokens and takes the time of s plain passes has won e - s. A drafter may only be given what is
+in the ledger, so the total loss is bounded by INITIAL + ALLOWANCE per token: over 256 tokens 2.4% of the time. Each
+drafter pays for itself, and one that is tried in the place of a better one also for what that one was expected to win.
 """
 
 from typing import final

@@ -4,14 +4,33 @@ It shares the distribution of a token with the fast path and nothing else; tests
 """
 
 import torch
+from torch import Tensor
 
-from paceline.core.outputs import Origin
+from paceline.core.outputs import Origin, TargetDistribution
 from paceline.core.request import Sequence
+from paceline.core.rng import Purpose, gumbel
 from paceline.core.tree import TokenTree
 from paceline.runner import LoadedModel
 from paceline.runner.prefill import look, whole_text
 from paceline.sampling.distribution import target_distribution
-from paceline.verify import choose_token
+
+
+def choose_token(distribution: TargetDistribution, seeds: Tensor, positions: Tensor) -> Tensor:  # [B], [B, N] -> [B, N]
+    """The target's own token at every node, by the definition: argmax(scores + noise), argmax(scores) if greedy.
+
+    Raises the error of a node that has no distribution.
+    """
+    tokens = torch.empty_like(positions)
+    for row, is_greedy in enumerate(distribution.is_greedy):
+        scores = distribution.at([row] * positions.shape[1], [*range(positions.shape[1])])
+        if not is_greedy:
+            scores = scores + gumbel(seeds[row : row + 1], positions[row : row + 1], Purpose.TARGET, scores.shape[1])[0]
+        best = scores.double().cpu().numpy().argmax(-1)  # the first of equal ones
+        for node, token in enumerate(best.tolist()):
+            if not scores[node, token].isfinite():
+                raise distribution.error(row, node, int(positions[row, node]))
+            tokens[row, node] = token
+    return tokens
 
 
 @torch.inference_mode()

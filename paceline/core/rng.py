@@ -72,3 +72,9 @@ def gumbel(
     """float32 standard Gumbel noise: argmax(log p + gumbel) is a draw from p. Arguments as of `uniforms`."""
     exponential = uniforms(seeds, positions, purpose, columns).log_().neg_().float()
     return exponential.clamp_(min=1e-38).log_().neg_()
+
+
+def inverse_cdf(weights: Float[Tensor, "*R V"], uniform: Float[Tensor, "*R 1"]) -> Int[Tensor, "*R"]:
+    """The first token whose cumulative weight reaches `uniform` times the total: never one of weight zero."""
+    cumulative = weights.double().cumsum(-1)
+    return torch.searchsorted(cumulative, uniform * cumulative[..., -1:]).squeeze(-1)

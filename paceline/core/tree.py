@@ -1,11 +1,7 @@
 """The token tree: one shape for every draft, from a single chain to EAGLE-2's trees and Lookahead's window.
 
-Node 0 is the last committed token: its key and value are not cached yet, the pass over the tree computes them.
-
-    tokens so far   t0 t1 t2 t3          committed length (cached) = 3, root = t3
-    tree            t3 ── a ── b         parents = [-1, 0, 1, 0, 3]
-                     └─── c ── d         depth   = [ 0, 1, 2, 1, 2]   position = 3 + depth
-    cache columns   3:t3 4:a 5:b 6:c 7:d (node i is written at committed length + i)
+Node 0 is the last committed token, see docs/how_it_works.md, "The tree". Node i is written to the cache column
+committed length + i.
 
 A *candidate* is verified and may be accepted. A *probe* is only read: mask tokens of SPACE, Lookahead's window, and
 the padding that makes the rows of a batch equally long. Mask j has the token `vocabulary + j`, which no model emits,
@@ -19,15 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..errors import DraftError
-
-_T = TypeVar("_T")
 
 
 class TreeLists(NamedTuple):
@@ -121,6 +115,12 @@ class TokenTree:
             node = parents[node]
         return path[::-1]
 
+    def part(self, row: int, nodes: Sequence[int]) -> tuple[list[int], list[int], list[bool]]:
+        """Tokens, parents and marks of some nodes of a row, in this order; the parent of each must be among them."""
+        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
+        ids, ups, probes = self.lists.token_ids[row], self.lists.parents[row], self.lists.is_probe[row]
+        return [ids[node] for node in nodes], [place[ups[node]] for node in nodes], [probes[node] for node in nodes]
+
     def behind(self, text: Sequence[int]) -> "TokenTree":
         """The tree of one row with a text as its trunk: its root follows the last of these tokens."""
         count, (ids, ups, probes) = len(text), self.lists
@@ -145,12 +145,11 @@ class TokenTree:
         missing = [num_nodes - len(row) for row in self.lists.token_ids]
         if max(missing) <= 0:
             return self
-
-        def longer(rows: list[list[_T]], filler: _T) -> list[list[_T]]:
-            return [row + [filler] * more for row, more in zip(rows, missing, strict=True)]
-
-        ids, ups, probes = self.lists
-        return self._of(self.sizes, longer(ids, 0), longer(ups, 0), longer(probes, True))
+        fillers = zip(self.lists, (0, 0, True), strict=True)
+        return self._of(
+            self.sizes,
+            *([row + [filler] * more for row, more in zip(rows, missing, strict=True)] for rows, filler in fillers),
+        )
 
     def of_rows(self, rows: Sequence[int]) -> "TokenTree":
         """The trees of these rows alone, as wide as all of them."""

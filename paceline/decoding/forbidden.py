@@ -12,7 +12,7 @@ import torch
 
 from ..core.draft import Draft
 from ..core.request import Sequence
-from ..core.tree import TokenTree, TreeLists
+from ..core.tree import TokenTree
 
 
 def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
@@ -26,13 +26,8 @@ def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
     kept = [_allowed(tree, row, seq) for row, seq in enumerate(seqs)]
     if [len(nodes) for nodes in kept] == tree.sizes:
         return draft
-    lists = TreeLists([], [], [])
-    for nodes, ids, parents, probes in zip(kept, *tree.lists, strict=True):
-        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
-        lists.token_ids.append([ids[node] for node in nodes])
-        lists.parents.append([place[parents[node]] for node in nodes])
-        lists.is_probe.append([probes[node] for node in nodes])
-    made = TokenTree.from_lists(lists.token_ids, lists.parents, tree.device, lists.is_probe)
+    ids, parents, probes = zip(*(tree.part(row, nodes) for row, nodes in enumerate(kept)), strict=True)
+    made = TokenTree.from_lists(ids, parents, tree.device, probes)
     confidence = draft.confidence
     if confidence is not None:
         confidence = torch.full_like(confidence[:, : made.num_nodes], torch.nan)

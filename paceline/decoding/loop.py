@@ -209,15 +209,14 @@ def records_of(
     emitted: how many tokens were appended. seconds: of the whole batch's round: draft, verify, other.
     pads_trees: whether the pass computed as many rows for each tree as for the largest.
     """
-    token_ids, parents, probes = draft.tree.lists
     confidence = None if draft.confidence is None else draft.confidence.tolist()
     records = []
     for row, (path, _, _) in enumerate(walks):
-        nodes = [node for node, is_probe in enumerate(probes[row]) if not is_probe]
-        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
-        depth: list[int] = []
-        for node in nodes:
-            depth.append(depth[place[parents[row][node]]] + 1 if depth else 0)
+        nodes = [node for node, is_probe in enumerate(draft.tree.lists.is_probe[row]) if not is_probe]
+        token_ids, parents, _ = draft.tree.part(row, nodes)
+        depth = [0]
+        for parent in parents[1:]:
+            depth.append(depth[parent] + 1)
         given = () if confidence is None else tuple(confidence[row][node] for node in nodes[1:])
         records.append(
             Round(
@@ -225,9 +224,9 @@ def records_of(
                 num_drafted=max(depth),
                 num_accepted=len(path),
                 num_emitted=emitted[row],
-                token_ids=tuple(token_ids[row][node] for node in nodes),
-                parents=tuple(place[parents[row][node]] for node in nodes),
-                path=tuple(place[node] for node in path),
+                token_ids=tuple(token_ids),
+                parents=tuple(parents),
+                path=tuple(nodes.index(node) for node in path),
                 confidences=() if any(c != c for c in given) else given,
                 hint=0 if draft.hints is None else draft.hints[row],
                 batch=len(walks),

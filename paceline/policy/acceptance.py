@@ -1,6 +1,4 @@
-"""How likely drafted tokens are to be accepted, and how much of a budget a drafter uses.
-
-Chains are trees in which every node has one child, so everything is counted by depth:
+"""How likely drafted tokens are to be accepted, and how much of a budget a drafter uses, by depth.
 
     a_i       chance that some token of depth i is accepted, given that one of depth i - 1 was
     nodes     drafted nodes at each depth (1 for a chain), after the drafter left out what was not worth verifying
@@ -39,6 +37,10 @@ class Counts:
         self.hits, self.tries = list(hits), list(tries)
         self._fade = 0.5 ** (1 / half_life)
 
+    @property
+    def columns(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return tuple(self.hits), tuple(self.tries)
+
     def add(self, accepted: int, rejected: bool) -> None:
         """Count `accepted` positions as hits and, if `rejected`, the next one as a miss."""
         fade, missing = self._fade, accepted + 1 - len(self.tries)
@@ -55,15 +57,15 @@ class Counts:
 
         less: a part of these counts that is left out.
         """
-        hits, tries = self.hits, self.tries
-        if less is not None:
-            both = range(min(len(tries), len(less.tries)))
-            tries = [max(0.0, tries[i] - less.tries[i]) for i in both] + tries[len(both) :]
-            hits = [min(max(0.0, hits[i] - less.hits[i]), tries[i]) for i in both] + hits[len(both) :]
-        refined, shift, known = list[float](), 1.0, len(tries)
+        refined, shift = list[float](), 1.0
         for i, mean in enumerate(prior):
-            shifted = min(mean * shift, 1.0)
-            value = (hits[i] + WEIGHT * shifted) / (tries[i] + WEIGHT) if i < known else shifted
+            value = min(mean * shift, 1.0)
+            if i < len(self.tries):
+                hits, tries = self.hits[i], self.tries[i]
+                if less is not None and i < len(less.tries):
+                    tries = max(0.0, tries - less.tries[i])
+                    hits = min(max(0.0, hits - less.hits[i]), tries)
+                value = (hits + WEIGHT * value) / (tries + WEIGHT)
             refined.append(value)
             shift = value / mean if mean > 0 else 1.0
         return refined
@@ -115,6 +117,10 @@ class DraftSize:
         self._fade = 0.5 ** (1 / HALF_LIFE)
         self.rounds, self.nodes, self.levels = [list(column) for column in columns] or [[], [], []]
         self._totals: tuple[list[float], list[float]] | None = None
+
+    @property
+    def columns(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        return tuple(self.rounds), tuple(self.nodes), tuple(self.levels)
 
     def observe(self, record: Round, depth: int, levels: int) -> None:
         """Count a round that had a budget of `depth` and took `levels` drafting steps."""

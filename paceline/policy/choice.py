@@ -123,9 +123,8 @@ def best_choice(
 
     max_nodes: the most nodes of a tree.
     """
-    batch = len(rows)
-    plain = turn.seconds(0)
-    best = Choice(batch / plain, 0, [None] * batch, [0] * batch)
+    batch, price = len(rows), turn.price
+    best = Choice(batch / turn.seconds(0), 0, [None] * batch, [0] * batch)
     least = best.rate * MARGIN
     sources = list(dict.fromkeys(option.source for row in rows for option in row))
     teams = [[source] for source in sources]
@@ -135,8 +134,9 @@ def best_choice(
         options = [
             max((o for o in row if o.source in team), key=lambda o: o.gains[-1], default=None) for row in rows
         ]  # fmt: skip
-        if any(options):
-            found = _Team(options, turn, costs, max_nodes).best()
+        depths = [0 if o is None else o.depth if o.masks else useful_depth(o, price) for o in options]
+        if any(depths):
+            found = _Team(options, depths, turn, costs, max_nodes).best()
             if found.rate > least:
                 best, least = found, found.rate
     return best
@@ -144,18 +144,19 @@ def best_choice(
 
 @final
 class _Team:
-    """The drafters of a round, one or none for each row."""
+    """The drafters of a round, one or none for each row, and the most that each is to draft."""
 
     def __init__(
-        self, options: Seq[Option | None], turn: RoundSeconds, costs: Mapping[str, DraftSeconds], max_nodes: int
+        self,
+        options: Seq[Option | None],
+        depths: Seq[int],
+        turn: RoundSeconds,
+        costs: Mapping[str, DraftSeconds],
+        max_nodes: int,
     ):
-        price = turn.price
-        self.depths = [0 if o is None else o.depth if o.masks else useful_depth(o, price) for o in options]
-        self.options = [o if depth else None for o, depth in zip(options, self.depths, strict=True)]
-        self.turn, self.max_nodes = turn, max_nodes
+        self.options = [o if depth else None for o, depth in zip(options, depths, strict=True)]
+        self.depths, self.turn, self.max_nodes = depths, turn, max_nodes
         self.drafting = [o for o in self.options if o]
-        if not self.drafting:
-            return
         self.is_tree = any(o.is_tree for o in self.drafting)
         self.masks, self.probes = max(o.masks for o in self.drafting), max(o.probes for o in self.drafting)
         self.restarts = all(o.restarts for o in self.drafting)
@@ -164,8 +165,6 @@ class _Team:
 
     def best(self) -> Choice:
         batch, drafting = len(self.options), self.drafting
-        if not drafting:
-            return Choice(0.0, 0, self.options, self.depths)
         reading = [(o, most, o.reading / o.horizon) for o, most in zip(self.options, self.depths, strict=True) if o]
         share = DRAFTING_SHARE if self.restarts else 1.0
         rate, depth, expected, kept = 0.0, 0, 0.0, 0.0
@@ -186,9 +185,7 @@ class _Team:
                 size = self.max_nodes
             full = max(size, d) if self.is_tree else d
             full_seconds = self.pass_seconds(d, full)
-            if not self.can_pay(d, full_seconds, tokens / batch):
-                break
-            if d > depth + PATIENCE:
+            if d > depth + PATIENCE or not self.can_pay(d, full_seconds, tokens / batch):
                 break
             seconds = full_seconds if size == full else self.pass_seconds(d, size)
             if self.restarts:

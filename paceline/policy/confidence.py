@@ -29,7 +29,7 @@ class PathOdds:
         right more often than it says is also expected to be so on longer paths, where the ratio grows with every token.
     """
 
-    def __init__(self, hits: Seq[float] = (), expected: Seq[float] = (), independent: bool = False):
+    def __init__(self, hits: Seq[float] = (), expected: Seq[float] = (), *, independent: bool = False):
         self.independent = independent
         self.hits, self.expected = list(hits) or [0.0] * BUCKETS, list(expected) or [0.0] * BUCKETS
         self._ratios: list[float] | None = None
@@ -86,8 +86,14 @@ class Confidence:
         path may be another one, so this can exceed what the best path itself is worth.
     """
 
-    def __init__(self, accepted: PathOdds | None = None, deeper: PathOdds | None = None):
-        self.accepted, self.deeper = accepted or PathOdds(), deeper or PathOdds(independent=True)
+    def __init__(self, accepted: Seq[Seq[float]] = (), deeper: Seq[Seq[float]] = ()):
+        """accepted, deeper: hits and expected hits by bucket, as `columns` gives them."""
+        self.accepted, self.deeper = PathOdds(*accepted), PathOdds(*deeper, independent=True)
+
+    @property
+    def columns(self) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
+        both = {"accepted": self.accepted, "deeper": self.deeper}
+        return {name: (tuple(one.hits), tuple(one.expected)) for name, one in both.items()}
 
     def observe(self, record: Round, passed: Seq[float]) -> None:
         """Count every node of a round, and every level that was drafted from a best path with the product `passed`."""

@@ -18,7 +18,7 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
 from ..schema import checked_call
@@ -154,43 +154,45 @@ class CostModel(DraftPolicy):
     # Planning a round
 
     def _options(self, seqs: Seq[Sequence]) -> list[list[Option]]:
-        """What each drafter could do for each row; before the first of them the target is measured."""
-        drafter = self._drafter
+        """What each drafter could do for each row; before the first of them the target is measured.
+
+        Empty where no plan is made.
+        """
         if self._blind > 0:
             self._blind -= 1
-            return [[] for _ in seqs]
+            return []
         limits = [min(self.max_depth, seq.remaining - 1, seq.params.most_drafted) for seq in seqs]
-        offered = [drafter.draft_options(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)]
-        ready = [
-            [
-                (index, offer)
-                for index, offer in enumerate(row)
-                if offer.hint >= 0 and (not seq.is_unread or drafter.info.member(index).drafts_during_prefill)
-            ]
-            for seq, row in zip(seqs, offered, strict=True)
+        ready = [self._ready(seq) if limit > 0 else {} for seq, limit in zip(seqs, limits, strict=True)]
+        offers = [
+            (seq.slot, [(i, o.hint, o.uncached_tokens > FEW_TOKENS, o.ready > 0) for i, o in row.items()])
+            for seq, row in zip(seqs, ready, strict=True)
         ]
-        states = [
-            [(index, offer.hint, offer.uncached_tokens > FEW_TOKENS, offer.ready > 0) for index, offer in row]
-            for row in ready
-        ]
-        offers = [[seq.slot for seq in seqs], states]
         if offers == self._offers and self._rest > 0:
             self._rest -= 1
-            return [[] for _ in seqs]
+            return []
         self._offers = offers
         begin, room = self._clock(), min(seq.max_length - len(seq.token_ids) for seq in seqs)
         if room < 2 and self.estimates.curve is None:
-            return [[] for _ in seqs]
+            return []
         if any(ready):
-            self.measure(room, any(offer.probes for row in ready for _, offer in row))
+            self.measure(room, any(offer.probes for row in ready for offer in row.values()))
         self._measuring = self._clock() - begin
         return [
             [
                 self.estimates.option(seq, index, offer, limit, self.ledger.available(seq.slot, offer.source))
-                for index, offer in row
+                for index, offer in row.items()
             ]
             for seq, limit, row in zip(seqs, limits, ready, strict=True)
         ]
+
+    def _ready(self, seq: Sequence) -> dict[int, DraftOptions]:
+        """What the members of the drafter could draft for a sequence now, by their index."""
+        offers, info = enumerate(self._drafter.draft_options(seq)), self._drafter.info
+        return {
+            index: offer
+            for index, offer in offers
+            if offer.hint >= 0 and (not seq.is_unread or info.member(index).drafts_during_prefill)
+        }
 
     def _probe(
         self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], turn: RoundSeconds, speed: float, max_nodes: int

@@ -9,7 +9,7 @@ from ..core.outputs import Round
 from ..core.request import Sequence
 from .acceptance import HALF_LIFE, NODES_PER_LEVEL, Acceptance, Counts, DraftSize
 from .choice import Option, gains_of
-from .confidence import Confidence, PathOdds
+from .confidence import Confidence
 from .lengths import Lengths
 from .profile import Profile
 from .seconds import DraftSeconds, PassCurve, RobustMean, RoundSeconds
@@ -39,10 +39,7 @@ class Estimates:
         self._turns: dict[int, RoundSeconds] = {}  # by batch size
         self._most_rows = 0  # of passes, as far as they were measured or not worth it
         self.sizes = {source: DraftSize(NODES_PER_LEVEL, columns) for source, columns in given.sizes.items()}
-        self.confidence = {
-            source: Confidence(PathOdds(*tables["accepted"]), PathOdds(*tables["deeper"], independent=True))
-            for source, tables in given.confidence.items()
-        }
+        self.confidence = {source: Confidence(**tables) for source, tables in given.confidence.items()}
         for source, tables in given.acceptance.items():
             self.acceptance.counts[source] = {hint: Counts(HALF_LIFE, *table) for hint, table in tables.items()}
 
@@ -149,23 +146,13 @@ class Estimates:
         self.lengths.release(slot)
 
     def profile(self, model: str, dtype: str, threads: int) -> Profile:
+        counts, sizes, confidence = self.acceptance.counts, self.sizes, self.confidence
         return Profile(
             pass_seconds=dict(self.curve.points) if self.curve else {},
-            draft_seconds={
-                source: (cost.token.value, cost.uncached_tokens.value) for source, cost in self.costs.items()
-            },
-            acceptance={
-                source: {hint: (tuple(one.hits), tuple(one.tries)) for hint, one in counts.items()}
-                for source, counts in self.acceptance.counts.items()
-            },
-            sizes={source: (tuple(s.rounds), tuple(s.nodes), tuple(s.levels)) for source, s in self.sizes.items()},
-            confidence={
-                source: {
-                    "accepted": (tuple(one.accepted.hits), tuple(one.accepted.expected)),
-                    "deeper": (tuple(one.deeper.hits), tuple(one.deeper.expected)),
-                }
-                for source, one in self.confidence.items()
-            },
+            draft_seconds={source: (one.token.value, one.uncached_tokens.value) for source, one in self.costs.items()},
+            acceptance={source: {hint: one.columns for hint, one in of.items()} for source, of in counts.items()},
+            sizes={source: one.columns for source, one in sizes.items()},
+            confidence={source: one.columns for source, one in confidence.items()},
             model=model,
             dtype=dtype,
             threads=threads,

@@ -1,11 +1,8 @@
 """The ledger behind "never slower": what speculation has won and lost, in passes of plain decoding.
 
-A round that emits e tokens and takes the time of s plain passes has won e - s. A drafter may only be given what is in
-the ledger: a little to begin with, a small share of every token emitted, and what speculation won before. So whatever
-a model of costs believes, the total loss is bounded by INITIAL + ALLOWANCE per token: over 256 tokens 2.4% of the time.
-
-Of several drafters each pays for itself: what one has won may not be lost by another. A drafter that is tried in the
-place of a better one also pays for what that one was expected to win.
+A round that emits e tokens and takes the time of s plain passes has won e - s. A drafter may only be given what is
+in the ledger, so the total loss is bounded by INITIAL + ALLOWANCE per token: over 256 tokens 2.4% of the time. Each
+drafter pays for itself, and one that is tried in the place of a better one also for what that one was expected to win.
 """
 
 from typing import final

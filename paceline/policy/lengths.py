@@ -2,8 +2,7 @@
 
     end of the prompt, first token  ->  the answers most like it  ->  the distribution of their lengths
 
-A "yes" differs from a caption by its question ("Is there ...?") and by its first token. In traffic of both, the mean
-length would make each "yes" pay for a draft that only a caption needs.
+By the mean length of all, each "yes" would pay for a draft that only a caption needs.
 """
 
 from bisect import bisect_right
@@ -145,10 +144,9 @@ class Lengths:
 
     def _look_up(self, seq: Sequence) -> Ends:
         prompt, first, seen = _prompt_end(seq), seq.output_ids[:1], self._seen
-        if not any(one.first == first for one in seen):
+        began_alike = [one.first == first for one in seen]
+        if not any(began_alike):
             began_alike = [True] * len(seen)
-        else:
-            began_alike = [one.first == first for one in seen]
         template = prompt.intersection(*(one.prompt for one in seen))  # tokens of every prompt say nothing
         likeness = [
             _likeness(prompt - template, one.prompt - template) if began else 0.0

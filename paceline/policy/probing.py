@@ -72,11 +72,12 @@ def largest_probe(
         return turn.seconds(turn.nodes(width(depth, nodes, option.masks, option.probes), 1))
 
     plain = turn.seconds(0)
-    deepest = min(PROBE_DEPTH, option.depth, PROBE_DEPTH if not option.is_tree else max_nodes)
+    deepest = min(PROBE_DEPTH, option.depth, max_nodes if option.is_tree else PROBE_DEPTH)
     for depth in range(deepest, 0, -1):
-        nodes, min_prob = depth, pass_of(depth, depth)
+        nodes = depth
         if option.is_tree and depth == PROBE_DEPTH:
-            nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= FREE * min_prob), depth)
+            limit = FREE * pass_of(depth, depth)
+            nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= limit), depth)
         first = pass_of(depth, 0) - plain if option.restarts else 0.0
         if (pass_of(depth, nodes) + depth * token + seconds + first) / plain * replaces - 1 <= option.credit:
             return depth, nodes

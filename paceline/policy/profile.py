@@ -61,9 +61,7 @@ class Profile:
     version: Literal[2] = VERSION
 
     def to_dict(self) -> dict[str, object]:
-        made = asdict(self)
-        made["pass_seconds"] = {str(rows): seconds for rows, seconds in self.pass_seconds.items()}
-        return made
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, object]) -> "Profile":

@@ -6,6 +6,7 @@ No single measurement is trusted: estimates start as medians and later move by b
 import math
 from bisect import insort
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import final
 
@@ -155,11 +156,12 @@ class RoundSeconds:
 
 
 @final
+@dataclass(frozen=True)
 class DraftSeconds:
     """What a drafter takes: seconds per drafted token (of a tree: per level), and per token it has to read first."""
 
-    def __init__(self, token: RobustMean, uncached_tokens: RobustMean):
-        self.token, self.uncached_tokens = token, uncached_tokens
+    token: RobustMean
+    uncached_tokens: RobustMean
 
     def of(self, depth: int, uncached_tokens: int) -> float:
         return depth * self.token.value + uncached_tokens * self.uncached_tokens.value

@@ -1,9 +1,4 @@
-"""p, the target's distribution after every node of a tree: each node's processors see the path of that node.
-
-prefix  t0 t1 t2 t3        node      0  1  2  3  4
-tree    t3 ── a ── b       token     t3 a  b  c  d
-         └─── c ── d       prefix of node 4 (d): t0 t1 t2 t3 c d, whatever lies in the rows between
-"""
+"""p, the target's distribution after every node of a tree: each node's processors see the path of that node."""
 
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -29,9 +24,8 @@ def target_distribution(
     logits: raw, of every node; never written to. Processed scores are float32; a greedy row without processors keeps
     its logits as they are, in their dtype. Nothing is processed before a verifier asks for a node.
 
-    Processors are thus called as in plain decoding: once for every token of the answer, in order; never behind a draft
-    that was rejected, nor behind the end of the answer. What one raises becomes the answer's error where plain decoding
-    would have met it, and so do NaN and the lack of any token.
+    Processors are thus called as in plain decoding, see docs/exactness.md. What one raises becomes the answer's error
+    where plain decoding would have met it, and so do NaN and the lack of any token.
     """
     is_greedy = [seq.params.temperature == 0 for seq in seqs]
     if all(_is_raw(seq) for seq in seqs):

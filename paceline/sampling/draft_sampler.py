@@ -1,8 +1,7 @@
 """How a draft model's logits become drafted tokens, and the distribution those tokens carry.
 
-Under the shared noise of rule R7 (`coupled`) the draft's argmax uses the noise the target will use at the same
-position, so equal distributions give equal tokens; the verifier then needs no q. Under a ratio rule the tokens are
-drawn independently of the target, and q is exactly the tensor they were drawn from.
+For `Coupled` (rule R7) the draft takes the noise that the target will use at the same position, so equal distributions
+give equal tokens, and no q is needed. For `Ratio` tokens are drawn independently of the target, from the q handed over.
 """
 
 from collections.abc import Collection
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.request import Sequence
-from ..core.rng import Purpose, gumbel, uniforms
+from ..core.rng import Purpose, gumbel, inverse_cdf, uniforms
 from ..system.hardware import one_thread
 from .processors import edit_named, mask_endings, names_tokens
 from .scores import argmax, bar
@@ -68,7 +67,8 @@ class DraftSampler:
             # The round is part of the key: a position drafted again after a rejection gets fresh numbers, so nothing
             # that was learnt from the discarded token can bias the new one.
             keys = seeds + torch.tensor(lengths, dtype=torch.long, device=logits.device) * _ROUND
-            tokens[rows] = _draw(q[rows], uniforms(keys, positions, Purpose.DRAFT, 1).squeeze(1))
+            # One number a row, where Gumbel noise would take V.
+            tokens[rows] = inverse_cdf(q[rows], uniforms(keys, positions, Purpose.DRAFT, 1).squeeze(1))
         return tokens, q
 
     def _scores(self, logits: Tensor, seqs: Seq[Sequence], offsets: Seq[int]) -> Tensor:
@@ -93,10 +93,3 @@ def confidence(
     """The probability of each token by the draft's plain softmax, float32. Policies stop drafting on it."""
     logits = logits.float()
     return (logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - logits.logsumexp(-1)).exp()
-
-
-def _draw(q: Tensor, uniform: Tensor) -> Tensor:  # [R, V], [R, 1] -> [R]
-    """Inverse of the cumulative distribution: one number a row, where Gumbel noise would take V."""
-    mass = q.double().cumsum(-1)
-    # the first token whose mass reaches a number in (0, total]: its own mass is above zero
-    return torch.searchsorted(mass, uniform * mass[:, -1:]).squeeze(1)

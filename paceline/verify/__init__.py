@@ -5,11 +5,11 @@
     `Ratio`      distribution   the distribution of plain decoding, other tokens                R1 to R5
     `Typical`    lossy          another distribution; needs `allow_lossy=True`                  R6
 
-`choose_token` is the draw that `Coupled` reproduces: plain decoding and drafters call it too. Start reading at `laws`.
+Start reading at `laws`.
 """
 
-from .coupled import Coupled, choose_token
+from .coupled import Coupled
 from .ratio import Ratio
 from .typical import Typical
 
-__all__ = ["Coupled", "Ratio", "Typical", "choose_token"]
+__all__ = ["Coupled", "Ratio", "Typical"]

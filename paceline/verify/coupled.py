@@ -1,8 +1,4 @@
-"""`Coupled`, the default: the very tokens that plain decoding gives with the same seed, greedy or sampled.
-
-The noise of a position is a function of (seed, position) alone. So the target's choice after a given prefix is fixed
-before anything is drafted, and a draft can only be right or wrong about it.
-"""
+"""`Coupled`, the default: the very tokens that plain decoding gives with the same seed, greedy or sampled."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, final
@@ -20,33 +16,16 @@ from ..schema import checked_call
 from .walk import Branches, descend, to_list
 
 
-def choose_token(
-    distribution: TargetDistribution, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"]
-) -> Int[Tensor, "B N"]:
-    """The target's token at each position: argmax(scores + noise), which is a sample; argmax(scores) if greedy.
-
-    The Gumbel-max draw (Gumbel 1954; Maddison et al. 1411.0030). Plain decoding calls it, and so may drafters, with
-    log q for scores: sharing the noise makes them agree as often as the distributions overlap allows, nearly.
-
-    positions: absolute position of the token that each row of scores decides.
-    Errors: those of `TargetDistribution.error`.
-    """
-    places = [
-        (row, node, position) for row, found in enumerate(to_list(positions)) for node, position in enumerate(found)
-    ]
-    tokens = _choices(distribution, to_list(seeds), places)
-    for row, node, position in places:
-        if tokens[row, node] < 0:
-            raise distribution.error(row, node, position)
-    return torch.tensor([*tokens.values()], device=positions.device).view(positions.shape)
-
-
-def _choices(
+def choose_tokens(
     distribution: TargetDistribution, seeds: Sequence[int], places: list[tuple[int, int, int]]
 ) -> dict[tuple[int, int], int]:
-    """The target's token after each (row, node), whose position comes third; -1 where the scores give no distribution.
+    """The target's token at some nodes, by (row, node): argmax(scores + noise), or argmax(scores) in greedy rows.
 
-    Greedy and sampled rows are read apart, so that neither takes on the dtype of the other.
+    The Gumbel-max draw (Gumbel 1954; Maddison et al. 1411.0030). Greedy and sampled rows are read apart, so that
+    neither takes on the dtype of the other.
+
+    places: (row, node, absolute position of the token to choose).
+    Returns -1 where the scores give no distribution.
     """
     chosen = {(row, node): -1 for row, node, _ in places}
     for greedy in (True, False):
@@ -108,7 +87,7 @@ class Coupled(Verifier):
         while len(walks) < len(trees):
             at = {row: path[-1] if path else 0 for row, path in enumerate(paths) if row not in walks}
             places = [(row, node, positions[row] + len(paths[row])) for row, node in at.items()]
-            tokens = _choices(distribution, seeds, places)
+            tokens = choose_tokens(distribution, seeds, places)
             for row, node in at.items():
                 child = trees[row].child(node, token := tokens[row, node])
                 if child is None:

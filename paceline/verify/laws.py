@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float64, Shaped
 from torch import Tensor
 
-from ..core.rng import Purpose, uniforms
+from ..core.rng import Purpose, inverse_cdf, uniforms
 from ..errors import DraftError
 
 Vector = TypeVar("Vector", Float64[Tensor, " V"], Shaped[np.ndarray, " V"])
@@ -103,10 +103,10 @@ class Keyed(Chance):
 
     def __init__(self, seed: int, position: int, siblings: int):
         self._seed, self._position = torch.tensor([seed]), torch.tensor([[position]])
-        self._coins = iter(self._numbers(Purpose.ACCEPT, siblings))
+        self._coins = iter([float(u) for u in self._numbers(Purpose.ACCEPT, siblings)] if siblings else [])
 
-    def _numbers(self, purpose: Purpose, count: int) -> list[float]:
-        return [float(u) for u in uniforms(self._seed, self._position, purpose, count)[0, 0]] if count else []
+    def _numbers(self, purpose: Purpose, count: int) -> Float64[Tensor, " C"]:
+        return uniforms(self._seed, self._position, purpose, count)[0, 0]
 
     def coin(self, probability: Real) -> bool:
         """U <= probability: a certain token is always accepted and an impossible one never, for U in (0, 1]."""
@@ -115,13 +115,7 @@ class Keyed(Chance):
     def draw(self, weights: Vector) -> int:
         """Inverse of the cumulative distribution at U."""
         assert isinstance(weights, Tensor)
-        return inverse_cdf(weights, self._numbers(Purpose.RECOVER, 1)[0])
-
-
-def inverse_cdf(weights: Float64[Tensor, " V"], u: float) -> int:
-    """The first token whose cumulative weight reaches u times the total; never one of weight zero, for u in (0, 1]."""
-    cumulative = weights.cumsum(0)
-    return int(torch.searchsorted(cumulative, u * cumulative[-1]))
+        return int(inverse_cdf(weights, self._numbers(Purpose.RECOVER, 1)))
 
 
 Coin = Callable[[Real], bool]
@@ -158,8 +152,7 @@ def without_replacement(p: Vector, q: Vector, candidates: Sequence[int], coin: C
 def point_mass(p: Vector, candidates: Sequence[int], coin: Coin) -> tuple[int | None, Vector]:
     """R3: candidates fixed before the target's randomness, each a distribution with all its mass on itself.
 
-    A child is accepted with probability sum of p over the distinct candidates, exactly as if y were drawn from p and
-    matched (R2). A repeated token owes nothing by then and is skipped.
+    The same as drawing y from p and looking for it among them (R2). A repeated token has no mass left and is skipped.
     """
     for index, token in enumerate(candidates):
         if coin(probability(p, token)):

@@ -1,27 +1,20 @@
 """`Ratio`: the output follows the target's distribution, though not with the tokens plain decoding would give."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar, final
-
-from jaxtyping import Float64
-from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, Walk
-from .laws import Chance, Keyed, iid, point_mass, without_replacement
+from .laws import Keyed, iid, point_mass, without_replacement
 from .walk import Branches, descend, p_at, q_at
 
 
 @final
 class Ratio(Verifier):
-    """Speculative sampling over a tree: the rule for siblings is picked by the distribution the draft carries.
+    """Speculative sampling over a tree: the rule for siblings is that of `laws` for the distribution the draft carries.
 
-    Leviathan et al. 2211.17192 and Chen et al. 2302.01318 on a chain (R1); SpecInfer, 2305.09781, for independent
-    siblings (R4); recursive rejection sampling, 2402.14160, for siblings without replacement (R5); sample-and-match for
-    tokens without a distribution (R2, R3). p is taken at the node that the walk has reached. Proof: docs/exactness.md,
-    lemmas 1 to 4.
+    p is taken at the node that the walk has reached. Proof: docs/exactness.md, lemmas 1 to 4.
 
     Lossless if the drafter keeps two promises. q is exactly the distribution its tokens were drawn from. Whether a
     token is offered depends on earlier tokens and on q, never on that token's own value: keep a weak token and stop
@@ -37,39 +30,25 @@ class Ratio(Verifier):
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> list[Walk]:
-        return [
-            descend(tree, partial(_decide, draft, distribution, row, tree, seeds[row], positions[row]))
-            for row, tree in enumerate(Branches.read(draft.tree))
-        ]
+        trees = enumerate(Branches.read(draft.tree))
+        return [_walk(draft, distribution, row, tree, seeds[row], positions[row]) for row, tree in trees]
 
 
-def _decide(
-    draft: Draft,
-    distribution: TargetDistribution,
-    row: int,
-    tree: Branches,
-    seed: int,
-    position: int,
-    node: int,
-    depth: int,
-    children: list[int],
-) -> tuple[int | None, int]:
-    """`walk.Decide` for the children of one node."""
-    p = p_at(distribution, row, node)
-    if p is None:
-        return None, -1
-    chance = Keyed(seed, position + depth, len(children))
-    index, owed = _offer(draft, row, node, p, [tree.tokens[child] for child in children], chance)
-    return (None, chance.draw(owed)) if index is None else (children[index], -1)
+def _walk(draft: Draft, distribution: TargetDistribution, row: int, tree: Branches, seed: int, position: int) -> Walk:
+    """The walk down one row's tree."""
 
+    def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:
+        p, tokens = p_at(distribution, row, node), [tree.tokens[child] for child in children]
+        if p is None:
+            return None, -1
+        chance = Keyed(seed, position + depth, len(children))
+        if draft.law is Law.POINT_MASS:
+            index, owed = point_mass(p, tokens, chance.coin)
+        elif not tokens:  # a leaf: nothing was drawn, so its row of q may hold anything
+            index, owed = None, p
+        else:
+            rule = iid if draft.law is Law.IID else without_replacement
+            index, owed = rule(p, q_at(draft, row, node), tokens, chance.coin)
+        return (None, chance.draw(owed)) if index is None else (children[index], -1)
 
-def _offer(
-    draft: Draft, row: int, node: int, p: Float64[Tensor, " V"], tokens: list[int], chance: Chance
-) -> tuple[int | None, Float64[Tensor, " V"]]:
-    """The rule for the children of one node."""
-    if draft.law is Law.POINT_MASS:
-        return point_mass(p, tokens, chance.coin)
-    if not tokens:  # a leaf: nothing was drawn, so its row of q may hold anything
-        return None, p
-    rule = iid if draft.law is Law.IID else without_replacement
-    return rule(p, q_at(draft, row, node), tokens, chance.coin)
+    return descend(tree, decide)

@@ -1,9 +1,4 @@
-"""A token tree as Python lists, the walk down one path, and p and q at the nodes it visits.
-
-       ── 1:a ── 3:c        children of row 0: [[1, 2], [3], [], []]
-0:root                      accepting 1 and stopping there:  path [1], the next token is the child of node 1
-       ── 2:b               that the target wanted instead of c
-"""
+"""A token tree as Python lists, the walk down one path, and p and q at the nodes it visits."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -15,9 +15,9 @@ from paceline.heads.parallel import MedusaConfig, MedusaHead
 from paceline.runner import ModelRunner
 from paceline.sampling.warpers import warp
 from paceline.verify import Coupled, Typical
-from paceline.verify.coupled import choose_token
 from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, mtp, watched
 from tests.helpers import Budgets, assert_identical, loaded, prompt, run, runner, sequence
+from tests.oracle import choose_token
 
 PROMPTS = [prompt(5), prompt(2, 1), prompt(11, 2)]
 DOUBLE = torch.float64

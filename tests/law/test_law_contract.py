@@ -11,7 +11,7 @@ from paceline.core.interfaces import Verifier
 from paceline.core.outputs import TargetDistribution, Walk
 from paceline.core.tree import TokenTree
 from paceline.errors import ConfigError, DraftError, LossyNotAllowed, NumericsError
-from paceline.verify import Coupled, Ratio, Typical, choose_token
+from paceline.verify import Coupled, Ratio, Typical
 
 VERIFIERS: list[Verifier] = [Coupled(), Coupled(whole_tree=True), Ratio(), Typical(allow_lossy=True)]
 IDS = ["coupled", "coupled, whole tree", "ratio", "typical"]
@@ -111,12 +111,6 @@ def test_unvisited_nodes_may_hold_anything(verifier: Verifier) -> None:
     assert verify(verifier, Draft(TokenTree.chain([[0, 1, 2]])), scores)[0].next_token == 4
 
 
-def test_choose_names_the_place() -> None:
-    law = TargetDistribution(torch.tensor([[[1.0, 2.0], [torch.nan, 1.0]]]), [False])
-    with pytest.raises(NumericsError, match="row 0, node 1, position 5"):
-        choose_token(law, torch.tensor([1]), torch.tensor([[4, 5]]))
-
-
 def test_choose_shares_noise_among_nodes_of_one_position(monkeypatch) -> None:
     """Once per distinct position and sampled row, and not at all for greedy rows."""
     from paceline.verify import coupled
@@ -131,13 +125,11 @@ def test_choose_shares_noise_among_nodes_of_one_position(monkeypatch) -> None:
     monkeypatch.setattr(coupled, "gumbel", counted)
     law = TargetDistribution(torch.randn(2, 4, SIZE), [True, False])
     positions = torch.tensor([[1, 2, 2, 3], [4, 5, 5, 4]])
-    tokens = choose_token(law, torch.tensor([1, 2]), positions)
+    places = [(row, node, int(positions[row, node])) for row in range(2) for node in range(4)]
+    tokens = coupled.choose_tokens(law, [1, 2], places)
     assert asked == [[[4], [5]]]
-    for node in range(4):
-        one = TargetDistribution(law.scores[:, node : node + 1], law.is_greedy)
-        assert torch.equal(
-            choose_token(one, torch.tensor([1, 2]), positions[:, node : node + 1])[:, 0], tokens[:, node]
-        )
+    for place in places:
+        assert coupled.choose_tokens(law, [1, 2], [place]) == {place[:2]: tokens[place[:2]]}
     asked.clear()
     verify(Coupled(), Draft(TokenTree.chain([[0, 1, 2]])), wants(1, 2, 3))
     assert asked == []

@@ -14,9 +14,9 @@ from toy_laws import path_law, product_law
 
 from paceline.core import rng
 from paceline.core.draft import Law
-from paceline.core.rng import Purpose
+from paceline.core.rng import Purpose, inverse_cdf
 from paceline.verify import Ratio, laws
-from paceline.verify.laws import Chance, Keyed, Real, Vector, inverse_cdf
+from paceline.verify.laws import Chance, Keyed, Real, Vector
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
 P, Q = cache(path_law(12, 3, zeros=0)), cache(path_law(21, 3, zeros=0))
@@ -29,7 +29,7 @@ class Drafting(Chance):
 
     def __init__(self, seed: int, start: int, width: int):
         positions = torch.arange(start, start + LENGTH)[None]
-        self.numbers = rng.uniforms(torch.tensor([seed]), positions, Purpose.DRAFT, width * width)[0].tolist()
+        self.numbers = rng.uniforms(torch.tensor([seed]), positions, Purpose.DRAFT, width * width)[0]
         self.width, self.drawn = width, 0
 
     def coin(self, probability: Real) -> bool:
@@ -38,7 +38,7 @@ class Drafting(Chance):
     def draw(self, weights: Vector) -> int:  # a chain draws one number a level; a tree `width` at the root, then on
         level, index = (self.drawn, 0) if self.width == 1 else divmod(self.drawn, self.width)
         self.drawn += 1
-        return inverse_cdf(torch.tensor(weights.astype(float)), self.numbers[level][index])
+        return int(inverse_cdf(torch.tensor(weights.astype(float)), self.numbers[level, index : index + 1]))
 
 
 def sample(law: Law, rule: Rule, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -139,7 +139,8 @@ def test_inverse_cdf_at_its_breakpoints() -> None:
     """Exactly the intervals (0, .25], (.25, .75], (.75, 1]; a token of weight zero is never drawn, not even at 1."""
     weights = torch.tensor([0.0, 1.0, 0.0, 2.0, 1.0, 0.0], dtype=torch.float64)
     points = {2.0**-54: 1, 0.25: 1, 0.25 + 2.0**-54: 3, 0.75: 3, 0.75 + 2.0**-53: 4, 1.0: 4}
-    assert {u: inverse_cdf(weights, u) for u in points} == points
+    drawn = inverse_cdf(weights.expand(len(points), -1), torch.tensor([*points], dtype=torch.float64).unsqueeze(1))
+    assert drawn.tolist() == [*points.values()]
 
 
 def test_certain_and_impossible_tokens() -> None:

@@ -6,7 +6,7 @@ from statistics_of import FALSE_ALARM, chi_square_p, tail
 
 from paceline.core.outputs import TargetDistribution
 from paceline.core.rng import Purpose, gumbel, uniforms
-from paceline.verify import choose_token
+from paceline.verify.coupled import choose_tokens
 
 CELLS = 16
 
@@ -62,7 +62,7 @@ def test_choose_draws_from_p(temperature: float) -> None:
     scores = torch.tensor([1.5, 0.0, -torch.inf, 1.5, -2.0, 0.7, -1.0]) / temperature
     count = 20_000
     law = TargetDistribution(scores.expand(count, 1, -1), [False] * count)
-    drawn = choose_token(law, torch.arange(count), torch.full((count, 1), 17)).flatten().tolist()
+    drawn = [*choose_tokens(law, range(count), [(row, 0, 17) for row in range(count)]).values()]
     expected = {token: mass for token, mass in enumerate(scores.softmax(0).tolist()) if mass > 0}
     assert chi_square_p(drawn, expected) > FALSE_ALARM
     uniform = dict.fromkeys(expected, 1 / len(expected))

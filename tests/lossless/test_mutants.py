@@ -8,7 +8,6 @@ from paceline.core.interfaces import Verifier
 from paceline.core.request import Sequence
 from paceline.decoding import loop
 from paceline.runner import ModelRunner
-from paceline.verify import choose_token
 from tests.adversaries import Ending, Scripted
 from tests.attention.common import CACHE_MUTANTS, LAYOUT_MUTANTS, NoWindow, with_cache, with_layout
 from tests.helpers import (
@@ -25,6 +24,7 @@ from tests.helpers import (
     sequence,
 )
 from tests.lossless.test_processors import by_the_past
+from tests.oracle import choose_token
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=24)
 

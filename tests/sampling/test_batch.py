@@ -7,7 +7,8 @@ from paceline.core.draft import Draft
 from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.sampling.distribution import target_distribution
-from paceline.verify import Coupled, choose_token
+from paceline.verify import Coupled
+from tests.oracle import choose_token
 from tests.sampling.helpers import HISTORY, WARPS, V, every_score, sequence
 
 

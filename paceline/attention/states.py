@@ -58,7 +58,7 @@ class StateStore:
     @torch.inference_mode()
     def commit(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         """Move the accepted rows of a pass that began at `start` behind its root, as `SlotCache.commit` does."""
-        if self._rows is not None and list(nodes) != list(range(1, len(nodes) + 1)):
+        if self.wanted and self._rows is not None and list(nodes) != list(range(1, len(nodes) + 1)):
             held = self._rows[slot]
             held[start + 1 : start + 1 + len(nodes)] = held[[start + node for node in nodes]]
 

@@ -106,15 +106,34 @@ def test_static_passes_are_not_left_out_while_states_are_watched():
     assert walk.on.states.read(a, root, root + 1, [1]).abs().sum() > 0
 
 
-def test_states_survive_the_growth_of_the_cache():
+def grown() -> Walk:
+    """With a cache that can grow."""
     walk = Walk("llama")
     walk.on = ModelRunner(loaded("llama", max_position_embeddings=1024), 2)
     walk.model = tiny_model("llama", max_position_embeddings=1024)
     walk.on.states.watch(LAYERS)
+    return walk
+
+
+def test_states_survive_the_growth_of_the_cache():
+    walk = grown()
     a = walk.begin(250)
     for _ in range(8):
         walk.round([a])
     assert walk.on.cache.capacity == 512
+    assert walk.sound()
+
+
+def test_trees_of_drafters_that_read_no_states_may_outgrow_them():
+    walk = grown()
+    a = walk.begin(30)
+    walk.on.states.kept = False
+    b = walk.begin(250)
+    for _ in range(8):
+        walk.round([b])
+    walk.on.states.kept = True
+    del walk.texts[b]
+    walk.round([a])
     assert walk.sound()
 
 

@@ -17,7 +17,7 @@ from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, check_text
 from .chats import Message
-from .checkpoint import one_line
+from .checkpoint import refused
 from .vision import Vision
 
 _GENERAL = ("add_generation_prompt", "continue_final_message")
@@ -58,14 +58,9 @@ def process_chat(
     if not images:
         return processor.tokenizer(rendered, **special)
     options = {"return_text_replacement_offsets": True, "return_tensors": "pt", **special}
-    try:
+    fix = "images must be of the size and number that this model takes"
+    with refused("the processor cannot read this chat", fix=fix):
         return processor(text=[rendered], images=[list(images)], **options)
-    except Exception as error:  # each processor raises its own kind
-        raise ConfigError(
-            "the processor cannot read this chat",
-            got=one_line(error),
-            fix="images must be of the size and number that this model takes",
-        ) from error
 
 
 def text_prompt(vision: Vision, length: int) -> VisionPrompt | None:
@@ -84,16 +79,10 @@ def render(template_of: Any, messages: Sequence[Message], options: Mapping[str, 
     for name in options:
         if name not in (*_GENERAL, "chat_template") and name not in template:
             raise ConfigError(f"the model's chat template does not read {name!r}", fix=f"leave {name} out")
-    try:
-        rendered = template_of.apply_chat_template(
-            list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
-        )
-    except Exception as error:  # jinja's, and what templates raise on purpose
-        raise ConfigError(
-            "the model's chat template refuses this chat",
-            got=one_line(error),
-            fix="use the roles, in the order, that this model's template takes; or give the whole prompt as a string",
-        ) from error
+    fix = "use the roles, in the order, that this model's template takes; or give the whole prompt as a string"
+    with refused("the model's chat template refuses this chat", fix=fix):
+        options = {"add_generation_prompt": True, **options}
+        rendered = template_of.apply_chat_template(list(messages), tokenize=False, **options)
     return writable(rendered)
 
 

@@ -65,10 +65,8 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
         raise ConfigError(
             f"there is no device {device!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
         )
-    try:
+    with refused(f"the device {device!r} cannot be used here", fix="use cpu"):
         torch.zeros(1, device=place).item()  # fails on devices that hold shapes and no numbers
-    except Exception as error:  # every kind of device raises its own
-        raise ConfigError(f"the device {device!r} cannot be used here", got=one_line(error), fix="use cpu") from error
     return place
 
 

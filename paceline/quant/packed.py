@@ -39,9 +39,25 @@ class QuantizedLinear(nn.Module):
     bias: Tensor | None
 
     @property
+    def matrix(self) -> "Described | None":
+        """The weights as the kernels take them; None where ATen multiplies."""
+        return None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of codes and scales, padding included."""
         return sum(held.nbytes for held in self.buffers())
+
+    def product(self, rows: Tensor) -> Tensor:
+        """The rows [R, in] times the weights, by ATen. [R, out]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in the dtype of `x`."""
+        if (matrix := self.matrix) is not None:
+            return matrix(x)
+        out = self.product(x.reshape(-1, self.in_features)).to(x.dtype).view(*x.shape[:-1], self.out_features)
+        return out if self.bias is None else out + self.bias
 
 
 class PackedLinear(nn.Module):

@@ -255,11 +255,6 @@ class SlotCache(Cache):
                 fix="lower max_num_seqs or max_model_len, or free memory",
             )
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes held by keys and values."""
-        return sum(t.nbytes for t in (*self.keys, *self.values))
-
     # What transformers asks of a cache; positions and masks are always given, so these only have to be sane.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -269,10 +264,6 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Columns returned by `update`, and their offset."""
         return round_up(self.get_seq_length() + query_length), 0
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """The most tokens a sequence may have."""
-        return self.max_length
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -47,10 +47,7 @@ from .quantized import check_dtype, check_quantization
 from .vision import family_of, is_vlm
 
 _VIDEO = "video_processor"
-_DTYPES = {
-    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64,
-    "half": torch.float16, "float": torch.float32,
-}  # fmt: skip
+_DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "half", "float")}
 
 
 def chosen_device(device: str | torch.device | None) -> torch.device:

@@ -36,10 +36,7 @@ def read_chat(
     where the processor fails.
     """
     inputs = process_chat(vision, messages, images, options)
-    if images:
-        return prompt_of(vision, inputs, images)
-    ids = list(inputs["input_ids"])
-    return ids, text_prompt(vision, len(ids))
+    return prompt_of(vision, inputs, images) if images else (list(inputs["input_ids"]), None)
 
 
 def process_chat(
@@ -133,7 +130,7 @@ def _untemplated(processor: Any, messages: Sequence[Message]) -> str:
 def prompt_of(
     vision: Vision, inputs: Mapping[str, Any], images: Sequence[Image.Image]
 ) -> tuple[list[int], VisionPrompt]:
-    """Token ids and images, from what `process` made of a chat with images."""
+    """Token ids and images, from what `process_chat` made of a chat with images."""
     token_ids: Tensor = inputs["input_ids"]
     ids = token_ids[0].tolist()
     placeholder = vision.processor.tokenizer.convert_ids_to_tokens(vision.image_token)  # type: ignore[union-attr]

@@ -255,6 +255,11 @@ class SlotCache(Cache):
                 fix="lower max_num_seqs or max_model_len, or free memory",
             )
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held by keys and values."""
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
     # What transformers asks of a cache; positions and masks are always given, so these only have to be sane.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -24,10 +24,6 @@ def free(monkeypatch):
     return of
 
 
-def held_by(cache):
-    return sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
-
-
 @pytest.mark.parametrize("slots", [10**9, 10**15])
 def test_more_slots_than_memory(slots):
     with pytest.raises(CacheFull, match=r"does not fit into memory.*bytes"):
@@ -36,7 +32,7 @@ def test_more_slots_than_memory(slots):
 
 def test_the_first_tensors_are_refused_as_a_whole(free):
     free(4 * 256 * PER_TOKEN)
-    assert held_by(make_runner(loaded(), 4).cache) == 4 * 256 * PER_TOKEN
+    assert make_runner(loaded(), 4).cache.num_bytes == 4 * 256 * PER_TOKEN
     free(4 * 256 * PER_TOKEN - 1)
     with pytest.raises(CacheFull, match=f"{4 * 256 * PER_TOKEN:,} bytes or more for 4 sequences"):
         make_runner(loaded(), 4)
@@ -49,14 +45,14 @@ def test_growing_asks_for_what_it_takes_more_and_changes_nothing_where_it_cannot
     cache.begin([slot], 200)
     cache.update(states, states, 0)
     cache.commit(slot, list(range(1, 200)))
-    free(held_by(cache) // 4 - 1)  # 64 columns more are needed
+    free(cache.num_bytes // 4 - 1)  # 64 columns more are needed
     with pytest.raises(CacheFull, match="does not fit into memory"):
         cache.begin([slot], 100)
     assert (cache.capacity, cache.keys[0].shape[2]) == (256, 256)
-    free(held_by(cache) - 1)  # not enough for twice the columns
+    free(cache.num_bytes - 1)  # not enough for twice the columns
     cache.begin([slot], 100)
     assert cache.keys[0].shape[2] == 320
-    free(held_by(cache))
+    free(cache.num_bytes)
     cache.begin([slot], 400)
     assert cache.keys[0].shape[2] == 640
 

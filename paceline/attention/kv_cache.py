@@ -270,9 +270,5 @@ class SlotCache(Cache):
         """Columns returned by `update`, and their offset."""
         return round_up(self.get_seq_length() + query_length), 0
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """The most tokens a sequence may have."""
-        return self.max_length
-
     def __len__(self) -> int:
         return len(self.keys)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCardData
 
@@ -29,7 +29,7 @@ _LIMITS = (
 )
 
 
-def model_card(folder: str, info: "HeadInfo", size: int, record: Mapping[str, object]) -> str:
+def model_card(folder: str, info: "HeadInfo", size: int, record: Mapping[str, Any]) -> str:
     """Markdown from the record of the training; what is not in the record is left out.
 
     folder: its name. size: bytes of the weights. record: base_model (hub id), licence, data, training and provenance
@@ -38,7 +38,7 @@ def model_card(folder: str, info: "HeadInfo", size: int, record: Mapping[str, ob
     folders that hold the target and the head, side by side).
     """
     method, target = info.method, info.target
-    is_model, made = info.config is None, cast("Mapping[str, str] | None", record.get("fine_tuned"))
+    is_model, made = info.config is None, record.get("fine_tuned")
     name = f"{target.name}-{method}" if folder in ("head", "draft") and not is_model else folder
     used, own = (target.name, name) if made is None else (made["folder"], made["head"])
     of = "" if made is None else f", a fine-tune of {made['of']} in the folder `{used}` beside this one"
@@ -57,17 +57,15 @@ def model_card(folder: str, info: "HeadInfo", size: int, record: Mapping[str, ob
     fits = "It fits the target named above and no other: with a fine-tune of it, fewer drafts are accepted."
     if is_model:
         fits = "It drafts for any model of the same tokenizer, but learned from the answers of the target named above."
-    sizes = {} if is_model else {k: v for k, v in asdict(cast("Any", info.config)).items() if v is not None}
+    sizes = {} if is_model else {k: v for k, v in asdict(info.config).items() if v is not None}
     about = fact_list(facts if is_model else facts | {"sizes": sizes})
     kind = "image-text-to-text" if record.get("sees") else "text-generation"
     front = front_matter(record, "transformers" if is_model else "paceline", kind, method)
-    limits = (fits, *_LIMITS, *cast("Seq[str]", record.get("limits") or ()))
+    limits = (fits, *_LIMITS, *(record.get("limits") or ()))
     return card(front, introduction, about, record, acceptance_table(record.get("acceptance")), limits)
 
 
-def card(
-    front: str, introduction: str, about: str, record: Mapping[str, object], measured: str, limits: Seq[str]
-) -> str:
+def card(front: str, introduction: str, about: str, record: Mapping[str, Any], measured: str, limits: Seq[str]) -> str:
     """A model card of these sections, with what the record says of data, training and provenance.
 
     front: see `front_matter`. measured: the section with the measurements, or nothing.
@@ -75,7 +73,7 @@ def card(
     sections = [front, introduction, "## What it is\n\n" + about]
     for key in ("data", "training"):
         if isinstance(record.get(key), Mapping):
-            sections.append(f"## {key.title()}\n\n{fact_list(cast('Mapping[str, object]', record[key]))}")
+            sections.append(f"## {key.title()}\n\n{fact_list(record[key])}")
     sections += [measured, "## Use and limits\n\n" + "\n".join(f"- {line}" for line in limits)]
     sections.append(_made(record.get("provenance")))
     return "\n\n".join(filter(None, sections)) + "\n"
@@ -90,34 +88,33 @@ def front_matter(record: Mapping[str, Any], library: str, pipeline: str, *tags: 
     return f"---\n{data.to_yaml()}\n---"
 
 
-def acceptance_table(rows: object) -> str:
+def acceptance_table(rows: Seq[Mapping[str, Any]] | None) -> str:
     """The acceptance table; empty where nothing was measured."""
-    if not isinstance(rows, list) or not rows:
+    if not rows:
         return ""
     table = [
         "| measured on | temperature | drafted a round | mean acceptance length | acceptance by position |",
         "|---|---|---|---|---|",
     ]
-    for row in cast("list[Mapping[str, Mapping[str, object]]]", rows):
+    for row in rows:
         budget, result = row["budget"], row["result"]
-        positions = ", ".join(f"{rate:.2f}" for rate in cast("list[float]", result["per_position"]))
-        mean = cast("float", result["mean_acceptance_length"])
+        positions = ", ".join(f"{rate:.2f}" for rate in result["per_position"])
+        mean, temperature = f"{result['mean_acceptance_length']:.2f}", f"{row['params']['temperature']:g}"
         size = f"{budget['nodes']} nodes, depth {budget['depth']}"
-        what = f"{row['name']} ({len(cast('list[object]', result['answers']))} prompts)"
-        table.append(f"| {what} | {row['params']['temperature']:g} | {size} | {mean:.2f} | {positions} |")
+        table.append(
+            f"| {row['name']} ({len(result['answers'])} prompts) | {temperature} | {size} | {mean} | {positions} |"
+        )
     note = "Tokens emitted per target pass, the target's own token counted, and how often each position was accepted."
     return f"## Acceptance\n\n{note}\n\n" + "\n".join(table)
 
 
-def _made(provenance: object) -> str:
+def _made(provenance: Any) -> str:
     if not isinstance(provenance, Mapping):
         return ""
-    given = cast("Mapping[str, object]", provenance)
     known = ("paceline", "git_commit", "python", "torch", "transformers", "cpu", "gpu", "time")
-    facts = {key.replace("_", " "): given[key] for key in known if given.get(key) is not None}
-    command = given.get("command")
-    if isinstance(command, list):
-        facts["command"] = "`" + shlex.join(map(str, cast("list[object]", command))) + "`"
+    facts = {key: provenance[key] for key in known if provenance.get(key) is not None}
+    if isinstance(command := provenance.get("command"), list):
+        facts["command"] = "`" + shlex.join(map(str, command)) + "`"
     return "## How it was made\n\n" + fact_list(facts)
 
 
@@ -126,10 +123,7 @@ def fact_list(facts: Mapping[str, object]) -> str:
     return "\n".join(f"- {key.replace('_', ' ')}: {_inline(value)}" for key, value in facts.items())
 
 
-def _inline(value: object) -> str:
+def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
-        each = cast("Mapping[str, object]", value)
-        return ", ".join(f"{key} {_inline(one)}" for key, one in each.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_inline(one) for one in cast("Seq[object]", value))
-    return str(value)
+        return ", ".join(f"{key} {_inline(one)}" for key, one in value.items())
+    return ", ".join(map(_inline, value)) if isinstance(value, list | tuple) else str(value)

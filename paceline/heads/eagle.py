@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..schema import checked
-from .parts import Attend, Attention, Count, DraftHead, LayerConfig, Mlp, Positive, Width, rotation
+from .parts import Attend, Count, DecoderLayer, DraftHead, LayerConfig, Width, rotation
 
 
 @checked
@@ -34,11 +34,8 @@ class EagleConfig(LayerConfig):
 
     version: Literal[1, 3]
     target_hidden_size: Width
-    rms_norm_eps: Positive = 1e-5
-    rope_theta: Positive = 10000.0
     own_lm_head: bool = False
     fc_bias: bool = False
-    attention_bias: bool = False
     norm_before_residual: bool = False
     own_embeddings: bool = False
     mask_token_id: Annotated[int, Field(ge=0)] | None = None
@@ -60,20 +57,14 @@ class EagleConfig(LayerConfig):
         return "eagle3" if self.version == 3 else "eagle"
 
 
-class _Layer(nn.Module):
+class _Layer(DecoderLayer):
     """The decoder layer; the names are those of published EAGLE-3 heads."""
 
     def __init__(self, config: EagleConfig):
-        super().__init__()
+        super().__init__(config, config.hidden_size * (2 if config.version == 3 else 1))
         self.version, self.norm_before_residual = config.version, config.norm_before_residual
-        norm = lambda: nn.RMSNorm(config.hidden_size, config.rms_norm_eps)  # noqa: E731
-        width = config.hidden_size * (2 if config.version == 3 else 1)
-        heads = config.num_attention_heads, config.num_key_value_heads
-        self.self_attn = Attention(width, config.hidden_size, *heads, config.head_dim, config.attention_bias)
-        self.mlp = Mlp(config.hidden_size, config.intermediate_size)
-        self.post_attention_layernorm = norm()
         if config.version == 3:
-            self.input_layernorm, self.hidden_norm = norm(), norm()
+            self.input_layernorm, self.hidden_norm = config.norm(), config.norm()
 
     def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = residual = hidden
@@ -81,8 +72,7 @@ class _Layer(nn.Module):
             normed = self.hidden_norm(hidden)
             x = torch.cat([self.input_layernorm(embeddings), normed], -1)
             residual = normed if self.norm_before_residual else hidden
-        hidden = residual + self.self_attn(x, cos, sin, attend)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return self.add(residual, x, cos, sin, attend)
 
 
 class EagleHead(DraftHead):
@@ -97,7 +87,7 @@ class EagleHead(DraftHead):
         self.fc = nn.Linear(width, c.hidden_size, c.fc_bias)
         self.midlayer = _Layer(c)
         if c.version == 3:
-            self.norm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
+            self.norm = c.norm()
         if c.own_lm_head:
             self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, False)
         if c.own_embeddings:

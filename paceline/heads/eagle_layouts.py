@@ -222,27 +222,22 @@ def _rope_theta(published: Published) -> float:
 
 def _refuse_features(published: Published) -> None:
     config, tensors = published.config, published.tensors
-    nested = config.get("eagle_config") or {}
-    found = [name for name in _UNSUPPORTED if config.get(name) or nested.get(name)]
-    if (config.get("parallel_drafting") or nested.get("parallel_drafting")) and "mask_hidden" not in tensors:
-        found.append("parallel_drafting without mask_hidden")
-    if config.get("num_hidden_layers", 1) != 1 or any(name.startswith("layers.1.") for name in tensors):
-        found.append("more than one layer")
-    if config.get("hidden_act", "silu") != "silu":
-        found.append(f"hidden_act {config['hidden_act']!r}")
-    if config.get("logit_scale", 1.0) not in (None, 1.0):
-        found.append("logit_scale")
-    if config.get("model_type", "llama") not in ("llama", "eagle") or any(".q_norm." in name for name in tensors):
-        found.append(f"layers of model type {config.get('model_type')!r}, where only Llama's are known")
-    if "sliding_attention" in (config.get("layer_types") or []):
-        found.append("sliding attention")
-    bias = tensors.get("midlayer.self_attn.o_proj.bias")
-    if bias is not None and not bias.any():
-        del tensors["midlayer.self_attn.o_proj.bias"]
-    elif bias is not None:
-        found.append("a bias of o_proj")
-    if found:
-        raise _lacks(published, ", ".join(found))
+    nested, bias = config.get("eagle_config") or {}, tensors.pop("midlayer.self_attn.o_proj.bias", torch.zeros(1))
+    kind, act = config.get("model_type", "llama"), config.get("hidden_act", "silu")
+    flags = {name: config.get(name) or nested.get(name) for name in (*_UNSUPPORTED, "parallel_drafting")}
+    is_parallel = flags.pop("parallel_drafting")
+    features = flags | {
+        "parallel_drafting without mask_hidden": is_parallel and "mask_hidden" not in tensors,
+        "more than one layer": config.get("num_hidden_layers", 1) != 1 or any("layers.1." in name for name in tensors),
+        f"hidden_act {act!r}": act != "silu",
+        "logit_scale": config.get("logit_scale", 1.0) not in (None, 1.0),
+        f"layers of model type {kind!r}, where only Llama's are known": kind not in ("llama", "eagle")
+        or any(".q_norm." in name for name in tensors),
+        "sliding attention": "sliding_attention" in (config.get("layer_types") or []),
+        "a bias of o_proj": bool(bias.any()),
+    }
+    if any(features.values()):
+        raise _lacks(published, ", ".join(name for name, has in features.items() if has))
 
 
 def _lacks(published: Published, what: str) -> IncompatibleModels:

@@ -36,17 +36,12 @@ TOLERANCE = 1e-4  # of float32 logits around 1: the weights are the same bits, o
 _BATCH, _LENGTH, _STEPS = 2, 6, 3  # of the comparison
 
 
-def read_published(folder: Path, target: ModelFacts) -> nn.Module:
-    """The head at `folder` as one of our modules, in the target's dtype and on its device.
+def read_published(folder: Path, target: TargetFacts, engine: str | None = None) -> nn.Module:
+    """The head at `folder` as one of our modules. engine: whose count of layers applies, if known.
 
     Raises `ConfigError` for files that do not fit their layout, `IncompatibleModels` for a feature our modules lack
     or a head of another size than the target.
     """
-    return read_for(folder, facts_of(target)).to(device=target.device, dtype=target.dtype)
-
-
-def read_for(folder: Path, target: TargetFacts, engine: str | None = None) -> nn.Module:
-    """`read_published` for a target known only by its sizes. engine: whose count of layers applies, if known."""
     published = open_published(folder)
     with refused(f"the head at {str(folder)!r} has a config.json or tensors that do not fit"):
         module = _read(published, target, engine)
@@ -141,7 +136,7 @@ def check_written(folder: Path, head: "Head", facts: TargetFacts, engine: str) -
 
     Returns the largest difference of their logits.
     """
-    again: Any = read_for(folder, facts, engine)
+    again: Any = read_published(folder, facts, engine)
     ours: Any = head
     if again.config.states != ours.config.states:
         raise NotExportable("the export reads other states", got=again.config.states, expected=ours.config.states)

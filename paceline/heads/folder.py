@@ -31,7 +31,7 @@ from .int4_draft import Int4Draft
 from .mtp import MtpHead
 from .parallel import BlockwiseHead, MedusaHead
 from .parts import Count, Vocabulary, Width, check_sizes, filled
-from .published import read_tensors
+from .published import facts_of, read_tensors
 from .space import SpaceAdapter
 
 FORMAT = 1
@@ -57,11 +57,11 @@ HEADS: Mapping[str, type[Any]] = {
 
 def method_of(head: Head) -> str:
     """The method a module is for. Raises `ConfigError` for a module of no known class."""
-    method = getattr(getattr(head, "config", None), "method", None)
-    if type(head) is not HEADS.get(cast("str", method)):
+    method: Any = getattr(getattr(head, "config", None), "method", None)
+    if type(head) is not HEADS.get(method):
         expected = "one of " + ", ".join(sorted({kind.__name__ for kind in HEADS.values()}))
         raise ConfigError("this module is no head that can be saved", got=type(head).__name__, expected=expected)
-    return cast("str", method)
+    return method
 
 
 @checked
@@ -96,7 +96,7 @@ class HeadInfo:
     folder: Path
     method: str
     target: HeadTarget
-    config: object
+    config: Any
 
 
 def save_head(folder: str | os.PathLike[str], module: Head, target: ModelFacts, record: Mapping[str, object]) -> Path:
@@ -166,7 +166,7 @@ def load_head(
     if "paceline_head" not in _read_object(place / CONFIG):
         if target is None:
             raise ConfigError(f"the head of others at {str(place)!r} cannot be read without its target")
-        return read_published(place, target)
+        return read_published(place, facts_of(target)).to(device=target.device, dtype=target.dtype)
     info = head_info(folder)
     if target is not None:
         _check_target(info, target, allow_other_target)

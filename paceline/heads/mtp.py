@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..schema import checked
-from .parts import Attend, Attention, Count, DraftHead, LayerConfig, Mlp, Positive, rotation
+from .parts import Attend, Count, DecoderLayer, DraftHead, LayerConfig, rotation
 
 
 @checked
@@ -24,35 +24,23 @@ class MtpConfig(LayerConfig):
     """Shape of MTP modules. num_modules: K. states: the last hidden state of the target alone."""
 
     num_modules: Count = 1
-    rms_norm_eps: Positive = 1e-5
-    rope_theta: Positive = 10000.0
-    attention_bias: bool = False
     method: ClassVar[str] = "mtp"
 
 
-class MtpModule(nn.Module):
+class MtpModule(DecoderLayer):
     """One decoder layer behind the projection of embedding and state; the names are those of DeepSeek's weights."""
 
     def __init__(self, config: MtpConfig):
-        super().__init__()
-        c, size = config, config.hidden_size
-        self.enorm, self.hnorm = nn.RMSNorm(size, c.rms_norm_eps), nn.RMSNorm(size, c.rms_norm_eps)
-        self.eh_proj = nn.Linear(2 * size, size, False)
-        self.input_layernorm = nn.RMSNorm(size, c.rms_norm_eps)
-        self.self_attn = Attention(
-            size, size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.attention_bias
-        )
-        self.post_attention_layernorm = nn.RMSNorm(size, c.rms_norm_eps)
-        self.mlp = Mlp(size, c.intermediate_size)
-        self.norm = nn.RMSNorm(size, c.rms_norm_eps)
+        super().__init__(config, config.hidden_size)
+        self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, False)
+        self.enorm, self.hnorm, self.input_layernorm, self.norm = (config.norm() for _ in range(4))
 
     def begin(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
         return self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(hidden)], -1))
 
     def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = self.begin(embeddings, hidden)
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return self.add(x, self.input_layernorm(x), cos, sin, attend)
 
 
 @final

@@ -1,6 +1,7 @@
 """What heads share: sizes, layers named as in transformers, the target's tables, draft vocabularies."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
@@ -46,12 +47,16 @@ class HeadConfig:
 
 @checked
 class LayerConfig(HeadConfig):
-    """The same of a head whose layers are Llama's decoder layers."""
+    """The same of a head whose layers are Llama's decoder layers. attention_bias: of queries, keys and values."""
 
     intermediate_size: Width
     num_attention_heads: Width
     num_key_value_heads: Width
     head_dim: Width
+    _: KW_ONLY
+    rms_norm_eps: Positive = 1e-5
+    rope_theta: Positive = 10000.0
+    attention_bias: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +66,9 @@ class LayerConfig(HeadConfig):
                 got=f"{self.num_attention_heads} heads of {self.head_dim} over {self.num_key_value_heads} of keys",
                 expected="as many for each of the keys, of an even size",
             )
+
+    def norm(self) -> nn.RMSNorm:
+        return nn.RMSNorm(self.hidden_size, self.rms_norm_eps)
 
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -75,16 +83,17 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; the caller's `attend` keeps the keys and masks them.
 
-    width: of the input. hidden_size: of the output. num_heads, num_kv_heads: of queries, of keys.
+    width: of the input.
     """
 
-    def __init__(self, width: int, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool):
+    def __init__(self, config: LayerConfig, width: int):
         super().__init__()
-        self.head_dim = head_dim
-        self.q_proj = nn.Linear(width, num_heads * head_dim, bias)
-        self.k_proj = nn.Linear(width, num_kv_heads * head_dim, bias)
-        self.v_proj = nn.Linear(width, num_kv_heads * head_dim, bias)
-        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, False)
+        self.head_dim, bias = config.head_dim, config.attention_bias
+        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(width, queries, bias)
+        self.k_proj = nn.Linear(width, keys, bias)
+        self.v_proj = nn.Linear(width, keys, bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """[B, N, width] -> [B, N, E]."""
@@ -111,6 +120,21 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """Llama's decoder layer but for its first norm. width: of what attention reads."""
+
+    def __init__(self, config: LayerConfig, width: int):
+        super().__init__()
+        self.self_attn = Attention(config, width)
+        self.mlp = Mlp(config.hidden_size, config.intermediate_size)
+        self.post_attention_layernorm = config.norm()
+
+    def add(self, residual: Tensor, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """The residual stream [B, N, E] behind the layer; x: what attention reads, [B, N, width]."""
+        hidden = residual + self.self_attn(x, cos, sin, attend)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
 def rotation(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:

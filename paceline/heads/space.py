@@ -8,7 +8,7 @@ A mask does not see the token before the one it predicts; drafting, it is known.
 vector made from that token shifts the mask's logits: logits_j + rows @ out(silu(in(embedding of the token before))).
 """
 
-from typing import ClassVar, final
+from typing import ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -97,13 +97,9 @@ class SpaceAdapter(nn.Module):
         """Embeddings of mask tokens, counted from 0. [R] -> [R, E]."""
         return nn.functional.embedding(torch.zeros_like(which) if self.config.shared_mask else which, self.masks)
 
-    def factors(self, layer: int, linear: str) -> Factors | None:
-        """The factors of this linear layer (transformers' name or its last part); None where there are none."""
-        if layer >= len(self.layers):
-            return None
-        of_layer: nn.ModuleDict = self.layers[layer]  # type: ignore[assignment]
-        name = short(linear)
-        return of_layer[name] if name in of_layer else None  # type: ignore[return-value]  # noqa: SIM401 - no dict
+    def factors(self, layer: int, linear: str) -> Factors:
+        """The factors of one of `config.linears`."""
+        return cast("Factors", cast("nn.ModuleDict", self.layers[layer])[short(linear)])
 
     def shift(self, before: Tensor) -> Tensor | None:
         """Hidden vectors whose product with the output rows is added to a mask's logits; None without a transition.

@@ -147,7 +147,7 @@ class Description:
         if hasattr(attention, "q_norm"):
             made.q_norm, made.k_norm = self._norm(attention.q_norm), self._norm(attention.k_norm)
         if hasattr(mlp, "gate_up_proj"):
-            made.gate, made.up = self._halves(mlp.gate_up_proj)
+            made.gate, made.up = self._matrices(mlp.gate_up_proj, 2)
             made.down = self._matrix(mlp.down_proj)
         elif hasattr(mlp, "c_fc"):
             made.up, made.down = self._matrix(mlp.c_fc), self._matrix(mlp.c_proj)
@@ -166,23 +166,19 @@ class Description:
         return Norm(self._held.floats(weight), self._held.floats(getattr(norm, "bias", None)), eps, kind)
 
     def _matrix(self, linear: Any) -> Matrix:
-        base: Any = getattr(linear, "base", linear)  # below the factors of an adapter, see `AdaptedLinear`
-        described: Described = base.matrix  # AttributeError: a layer of another kind
-        self._held.append(described)
-        if base is not linear:
-            self._correct(described.struct, linear.a, linear.b)
-        return described.struct
+        return self._matrices(linear, 1)[0]
 
-    def _halves(self, linear: Any) -> tuple[Matrix, Matrix]:
-        base: Any = getattr(linear, "base", linear)
-        whole: Described = base.matrix
-        inner = whole.outs // 2
-        parts = whole.part(0, inner), whole.part(inner, whole.outs)
+    def _matrices(self, linear: Any, count: int) -> list[Matrix]:
+        """The outputs of a linear layer as so many matrices of the same size."""
+        base: Any = getattr(linear, "base", linear)  # below the factors of an adapter, see `AdaptedLinear`
+        whole: Described = base.matrix  # AttributeError: a layer of another kind
+        size = whole.outs // count
+        parts = [whole.part(first, first + size) for first in range(0, whole.outs, size)]
         self._held += parts
         if base is not linear:
-            for part, b in zip(parts, linear.b.chunk(2), strict=True):
+            for part, b in zip(parts, linear.b.chunk(count), strict=True):
                 self._correct(part.struct, linear.a, b)
-        return parts[0].struct, parts[1].struct
+        return [part.struct for part in parts]
 
     def _correct(self, matrix: Matrix, a: Tensor, b: Tensor) -> None:
         """Let mask rows have b (a x) added. Raises `IncompatibleModels` for a rank that a pass has no room for."""

@@ -17,7 +17,7 @@ from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, check_text
 from .chats import Message
-from .checkpoint import one_line
+from .checkpoint import refused
 from .vision import Vision
 
 _GENERAL = ("add_generation_prompt", "continue_final_message")
@@ -36,10 +36,7 @@ def read_chat(
     where the processor fails.
     """
     inputs = process_chat(vision, messages, images, options)
-    if images:
-        return prompt_of(vision, inputs, images)
-    ids = list(inputs["input_ids"])
-    return ids, text_prompt(vision, len(ids))
+    return prompt_of(vision, inputs, images) if images else (list(inputs["input_ids"]), None)
 
 
 def process_chat(
@@ -58,14 +55,9 @@ def process_chat(
     if not images:
         return processor.tokenizer(rendered, **special)
     options = {"return_text_replacement_offsets": True, "return_tensors": "pt", **special}
-    try:
+    fix = "images must be of the size and number that this model takes"
+    with refused("the processor cannot read this chat", fix=fix):
         return processor(text=[rendered], images=[list(images)], **options)
-    except Exception as error:  # each processor raises its own kind
-        raise ConfigError(
-            "the processor cannot read this chat",
-            got=one_line(error),
-            fix="images must be of the size and number that this model takes",
-        ) from error
 
 
 def text_prompt(vision: Vision, length: int) -> VisionPrompt | None:
@@ -84,16 +76,10 @@ def render(template_of: Any, messages: Sequence[Message], options: Mapping[str, 
     for name in options:
         if name not in (*_GENERAL, "chat_template") and name not in template:
             raise ConfigError(f"the model's chat template does not read {name!r}", fix=f"leave {name} out")
-    try:
-        rendered = template_of.apply_chat_template(
-            list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
-        )
-    except Exception as error:  # jinja's, and what templates raise on purpose
-        raise ConfigError(
-            "the model's chat template refuses this chat",
-            got=one_line(error),
-            fix="use the roles, in the order, that this model's template takes; or give the whole prompt as a string",
-        ) from error
+    fix = "use the roles, in the order, that this model's template takes; or give the whole prompt as a string"
+    with refused("the model's chat template refuses this chat", fix=fix):
+        options = {"add_generation_prompt": True, **options}
+        rendered = template_of.apply_chat_template(list(messages), tokenize=False, **options)
     return writable(rendered)
 
 
@@ -144,7 +130,7 @@ def _untemplated(processor: Any, messages: Sequence[Message]) -> str:
 def prompt_of(
     vision: Vision, inputs: Mapping[str, Any], images: Sequence[Image.Image]
 ) -> tuple[list[int], VisionPrompt]:
-    """Token ids and images, from what `process` made of a chat with images."""
+    """Token ids and images, from what `process_chat` made of a chat with images."""
     token_ids: Tensor = inputs["input_ids"]
     ids = token_ids[0].tolist()
     placeholder = vision.processor.tokenizer.convert_ids_to_tokens(vision.image_token)  # type: ignore[union-attr]

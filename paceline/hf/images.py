@@ -16,6 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import ConfigError
 from ..system.web import fetch, short, too_many_bytes
+from .checkpoint import refused
 
 ImageSource: TypeAlias = str | PathLike[str] | bytes | Image.Image
 """A path, a data URL, an http(s) URL, the bytes of a file, or an opened image."""
@@ -52,7 +53,8 @@ def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image
     image.
     """
     if isinstance(source, Image.Image):
-        return _given(source, limits)
+        with refused("the given PIL image is broken or closed", fix="open it again, or pass its path"):
+            return _upright_rgb(source, "the given PIL image", limits)
     if isinstance(source, bytes | bytearray | memoryview):
         return _decode(bytes(source), "the given bytes", limits)
     if isinstance(source, str) and source[:5].lower() == "data:":
@@ -101,35 +103,19 @@ def _from_data_url(url: str, limits: ImageLimits) -> bytes:
         raise ConfigError(f"the data URL {short(url)} is not base64", got=str(error)) from error
 
 
-def _given(image: Image.Image, limits: ImageLimits) -> Image.Image:
-    """An image that the caller opened, whose file may be broken or closed."""
-    name = "the given PIL image"
-    try:
-        return _upright_rgb(image, name, limits)
-    except ConfigError:
-        raise
-    except Exception as error:  # every format raises its own
-        got = str(error) or type(error).__name__
-        raise ConfigError(f"{name} is broken or closed", got=got, fix="open it again, or pass its path") from error
-
-
 def _decode(data: bytes, name: str, limits: ImageLimits) -> Image.Image:
     if len(data) > limits.max_bytes:
         raise too_many_bytes(name, len(data), limits.max_bytes)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow about sizes, which are checked here, and about odd metadata
+    with refused(f"{name} is broken"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Pillow about sizes, which are checked here, and about odd metadata
+        try:
             with Image.open(io.BytesIO(data), formats=_formats()) as image:
                 return _upright_rgb(image, name, limits)
-    except ConfigError:
-        raise
-    except UnidentifiedImageError as error:
-        known = f"one of {', '.join(_formats())}"
-        raise ConfigError(f"{name} is no image", got=_looks_like(data), expected=known) from error
-    except Image.DecompressionBombError as error:
-        raise ConfigError(f"{name} has too many pixels", expected=f"at most {limits.max_pixels}") from error
-    except Exception as error:  # every format raises its own
-        raise ConfigError(f"{name} is broken", got=str(error) or type(error).__name__) from error
+        except UnidentifiedImageError as error:
+            known = f"one of {', '.join(_formats())}"
+            raise ConfigError(f"{name} is no image", got=_looks_like(data), expected=known) from error
+        except Image.DecompressionBombError as error:
+            raise ConfigError(f"{name} has too many pixels", expected=f"at most {limits.max_pixels}") from error
 
 
 @cache

@@ -50,10 +50,7 @@ from .vision import family_of, is_vlm
 KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
 """The argument of a model of transformers that takes its KV cache."""
 _VIDEO = "video_processor"
-_DTYPES = {
-    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64,
-    "half": torch.float16, "float": torch.float32,
-}  # fmt: skip
+_DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "half", "float")}
 
 
 def chosen_device(device: str | torch.device | None) -> torch.device:
@@ -68,10 +65,8 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
         raise ConfigError(
             f"there is no device {device!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
         )
-    try:
+    with refused(f"the device {device!r} cannot be used here", fix="use cpu"):
         torch.zeros(1, device=place).item()  # fails on devices that hold shapes and no numbers
-    except Exception as error:  # every kind of device raises its own
-        raise ConfigError(f"the device {device!r} cannot be used here", got=one_line(error), fix="use cpu") from error
     return place
 
 

@@ -69,9 +69,7 @@ def open_kernels(sources: Path = SOURCES) -> Loaded:
     return Loaded(library, reason, isas, asked or library.paceline_isa().decode())
 
 
-@functools.cache
-def _load() -> Loaded:
-    return open_kernels()
+_load = functools.cache(open_kernels)
 
 
 def _check(asked: str, known: tuple[str, ...], what: str) -> None:

@@ -63,12 +63,9 @@ class Fp8Linear(QuantizedLinear):
         """The values of the codes, in bfloat16 [out, in]: a draft of this model is rounded from them."""
         return dequantize_fp8(self.codes, self.scales).bfloat16()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], in the dtype of `x`."""
-        rows, scales = quantize_fp8(x.reshape(-1, self.in_features))
+    def product(self, rows: Tensor) -> Tensor:
+        codes, scales = quantize_fp8(rows)
         # [R, K] in rows, [K, out] in columns: the only layout that the kernel takes
-        out = torch.ops.aten._scaled_mm(
-            rows, self.codes.t(), scale_a=scales, scale_b=self.scales.t(), out_dtype=torch.bfloat16
+        return torch.ops.aten._scaled_mm(
+            codes, self.codes.t(), scale_a=scales, scale_b=self.scales.t(), out_dtype=torch.bfloat16
         )
-        out = out.to(x.dtype).view(*x.shape[:-1], self.out_features)
-        return out if self.bias is None else out + self.bias

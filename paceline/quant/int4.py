@@ -136,20 +136,13 @@ class Int4Linear(QuantizedLinear):
         return unpack_params(self.packed_params, self.out_features) if self._native else self.packed_params
 
     @property
-    def matrix(self) -> Described:
-        """The weights as the kernels take them. Raises AttributeError where ATen multiplies."""
+    def matrix(self) -> Described | None:
         if not self._native:
-            raise AttributeError("the codes are not in the native kernels' order")
+            return None
         outs, ins = self.out_features, self.in_features
         return Described(outs, ins, self.packed, self.bias, self.packed_params, group=self.group_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], in the dtype of `x`."""
-        if self._native:
-            return self.matrix(x)
-        rows = x.reshape(-1, self.in_features).bfloat16()
+    def product(self, rows: Tensor) -> Tensor:
         on_cpu = rows.device.type != "cuda"
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu if on_cpu else torch.ops.aten._weight_int4pack_mm
-        out = product(rows, self.packed, self.group_size, self.packed_params)
-        out = out.to(x.dtype).view(*x.shape[:-1], self.out_features)
-        return out if self.bias is None else out + self.bias
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu if on_cpu else torch.ops.aten._weight_int4pack_mm
+        return multiply(rows.bfloat16(), self.packed, self.group_size, self.packed_params)

@@ -76,17 +76,10 @@ class Int8Linear(QuantizedLinear):
         return dequantize_int8(self.codes, self.scales).to(self._dtype)
 
     @property
-    def matrix(self) -> Described:
-        """The weights as the kernels take them. Raises AttributeError where ATen multiplies."""
+    def matrix(self) -> Described | None:
         if self.sums is None:
-            raise AttributeError("the codes are not in the native kernels' order")
+            return None
         return Described(self.out_features, self.in_features, self.packed, self.bias, self.scales, self.sums)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], in the dtype of `x`."""
-        if self.sums is not None:
-            return self.matrix(x)
-        rows = x.reshape(-1, self.in_features).bfloat16()
-        out = torch.ops.aten._weight_int8pack_mm(rows, self.packed, self.scales.bfloat16())
-        out = (out if self.bias is None else out.add_(self.bias)).to(x.dtype)
-        return out.view(*x.shape[:-1], self.out_features)
+    def product(self, rows: Tensor) -> Tensor:
+        return torch.ops.aten._weight_int8pack_mm(rows.bfloat16(), self.packed, self.scales.bfloat16())

@@ -1,6 +1,7 @@
 """Linear layers whose weights are in the native kernels' order (see `kernels.packing`), and what they share."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from ..kernels.library import FORMATS, Format, Matrix, address, ask_large_pages, library, multiply
 from ..kernels.packing import BLOCK, pack, pack_codes, pack_params, unpack, unpack_codes, unpack_params
 
+_FORMATS = {**FORMATS, torch.int8: Format.INT8, torch.int32: Format.INT4}
 _PIECE, _PAGE, _LINE = 32 << 20, 2 << 20, 64
 Place: TypeAlias = Callable[[Tensor], Tensor]
 """Copies a packed weight to its place in memory."""
@@ -37,9 +39,25 @@ class QuantizedLinear(nn.Module):
     bias: Tensor | None
 
     @property
+    def matrix(self) -> "Described | None":
+        """The weights as the kernels take them; None where ATen multiplies."""
+        return None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of codes and scales, padding included."""
         return sum(held.nbytes for held in self.buffers())
+
+    def product(self, rows: Tensor) -> Tensor:
+        """The rows [R, in] times the weights, by ATen. [R, out]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in the dtype of `x`."""
+        if (matrix := self.matrix) is not None:
+            return matrix(x)
+        out = self.product(x.reshape(-1, self.in_features)).to(x.dtype).view(*x.shape[:-1], self.out_features)
+        return out if self.bias is None else out + self.bias
 
 
 class PackedLinear(nn.Module):
@@ -72,6 +90,7 @@ class PackedLinear(nn.Module):
         return self.matrix(x)
 
 
+@dataclass(eq=False)
 class Described:
     """A `Matrix` and the tensors that it points to.
 
@@ -79,23 +98,19 @@ class Described:
         codes.
     """
 
-    def __init__(
-        self,
-        outs: int,
-        ins: int,
-        packed: Tensor,
-        bias: Tensor | None,
-        scales: Tensor | None = None,
-        sums: Tensor | None = None,
-        group: int = 0,
-    ):
-        self.outs, self.ins, self.group = outs, ins, group
-        self.bias = None if bias is None else bias.detach().float().contiguous()
-        self.packed, self.scales, self.sums = packed, scales, sums
-        self.format = FORMATS.get(packed.dtype, Format.INT8 if packed.dtype is torch.int8 else Format.INT4)
+    outs: int
+    ins: int
+    packed: Tensor
+    bias: Tensor | None
+    scales: Tensor | None = None
+    sums: Tensor | None = None
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        self.bias = None if self.bias is None else self.bias.detach().float().contiguous()
         self.struct = Matrix(
-            data=address(packed), scales=address(scales), sums=address(sums), bias=address(self.bias),
-            outs=outs, ins=ins, format=self.format, group=group,
+            data=address(self.packed), scales=address(self.scales), sums=address(self.sums), bias=address(self.bias),
+            outs=self.outs, ins=self.ins, format=_FORMATS[self.packed.dtype], group=self.group,
         )  # fmt: skip
 
     def part(self, first: int, last: int) -> "Described":

@@ -11,18 +11,18 @@ rows are hidden by -inf, which a key that overflows would turn into NaN: hence `
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import DraftError, IncompatibleModels
-from ..heads.int4_draft import Int4Draft
-from ..heads.space import Factors, SpaceAdapter
+from ..heads.int4_draft import Int4Draft, Int4DraftConfig
+from ..heads.space import Factors, SpaceAdapter, SpaceConfig
 from ..quant.fp8 import Fp8Linear
 from ..quant.int4 import Int4Linear
 from ..quant.int8 import Int8Linear
@@ -30,7 +30,6 @@ from ..quant.packed import PackedLinear, Shelf, device_of
 
 _MAX_GAIN = 2.0**20  # factors that raise the largest input by no more cannot overflow: their outputs are not bounded
 _LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear, Fp8Linear)
-ShapeOf: TypeAlias = Callable[[int, str], tuple[int, int]]
 
 
 @final
@@ -181,45 +180,30 @@ def attach_adapter(
             raise IncompatibleModels(f"the SPACE adapter is for another {what}", got=got, expected=expected)
     own = copy.deepcopy(adapter).to(device, dtype).eval().requires_grad_(False)
     attached = AttachedAdapter(adapter, own)
-    if not config.linears or not config.rank:
-        return attached
-
-    def factors_of(index: int, name: str) -> Factors:
-        found = own.factors(index, name)
-        if found is None:
-            raise IncompatibleModels("the SPACE adapter lacks factors", got=f"none for {name} of layer {index}")
-        return found
-
-    def shape_of(index: int, name: str) -> tuple[int, int]:
-        return len(factors_of(index, name).b), factors_of(index, name).a.shape[1]
-
     what = "the SPACE adapter's factors do not fit"
-    for index, layer, path, parts in _linears(model, config.num_layers, config.linears, shape_of, what):
+    for index, layer, path, parts in _linears(model, config, what) if config.linears else ():
         base: Any = layer.get_submodule(path)
-        factors = [(first, factors_of(index, name)) for first, name in parts]
+        factors = [(first, own.factors(index, name)) for first, name in parts]
         layer.set_submodule(path, AdaptedLinear(base, *_joined(factors, int(base.out_features)), attached))
     return attached
 
 
 def _linears(
-    model: PreTrainedModel, num_layers: int, names: Sequence[str], shape_of: ShapeOf, what: str
+    model: PreTrainedModel, config: SpaceConfig | Int4DraftConfig, what: str
 ) -> Iterator[tuple[int, nn.Module, str, list[tuple[int, str]]]]:
     """The linear layers of a model that hold those named: layer, submodule, first output and name of each part.
 
     A fused layer holds q, k and v in one matrix, whose rows are those of its parts one below another.
 
-    shape_of: a function from layer and name to the (outputs, inputs) that are to be put there.
-    what: the beginning of the error where they do not fit.
+    what: the beginning of the error where the shapes do not fit.
     """
-    for index, layer in enumerate(decoder_layers(model, num_layers)):
+    for index, layer in enumerate(decoder_layers(model, config.num_layers)):
         pieces: dict[str, list[tuple[int, str]]] = {}
-        for name in names:
+        for name, shape in zip(config.linears, config.shapes, strict=True):
             path, first, count = place_of(layer, name)
-            inputs: Any = layer.get_submodule(path).in_features
-            if shape_of(index, name) != (count, int(inputs)):
-                raise IncompatibleModels(
-                    f"{what} {name} of layer {index}", got=shape_of(index, name), expected=(count, int(inputs))
-                )
+            expected = (count, int(cast("int", layer.get_submodule(path).in_features)))
+            if shape != expected:
+                raise IncompatibleModels(f"{what} {name} of layer {index}", got=shape, expected=expected)
             pieces.setdefault(path, []).append((first, name))
         for path, parts in pieces.items():
             yield index, layer, path, sorted(parts)
@@ -267,10 +251,7 @@ def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
     """
     config, made, shelf = draft.config, list[Int4Linear](), Shelf()
     shapes = dict(zip(config.linears, config.shapes, strict=True))
-    found = _linears(
-        model, config.num_layers, config.linears, lambda _, name: shapes[name], "the trained self-draft does not fit"
-    )
-    for index, layer, path, parts in found:
+    for index, layer, path, parts in _linears(model, config, "the trained self-draft does not fit"):
         old: Any = layer.get_submodule(path)
         names = [name for _, name in parts]
         if sum(shapes[name][0] for name in names) != int(old.out_features):

@@ -76,7 +76,7 @@ class LoadedModel(ModelFacts):
     def forward(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
     ) -> Tensor:
-        """Raw logits [B, N, V] of every node of a pass; its hidden states are written to `states`.
+        """Raw logits [B, N, V] of the last `layout.head_rows` nodes; hidden states are written to `states`.
 
         token_ids: [B, N]; None: those of the layout's tree, which native passes read as lists. Where `layout.is_mask`
         is given, the attached adapter acts on these rows.
@@ -89,13 +89,6 @@ class LoadedModel(ModelFacts):
         assert token_ids is not None
         with self.attached.applied(token_ids, layout.is_mask) as plain_ids:
             return self.decoder.logits(plain_ids, layout, cache, states)
-
-    def prefill(
-        self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
-    ) -> None:
-        """Fill the cache; the output head is left out, since nothing reads its logits."""
-        layout.head_rows = 0
-        self.decoder.logits(token_ids, layout, cache, states)
 
     def offset_of(self, prompt: VisionPrompt | None) -> int:
         """What is added to a column behind the images of a prompt to get its position."""

@@ -33,9 +33,8 @@ PREFILL_CHUNK = 512
 class ModelRunner:
     """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
 
-    row_multiple: passes in torch are padded to a multiple of so many rows, and trees are computed as the chains they
-    consist of: with these counts the bits of a row were found not to depend on what shares its pass. None: they do.
-    Native passes have that property by construction.
+    invariant: the bits of a row do not depend on what shares its pass, as in native passes by construction. In torch
+    passes are then padded to a multiple of `row_multiple` rows, and trees are computed as the chains they consist of.
     static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where layers are of the Llama
     form; None: on CUDA. Not for trees that branch where numerics are invariant, nor for mask tokens.
     share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
@@ -47,7 +46,6 @@ class ModelRunner:
         loaded: LoadedModel,
         max_num_seqs: int = 8,
         max_length: int | None = None,
-        row_multiple: int | None = None,
         static: bool | None = None,
         share: "ModelRunner | None" = None,
     ):
@@ -59,8 +57,8 @@ class ModelRunner:
         self.states = StateStore(self.cache.num_slots)
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
-        self.invariant, self.row_multiple = loaded.is_native or row_multiple is not None, row_multiple or 1
-        self.can_fuse_prefill = share is None and (loaded.is_native or not self.invariant)
+        self.invariant, self.row_multiple = loaded.is_native, 1
+        self.can_fuse_prefill = share is None
         self._wants_static = loaded.device.type == "cuda" if static is None else static
         self.static: StaticPasses | None = None
         if self._wants_static and isinstance(loaded.decoder, FusedDecoder):
@@ -266,11 +264,11 @@ class ModelRunner:
         """Cache tokens in one pass. `rows` replace their embeddings."""
         count = len(token_ids)
         layout = self.loaded.begin(
-            self.cache, [slot], count, rows=rows, batch_invariant=self.invariant, row_multiple=self.row_multiple,
-            max_length=self.max_length,
+            self.cache, [slot], count, rows=rows, head_rows=0, batch_invariant=self.invariant,
+            row_multiple=self.row_multiple, max_length=self.max_length,
         )  # fmt: skip
         ids = torch.tensor([[*token_ids]], device=self.loaded.device)
-        self.loaded.prefill(ids, layout, self.cache, self._kept_states)
+        self.loaded.forward(ids, layout, self.cache, self._kept_states)
         self.cache.lengths[slot] += count
 
     @torch.inference_mode()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,15 @@ class ImagePrefill:
 
     def look(self, vision: Vision, images: Sequence[PromptImage]) -> tuple[list[Features], float]:
         """Features of each image, and the seconds that the tower took for those that were not at hand."""
-        begin, own = time.perf_counter(), dict[str, Features]()
-        ran = False
-        for image in images:
-            if image.key in own:
-                continue
-            found = self.features.get(image.key)
-            if found is None:
-                found, ran = vision.features(image), True
-                self.features.put(image.key, found)
-            own[image.key] = found
-        if ran and next(iter(own.values())).rows.is_cuda:
+        begin, own = time.perf_counter(), {image.key: self.features.get(image.key) for image in images}
+        missing = {image.key: image for image in images if own[image.key] is None}
+        for key, image in missing.items():
+            own[key] = made = vision.features(image)
+            self.features.put(key, made)
+        if missing and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        return [own[image.key] for image in images], time.perf_counter() - begin if ran else 0.0
+        seconds = time.perf_counter() - begin if missing else 0.0
+        return [cast("Features", own[image.key]) for image in images], seconds
 
 
 def chunks(end: int, blocks: Sequence[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:

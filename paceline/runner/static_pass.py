@@ -140,14 +140,9 @@ class StaticPass:
         layout = PassLayout([0] * bucket.batch, bucket.nodes, shape, batch_invariant=False, _segments=segments)
         x = nn.functional.embedding(self._tokens.view(-1), decoder.embeddings)
         cos, sin = self._cos[positions.view(-1)], self._sin[positions.view(-1)]
-        passing = dict[int, Tensor]()
-        for index, layer in enumerate(decoder.layers):
-            if index in self._watched:  # no others: what is held takes memory in every recording
-                passing[index] = x
-            x = layer.forward(x, cos, sin, layout, writer)  # type: ignore[arg-type]
-        passing[len(decoder.layers)] = normed = decoder.norm(x)
+        x, passing = decoder.through_layers(x, cos, sin, layout, writer, self._watched)  # type: ignore[arg-type]
         size = (bucket.batch, bucket.nodes, -1)
-        return decoder.head(normed).view(size), {layer: passing[layer].view(size) for layer in self._watched}
+        return decoder.head(x).view(size), {layer: state.view(size) for layer, state in passing.items()}
 
     def take(self, result: Tensor, num_nodes: int) -> Tensor:
         """The live rows and nodes of the result, in the order of `load`, in memory of their own. [B, N, V or E]."""

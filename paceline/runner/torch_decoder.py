@@ -4,6 +4,7 @@ At a few rows a small model spends most of a pass on small operations, not on we
 transformers' own in the module tree; other architectures keep these. `self_test` compares what they compute.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -112,20 +113,29 @@ class FusedDecoder:
             x = self.attached.embed(x)
         places = layout.position_ids.reshape(-1)
         cos, sin = self.rotations(int(places.max()) + 1, x)
-        cos, sin = cos[places], sin[places]
-        made, watched = dict[int, Tensor](), states.layers if states is not None else ()
-        for index, layer in enumerate(self.layers):
-            if index in watched:
-                made[index] = x.view(*token_ids.shape, -1)
-            x = layer.forward(x, cos, sin, layout, cache)
-        if len(self.layers) in watched:
-            made[len(self.layers)] = self.norm(x).view(*token_ids.shape, -1)
+        watched = () if states is None else states.layers
+        x, passing = self.through_layers(x, cos[places], sin[places], layout, cache, watched)
         if states is not None:
+            made = {layer: state.view(*token_ids.shape, -1) for layer, state in passing.items()}
             states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
         if layout.head_rows == 0:
             return torch.empty(0)
-        normed = self.norm(x.view(*token_ids.shape, -1)[:, -(layout.head_rows or 0) :])
-        return self.head(normed.flatten(0, 1)).unflatten(0, normed.shape[:2])
+        x = x.view(*token_ids.shape, -1)[:, -(layout.head_rows or 0) :]
+        return self.head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+    def through_layers(
+        self, x: Tensor, cos: Tensor, sin: Tensor, layout: PassLayout, cache: SlotCache, watched: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """From x [B N, E] to the normed last states, and the states that are watched."""
+        passing = dict[int, Tensor]()
+        for index, layer in enumerate(self.layers):
+            if index in watched:  # no others: what is held takes memory in every recording
+                passing[index] = x
+            x = layer.forward(x, cos, sin, layout, cache)
+        x = self.norm(x)
+        if len(self.layers) in watched:
+            passing[len(self.layers)] = x
+        return x, passing
 
     def rotations(self, longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin of every position below `longest`, and of some more, [P, 1, d]; the first half of sin is negated.

@@ -20,7 +20,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..attention.kv_cache import SlotCache
-from ..attention.masks import PassLayout
 from ..attention.states import StateStore
 from ..errors import ConfigError
 from ..runner import LoadedModel
@@ -271,11 +270,10 @@ def online_states(target: LoadedModel, batch: Batch, layers: Sequence[int]) -> B
     last = (batch.is_answer * torch.arange(width)).amax(1).tolist()  # column of each answer's last token
     for row, end in enumerate(last):
         cache = SlotCache(1, end)
-        starts = cache.begin([cache.allocate()], end, whole=target.attends_trees)
-        layout = PassLayout(starts, end, None, False, 1, end, [0], device=target.device)
+        layout = target.begin(cache, [cache.allocate()], end, head_rows=0)
         store = StateStore(1)
         store.watch(layers)
-        target.prefill(batch.token_ids[row, None, :end].to(target.device), layout, cache, store)
+        target.forward(batch.token_ids[row, None, :end].to(target.device), layout, cache, store)
         for layer in layers:
             states[layer][row, :end] = store.read(0, 0, end, [layer])
     return replace(batch, states=states)

@@ -35,16 +35,14 @@ class UnreadConstant(Constant):
 @pytest.fixture
 def passes(monkeypatch):
     """(rows, with logits) of each pass of the tiny target."""
-    seen, target = list[tuple[int, bool]](), loaded()
-    for name in ("forward", "prefill"):
-        real = getattr(LoadedModel, name)
+    seen, target, real = list[tuple[int, bool]](), loaded(), LoadedModel.forward
 
-        def counted(self, ids, layout, *rest, real=real, name=name):
-            if self is target:
-                seen.append((layout.num_nodes, name == "forward"))
-            return real(self, ids, layout, *rest)
+    def counted(self, ids, layout, *rest):
+        if self is target:
+            seen.append((layout.num_nodes, layout.head_rows != 0))
+        return real(self, ids, layout, *rest)
 
-        monkeypatch.setattr(LoadedModel, name, counted)
+    monkeypatch.setattr(LoadedModel, "forward", counted)
     return seen
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError, IncompatibleModels, NotExportable
 from paceline.heads import exchange
-from paceline.heads.exchange import check_written, export_head, read_published
+from paceline.heads.exchange import check_written, export_head
 from paceline.heads.folder import load_head
 from paceline.heads.published import TargetFacts
 from paceline.zoo import ZooModel, registry
@@ -62,7 +62,7 @@ def test_every_head_for_every_engine(name, engine, tmp_path):
     done = export_head(source, engine, tmp_path / "out", target())
     assert done.largest_difference < 1e-5
     assert "{" not in done.serve.replace('{"', "")
-    again = read_published(tmp_path / "out", target())
+    again = load_head(tmp_path / "out", target())
     assert again.config.states == head.config.states
     if name == "peagle":
         assert again.config.method == "peagle"

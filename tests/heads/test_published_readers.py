@@ -5,7 +5,6 @@ import torch
 
 from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads.exchange import read_published
 from paceline.heads.folder import load_head
 
 from .exchange_common import (
@@ -60,12 +59,12 @@ def test_peagle_layouts(tmp_path):
         assert not read.config.norm_before_residual
         assert torch.equal(read.mask_hidden, head.mask_hidden)
     with pytest.raises(ConfigError, match="no mask token"):
-        read_published(folder_of(tmp_path / "without", eagle3_config(), tensors), target())
+        load_head(folder_of(tmp_path / "without", eagle3_config(), tensors), target())
     with pytest.raises(ConfigError, match="no P-EAGLE head"):
-        read_published(folder_of(tmp_path / "beyond", eagle3_config(ptd_token_id=VOCAB), tensors), target())
+        load_head(folder_of(tmp_path / "beyond", eagle3_config(ptd_token_id=VOCAB), tensors), target())
     bare = published(eagle(own_lm_head=True))
     with pytest.raises(IncompatibleModels, match="parallel_drafting without mask_hidden"):
-        read_published(folder_of(tmp_path / "bare", eagle3_config(parallel_drafting=True), bare), target())
+        load_head(folder_of(tmp_path / "bare", eagle3_config(parallel_drafting=True), bare), target())
 
 
 def test_eagle_repository(tmp_path):
@@ -89,7 +88,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 
     folder = folder_of(tmp_path / "h", plain_config(), {"fc.weight": Runs()}, "pytorch_model.bin")
     with pytest.raises(ConfigError, match="more than tensors"):
-        read_published(folder, target())
+        load_head(folder, target())
 
 
 @pytest.mark.parametrize("layer", ["midlayer.", "layers.0.", "model.layers.0.", "model.midlayer."])
@@ -114,13 +113,13 @@ def test_eagle3_names(layer, tmp_path):
 )
 def test_which_states_a_head_reads(changes, states, tmp_path):
     folder = folder_of(tmp_path / "h", eagle3_config(**changes), published(eagle(own_lm_head=True)))
-    assert read_published(folder, target()).config.states == states
+    assert load_head(folder, target()).config.states == states
 
 
 def test_a_count_that_could_be_either_is_refused(tmp_path):
     config = eagle3_config(**{AUX: None, "eagle_config": {AUX: [2, 4, 5]}})
     with pytest.raises(ConfigError, match="paceline_states"):
-        read_published(folder_of(tmp_path / "h", config, published(eagle(own_lm_head=True))), target())
+        load_head(folder_of(tmp_path / "h", config, published(eagle(own_lm_head=True))), target())
 
 
 def test_d2t_in_any_order(tmp_path):
@@ -129,7 +128,7 @@ def test_d2t_in_any_order(tmp_path):
     order = torch.randperm(DRAFT, generator=torch.Generator().manual_seed(2))
     tensors["d2t"] = head.draft_ids[order] - torch.arange(DRAFT)
     tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
-    assert agree(head, read_published(folder_of(tmp_path / "h", eagle3_config(), tensors), target()))
+    assert agree(head, load_head(folder_of(tmp_path / "h", eagle3_config(), tensors), target()))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_a_wrong_d2t_is_refused(ids, told, tmp_path):
     tensors = published(eagle(own_lm_head=True))
     tensors["d2t"] = ids(eagle().draft_ids)
     with pytest.raises(ConfigError, match=told):
-        read_published(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
+        load_head(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
 
 
 @pytest.mark.parametrize("said", [None, True, False])
@@ -153,7 +152,7 @@ def test_speculators(said, tmp_path):
     """norm_before_residual is true where a speculators config does not say, and false in a plain one."""
     head = eagle(own_lm_head=True, norm_before_residual=said is not False)
     config = speculators_config(**({} if said is None else {"norm_before_residual": said}))
-    read = read_published(folder_of(tmp_path / "h", config, published(head, "layers.0.")), target())
+    read = load_head(folder_of(tmp_path / "h", config, published(head, "layers.0.")), target())
     assert read.config.norm_before_residual is (said is not False)
     assert read.config.states == STATES
     assert agree(head, read)
@@ -163,7 +162,7 @@ def test_speculators(said, tmp_path):
 def test_other_speculators_are_refused_by_name(tmp_path):
     folder = folder_of(tmp_path / "h", speculators_config(speculators_model_type="dflash"), {"x": torch.zeros(1)})
     with pytest.raises(IncompatibleModels, match="'dflash'"):
-        read_published(folder, target())
+        load_head(folder, target())
 
 
 def test_tables_of_the_heads_own(tmp_path):
@@ -185,7 +184,7 @@ def test_what_the_module_lacks_is_refused(change, tmp_path):
     if "vocab_size" in change:
         tensors["t2d"] = torch.cat([tensors["t2d"], torch.zeros(1, dtype=torch.bool)])
     with pytest.raises(IncompatibleModels):
-        read_published(folder_of(tmp_path / "h", eagle3_config(**change), tensors), target())
+        load_head(folder_of(tmp_path / "h", eagle3_config(**change), tensors), target())
 
 
 def test_all_tensors_that_do_not_fit_are_listed(tmp_path):
@@ -193,7 +192,7 @@ def test_all_tensors_that_do_not_fit_are_listed(tmp_path):
     del tensors["norm.weight"], tensors["midlayer.mlp.up_proj.weight"]
     tensors |= {"bias_hidden": torch.zeros(1), "fc.weight": torch.zeros(WIDTH, WIDTH)}
     with pytest.raises(ConfigError) as error:
-        read_published(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
+        load_head(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
     for name in ("norm.weight", "midlayer.mlp.up_proj.weight", "bias_hidden", "mismatch for fc.weight"):
         assert name in str(error.value)
 
@@ -201,10 +200,10 @@ def test_all_tensors_that_do_not_fit_are_listed(tmp_path):
 def test_a_biased_output_projection(tmp_path):
     tensors = published(eagle(own_lm_head=True))
     tensors["midlayer.self_attn.o_proj.bias"] = torch.zeros(WIDTH)
-    read_published(folder_of(tmp_path / "zero", eagle3_config(), tensors), target())
+    load_head(folder_of(tmp_path / "zero", eagle3_config(), tensors), target())
     tensors["midlayer.self_attn.o_proj.bias"] = torch.ones(WIDTH)
     with pytest.raises(IncompatibleModels, match="o_proj"):
-        read_published(folder_of(tmp_path / "one", eagle3_config(), tensors), target())
+        load_head(folder_of(tmp_path / "one", eagle3_config(), tensors), target())
 
 
 def test_medusa_of_the_original_repository(tmp_path):

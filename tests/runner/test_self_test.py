@@ -41,14 +41,14 @@ def test_load_time_check_catches_a_blind_tower(dtype):
 
 def _reads_blindly(monkeypatch, is_blind):
     """Where `is_blind` holds for a layout, the rows of images reach the model as zeros."""
-    real = LoadedModel.prefill
+    real = LoadedModel.forward
 
-    def prefill(self, token_ids, layout, cache, states=None):
+    def forward(self, token_ids, layout, cache, states=None):
         if layout.rows is not None and is_blind(layout):
             layout.rows = dataclasses.replace(layout.rows, embeds=torch.zeros_like(layout.rows.embeds))
         return real(self, token_ids, layout, cache, states)
 
-    monkeypatch.setattr(LoadedModel, "prefill", prefill)
+    monkeypatch.setattr(LoadedModel, "forward", forward)
 
 
 def test_load_time_check_reads_natively(monkeypatch):

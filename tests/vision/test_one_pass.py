@@ -28,15 +28,18 @@ def test_one_pass_behind_the_pictures(name, monkeypatch):
     )
     ids = llm.encode(chat)
     llm.decoder = type(llm.decoder)(llm.runner, Unread({tuple(ids): [*ids, *answer]}, [None]), llm.verifier, Fixed(3))
-    seen: list[str] = []
-    for kind in ("forward", "prefill"):
-        real = getattr(LoadedModel, kind)
-        monkeypatch.setattr(LoadedModel, kind, lambda *given, real=real, kind=kind: seen.append(kind) or real(*given))
+    seen, real = list[str](), LoadedModel.forward
+
+    def forward(self, token_ids, layout, *others):
+        seen.append("picture" if layout.tree is None else "text and draft")
+        return real(self, token_ids, layout, *others)
+
+    monkeypatch.setattr(LoadedModel, "forward", forward)
     first = llm.generate(chat, PARAMS)[0].outputs[0]
     assert first.token_ids == answer
-    assert seen == ["prefill", "forward"]  # the picture, then text and draft
+    assert seen == ["picture", "text and draft"]
     seen.clear()
     again = llm.generate(chat, PARAMS)[0].outputs[0]
     assert again.token_ids == answer
-    assert seen == ["forward"]  # the picture's columns are kept
+    assert seen == ["text and draft"]  # the picture's columns are kept
     assert first.rounds[0].with_prompt == (name != "paligemma")  # its whole prompt is one block

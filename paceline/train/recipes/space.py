@@ -127,7 +127,7 @@ def whole(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | Non
 def _pairs(model: PreTrainedModel, adapter: SpaceAdapter) -> Iterator[tuple[nn.Linear, Factors]]:
     for index, layer in enumerate(layers_of(model)):
         for name in adapter.config.linears:
-            yield cast("nn.Linear", layer.get_submodule(name)), cast("Factors", adapter.factors(index, name))
+            yield cast("nn.Linear", layer.get_submodule(name)), adapter.factors(index, name)
 
 
 @torch.no_grad()

@@ -168,13 +168,13 @@ class Lookup(Proposer):
 
 
 class Suffix(Proposer):
-    """`paceline.Suffix` in vLLM, of whose trees the likeliest path is drafted."""
+    """`paceline.Suffix` in vLLM, of whose trees the most likely path is drafted."""
 
     kind = suffix.Suffix
 
 
 def best_path(draft: Draft, row: int) -> list[int]:
-    """The tokens of the path that takes the likeliest child at each node, the root left out."""
+    """The tokens of the path that takes the most likely child at each node, the root left out."""
     token_ids, parents, probes = draft.tree.lists
     sure = None if draft.confidence is None else draft.confidence[row].tolist()
     path, node = list[int](), 0

@@ -255,7 +255,7 @@ def decide(
 ) -> tuple[Reason, float | None]:
     """Which model answers, and the confidence where the small answer came to its end by itself, within the window.
 
-    logprobs: of each token of the small answer, with the two likeliest.
+    logprobs: of each token of the small answer, with the top two.
     """
     confidence = confidences(logprobs or [])[choice.signal] if finish_reason == "stop" else None
     if not is_calibrated:

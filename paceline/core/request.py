@@ -86,7 +86,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: Integer | None = None  # None: drawn at random; the result says which
     n: Annotated[Integer, Field(ge=1, le=MAX_ANSWERS)] = 1
-    logprobs: _CountOrAll | None = None  # of each emitted token and of the k likeliest (-1: all), before processors
+    logprobs: _CountOrAll | None = None  # of each emitted token and of the k most likely (-1: all), before processors
     prompt_logprobs: _CountOrAll | None = None  # the same of each prompt token; takes a pass of its own
     logits_processors: Listed[LogitsProcessor] = ()
     structured_outputs: StructuredOutputs | None = None  # the form of the answer, see `StructuredOutputsParams`

@@ -113,7 +113,7 @@ class Lookahead(Drafter):
 
     @torch.inference_mode()
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
-        """Move each window on by the target's likeliest tokens behind its last row, and keep its n-grams."""
+        """Move each window on by the target's top tokens behind its last row, and keep its n-grams."""
         asked = [(row, self._states[seq.slot]) for row, seq in enumerate(seqs) if seq.slot in self._states]
         asked = [(row, state) for row, state in asked if state.ends]
         if not asked:
@@ -123,11 +123,11 @@ class Lookahead(Drafter):
             dropped = state.candidates - draft.tree.lists.is_probe[row].count(False)
             rows += [row] * len(state.ends)
             nodes += [node - dropped if node else 0 for node in state.ends]
-        likeliest = argmax(logits[rows, nodes]).tolist()
+        top_tokens = argmax(logits[rows, nodes]).tolist()
         for _, state in asked:
             count = len(state.ends)
-            state.rows = next_rows(state.rows, likeliest[:count], state.pool)
-            del likeliest[:count]
+            state.rows = next_rows(state.rows, top_tokens[:count], state.pool)
+            del top_tokens[:count]
             state.ends = []
 
     def release(self, slots: Seq[int]) -> None:

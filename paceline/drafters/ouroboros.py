@@ -122,8 +122,8 @@ class Ouroboros(Drafter):
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Recycle the rows that were verified, and keep the draft model in step."""
         tree = draft.tree.trimmed()
-        likeliest = argmax(logits[:, : tree.num_nodes]).tolist()
-        for fields in zip(*tree.lists, likeliest, strict=True):
+        top_tokens = argmax(logits[:, : tree.num_nodes]).tolist()
+        for fields in zip(*tree.lists, top_tokens, strict=True):
             recycle(self.pool, *fields)
         self.draft.observe(seqs, draft, logits, walks)
 
@@ -136,16 +136,16 @@ class Ouroboros(Drafter):
         return min(self.ngram - 1, budget.depth // 3)
 
 
-def recycle(pool: NgramPool, tokens: Seq[int], parents: Seq[int], probes: Seq[bool], likeliest: Seq[int]) -> None:
+def recycle(pool: NgramPool, tokens: Seq[int], parents: Seq[int], probes: Seq[bool], top_tokens: Seq[int]) -> None:
     """Take each run of drafted tokens that the target confirms, wherever it begins, with the token behind it.
 
-    likeliest: the target's token behind each node of the tree.
+    top_tokens: the target's token behind each node of the tree.
     """
     children = {(parents[node], tokens[node]): node for node in range(len(tokens)) if not probes[node]}
     for start, token in enumerate(tokens):
         gram, node = [token], start
         while not probes[start] and len(gram) < pool.ngram:
-            gram.append(likeliest[node])
+            gram.append(top_tokens[node])
             if len(gram) == pool.ngram:
                 pool.add(gram)
             elif (node, gram[-1]) in children:

@@ -1,6 +1,6 @@
 """Token recycling (Luo et al. 2024, arXiv 2408.08696): draft what the model found likely after the same token before.
 
-A matrix holds, for each token of the vocabulary, the eight likeliest successors that the target computed last, best
+A matrix holds, for each token of the vocabulary, the eight most likely successors that the target computed last, best
 first. A tree of fixed shape is filled from it.
 """
 
@@ -54,7 +54,7 @@ class TokenRecycling(Drafter):
         return (DraftOptions(self.name, hint=0 if known else -1, branches=SUCCESSORS),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """The tree of each row, the likeliest nodes of it if the budget is small."""
+        """The tree of each row, the most likely nodes of it if the budget is small."""
         return draft_of(seqs, [self._tree(*both) for both in zip(seqs, budgets, strict=True)], self.name)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
@@ -77,7 +77,7 @@ class TokenRecycling(Drafter):
         return [-1 if one in self.banned_token_ids else one for one in found]
 
     def _tree(self, seq: Sequence, budget: DraftBudget) -> DraftTree:
-        """The nodes of the shape, likeliest first, whose tokens are known, within the budget."""
+        """The nodes of the shape, the most likely first, whose tokens are known, within the budget."""
         deepest = _deepest(budget)
         made = DraftTree([], [], [])
         place, depths = {0: 0}, [0]  # by node of the shape: its node in what is made; by that: its depth

@@ -96,7 +96,7 @@ class Translation:
     ) -> Draft:
         """As `Chains.draft`; `uncached_tokens` are tokens of the draft, all others the target's.
 
-        By strings the draft drafts its own likeliest tokens, and `should_continue` of a budget gets their confidences.
+        By strings the draft drafts its own top tokens, and `should_continue` of a budget gets their confidences.
         """
         if (common := self.common_for([seq.token_ids for seq in seqs])) is not None:
             made = replace(chains, common=common).draft(seqs, budgets, uncached_tokens)

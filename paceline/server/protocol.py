@@ -188,7 +188,7 @@ class Request(Sampling):
     def params(self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None) -> SamplingParams:
         """The options of sampling. Raises `ConfigError` for values out of range.
 
-        defaults: for what the request does not say. num_logprobs: of the likeliest tokens at each place, None for no
+        defaults: for what the request does not say. num_logprobs: of the top tokens at each place, None for no
         log-probabilities. form: structured outputs that a choice of tools asks for.
         """
         shared = {one.name for one in fields(SamplingParams)} & {*type(self).model_fields} - {"logprobs"}

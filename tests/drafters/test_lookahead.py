@@ -52,7 +52,7 @@ class Slow:
         new = []
         for j in range(len(self.rows[0])):
             path = self.rows[0][1 : j + 1] + [row[j] for row in self.rows[1:]]
-            new.append(likeliest([*text, *path]))
+            new.append(top_token([*text, *path]))
         if len(self.rows) < self.N - 1:
             self.rows = [row[1:] for row in [*self.rows, new]]
             return
@@ -61,7 +61,7 @@ class Slow:
         self.rows = [*self.rows[1:], new]
 
 
-def likeliest(text: list[int]) -> int:
+def top_token(text: list[int]) -> int:
     with torch.inference_mode():
         return plain_model()(torch.tensor([text])).logits[0, -1].argmax().item()
 

@@ -34,7 +34,7 @@ def plain_model(is_draft: bool):
 
 
 @cache
-def likeliest(is_draft: bool, text: tuple[int, ...]) -> int:
+def top_token(is_draft: bool, text: tuple[int, ...]) -> int:
     with torch.inference_mode():
         return plain_model(is_draft).eval()(torch.tensor([text])).logits[0, -1].argmax().item()
 
@@ -67,7 +67,7 @@ def is_as_in_the_paper(seed: int = 0) -> bool:
             read += 1
         chain = tuple[int, ...]()
         while len(chain) < CHAIN:
-            chain += (likeliest(True, (*text, *chain)),)
+            chain += (top_token(True, (*text, *chain)),)
         branches = [chain + phrase for phrase in pool.after(chain[-1])]
         if paths(tree) != set(branches or [chain]):
             return False
@@ -75,7 +75,7 @@ def is_as_in_the_paper(seed: int = 0) -> bool:
         for start in dict.fromkeys(prefixes):
             gram, path = (*text, *start)[-1:], start
             while path in prefixes and len(gram) < N:
-                gram += (likeliest(False, (*text, *path)),)
+                gram += (top_token(False, (*text, *path)),)
                 path += gram[-1:]
             if len(gram) == N:
                 pool.add(gram)
@@ -89,7 +89,7 @@ def test_it_drafts_what_the_paper_drafts(seed):
     assert is_as_in_the_paper(seed)
 
 
-def as_drafted(pool, tokens, parents, probes, likeliest):
+def as_drafted(pool, tokens, parents, probes, top_tokens):
     """Phrases of what was drafted, confirmed or not."""
     pool.read(tokens, 0)
 

@@ -306,7 +306,7 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
       broken |= most_bits[i] >= 0x7f800000u;
       most = bits(most_bits)[i] > most ? bits(most_bits)[i] : most;
     }
-    const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which is the lowest bits of the sum
+    const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, the lowest bits of the sum
     const int64_t first = row * in.stride;
     vf sum = zero();
     for (int64_t i = 0; i < in.stride; i += LANES) {

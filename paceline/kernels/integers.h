@@ -2,8 +2,8 @@
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
-// A row of inputs is rounded to integers of 16 bits, and products are summed in int32, exactly. With VNNI each of these is two
-// bytes, `high` and what it leaves.
+// A row of inputs is rounded to integers of 16 bits, and products are summed in int32, exactly. With VNNI each of these
+// is two bytes, `high` and what it leaves.
 #if defined(__AVX512VNNI__)
 #define BYTES_DOT 1
 constexpr float STEPS = 127;  // of `high` to the largest number of a row; 254 of `low` to each of them
@@ -20,7 +20,7 @@ INLINE vi dot_words(vi sum, const int16_t* two, vi codes) {
   __asm__("" : "+v"(sum));
 #elif defined(__AVX2__)
   sum = (vi)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16((__m256i)codes, _mm256_set1_epi32(pair)));
-  __asm__("" : "+x"(sum));  // or else products are added to each other first, which takes more registers than there are
+  __asm__("" : "+x"(sum));  // or else products are added to each other first, for which there are too few registers
 #else
   sum += (codes << 16 >> 16) * two[0] + (codes >> 16) * two[1];
 #endif

@@ -59,6 +59,14 @@ def test_links_between_pages_lead_somewhere(page):
         assert (DOCS / target).exists(), target
 
 
+def test_the_files_of_the_methods_exist():
+    """The tables of docs/how_it_works.md, whose paths are below paceline/."""
+    rows = named_rows((DOCS / "how_it_works.md").read_text())
+    files = {name for name in rows if name.endswith(".py") and not name.startswith("paceline/")}
+    assert len(files) > 20
+    assert not [name for name in files if not (DOCS.parent / "paceline" / name).exists()]
+
+
 def test_every_page_is_in_the_menu():
     menu = (DOCS.parent / "mkdocs.yml").read_text()
     assert not [page.name for page in PAGES if f": {page.name}\n" not in menu]

@@ -1,4 +1,4 @@
-"""An `LLM` for asyncio: requests join and leave a running batch, and each is answered as it would be alone.
+"""An `LLM` for asyncio with continuous batching; each request gets the answer that it would get alone.
 
 engine = AsyncLLM(LLM("smollm2-135m", drafter="lookup"))
 async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -27,14 +27,14 @@ from .requests import MAX_WAITING_PIXEL_BYTES
 class AsyncLLM:
     """Answers many requests at once on one `LLM`; the methods are vLLM's.
 
-    A thread runs the model. Requests get its `max_num_seqs` slots in the order in which they come, one for each of
-    their `n` answers by turns, and join and leave between rounds. Long prompts are read in chunks, with rounds of the
-    others in between. The LLM's own methods may be called meanwhile: they and the engine take turns.
+    A thread runs the model. Requests get its `max_num_seqs` slots in the order of arrival, one for each of their `n`
+    answers, and join and leave between rounds. Long prompts are read in chunks, with rounds of other requests in
+    between. The LLM's own methods may be called at the same time: they and the engine take turns.
 
     max_waiting: requests that may wait for a slot.
-    prefix_cache_bytes: see `LLM`, whose prefix cache this is. None: what it was given, or 1 GiB for all texts.
+    prefix_cache_bytes: see `LLM`, whose prefix cache is used. None: its size there, or 1 GiB, for all prompts.
 
-    An answer has the tokens that `LLM.generate` gives with the same seed, whoever shares its rounds.
+    An answer has the tokens that `LLM.generate` gives with the same seed, whatever other requests run.
     """
 
     def __init__(self, llm: LLM, *, max_waiting: int = 256, prefix_cache_bytes: int | None = None):
@@ -55,14 +55,14 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput]:
         """Answer one prompt, as `LLM.generate` takes it; yields what `sampling_params.output_kind` says.
 
-        Every output has all `n` answers, in order. With DELTA, the default, each has what came since the last output,
-        nothing where that is nothing; rounds that the reader misses are joined. CUMULATIVE: each has the answer so far.
-        FINAL_ONLY: one output, once all have ended.
+        Every output has all `n` answers, in order. With DELTA, the default, each has what is new since the last output,
+        which may be nothing; for a slow reader, rounds are joined. CUMULATIVE: each has the answer so far. FINAL_ONLY:
+        one output, once all have ended.
 
         Closing the iterator, or cancelling the task that reads it, aborts the request.
 
         Raises `ConfigError` and `CacheFull` for what cannot be answered and `QueueFull` where `max_waiting` requests
-        wait, all before the prompt waits; `EngineStopped` after `shutdown`; and what failed while it was answered.
+        wait, all before the prompt is queued; `EngineStopped` after `shutdown`; and errors of decoding.
         """
         (params,) = params_of(sampling_params, 1, self.llm.get_default_sampling_params())
         ticket = self._enter(str(next(self._count)) if request_id is None else request_id, params)
@@ -82,9 +82,9 @@ class AsyncLLM:
             self._thread.abort(ticket, is_read=False)
 
     async def abort(self, request_id: str) -> None:
-        """End a request; returns when its slots are free, within a round. Its iterator gets what was there by then.
+        """End a request; returns when its slots are free, within a round. Its iterator gets the answers so far.
 
-        Answers that had not ended have the finish reason "abort". A request that is not known is passed over.
+        Answers that had not ended get the finish reason "abort". Unknown request ids are ignored.
         """
         ticket = self._thread.tickets.get(request_id)
         if ticket is not None:
@@ -92,7 +92,7 @@ class AsyncLLM:
             await asyncio.shield(asyncio.wrap_future(ticket.ended))
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Take no more requests, and return when those in progress have ended, which are aborted after `timeout` s."""
+        """Accept no more requests, and wait for those in progress, which are aborted after `timeout` seconds."""
         self._is_draining = True
         tickets = list(self._thread.tickets.values())
         if not tickets:
@@ -116,7 +116,7 @@ class AsyncLLM:
 
     @property
     def num_running(self) -> int:
-        """Requests of which an answer has had a slot."""
+        """Requests of which at least one answer has had a slot."""
         return sum(ticket.is_running for ticket in list(self._thread.tickets.values()))
 
     @property
@@ -125,27 +125,31 @@ class AsyncLLM:
         return sum(not ticket.is_running for ticket in list(self._thread.tickets.values()))
 
     def stats(self) -> EngineStats:
-        """What has been done so far."""
+        """Counts of the work so far."""
         return replace(self._thread.scheduler.stats, free_slots=self.llm.runner.cache.num_free)
 
     def _enter(self, request_id: str, params: SamplingParams) -> Ticket:
-        """A place among those that wait."""
+        """Register a request as waiting."""
         with self._lock:
             if self._is_draining or not self.is_alive:
-                raise EngineStopped("the engine takes no requests", got=self._thread.error or "drain or shutdown")
+                raise EngineStopped("the engine accepts no requests", got=self._thread.error or "drain or shutdown")
             if request_id in self._thread.tickets:
-                raise ConfigError("a request with this id is being answered", got=request_id, fix="take another id")
+                raise ConfigError("a request with this id is in progress", got=request_id, fix="use another id")
             if self.num_waiting >= self.max_waiting + self.llm.runner.cache.num_free:
-                raise QueueFull("the queue is full", got=f"{self.num_waiting} requests are waiting", fix="come again")
+                raise QueueFull(
+                    "the queue is full", got=f"{self.num_waiting} requests are waiting", fix="try again later"
+                )
             ticket = Ticket(request_id, params, asyncio.get_running_loop())
             self._thread.tickets[request_id] = ticket
         return ticket
 
     def _check_pixels(self, ticket: Ticket) -> None:
-        """Raise `QueueFull` where those that wait would hold too many pixels."""
+        """Raise `QueueFull` where waiting requests would hold too many pixels."""
         waiting = [one.request for one in list(self._thread.tickets.values()) if one.request and not one.is_running]
         visions = {one: vision for one in waiting if (vision := one.seqs[0].vision) is not None}
         held = sum(map(pixel_bytes, visions.values()))
         if held > MAX_WAITING_PIXEL_BYTES and len(waiting) > 1 and ticket.request in visions:
             what = f"images of {held:,} bytes"
-            raise QueueFull("the queue is full", got=what, expected=f"<= {MAX_WAITING_PIXEL_BYTES:,}", fix="come again")
+            raise QueueFull(
+                "the queue is full", got=what, expected=f"<= {MAX_WAITING_PIXEL_BYTES:,}", fix="try again later"
+            )

@@ -1,19 +1,18 @@
-"""How to speculate: a drafter, the policy that says how much it drafts, and the rule that judges its drafts.
+"""How to speculate: the drafter, the policy that decides how much it drafts, and the verification rule.
 
-`parse` reads a short name of the command line or keys of JSON, which are vLLM's where it has them. Each drafter's own
-keys are the fields of its `DrafterSpec`, see `drafters.registry`. Beside them every method takes
+`parse` reads a short name, as on the command line, or keys of JSON with vLLM's names. Each drafter's own keys are the
+fields of its `DrafterSpec`, see `drafters.registry`. Every method also takes
 
-policy                     "cost_model" drafts what pays on this machine for this text, up to num_speculative_tokens
-                           (16); "dynamic" adapts by a simpler rule; "fixed" always drafts as many. A number
-                           without a policy means "fixed".
+policy                     "cost_model" maximises the expected speed, with up to num_speculative_tokens (16) tokens;
+                           "dynamic" adapts to recent acceptance; "fixed" always drafts num_speculative_tokens, and is
+                           the default where that is given
 num_speculative_tokens     the depth of a draft, for trees too (SGLang: num_steps)
 rejection_sample_method    "exact" gives the tokens of plain decoding; "standard" (also "ratio") the same distribution,
-                           other tokens; "typical" changes the answers and needs consent
-num_draft_nodes            of drafters of trees, for policies that do not choose it: all nodes but the root (SGLang's
-                           num_draft_tokens and EAGLE's total_token count the root: theirs is one more)
+                           other tokens; "typical" changes the answers and needs allow_lossy
+num_draft_nodes            for drafters of trees and the policy "fixed": the nodes without the root (SGLang's
+                           num_draft_tokens and EAGLE's total_token also count the root: theirs is one more)
 
-Where such a number is for several drafters or grows by itself ("choose", "dynamic"), SPACE drafts no more than fits
-with its masks into 64 rows of a pass.
+With several drafters ("choose") or the policy "dynamic", SPACE and its masks are limited to 64 rows of a pass.
 """
 
 from collections.abc import Mapping
@@ -53,7 +52,7 @@ _COMMON = tuple(one.name for one in fields(cast("Any", _Common)))
 
 @checked
 class SpecConfig(_Common):
-    """A drafter, its policy and its rule; made by `parse`. The default decodes plainly."""
+    """A drafter, its policy and its verification rule; made by `parse`. The default is plain decoding."""
 
     drafter: DrafterSpec = field(default_factory=lambda: spec_class("none")())
 
@@ -64,16 +63,16 @@ class SpecConfig(_Common):
 
     @property
     def name(self) -> str:
-        """The drafter in a few words, for people."""
+        """A short name of the drafter."""
         return self.drafter.name
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that the drafters are made of; heads and trained weights are no models."""
+        """Models that the drafters load, other than heads and trained weights."""
         return self.drafter.models
 
     def as_dict(self) -> dict[str, object]:
-        """What was chosen, as `parse` reads it."""
+        """The keys, as `parse` reads them."""
         common = {key: getattr(self, key) for key in _COMMON}
         if self.drafter.tree_nodes(1) is None:
             del common["num_draft_nodes"]
@@ -120,12 +119,12 @@ def parse(
     """Read a short name, a mapping of JSON's keys, or such a mapping as JSON.
 
     Short names: none, lookup, lookahead, self-int4, self-int4:FOLDER for one with trained weights, model:NAME,
-    model:NAME@int4 for a draft with rounded weights, model:NAME,vision=none (or own, shared) for what it sees of
+    model:NAME@int4 for a draft with INT4 weights, model:NAME,vision=none (or own, shared) for what it sees of
     images, head:NAME for a trained head, the method of an installed drafter (with options: METHOD:key=value,key=value),
-    and several of them joined by + where the policy is to take the best. num_speculative_tokens, policy: overrule the
-    mapping's.
+    and several of them joined by +, among which the policy chooses. num_speculative_tokens, policy: replace those of
+    the mapping.
 
-    Raises `ConfigError` that lists what is known.
+    Raises `ConfigError` that lists the known names.
     """
     if isinstance(what, str):
         is_json = what.lstrip()[:1] in ("{", "[", '"')
@@ -135,7 +134,7 @@ def parse(
     elif isinstance(what, Mapping | None):
         given = {str(key): value for key, value in (what or {}).items()}
     else:
-        raise ConfigError("this names no drafter", got=brief(what), expected="a short name or a mapping of keys")
+        raise ConfigError("this is no drafter", got=brief(what), expected="a short name or a mapping of keys")
     overruled = {"num_speculative_tokens": num_speculative_tokens, "policy": policy}
     given |= {key: value for key, value in overruled.items() if value is not None}
     kind = _kind(given)
@@ -155,9 +154,9 @@ def parse(
 
 
 def _kind(given: dict[str, object]) -> type[DrafterSpec]:
-    """The options of the method that is meant; keys without a value are taken out of `given`.
+    """The options of the method in `given`, from which keys without a value are removed.
 
-    Raises `ConfigError` for a method or a key that is not known.
+    Raises `ConfigError` for an unknown method or key.
     """
     method = given.get("method")
     if method is None:
@@ -182,12 +181,12 @@ def _kind(given: dict[str, object]) -> type[DrafterSpec]:
 
 
 def _members(given: object) -> tuple[DrafterSpec, ...]:
-    """The drafters to choose from; their policy and rule are those of the whole."""
+    """The drafters of "choose"; they share its policy and verification rule."""
     if not isinstance(given, list | tuple) or len(cast("Seq[object]", given)) < 2:
         raise ConfigError('method "choose" needs "drafters"', got=brief(given), expected="a list of two or more")
     members = list[DrafterSpec]()
     for one in cast("Seq[str | Mapping[str, object]]", given):
-        # A choice in a choice is not opened: it may be nested deeply.
+        # A nested "choose" is refused without reading it, since it may be nested deeply.
         chooses = isinstance(one, Mapping) and one.get("method") == "choose"
         member = None if chooses else parse(one).drafter
         if member is None or member.method in ("none", "choose"):
@@ -199,7 +198,7 @@ def _members(given: object) -> tuple[DrafterSpec, ...]:
 
 
 def _num_nodes(given: int | None, drafter: DrafterSpec, policy: str, depth: int) -> int | None:
-    """Nodes of a tree. Raises `ConfigError` for a number that would be of no effect."""
+    """Nodes of a tree. Raises `ConfigError` for a number that would have no effect."""
     counts, usual = policy == "fixed", drafter.tree_nodes(depth)
     if given is None:
         return usual if counts else None
@@ -207,7 +206,7 @@ def _num_nodes(given: int | None, drafter: DrafterSpec, policy: str, depth: int)
         fix = 'leave "num_draft_nodes" out, or say "fixed"'
         raise ConfigError(f'the policy "{policy}" chooses the number of nodes itself', fix=fix)
     if usual is None:
-        raise ConfigError("this drafts no tree, so that num_draft_nodes means nothing", fix="leave it out")
+        raise ConfigError("num_draft_nodes is for drafters of trees", got=drafter.method, fix="leave it out")
     if given < depth:
         what = "num_draft_nodes is below num_speculative_tokens, the depth"
         raise ConfigError(what, got=f"{given} and {depth}", expected="at least one node a level")
@@ -219,7 +218,7 @@ _ENGINES = ("vLLM", "SGLang", "llama.cpp")
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """Options of one engine for its start command, and what is different or missing there; "" for none."""
+    """Options for the start command of one engine, and a remark on what is different or missing there; "" for none."""
 
     engine: str
     flags: str
@@ -229,8 +228,8 @@ class EngineFlags:
 def engine_flags(config: SpecConfig, num_tokens: Mapping[str, int], alone: Seq[SpecConfig] = ()) -> list[EngineFlags]:
     """The same drafter as options of vLLM 0.32, SGLang 0.5.23 and llama.cpp of 2026, which draft a fixed number.
 
-    num_tokens: how many to draft, by drafter as results name it (lookup, self-int4, draft_model). alone: single
-    drafters that pay by themselves, the best first. In place of a combination, an engine gets the first that it has.
+    num_tokens: how many to draft, by the drafter's name in results (lookup, self-int4, draft_model). alone: single
+    drafters that are faster than plain decoding, the best first; engines without combinations get the first they have.
     """
     if config.method == "none":
         remark = "no drafter pays here: start it without speculation"

@@ -1,4 +1,4 @@
-"""`generate` of transformers with drafts, for a model that its user has loaded.
+"""Speculative decoding in transformers' `generate`, for a loaded model.
 
 model.generate(**inputs, custom_generate=generate, drafter="lookup")
 generate(model, **inputs, assistant_model=draft, streamer=streamer)      the same, called directly
@@ -63,16 +63,16 @@ def generate(
 
     drafter: as in `LLM`; None: assistant_model or prompt_lookup_num_tokens, else "lookup".
     tokenizer: for stop_strings, and for drafters that need text.
-    streamer: is given the tokens of each round; for one row.
+    streamer: gets the tokens of each round; for one row only.
 
-    transformers does not hand streamer, assistant_model and tokenizer to a custom_generate: for these, and for
-    stop_strings, call this function directly. Its own code prepares inputs, logits processors and stopping criteria.
+    transformers does not pass streamer, assistant_model and tokenizer to a custom_generate: for these, and for
+    stop_strings, call this function directly. transformers prepares inputs, logits processors and stopping criteria.
 
-    Greedy answers are those of transformers up to rounding ties, which in float32 hardly ever occur; sampled ones
-    follow the same distribution, with random numbers of their own.
+    Greedy answers are those of transformers up to near-ties, which are rare in float32; sampled ones follow the same
+    distribution, with other random numbers.
 
-    Rows are answered side by side, eight at a time. An engine is kept for each model, and made anew where its weights
-    or the drafter changed. Raises `ConfigError` for options that drafts cannot follow, and what `LLM` raises.
+    Up to eight rows are decoded at the same time. An engine is kept for each model, and replaced when its weights or
+    the drafter change. Raises `ConfigError` for options that are not supported, and what `LLM` raises.
     """
     if not hasattr(generation_config, "_eos_token_tensor"):  # called directly: transformers prepares the rest
         own = {"drafter": drafter, "assistant_model": assistant_model, "tokenizer": tokenizer, "streamer": streamer}

@@ -2,7 +2,7 @@
 
 
 class PacelineError(Exception):
-    """Base class: everything Paceline refuses on purpose."""
+    """Base class of all errors that Paceline raises on purpose."""
 
     def __init__(self, what: str, *, got: object = None, expected: object = None, fix: str | None = None):
         self.what, self.got, self.expected, self.fix = what, got, expected, fix
@@ -29,27 +29,27 @@ class CacheFull(PacelineError):
 
 
 class QueueFull(PacelineError):
-    """A request that came while as many were waiting as may wait. It can be sent again later."""
+    """A request while the queue is full. It can be sent again later."""
 
 
 class EngineStopped(PacelineError):
-    """A request to an engine that was shut down, is about to be, or broke."""
+    """A request to an engine that was shut down, is shutting down, or failed."""
 
 
 class NumericsError(PacelineError):
-    """NaN or infinite logits, or a device on which bit-identical rows cannot be had."""
+    """NaN or infinite logits, or "invariant" numerics where the device cannot give bit-identical rows."""
 
 
 class DraftError(PacelineError):
-    """A drafter that broke the contract: a bad tree, a token outside the vocabulary, missing draft probabilities."""
+    """A drafter that returned an invalid draft: a bad tree, an unknown token, missing draft probabilities."""
 
 
 class LossyNotAllowed(PacelineError):
-    """A verification rule that changes the answers, without the user's consent."""
+    """A verifier that changes the answers, without `allow_lossy`."""
 
 
 class NotExportable(PacelineError):
-    """A head that the wanted format cannot hold."""
+    """A head that the requested format cannot represent."""
 
 
 class DownloadError(PacelineError):

@@ -53,23 +53,23 @@ class LLM:
     drafter: proposes tokens: an object, or a short name such as "lookup" or "lookup+head:FOLDER"; None decodes plainly.
     speculative_config: drafter, policy and verifier by vLLM's keys, for example {"method": "ngram",
         "num_speculative_tokens": 8, "prompt_lookup_max": 4}. See `paceline.config`.
-    policy: decides how many tokens to draft. Default: `CostModel()`, which drafts as many as pay on this machine.
+    policy: decides how many tokens to draft. Default: `CostModel()`, which maximises the expected speed.
     verifier: accepts or rejects drafts. Default: `Coupled()`, token-identical to plain decoding, greedy and sampled.
-    numerics: "invariant" makes answers bit-identical to plain decoding, "fast" identical up to rounding ties. None
-        takes "invariant" where the device and dtype allow it; native passes always are. `llm.numerics` has the result.
+    numerics: "invariant" makes answers bit-identical to plain decoding, "fast" identical up to near-ties. None
+        takes "invariant" where the device and dtype allow it, as native passes do. `llm.numerics` has the result.
     weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded; the answers are
         those of the quantized model. `llm.quantized` reports on the layers.
     profile: a file of `paceline tune`: `CostModel` starts from it, and its drafter is used unless one is given.
     dtype, device: as in torch; None and "auto" take the checkpoint's dtype, None a GPU if there is one.
-    tokenizer: an object, or the folder or hub id of one; None: the model's. A model that is passed loaded has none.
-    processor: of a vision-language model that is passed loaded.
-    max_num_seqs: sequences decoded side by side, 1 to 4096.
+    tokenizer: an object, or the folder or hub id of one; None: the model's. A loaded model has none by itself.
+    processor: for a loaded vision-language model.
+    max_num_seqs: sequences decoded at the same time, 1 to 4096.
     max_model_len: tokens of prompt and answer together; None: the model's context.
-    prefix_cache_bytes: memory for keys and values of texts, which later texts that begin alike take over instead of
-        computing them. 0: none are kept; None: those of images, in 1 GiB. An `AsyncLLM` keeps those of all texts.
-    seed: makes the seeds of requests that have none, in their order; None: they are drawn at random.
+    prefix_cache_bytes: memory of the prefix cache, whose keys and values later prompts with the same beginning reuse.
+        0: off; None: 1 GiB, for prompts with images only. An `AsyncLLM` caches all prompts.
+    seed: for the seeds of requests that have none, in their order; None: they are drawn at random.
     generation_config: "auto" takes the sampling options of the model's generation_config.json where a call gives none.
-    revision, token: of a hub id. cache_dir: where downloads lie.
+    revision, token: of a hub id. cache_dir: the folder for downloads.
     allow_lossy: permit verifiers that change the distribution of the answers.
     trust_remote_code: run Python code that comes with the model.
 
@@ -93,7 +93,7 @@ class LLM:
         device: str | torch.device | None = None,
         tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
         processor: ProcessorMixin | None = None,
-        max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8,  # each has cache memory from the start
+        max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8,
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
         prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
         seed: int | None = None,
@@ -163,12 +163,12 @@ class LLM:
 
     @property
     def numerics(self) -> str:
-        """What the numerics became: "invariant" or "fast"."""
+        """The numerics in use: "invariant" or "fast"."""
         return self.runner.numerics
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The names of its drafters, as results and `SamplingParams.extra_args["method"]` have them."""
+        """The names of its drafters, as in results and in `SamplingParams.extra_args["method"]`."""
         drafter = self.decoder.drafter
         names = drafter.labels if isinstance(drafter, Choose) else (drafter.name,)
         return tuple(name for name in names if name != Plain.name)
@@ -186,7 +186,7 @@ class LLM:
             raise AttributeError(f"LLM has no {name!r}.{fix}", name=name, obj=self)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What calls without sampling parameters take, see `generation_config`."""
+        """The sampling parameters of calls without any, see `generation_config`."""
         return self._default
 
     @checked_names
@@ -207,10 +207,9 @@ class LLM:
         use_tqdm: show a progress bar.
         params: the same as sampling_params.
 
-        Every prompt is read before any is answered. Where images take more than 1 GiB, those of
-        later prompts are read again when it is their turn, and must not have changed. Calls from several threads are
-        answered one after the other. Raises `ConfigError` for a prompt or parameters that cannot be used, and
-        `CacheFull` where a prompt does not fit.
+        All prompts are read before the first is answered. Where images take more than 1 GiB, those of later prompts are
+        read again when they are needed, and must not have changed. Calls from several threads run one after the other.
+        Raises `ConfigError` for prompts or parameters that cannot be used, `CacheFull` where a prompt does not fit.
         """
         many = as_list(prompts)
         each = params_of(_either(sampling_params, params), len(many), self._default)
@@ -240,13 +239,13 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one chat or many, with options of the chat template; without them it is `generate`.
+        """Answer one chat or many, with options of the chat template; without options it is `generate`.
 
-        chat_template: in place of the model's. continue_final_message: the answer goes on with the last message; needs
-            add_generation_prompt=False. tools: functions in JSON Schema. chat_template_kwargs: what else the template
-            takes, for example {"enable_thinking": False}.
+        chat_template: instead of the model's. continue_final_message: the answer continues the last message; needs
+            add_generation_prompt=False. tools: functions in JSON Schema. chat_template_kwargs: further variables of the
+            template, for example {"enable_thinking": False}.
 
-        Raises what `generate` raises, and `ConfigError` for what the template does not read.
+        Raises what `generate` raises, and `ConfigError` for options that the template does not use.
         """
         options: dict[str, Any] = {**(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
         given = {"chat_template": chat_template, "continue_final_message": continue_final_message, "tools": tools}
@@ -260,14 +259,14 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Answer one prompt and yield a chunk after every round; the last one has the `Completion`.
 
-        It holds one of the `max_num_seqs` slots until it ends or is closed; other calls, from any thread, may come
+        It holds one of the `max_num_seqs` slots until it ends or is closed. Other calls, from any thread, may run
         between its rounds. Raises what `generate` raises, and `ConfigError` for `n` > 1.
         """
         (params,) = params_of(_either(sampling_params, params), 1, self._default)
         if params.n != 1:
-            raise ConfigError("a stream carries one answer", got=f"n={params.n}", fix="use generate for n > 1")
+            raise ConfigError("a stream has one answer", got=f"n={params.n}", fix="use generate for n > 1")
         if params.prompt_logprobs is not None:
-            raise ConfigError("a stream carries no prompt_logprobs", fix="use generate")
+            raise ConfigError("a stream has no prompt_logprobs", fix="use generate")
         (answer,) = self.open_request(prompt, params).answers
         seq, whole, kind = answer.seq, None, params.output_kind
         rounds = generate(self.decoder, [seq])
@@ -291,7 +290,7 @@ class LLM:
             return read_prompt(self.loaded, prompt, self.runner.max_length)[0]
 
     def open_request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
-        """A prompt as it is read, with the sequences of its answers; the model may run meanwhile.
+        """Tokenize a prompt and make the sequences of its answers; the model may run at the same time.
 
         Raises what `generate` raises.
         """

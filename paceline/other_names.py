@@ -1,6 +1,6 @@
-"""What vLLM and transformers call things that are here under another name, or not at all: said where one is used.
+"""Names of vLLM and transformers that Paceline does not have, and what to write instead, for error messages.
 
-By what is called, and the name that it was given: what to write instead.
+By the class or function that was called, and the unknown name.
 """
 
 _ONE_DEVICE = "leave it out: a model runs on one device"
@@ -18,8 +18,8 @@ INSTEAD: dict[str, dict[str, str]] = {
         "prompt_logprob_start": "leave it out: prompt_logprobs are those of the whole prompt",
         "truncate_prompt_tokens": "cut the prompt: llm.encode(prompt)[-k:] are its last k tokens",
         "stream_interval": "leave it out: a stream has one chunk for each round",
-        "skip_clone": "leave it out: SamplingParams cannot be changed, so that none is cloned",
-        "skip_reading_prefix_cache": "leave it out: texts are always read anew",
+        "skip_clone": "leave it out: SamplingParams are immutable and never cloned",
+        "skip_reading_prefix_cache": "turn the cache off for all requests: prefix_cache_bytes=0",
         "thinking_token_budget": "limit the whole answer: max_tokens",
         "repetition_detection": "avoid repetitions: no_repeat_ngram_size or repetition_penalty",
         # transformers
@@ -31,7 +31,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "num_return_sequences": "n",
         "num_beams": "there is no beam search: sample n answers, and compare their cumulative_logprob",
         "stop_strings": "stop",
-        "eos_token_id": "stop_token_ids=[...], beside the model's own",
+        "eos_token_id": "stop_token_ids=[...], in addition to the model's own",
         "bad_words_ids": "bad_words, as texts; single tokens: logit_bias={token: -math.inf}",
         "suppress_tokens": "logit_bias={token: -math.inf}",
         "sequence_bias": "logit_bias for single tokens, logits_processors for sequences",
@@ -58,7 +58,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "distributed_executor_backend": "leave it out: a model runs in this process",
         **dict.fromkeys(("gpu_memory_utilization", "kv_cache_memory_bytes"), _CACHE),
         "swap_space": "leave it out: nothing is swapped",
-        "cpu_offload_gb": "leave it out: a model lies on one device whole",
+        "cpu_offload_gb": "leave it out: a model is on one device as a whole",
         "enforce_eager": "leave it out: CUDA graphs are used where they fit",
         "compilation_config": "leave it out: nothing is compiled",
         "enable_prefix_caching": "prefix_cache_bytes=1 << 30 keeps what was read; AsyncLLM does so by itself",

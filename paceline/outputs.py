@@ -22,7 +22,7 @@ class Completion:
     rounds: one record per pass of the target model.
     seed: reproduces a sampled answer.
     lossless: the answer follows the target model's distribution. exact: it is the very answer that plain decoding with
-        the same seed gives. numerics: how strictly, "invariant" (bit for bit) or "fast" (up to rounding ties).
+        the same seed gives. numerics: how strictly, "invariant" (bit for bit) or "fast" (up to near-ties).
     num_images, num_image_tokens: of the prompt.
     """
 
@@ -64,7 +64,7 @@ class Completion:
 
     @property
     def num_decoded(self) -> int:
-        """Tokens of these rounds: all but those that the prefill pass gave."""
+        """Tokens of these rounds: all but those from the prefill pass."""
         return sum(r.num_emitted for r in self.decoding)
 
     @cached_property
@@ -73,13 +73,13 @@ class Completion:
         return tokens_per_pass(self.rounds)
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON; without the rounds."""
+        """The fields as a dict for JSON, without the rounds."""
         names = [one.name for one in fields(self) if one.name != "rounds"]
         names += ["cumulative_logprob", "mean_acceptance_length", "num_drafted", "num_accepted"]
         return {**{name: getattr(self, name) for name in names}, "logprobs": _listed(self.logprobs)}
 
     def joined(self, later: "Completion") -> "Completion":
-        """A part of an answer and the one that came after it."""
+        """Join a part of an answer and the next one."""
         names = ("text", "token_ids", "origins", "sources", "rounds")
         both = {name: getattr(self, name) + getattr(later, name) for name in names}
         if self.logprobs is not None and later.logprobs is not None:
@@ -95,11 +95,11 @@ class Completion:
 class RequestOutput:
     """The `n` answers to one prompt; `text`, `token_ids` and so on are those of the first answer.
 
-    request_id: counts the requests of an `LLM`, as text.
-    prompt: the prompt as text, a chat as the model's template writes it; None where it was given as token ids.
+    request_id: the given id, or the number of the request in its `LLM`, as text.
+    prompt: the prompt as text, a chat rendered by the model's template; None where it was given as token ids.
     prompt_logprobs: of each token of the prompt, None for the first; None where not asked for.
     metrics: the seconds of this request.
-    num_cached_tokens: of the prompt, those that the prefix cache had for the first answer.
+    num_cached_tokens: tokens of the prompt that the prefix cache had for the first answer.
     """
 
     request_id: str
@@ -116,12 +116,12 @@ class RequestOutput:
         return all(one.finish_reason is not None for one in self.outputs)
 
     def joined(self, later: "RequestOutput") -> "RequestOutput":
-        """Parts of the answers and those that came after them."""
+        """Join parts of the answers and the next ones."""
         outputs = [one.joined(other) for one, other in zip(self.outputs, later.outputs, strict=True)]
         return replace(later, outputs=outputs)
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """The fields as a dict for JSON."""
         return {
             **{one.name: getattr(self, one.name) for one in fields(self)},
             "prompt_logprobs": _listed(self.prompt_logprobs),
@@ -136,17 +136,17 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """Text of the first answer."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Its tokens."""
+        """Tokens of the first answer."""
         return self.outputs[0].token_ids
 
     @property
     def origins(self) -> list[Origin]:
-        """Where its tokens came from."""
+        """Where its tokens came from, one `Origin` each."""
         return self.outputs[0].origins
 
     @property
@@ -172,7 +172,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """What one round added to an answer; `text` may lag behind `token_ids` while a character is incomplete."""
+    """The tokens that one round added to an answer; `text` is delayed while a character is incomplete."""
 
     text: str
     token_ids: list[int]

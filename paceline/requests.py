@@ -1,4 +1,4 @@
-"""From a prompt and its parameters to sequences, and from these to what the user gets."""
+"""Requests: from a prompt and its parameters to sequences, and from these to the user's `RequestOutput`."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ MAX_WAITING_PIXEL_BYTES = 1 << 30
 class Answer:
     """One of the answers of a request, in progress.
 
-    num_fed: tokens that its detokenizer has had. sent: tokens and rounds that its parts had so far, see `part`.
+    num_fed: tokens given to its detokenizer. sent: tokens and rounds in its parts so far, see `part`.
     """
 
     index: int
@@ -47,13 +47,13 @@ class Answer:
         return self.detokenizer.take() + (self.detokenizer.finish() if self.seq.is_finished else "")
 
     def part(self) -> Completion:
-        """What came since the last call."""
+        """The part of the answer since the last call."""
         made = self._completion(self.take_text(), *self.sent)
         self.sent = self.seq.num_output, len(self.seq.rounds)
         return made
 
     def nothing(self) -> Completion:
-        """A part in which nothing came."""
+        """An empty part."""
         return self._completion("", self.seq.num_output, len(self.seq.rounds))
 
     def completion(self) -> Completion:
@@ -89,7 +89,7 @@ class Answer:
         )
 
     def _feed(self, detokenizer: Detokenizer) -> None:
-        """Give the detokenizer the tokens that it has not had; one that looks for stop strings has had them all."""
+        """Give the detokenizer the tokens that it does not have; one that looks for stop strings has all."""
         if self.seq.stops is None:
             for token in shown_ids(self.seq)[self.num_fed :]:
                 detokenizer.feed(token)
@@ -121,7 +121,7 @@ class Request:
 
     @cached_property
     def seqs(self) -> list[Sequence]:
-        """Those of its answers."""
+        """The sequences of its answers."""
         return [answer.seq for answer in self.answers]
 
     @property
@@ -130,7 +130,7 @@ class Request:
         return all(seq.is_finished for seq in self.seqs)
 
     def output(self, parts: list[Completion] | None = None) -> RequestOutput:
-        """What the user gets: the answers, which have ended, or these parts of them."""
+        """The `RequestOutput`: of all answers, which have ended, or of these parts of them."""
         first = self.seqs[0]
         outputs = [answer.completion() for answer in self.answers] if parts is None else parts
         facts = self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs
@@ -140,9 +140,9 @@ class Request:
 def open_request(
     decoder: SpeculativeDecoder, prompt: Prompt, params: SamplingParams, seed: int, request_id: str
 ) -> Request:
-    """Read a prompt, and make `params.n` answers to it. Raises `ConfigError` and `CacheFull`.
+    """Tokenize a prompt, and make a sequence for each of `params.n` answers. Raises `ConfigError` and `CacheFull`.
 
-    seed: of the first answer; the others' are made of it.
+    seed: of the first answer; those of the others are derived from it.
     """
     prompt, loaded, max_length = as_prompt(prompt), decoder.runner.loaded, decoder.runner.max_length
     ids, vision = read_prompt(loaded, prompt, max_length)

@@ -1,4 +1,4 @@
-"""What `paceline tune` found, as a file: the drafter that pays for a model on a machine, and what was learnt of it."""
+"""The file of `paceline tune`: the fastest drafter for a model on a machine, and its measured costs and acceptance."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ _AGAIN = "run `paceline tune` again"
 
 @dataclass(frozen=True)
 class Tuned:
-    """A choice and what it rests on.
+    """The chosen drafter, and the measurements behind the choice.
 
     config: the drafter to use.
     profile: the costs and acceptance that its policy starts from.
@@ -72,15 +72,15 @@ def default_file(model: str) -> Path:
 
 
 def made_for(loaded: LoadedModel) -> tuple[str, str, int]:
-    """What a profile is measured with: the model's name, its dtype (on a GPU as "bfloat16 on cuda"), threads."""
+    """What a profile depends on: the model's name, its dtype (on a GPU as "bfloat16 on cuda"), threads."""
     dtype, device = str(loaded.dtype).removeprefix("torch."), loaded.device.type
     return loaded.name, dtype if device == "cpu" else f"{dtype} on {device}", torch.get_num_threads()
 
 
 def check_profile(profile: Profile, loaded: LoadedModel) -> list[str]:
-    """Whether a profile may be used with this model; what is left blank in it fits anything.
+    """Check that a profile fits this model; an empty field fits anything.
 
-    Returns warnings. Raises `ConfigError` where model or dtype are not those measured.
+    Returns warnings. Raises `ConfigError` where it was measured with another model or dtype.
     """
     model, dtype, threads = made_for(loaded)
     for what, then, now in (("model", profile.model, model), ("dtype", profile.dtype, dtype)):

@@ -1,10 +1,10 @@
-"""Prompt lookup and suffix decoding as drafters of vLLM, under the cost model that drafts only what pays.
+"""Prompt lookup and suffix decoding for use inside vLLM, with the cost model.
 
     vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
                                             "model": "paceline.vllm_drafters.Suffix"}'
 
-vLLM 0.32 calls this interface experimental: it gives texts and takes chains of tokens, no trees. vLLM verifies the
-drafts by its own rule, so the answers and their guarantee are vLLM's.
+vLLM 0.32 calls this interface experimental: a drafter gets the token ids of each request and returns chains, not
+trees. vLLM verifies the drafts by its own rule, so Paceline's guarantee does not apply.
 """
 
 import statistics
@@ -44,7 +44,7 @@ class _Text:
 
 
 class Proposer:
-    """What vLLM's "custom_class" wants: `load_model`, and `propose` once a step. Subclasses name the drafter."""
+    """vLLM's "custom_class" interface: `load_model`, and `propose` once per step. Subclasses name the drafter."""
 
     kind: ClassVar[type[Drafter]]
 
@@ -65,7 +65,7 @@ class Proposer:
         self._ended = self._draft_s = 0.0
 
     def load_model(self, target_model: Any) -> None:
-        """Nothing: it reads texts only."""
+        """Nothing to do: the drafter reads token ids only."""
 
     def propose(
         self,
@@ -102,7 +102,7 @@ class Proposer:
         return [replace(one, branches=1) for one in self.drafter.draft_options(seq)]
 
     def _text(self, before: list[_Text], tokens: NDArray[np.int32], num_fresh: int) -> _Text:
-        """The text that has grown to these tokens; rows move between steps and have no names. Else a new one."""
+        """The known text that has grown to these tokens, or a new one. Rows move between steps and have no ids."""
         was = len(tokens) - num_fresh
         for place, one in enumerate(before):
             if len(one.tokens) == was and np.array_equal(one.tokens, tokens[:was]):
@@ -117,7 +117,7 @@ class Proposer:
         return _Text(seq, tokens.copy())
 
     def _learn(self, step_s: float, reads: bool) -> None:
-        """Tell the policy what became of its plan, unless the batch has changed."""
+        """Report the outcome of the last plan to the policy, unless the batch has changed."""
         if not reads and not any(one.drafted for one in self._texts):
             self._plain.append(step_s)
         if [id(one) for one in self._texts] != [id(one) for one in self._planned]:
@@ -143,7 +143,7 @@ class Proposer:
             self.policy.observe(one.seq, record)
 
     def _drafts(self) -> list[list[int]]:
-        """What the policy wants of each text, and the drafter has."""
+        """A draft for each text, within the policy's budget."""
         seqs, self._planned = [one.seq for one in self._texts], []
         for one in self._texts:
             one.drafted = []
@@ -162,13 +162,13 @@ class Proposer:
 
 
 class Lookup(Proposer):
-    """`paceline.PromptLookup` in vLLM."""
+    """`paceline.PromptLookup` for vLLM."""
 
     kind = prompt_lookup.PromptLookup
 
 
 class Suffix(Proposer):
-    """`paceline.Suffix` in vLLM, of whose trees the most likely path is drafted."""
+    """`paceline.Suffix` for vLLM, which drafts the most likely path of its tree."""
 
     kind = suffix.Suffix
 

@@ -1,4 +1,4 @@
-"""The command line. What it needs is imported when it is called, and what a command needs when that runs."""
+"""The command line. Imports are delayed: a command imports heavy modules only when it runs."""
 
 import sys
 
@@ -6,7 +6,7 @@ from .process import ctrl_c, prepare, silence_loggers
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 refused or failed, 2 wrongly called, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong arguments, 130 interrupted."""
     prepare()
     if "--debug" not in (sys.argv if arguments is None else arguments):
         silence_loggers()

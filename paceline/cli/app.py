@@ -1,4 +1,4 @@
-"""The commands, and what they share: exit codes, and errors in one line."""
+"""The app with all commands; exit codes and one-line error messages."""
 
 import os
 import re
@@ -36,7 +36,7 @@ class _Commands(TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, **_: object) -> Never:  # type: ignore[override]
         """Parse the arguments, run, exit."""
-        self._main_shell_completion({}, "paceline")  # exits where a shell asks for words
+        self._main_shell_completion({}, "paceline")  # exits if a shell asks for completions
         given = sys.argv[1:] if args is None else list(args)
         screen, code = Screen(), 0
         ctrl_c.stage = "running"
@@ -72,7 +72,7 @@ def _report(error: BaseException, screen: Screen) -> int:
 
         unknown = re.match("No such command '(.+?)'", error.format_message())  # type: ignore[attr-defined]
         if instead := other_names.OPTIONS.get(unknown[1] if unknown else getattr(error, "option_name", "")):
-            error.message = f"{error.message} Here it is {instead}."  # type: ignore[attr-defined]
+            error.message = f"{error.message} In Paceline it is {instead}."  # type: ignore[attr-defined]
         screen.put_error("UsageError", error.format_message())  # type: ignore[attr-defined]
         rich_utils.rich_format_error(error)  # type: ignore[arg-type]
         return error.exit_code  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def _report(error: BaseException, screen: Screen) -> int:
         message = f"Unexpected {type(error).__name__}{': ' + lines[0] if lines else ''}."
         fix = "run again with --debug for the stack trace"
         screen.put_error(type(error).__name__, message, fix=fix)
-        message += f" This is a fault in Paceline or in a library; {fix}."
+        message += f" This is a bug in Paceline or in a library; {fix}."
     else:
         raise error
     screen.say_error(message)
@@ -95,7 +95,7 @@ def _report(error: BaseException, screen: Screen) -> int:
 
 
 def _is_usage(error: BaseException) -> bool:
-    """Whether typer raised it for wrong arguments; its class depends on the version of typer."""
+    """Whether typer raised it for wrong arguments; the class differs between versions of typer."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 

@@ -1,4 +1,4 @@
-"""`paceline bench`: what speculation gains, measured against plain decoding and other systems."""
+"""`paceline bench`: the speed-up of speculation over plain decoding, and a comparison with other systems."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -39,17 +39,16 @@ def bench(
     data: str | None = opt(None, "Folder that holds the suite's files.", PROMPTS, metavar="DIR"),
     download: bool = opt(False, "Fetch the suite's published file into your cache, once.", PROMPTS),
     num_prompts: int | None = opt(
-        None, "Use only this many, evenly from each category; always the same ones.", PROMPTS, min=1
+        None, "Use only this many, evenly from each category, always the same ones.", PROMPTS, min=1
     ),
-    batch: int = opt(1, "Prompts decoded side by side.", MEASURING, min=1),
+    batch: int = opt(1, "Prompts decoded at the same time.", MEASURING, min=1),
     repeat: int = opt(1, "How often each prompt is measured.", MEASURING, min=1),
     out: str | None = opt(None, "Result folder. Default: results/DATE-MODEL-DRAFTER.", MEASURING, "-o", "DIR"),
 ) -> None:
-    """Measure what speculation gains: plain and speculative decoding of the same prompts, in turns.
+    """Measure the speed-up of speculation: plain and speculative decoding of the same prompts, in turns.
 
-    Reports the speed-up with its 95% interval, acceptance, and whether the answers are the same; several --drafter are
-    compared, the default is lookup.
-    All of it is kept in a result folder; Ctrl-C keeps what was measured so far.
+    Reports the speed-up with its 95% interval, acceptance, and whether the answers are the same. Repeat --drafter to
+    compare several; the default is lookup. The result folder keeps all answers; Ctrl-C keeps what was measured so far.
 
     Example:  paceline bench smollm2-135m -d lookup -s spec_bench --data DIR --num-prompts 24
     """

@@ -1,4 +1,4 @@
-"""`paceline calibrate`: when a small model may answer in place of a large one."""
+"""`paceline calibrate`: the confidence from which a small model may answer in place of a large one."""
 
 from dataclasses import MISSING
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ from .screen import Screen
 if TYPE_CHECKING:
     from ..cascade import Calibration
 
-_PROMISE = "Promise"
+_GUARANTEE = "Guarantee"
 
 
 @command
@@ -35,34 +35,36 @@ def calibrate(
     large: Annotated[str, typer.Argument(metavar="LARGE", help="The model whose answers count; same tokenizer.")],
     *,
     prompts: Path = opt(
-        MISSING, f"A random sample of the prompts to come, with their images. {PROMPT_FILE}", PROMPTS, "-p", "FILE"
+        MISSING, f"A random sample of future prompts, with their images. {PROMPT_FILE}", PROMPTS, "-p", "FILE"
     ),
     loading: LoadOptions,
     screen: Screen,
     max_disagreement: float = opt(
-        0.01, "At most this share of all prompts may get another answer than the large model's.", _PROMISE
+        0.01, "At most this share of all prompts may get another answer than the large model's.", _GUARANTEE
     ),
-    confidence: float = opt(0.95, "Confidence that the promise holds.", _PROMISE),
-    short_limit: int = opt(16, "Tokens within which a small answer must end.", _PROMISE, min=1),
+    confidence: float = opt(0.95, "Confidence with which the bound holds.", _GUARANTEE),
+    short_limit: int = opt(16, "Tokens within which an answer of the small model must end.", _GUARANTEE, min=1),
     signal: list[str] | None = opt(
-        None, "min_prob (default), mean_prob or margin; of several the best, each tested more strictly.", _PROMISE
+        None,
+        "min_prob (default), mean_prob or margin; of several the best, each tested more strictly.",
+        _GUARANTEE,
     ),
-    num_prompts: int | None = opt(None, "Only the first of them.", PROMPTS, min=1),
+    num_prompts: int | None = opt(None, "Use only this many of the prompts.", PROMPTS, min=1),
     temperature: float = opt(0.0, "0: greedy.", PROMPTS, "-t"),
     seed: int = seed_option(),
     out: Path = opt(
         Path("calib.json"),
-        "The calibration; a plot is written beside it where matplotlib is installed.",
+        "The calibration file; a plot is written beside it if matplotlib is installed.",
         short="-o",
         metavar="FILE",
     ),
     small_weights: Weights | None = opt(None, "Quantize the small model.", MODEL),
     large_weights: Weights | None = opt(None, "Quantize the large model.", MODEL),
 ) -> None:
-    """Find out when a small model may answer alone, so that hardly an answer differs from a large model's.
+    """Find the confidence from which a small model may answer alone, with a bound on how many answers differ.
 
-    The bound is exact for prompts drawn like these; too few prompts are refused, with the number that is needed. An
-    interrupted run resumes where it stopped.
+    The bound is exact for prompts drawn like these. With too few prompts the command fails and says how many it needs.
+    An interrupted run resumes where it stopped.
 
     Example:  paceline calibrate small-model large-model --prompts mine.jsonl --max-disagreement 0.01
     """
@@ -90,7 +92,7 @@ def calibrate(
         check_out(plot, "paceline calibrate")
     repeats = len(texts) - len({repr(prompt) for prompt in texts})
     if repeats:
-        text = "The bound counts each as an independent draw: right for a sample of real traffic, wrong for copies."
+        text = "The bound counts each as an independent draw, which is right for real traffic and wrong for copies."
         screen.warn(f"{repeats} prompts are repeated.", text)
     with claimed(out):
         try:
@@ -146,4 +148,4 @@ def _show(made: "Calibration", out: Path, plot: Path | None, screen: Screen) -> 
     if plot is not None:
         screen.print_path(plot)
     if not choice.point.covered:
-        screen.warn("No answer would be given alone: the small model is never both confident and right.")
+        screen.warn("The small model would answer no prompt alone: it is never both confident and right.")

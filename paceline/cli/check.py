@@ -1,4 +1,4 @@
-"""`paceline check` and `paceline check-draft`: is speculation exact, and does a head still draft as recorded?"""
+"""`paceline check` and `paceline check-draft`: whether speculation is exact, and a head drafts as well as recorded."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -36,13 +36,13 @@ def check(
     loading: ModelOptions,
     screen: Screen,
     prompts: str | None = opt(None, f"{PROMPT_FILE} Default: 8 built in.", metavar="FILE"),
-    num_prompts: int | None = opt(None, "Only the first of them.", min=1),
-    max_tokens: int = opt(64, "Length of an answer.", min=1),
+    num_prompts: int | None = opt(None, "Use only this many of the prompts.", min=1),
+    max_tokens: int = opt(64, "Maximum number of tokens of an answer.", min=1),
     temperature: list[float] | None = opt(None, "Repeat it for several; default: 0 and 0.8.", short="-t"),
     seed: int = seed_option(),
     no_law_test: bool = opt(False, "Leave out the test of the sampled distribution."),
 ) -> None:
-    """Check on your machine that speculation leaves the answers unchanged, or learn where it does not.
+    """Check on your machine that speculation does not change the answers.
 
     Every prompt is decoded both ways. With invariant numerics a difference is a bug; with fast ones it is a near-tie if
     rounding explains it. Some answers, and all that differ, are compared with an independent pass over the whole text.
@@ -154,11 +154,11 @@ def check_draft(
     loading: LoadOptions,
     screen: Screen,
     model: str | None = opt(None, "The target model; default: the one it was trained for, by name."),
-    num_prompts: int | None = opt(None, "Only the first of the recorded prompts.", min=1),
-    prompts: str | None = opt(None, "The prompt file of a record that does not hold its prompts.", metavar="FILE"),
+    num_prompts: int | None = opt(None, "Use only this many of the recorded prompts.", min=1),
+    prompts: str | None = opt(None, "The prompt file, where the record does not contain the prompts.", metavar="FILE"),
     tolerance: float = opt(0.05, "Allowed difference, in addition to the sampling error.", min=0.0, max=1.0),
 ) -> None:
-    """Does a trained head still draft as well as when it was recorded?
+    """Check that a trained head still drafts as well as when it was recorded.
 
     Decodes the recorded prompts with the recorded budget, temperature, seed and dtype, and compares the mean acceptance
     length and the acceptance at each position. Exit status 1 means that they differ by more than the tolerance.

@@ -38,10 +38,10 @@ def demo(
     num_prompts: int = opt(4, "How many of the prompts to show.", min=1),
     svg: Path | None = opt(None, "Save the answers and the table as an image.", metavar="FILE"),
 ) -> None:
-    """Watch the same prompts decoded plainly and with speculation, and compare the speed and the text.
+    """Decode the same prompts with and without speculation, and compare the speed and the text.
 
     Some answers copy from the prompt, others do not. The default drafter is the one recommended with the
-    model's packaged head (`paceline models`), else lookup.
+    model's packaged head (`paceline models`), or lookup.
 
     Example:  paceline demo --drafter self-int4 --max-tokens 200
     """

@@ -1,4 +1,4 @@
-"""`paceline doctor`: what this machine can do with a model, and what limits it."""
+"""`paceline doctor`: how fast this machine can run a model, and what limits it."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,14 +26,14 @@ def doctor(
             show_default=False,
         ),
     ] = None,
-    batch: int = opt(8, "Sequences side by side that the memory plan allows for.", min=1),
+    batch: int = opt(8, "Sequences decoded at the same time, for the memory plan.", min=1),
     drafter_free: bool = opt(False, "Plan no memory for an INT4 self-draft."),
 ) -> None:
-    """Measure what your machine can do with a model, and learn what limits it.
+    """Measure how fast your machine can run a model, and what limits it.
 
-    Memory of the model and of drafters, the shortest time in which the weights can be read, the time of a pass by its
-    number of rows, and the most that a drafter may cost to pay. Takes some ten seconds for a small model; on a busy
-    machine the timings mean little, and the report says so.
+    Reports the memory of the model and of drafters, the shortest time in which the weights can be read, the time of a
+    pass by its number of rows, and how much time a drafter may take to be worth it. Takes some ten seconds for a small
+    model. Timings on a busy machine mean little; the report warns of this.
 
     Example:  paceline doctor smollm2-135m
     """

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ..outputs import Completion, RequestOutput
 
 _PROMPT, _SAMPLING, _END, _OUTPUT = "Prompt (one of these)", "Sampling", "Where to stop", "Output"
-_FORM = "Form of the answer (one of these)"
+_FORM = "Structured outputs (one of these)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """The ways to give a prompt, of which exactly one must be used, and images that stand before the text."""
+    """The ways to give a prompt, of which exactly one must be used, and images that come before the text."""
 
     text: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Text to continue, as --prompt.")] = None
     prompt: str | None = opt(None, "Text to continue.", _PROMPT, "-p")
@@ -89,9 +89,9 @@ class SamplingOptions:
     stop: list[str] | None = opt(None, "Stop before this text; repeatable.", _END)
     stop_token_ids: list[int] | None = opt(None, "Stop at this token; repeatable.", _END, name="--stop-token-id")
     ignore_eos: bool = opt(False, "Go on past the end-of-sequence token.", _END)
-    json_schema: str | None = opt(None, "JSON by the schema in this file.", _FORM, metavar="FILE")
-    regex: str | None = opt(None, "Text that this regular expression matches as a whole.", _FORM)
-    choice: list[str] | None = opt(None, "This text, or another that is given so; repeatable.", _FORM)
+    json_schema: str | None = opt(None, "JSON that matches the schema in this file.", _FORM, metavar="FILE")
+    regex: str | None = opt(None, "Text that matches this whole regular expression.", _FORM)
+    choice: list[str] | None = opt(None, "One of these texts; repeat the option for each.", _FORM)
     logprobs: int | None = opt(None, "Log-probabilities of each token and of the top K (in --json).", _OUTPUT)
 
     def params(self) -> "SamplingParams":
@@ -117,10 +117,10 @@ def generate(
     sampling: SamplingOptions,
     loading: ModelOptions,
     screen: Screen,
-    stream: bool = opt(True, "Show text as it comes.", _OUTPUT, name="--stream/--no-stream"),
+    stream: bool = opt(True, "Print the text while it is decoded.", _OUTPUT, name="--stream/--no-stream"),
     color: bool = opt(False, "Colour each token by its origin.", _OUTPUT),
 ) -> None:
-    """Answer a prompt; the answer goes to stdout, remarks to stderr.
+    """Answer a prompt; the answer goes to stdout, messages to stderr.
 
     Example:  paceline generate smollm2-135m --chat "Name three rivers." --drafter lookup --color
 

@@ -1,4 +1,4 @@
-"""`paceline index`: a corpus that the drafter `suffix` can search."""
+"""`paceline index`: index a corpus for the drafter `suffix`."""
 
 from dataclasses import MISSING
 from pathlib import Path
@@ -24,13 +24,13 @@ def index(
     out: Path = opt(MISSING, "The folder to write; a new one.", short="-o", metavar="FOLDER"),
     model: str = opt(MISSING, "The model to draft for, or another with its tokenizer.", MODEL, "-m", "MODEL"),
     suffix: list[str] | None = opt(
-        None, "How the names of files in a folder end, such as .py; repeatable.", metavar="TEXT"
+        None, "Read the files in folders whose names end like this, such as .py; repeatable.", metavar="TEXT"
     ),
 ) -> None:
-    """Index a corpus for --drafter suffix:FOLDER, which drafts what followed there in the same words.
+    """Index a corpus for --drafter suffix:FOLDER, which drafts what followed the same tokens in the corpus.
 
-    It pays for answers that repeat texts which are not in the prompt: a code base, earlier answers, documentation.
-    Files of a folder that are not text are left out. Sorting takes 50 bytes of memory a token.
+    This is useful for answers that repeat texts which are not in the prompt: a code base, earlier answers,
+    documentation. Files of a folder that are not text are skipped. Sorting takes 50 bytes of memory per token.
 
     Example:  paceline index answers.jsonl src --suffix .py --out corpus --model smollm2-135m
     """

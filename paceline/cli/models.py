@@ -21,7 +21,7 @@ def pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `paceline models` lists.")],
     screen: Screen,
     cache_dir: str | None = opt(None, _CACHE_DIR),
-    force: bool = opt(False, "Fetch it again, even if it is there and whole."),
+    force: bool = opt(False, "Fetch it again, even if it is there and undamaged."),
 ) -> None:
     """Fetch a model by name into your cache, checked by its hash; a packaged model is merged with its base.
 
@@ -112,11 +112,11 @@ def export(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a new one.")],
     screen: Screen,
-    to: Literal["vllm", "sglang", "speculators"] = opt(MISSING, "The engine that is to load it."),
+    to: Literal["vllm", "sglang", "speculators"] = opt(MISSING, "The engine that will load it."),
     model: str | None = opt(
-        None, "The head's target model, for layouts that hold its output rows or its name.", metavar="TARGET"
+        None, "The head's target model, for layouts that contain its output rows or its name.", metavar="TARGET"
     ),
-    num_speculative_tokens: int = opt(3, "Tokens to draft in every step there.", short="-k", min=1),
+    num_speculative_tokens: int = opt(3, "Tokens to draft in every step of that engine.", short="-k", min=1),
 ) -> None:
     """Write a trained head for vLLM, SGLang or speculators, and check that it reads back as the same head.
 

@@ -103,20 +103,20 @@ ModelArgument = Annotated[
 
 
 def seed_option() -> Any:
-    """Above the largest seed there is room for the index of a prompt to be added."""
+    """The option --seed. Its maximum leaves room to add the index of a prompt."""
     return opt(0, "For sampled answers and confidence intervals.", PROMPTS, metavar="INT", min=0, max=2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions:
-    """What answers are measured."""
+    """Length and sampling of the answers that are measured."""
 
-    max_tokens: int = opt(128, "Length of an answer.", PROMPTS, min=1)
+    max_tokens: int = opt(128, "Maximum number of tokens of an answer.", PROMPTS, min=1)
     temperature: float = opt(0.0, "0: greedy.", PROMPTS, "-t")
     seed: int = seed_option()
 
     def params(self) -> "SamplingParams":
-        """Raises `ConfigError` for wrong values: to be called before minutes of loading."""
+        """Raises `ConfigError` for wrong values; call it before loading a model, which takes minutes."""
         from ..core.request import SamplingParams
 
         return SamplingParams(**vars(self))
@@ -144,18 +144,24 @@ class SpeculationOptions:
         None, "The drafter as JSON with vLLM's keys, instead of --drafter.", SPECULATION, "-sc", "JSON"
     )
     num_speculative_tokens: int | None = opt(
-        None, "Tokens to draft in every round; default: the policy decides, down to none.", SPECULATION, "-k", min=1
+        None,
+        "Tokens to draft in every round; default: the policy decides.",
+        SPECULATION,
+        "-k",
+        min=1,
     )
     policy: Policy | None = opt(
-        None, "cost_model: as many tokens as pay (default without -k); dynamic: a simpler rule; fixed: -k.", SPECULATION
+        None,
+        "cost_model: by expected speed (default without -k); dynamic: by acceptance; fixed: always -k.",
+        SPECULATION,
     )
     profile: Path | None = opt(
-        None, "A file of `paceline tune`: its drafter and measurements.", SPECULATION, metavar="FILE"
+        None, "A file written by `paceline tune`: its drafter and measurements.", SPECULATION, metavar="FILE"
     )
-    allow_lossy: bool = opt(False, "Permit verification that changes the answers (typical).", SPECULATION)
+    allow_lossy: bool = opt(False, "Permit a verifier that changes the answers (typical).", SPECULATION)
 
     def choose(self, default: str, policy: Policy | None = None) -> Speculation:
-        """What was asked for. default, policy: for what neither an option nor the profile decides.
+        """The chosen drafter. default, policy: used where neither an option nor the profile decides.
 
         A drafter that is given replaces the profile's. Raises `ConfigError`, and usage errors for contradictions.
         """
@@ -225,7 +231,7 @@ def open_engine(
     speculation: Speculation | None = None,
     max_num_seqs: int = 1,
 ) -> "LLM":
-    """An engine on a model that is given by name, which is pulled if it must be, or loaded already."""
+    """An `LLM` for a model that is given by name, and pulled if necessary, or that is loaded already."""
     speculation = speculation or Speculation()
     with screen.spinner("starting"):  # importing torch takes seconds
         quieten(screen.debug)
@@ -266,7 +272,7 @@ def open_engine(
 def choose_prompts(
     questions: "list[Question]", number: int | None, llm: "LLM", screen: Screen
 ) -> "tuple[list[Question], int]":
-    """Those to measure, and how many do not fit the context. Raises `ConfigError` where none does."""
+    """The prompts to measure, and how many do not fit the context. Raises `ConfigError` where none fits."""
     from ..eval.run import fitting
     from ..eval.suites import choose
 
@@ -280,7 +286,7 @@ def choose_prompts(
 
 
 def remark_raw(count: int, llm: "LLM", screen: Screen) -> None:
-    """Say that this many prompts of a file are text to continue, where the model was made for chats."""
+    """Warn that this many prompts are raw text to continue, where the model has a chat template."""
     from ..hf.prompts import has_chat_template
 
     if count and has_chat_template(llm.loaded):

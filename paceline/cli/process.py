@@ -1,6 +1,6 @@
-"""The process that a command runs in: Ctrl-C at any moment, closed streams, poor encodings.
+"""The process of a command: Ctrl-C at any moment, closed streams, limited encodings.
 
-It imports almost nothing, so that it is in place before everything else.
+It imports almost nothing, so that its signal handler is installed first.
 """
 
 import os

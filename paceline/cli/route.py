@@ -1,4 +1,4 @@
-"""`paceline route`: one address for two servers; the small model answers where it is confident."""
+"""`paceline route`: a cascade of two servers; the small model answers where it is confident."""
 
 import os
 from dataclasses import MISSING
@@ -11,30 +11,30 @@ from .options import command, opt
 from .screen import Screen
 from .serve import SERVER, ListenOptions
 
-_PROMISE = "Promise"
+_GUARANTEE = "Guarantee"
 
 
 @command
 def route(
     server: ListenOptions,
     screen: Screen,
-    small: str = opt(MISSING, "Address of the server of the small model, of vLLM or ours.", SERVER, metavar="URL"),
-    large: str = opt(MISSING, "Address of the server of the large model.", SERVER, metavar="URL"),
-    calibration: Path = opt(MISSING, "What `paceline calibrate` measured of these models.", _PROMISE, metavar="FILE"),
-    allow_lossy: bool = opt(False, "Permit answers of the small model alone, which may differ.", _PROMISE),
+    small: str = opt(MISSING, "Address of the small model's server, Paceline's or vLLM's.", SERVER, metavar="URL"),
+    large: str = opt(MISSING, "Address of the large model's server.", SERVER, metavar="URL"),
+    calibration: Path = opt(MISSING, "A file of `paceline calibrate` for these models.", _GUARANTEE, metavar="FILE"),
+    allow_lossy: bool = opt(False, "Permit answers of the small model alone, which may differ.", _GUARANTEE),
     max_disagreement: float | None = opt(
-        None, "Share of all chats that may differ; default: the calibration's.", _PROMISE
+        None, "Share of all chats whose answers may differ; default: the calibration's.", _GUARANTEE
     ),
     audit_share: float = opt(
-        0.05, "Share of the chats for which the large model checks the small one.", _PROMISE, min=0, max=1
+        0.05, "Share of the chats in which the large model checks the small one.", _GUARANTEE, min=0, max=1
     ),
     served_model_name: str = opt("cascade", "Name of the model in requests.", SERVER, metavar="NAME"),
 ) -> None:
     """Answer chats of the OpenAI API with a small model where it is confident, and with a large one otherwise.
 
-    Lossy: an answer of the small model may differ from the large one's, as rarely as the calibration promises. Clients
+    Lossy: an answer of the small model may differ from the large one's; the calibration bounds how often. Clients must
     send the key in PACELINE_API_KEY, if it is set; the router sends those in PACELINE_SMALL_API_KEY and
-    PACELINE_LARGE_API_KEY.
+    PACELINE_LARGE_API_KEY to the servers.
 
     Example:  paceline route --small http://a:8000 --large http://b:8000 --calibration calib.json --allow-lossy
     """
@@ -57,7 +57,7 @@ def route(
     for role, measured, there in (("small", made.small, router.small), ("large", made.large, router.large)):
         if Path(measured.name).name != Path(there.model).name:
             what = f"The {role} model is {there.model} there and {measured.name} in the calibration:"
-            screen.warn(what, "the promise holds only if they are the same.")
+            screen.warn(what, "the guarantee holds only if they are the same.")
 
     def announce(url: str) -> None:
         choice = router.choice

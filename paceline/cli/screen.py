@@ -1,4 +1,4 @@
-"""Where output goes: results to stdout, remarks and progress to stderr, and under --json one line of JSON alone."""
+"""The output of commands: results to stdout, messages and progress to stderr; with --json only one line of JSON."""
 
 import math
 import sys
@@ -159,14 +159,14 @@ class Screen:
 
 
 def number(value: float | None, form: str = ".2f", unit: str = "") -> str:
-    """A number for people; a dash where there is none, as of the mean of nothing."""
+    """A formatted number; a dash where there is none."""
     return "–" if value is None or not math.isfinite(value) else format(value, form) + unit
 
 
 def table_of(
     columns: dict[str, Callable[[Any], str]], rows: Iterable[Any], text_columns: int = 1, title: str | None = None
 ) -> Table:
-    """A table with a line for each row, and in each column what its function makes of the row.
+    """A table with a line for each row; the function of each column formats its cell.
 
     The first `text_columns` columns hold text, the others numbers.
     """

@@ -21,7 +21,7 @@ from .serve_vllm import EngineOptions, VllmCommand, check_engine, vllm_command
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-SERVER, _SAFETY, _LIMITS, _OUTPUT = "Server", "Who may ask", "Limits", "Answers and logs"
+SERVER, _ACCESS, _LIMITS, _OUTPUT = "Server", "Access", "Limits", "Answers and logs"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")  # of this machine, in a Host header
 KEY_VARIABLE = "PACELINE_API_KEY"
@@ -30,7 +30,7 @@ KEY_VARIABLE = "PACELINE_API_KEY"
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     """Make the values of a YAML file the defaults of the options, as vLLM's `--config`. Raises `ConfigError`.
 
-    A name has - or _, a repeatable option a list or one value, and an object stands for its JSON.
+    Names may have - or _. A repeatable option takes a list or one value; an object is passed as its JSON.
     """
     if path is None:
         return None
@@ -46,7 +46,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         name = str(key).replace("-", "_")
         if name not in options:
             known = ", ".join(sorted(options))
-            raise ConfigError(f"{path} has an option that {ctx.command.name} has not", got=key, expected=known)
+            raise ConfigError(f"{path} has an option that {ctx.command.name} does not have", got=key, expected=known)
         is_many = getattr(options[name], "multiple", False)
         if isinstance(value, list) and not is_many:
             raise ConfigError(f"{path} gives {key} more than once", got=value, expected="one value")
@@ -57,33 +57,37 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _as_word(value: object) -> object:
-    """As the command line would have it."""
+    """The value as on the command line."""
     return value if isinstance(value, bool) else json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where a server listens, whom it answers, and how much."""
+    """Where a server listens, which clients may use it, and how much."""
 
-    host: str = opt("127.0.0.1", "Address to listen at; 0.0.0.0: all of this machine.", SERVER)
-    port: int = opt(8000, "0: any free one.", SERVER, min=0, max=65535)
+    host: str = opt("127.0.0.1", "Address to listen at; 0.0.0.0: all interfaces.", SERVER)
+    port: int = opt(8000, "Port to listen at; 0: any free one.", SERVER, min=0, max=65535)
     drain_timeout: float = opt(
-        30.0, "After SIGTERM or Ctrl-C, seconds to finish what is being answered.", SERVER, min=0
+        30.0, "Seconds to complete the answers in progress after SIGTERM or Ctrl-C.", SERVER, min=0
     )
     api_key: list[str] | None = opt(
-        None, f"Key that clients must send; repeatable. Better in {KEY_VARIABLE}: others see options.", _SAFETY
+        None, f"Key that clients must send; repeatable. Safer: {KEY_VARIABLE}, since others can see options.", _ACCESS
     )
     allowed_hosts: list[str] | None = opt(
-        None, "Name by which clients call it; repeatable, * for any. Default: local if --host is.", _SAFETY, "", "HOST"
+        None,
+        "Host header to accept; repeatable, * for any. Default: local if --host is.",
+        _ACCESS,
+        "",
+        "HOST",
     )
-    max_connections: int = opt(512, "Open connections; more are refused with 503.", _LIMITS, min=1)
-    max_body_mb: int = opt(32, "Size of a request.", _LIMITS, min=1)
-    request_timeout: float = opt(600.0, "Seconds for an answer, its wait included.", _LIMITS, min=0.001)
-    log_format: Literal["text", "json"] = opt("text", "Form of the lines on stderr.", _OUTPUT)
+    max_connections: int = opt(512, "Open connections; further ones are refused with 503.", _LIMITS, min=1)
+    max_body_mb: int = opt(32, "Largest request.", _LIMITS, min=1)
+    request_timeout: float = opt(600.0, "Seconds for an answer, including its time in the queue.", _LIMITS, min=0.001)
+    log_format: Literal["text", "json"] = opt("text", "Format of the log on stderr.", _OUTPUT)
 
     @property
     def keys(self) -> list[str]:
-        """Of clients: those given, or the environment's. Raises `ConfigError` for an empty one."""
+        """The API keys of clients: those given, or the environment's. Raises `ConfigError` for an empty one."""
         keys = self.api_key or ([os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [])
         if not all(key.strip() for key in keys):
             raise ConfigError("an API key is empty", fix=f"give --api-key a text, or unset {KEY_VARIABLE}")
@@ -101,7 +105,7 @@ class ListenOptions:
         }
 
     def bind(self, command: str, screen: Screen) -> socket.socket:
-        """The socket, before anything slow begins. Raises `ConfigError`, also where a package or a key is missing."""
+        """Bind the socket before anything slow. Raises `ConfigError`, also for a missing package or an empty key."""
         keys = self.keys
         try:
             from ..server.run import bind
@@ -109,7 +113,7 @@ class ListenOptions:
             raise ConfigError(f"paceline {command} needs {error.name}", fix="pip install 'paceline[serve]'") from error
         taken = bind(self.host, self.port)
         if self.host not in LOCAL and not keys:
-            screen.warn(f"Whoever reaches {self.host} may ask:", "there is no --api-key.")
+            screen.warn(f"Anyone who can reach {self.host} can use this server:", "there is no --api-key.")
         return taken
 
     def run(self, app: "FastAPI", taken: socket.socket, announce: Callable[[str], None]) -> None:
@@ -122,42 +126,42 @@ class ListenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(ListenOptions):
-    """Of a server with a model."""
+    """Options of a server with a model."""
 
     config: Path | None = opt(
         None,
-        "YAML file of options, MODEL as model; the command line wins.",
+        "YAML file of options, MODEL as model; the command line takes precedence.",
         SERVER,
         metavar="FILE",
         callback=_read_config,
         is_eager=True,
     )
     served_model_name: str | None = opt(None, "Name of the model in requests; default: MODEL.", SERVER, metavar="NAME")
-    max_num_seqs: int | None = opt(None, "Answers decoded side by side; default: 8.", SERVER, min=1)
+    max_num_seqs: int | None = opt(None, "Answers decoded at the same time; default: 8.", SERVER, min=1)
     prefix_cache_bytes: int | None = opt(
-        None, "Memory for the beginnings of texts that were read; default: 1 GiB; 0: off.", SERVER, min=0, metavar="N"
+        None, "Memory of the prefix cache; default: 1 GiB; 0: off.", SERVER, min=0, metavar="N"
     )
     allow_origin: list[str] | None = opt(
-        None, "Page of another host that may call from browsers; repeatable.", _SAFETY, metavar="URL"
+        None, "Origin whose pages may call the server from a browser; repeatable.", _ACCESS, metavar="URL"
     )
     allow_image_hosts: list[str] | None = opt(
-        None, "Host from which image URLs are fetched; repeatable. Default: data URIs alone.", _SAFETY, metavar="HOST"
+        None, "Host from which image URLs may be fetched; repeatable. Default: only data URIs.", _ACCESS, metavar="HOST"
     )
-    max_waiting: int = opt(256, "Requests that may wait for a slot; more are refused with 429.", _LIMITS, min=0)
-    max_image_mb: int = opt(20, "Size of an image.", _LIMITS, min=1)
-    return_metrics: bool = opt(False, "Say with every answer how it was decoded.", _OUTPUT)
+    max_waiting: int = opt(256, "Requests that may wait for a slot; further ones are refused with 429.", _LIMITS, min=0)
+    max_image_mb: int = opt(20, "Largest image.", _LIMITS, min=1)
+    return_metrics: bool = opt(False, "Report with every answer how it was decoded.", _OUTPUT)
     return_provenance: bool = opt(
-        False, "The same, and where each token came from, unless a request says otherwise.", _OUTPUT
+        False, "Also report where each token came from, unless a request decides otherwise.", _OUTPUT
     )
     metric_prefix: Literal["paceline", "vllm"] = opt(
-        "paceline", "vllm: names of /metrics as vLLM's dashboards read them.", _OUTPUT
+        "paceline", "vllm: metrics have the names that vLLM's dashboards expect.", _OUTPUT
     )
     otlp_traces_endpoint: str | None = opt(
-        None, "OpenTelemetry collector, a span a request: http://localhost:4318/v1/traces.", _OUTPUT, metavar="URL"
+        None, "OpenTelemetry collector for a span per request: http://localhost:4318/v1/traces.", _OUTPUT, metavar="URL"
     )
 
     def name_of(self, model: str) -> str:
-        """What requests call the model."""
+        """The name of the model in requests."""
         return self.served_model_name or (Path(model).name if Path(model).is_dir() else model)
 
 
@@ -170,12 +174,12 @@ def serve(
     loading: ModelOptions,
     screen: Screen,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="With --engine vllm: options of its own.")
+        list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="With --engine vllm: further options of vLLM.")
     ] = None,
 ) -> None:
-    """Answer requests of the OpenAI API over HTTP, and show a chat at /.
+    """Serve a model over HTTP with the OpenAI API, and a chat page at /.
 
-    With several drafters (--drafter lookup --drafter self-int4) the policy takes the best, or a request names one.
+    With several drafters (--drafter lookup --drafter self-int4) the policy chooses, or a request names one.
 
     Example:  paceline serve smollm2-135m --drafter lookup
 
@@ -231,7 +235,7 @@ def serve(
 
 
 def _predicting(chosen: Speculation) -> Speculation:
-    """The same with a drafter for the predictions of requests, unless nothing is to be drafted."""
+    """The same with a drafter for the predictions of requests, unless drafting is off."""
     config, parts = chosen.config, chosen.config.drafter.parts
     if any(one.method in ("none", "prediction") for one in parts):
         return chosen
@@ -240,7 +244,7 @@ def _predicting(chosen: Speculation) -> Speculation:
 
 
 def _run(vllm: VllmCommand, only_print: bool, screen: Screen) -> None:
-    """Show what starts vLLM, and become it unless it is only to be shown."""
+    """Print the command that starts vLLM, and replace this process by it unless `only_print`."""
     if screen.json:
         screen.put_json({"command": vllm.words, "ray": vllm.ray, "remarks": vllm.remarks})
     for line in vllm.remarks:

@@ -1,6 +1,6 @@
-"""`paceline serve --engine vllm`: the same options in the words of `vllm serve`, which then takes over the process.
+"""`paceline serve --engine vllm`: translates the options to those of `vllm serve`, which then replaces the process.
 
-The names are those of vLLM 0.32. What vLLM cannot do is refused by name, before anything starts.
+The names are those of vLLM 0.32. Options that vLLM does not have are refused by name, before anything starts.
 """
 
 import json
@@ -37,15 +37,15 @@ SAME = {
     "pipeline_parallel_size": "--pipeline-parallel-size",
     "data_parallel_size": "--data-parallel-size",
 }
-"""Options that vLLM has, by our names."""
+"""Options that vLLM has, too, by Paceline's names."""
 MISSING = {
-    "allowed_hosts": "check names in the proxy before it",
-    "prefix_cache_bytes": "vLLM keeps texts in its KV cache; -- --no-enable-prefix-caching turns that off",
-    "max_waiting": "vLLM has no limit of its own; set one in the proxy before it",
-    "max_connections": "set a limit in the proxy before it",
-    "max_body_mb": "set a limit in the proxy before it",
-    "max_image_mb": "set a limit in the proxy before it",
-    "request_timeout": "set a limit in the proxy before it",
+    "allowed_hosts": "check the Host header in a proxy in front of it",
+    "prefix_cache_bytes": "vLLM caches prefixes in its KV cache; -- --no-enable-prefix-caching turns that off",
+    "max_waiting": "set a limit in a proxy in front of it",
+    "max_connections": "set a limit in a proxy in front of it",
+    "max_body_mb": "set a limit in a proxy in front of it",
+    "max_image_mb": "set a limit in a proxy in front of it",
+    "request_timeout": "set a limit in a proxy in front of it",
     "return_provenance": "vLLM does not say where tokens came from",
     "log_format": "see VLLM_LOGGING_CONFIG_PATH",
     "threads": "on a CPU, set OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND=nobind",
@@ -53,7 +53,7 @@ MISSING = {
     "policy": "give -k, the number of tokens that it drafts in every round",
     "allow_lossy": "leave it out: no rule of vLLM changes the distribution unless its own options ask for it",
 }
-"""Options that vLLM has not, and what to do instead."""
+"""Options that vLLM does not have, and what to do instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class EngineOptions:
     """Which engine serves, and over how many devices and hosts vLLM spreads a model."""
 
     engine: Literal["paceline", "vllm"] = opt(
-        "paceline", "vllm: run `vllm serve`; options after -- go to it as they are.", _ENGINE
+        "paceline", "vllm: run `vllm serve`; options after -- are passed to it unchanged.", _ENGINE
     )
     tensor_parallel_size: int | None = opt(None, "Devices that share each layer (vLLM).", _ENGINE, metavar="N", min=1)
     pipeline_parallel_size: int | None = opt(
@@ -69,14 +69,14 @@ class EngineOptions:
     )
     data_parallel_size: int | None = opt(None, "Copies of the model (vLLM).", _ENGINE, metavar="N", min=1)
     nnodes: int = opt(1, "Hosts; several are joined by Ray (vLLM).", _ENGINE, metavar="N", min=1)
-    only_print: bool = opt(False, "Show the command of vLLM and start nothing.", _ENGINE, name="--print")
+    only_print: bool = opt(False, "Print the command of vLLM and start nothing.", _ENGINE, name="--print")
 
 
 @dataclass(frozen=True)
 class VllmCommand:
-    """What starts vLLM.
+    """The command that starts vLLM.
 
-    words: the command. environment: variables that it needs besides, with secrets. remarks: what is different there.
+    words: the command. environment: further variables, with secrets. remarks: what is different in vLLM.
     ray: the commands that join the hosts first, one for this host and one for each other; empty for a single host.
     """
 
@@ -90,7 +90,7 @@ class VllmCommand:
         return " ".join([*(f"{name}=${name}" for name in self.environment), shlex.join(self.words)])
 
     def run(self) -> None:
-        """Become that process. Raises `ConfigError` where vLLM is not installed."""
+        """Replace this process by it. Raises `ConfigError` where vLLM is not installed."""
         beside = Path(sys.executable).with_name(self.words[0])
         program = str(beside) if beside.exists() else shutil.which(self.words[0])
         if program is None:
@@ -101,7 +101,7 @@ class VllmCommand:
 
 
 def check_engine(options: EngineOptions, more: Sequence[str]) -> None:
-    """Raise `ConfigError` for options of vLLM where our own engine serves."""
+    """Raise `ConfigError` for options of vLLM where Paceline's engine serves."""
     given = [name for name in _given(options) if name != "engine"]
     if options.engine != "vllm" and (given or more):
         named = [_option(name) for name in given] + list(more)
@@ -116,7 +116,7 @@ def vllm_command(
     loading: ModelOptions,
     more: Sequence[str] = (),
 ) -> VllmCommand:
-    """The command for these options. more: added as it is. Raises `ConfigError` for what vLLM does not have."""
+    """The command for these options. more: added unchanged. Raises `ConfigError` for what vLLM does not have."""
     given = _given(server) | _given(loading) | _given(options) | _given(speculation)
     for name, instead in MISSING.items():
         if name in given and given[name] != "fixed":  # the policy that vLLM has

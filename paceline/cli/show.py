@@ -1,4 +1,4 @@
-"""`paceline show` and `paceline plot`: results that are there already, as coloured text, a page or figures."""
+"""`paceline show` and `paceline plot`: saved results as coloured text, a page or figures."""
 
 import os
 import sys
@@ -38,9 +38,9 @@ def plot(
     out: Path | None = opt(None, "Default: `plots` in the first folder.", short="-o", metavar="DIR"),
     format: list[FigureFormat] | None = opt(None, "Repeat it for several; default: both.", short="-f"),
 ) -> None:
-    """Draw results: speed-ups, acceptance, the cost of a pass, batch sizes. Several results are compared.
+    """Plot results: speed-ups, acceptance, the time of a pass, batch sizes. Several results are compared.
 
-    A figure that the results give no data for is left out, with the reason.
+    A figure that the results have no data for is left out, with the reason.
 
     Example:  paceline plot results/lookup results/self-int4 --out plots
     """
@@ -71,7 +71,7 @@ def show(
 ) -> None:
     """Show the answers of a benchmark, every token coloured by its origin.
 
-    With --html, one page that opens without a network: the tree of each round, and where its time went.
+    With --html, writes one self-contained page, which also shows the tree of each round and how long it took.
 
     Example:  paceline show results/lookup --html --open
     """
@@ -114,7 +114,7 @@ def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:
 
     answers = chosen(opened.answers())
     if not answers:
-        raise ConfigError("these results hold no answer of ours with its rounds", got=str(opened.path))
+        raise ConfigError("these results have no answer of Paceline with its rounds", got=str(opened.path))
     if number > len(answers):
         raise ConfigError("there is no such answer", got=number, expected=f"1 to {len(answers)}")
     one = answers[number - 1]

@@ -1,4 +1,4 @@
-"""`paceline train`: a bar for each stage where stderr is a terminal, else a line every half minute."""
+"""`paceline train`: train a drafter. Shows a progress bar, or a line every half minute without a terminal."""
 
 import json
 import shlex
@@ -31,13 +31,13 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="[STAGE] [KEY=VALUE]...",
-            help="prepare, train or eval; default: all. Then what to change, for example train.lr=1e-3.",
+            help="prepare, train or eval; default: all. Then settings to change, for example train.lr=1e-3.",
         ),
     ] = None,
     config: Path | None = opt(None, "A YAML file; it needs model, prompts and out.", short="-c", metavar="FILE"),
     target: str | None = opt(None, "The same as model=MODEL.", short="-m", metavar="MODEL"),
     prepared: list[Path] | None = opt(
-        None, "Answers that `prepare` wrote before, instead of that stage; repeatable.", metavar="FOLDER"
+        None, "Answers of an earlier `prepare`, instead of that stage; repeatable.", metavar="FOLDER"
     ),
     out: Path | None = opt(None, "The same as out=FOLDER.", short="-o", metavar="FOLDER"),
 ) -> None:
@@ -53,7 +53,7 @@ def train(
     overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None]
     overrides += [word for word in words or [] if "=" in word]
     if len(stages) > 1 or any(stage not in _STAGES for stage in stages):
-        raise typer.BadParameter(f"{' '.join(stages)!r} is no stage; expected {', '.join(_STAGES)}, or KEY=VALUE")
+        raise typer.BadParameter(f"{' '.join(stages)!r} is not a stage; expected {', '.join(_STAGES)}, or KEY=VALUE")
     with screen.spinner("starting"):
         from ..train.config import read_config
         from ..train.run_folder import is_main
@@ -131,6 +131,6 @@ def _say_done(done: "Done", target: str, screen: Screen) -> None:
 
 
 def _kind(folder: Path) -> str:
-    """How the command line calls a drafter that lies in this folder."""
+    """The prefix of --drafter for the drafter in this folder."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return "model" if "paceline_head" not in config else "self-int4" if config["method"] == "self_int4" else "head"

@@ -1,4 +1,4 @@
-"""`paceline tune`: which drafter pays for a model on this machine and these prompts."""
+"""`paceline tune`: find the fastest drafter for a model on this machine and these prompts."""
 
 import shlex
 from collections.abc import Sequence
@@ -40,15 +40,19 @@ def tune(
     screen: Screen,
     prompts: str | None = opt(None, f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE"),
     drafter: list[str] | None = opt(
-        None, f"{DRAFTER_NAMES}; repeat it. Default: all without a model, and its heads.", SPECULATION, "-d", "DRAFTER"
+        None,
+        f"{DRAFTER_NAMES}; repeatable. Default: those without a model, and packaged heads.",
+        SPECULATION,
+        "-d",
+        "DRAFTER",
     ),
-    num_prompts: int = opt(24, "At most this many, evenly from each category.", PROMPTS, min=1),
-    out: str | None = opt(None, "Where to keep it. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE"),
+    num_prompts: int = opt(24, "Use at most this many, evenly from each category.", PROMPTS, min=1),
+    out: str | None = opt(None, "File to write. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE"),
 ) -> None:
-    """Find out which drafter pays for a model on this machine and your prompts, and keep it in a file.
+    """Find the fastest drafter for a model on this machine and your prompts, and write it to a file.
 
-    Each drafter, and all of them combined, takes turns with plain decoding. The file is for --profile; a report says
-    what was found. Prints options of vLLM, SGLang and llama.cpp for the same choice. Ctrl-C keeps nothing.
+    Measures each drafter, and all of them combined, against plain decoding. Use the file with --profile. Also prints
+    the options of vLLM, SGLang and llama.cpp for the same choice. Ctrl-C writes nothing.
 
     Example:  paceline tune smollm2-135m --prompts mine.jsonl -d lookup -d self-int4
     """
@@ -78,7 +82,7 @@ def tune(
             with screen.stages() as progress:
                 candidates = measure(configs, llms, chosen, how, progress)
         except KeyboardInterrupt:
-            screen.err.print("Nothing was kept: half a measurement is not enough to choose.")
+            screen.err.print("Nothing was written: the measurement is incomplete.")
             raise
         used = {"file": prompts, "chosen": len(chosen), "available": len(questions), "sha256": hash_questions(chosen)}
         tuned = tuned_of(plain, candidates, llms, how, used, model)
@@ -92,7 +96,7 @@ def tune(
 def _open_candidates(
     plain: "LLM", configs: "list[SpecConfig]", loading: ModelOptions, screen: Screen, is_default: bool
 ) -> "tuple[list[SpecConfig], list[LLM]]":
-    """An engine for each candidate, all on the same weights; a default that this model cannot have is left out."""
+    """An engine for each candidate, all on the same weights. Default drafters that cannot be used are left out."""
     from ..eval.tune import combined
 
     opened, llms = list["SpecConfig"](), list["LLM"]()

@@ -1,6 +1,6 @@
-"""Does speculation change the answers? Decode each prompt with and without it and explain every difference.
+"""Checks whether speculation changes answers: decodes each prompt with and without it, and explains differences.
 
-Two answers that should be one are identical, differ by a rounding tie, or show a bug: `judge` gives the verdicts of
+Two answers that should be equal are identical, differ by a near-tie, or show a bug. `judge` gives the verdicts of
 `check`, `bench` and the scripts.
 """
 
@@ -21,19 +21,19 @@ from .reference import NUM_TOP, TIE, Decoded, Measured, measure_scores
 
 
 class Verdict(StrEnum):
-    """What a comparison came to."""
+    """The result of a comparison."""
 
     IDENTICAL = "identical"
-    NEAR_TIE = "near_tie"  # rounding decided between two tokens that are as good as equal
+    NEAR_TIE = "near_tie"  # rounding decided between two tokens with nearly equal scores
     BUG = "bug"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, why, and what it rests on.
+    """A verdict, its reason, and the measurement behind it.
 
-    position: index of the first token that differs; the length of the shorter answer where it is the beginning of the
-    other. measured: what the independent reference says, where it was needed.
+    position: index of the first token that differs; the length of the shorter answer where it is a prefix of the other.
+    measured: the comparison with the independent reference, where it was needed.
     """
 
     verdict: Verdict
@@ -54,20 +54,20 @@ def classify(
     """The verdict and its reason in words.
 
     With invariant numerics no bit may differ; with fast ones a near-tie needs a gap that rounding can close. With both,
-    scores that are further from the reference than rounding can move them are a bug, also behind the same tokens.
-    same_scores: whether the log-probabilities of both sides are the same, bit for bit, before they part.
+    scores that are further from the reference than rounding explains are a bug, even if the tokens are the same.
+    same_scores: whether the log-probabilities of both sides are bit-identical up to the first difference.
     """
     if invariant and differs:
-        return Verdict.BUG, "with invariant numerics every difference is one"
+        return Verdict.BUG, "with invariant numerics every difference is a bug"
     if invariant and not same_scores:
-        return Verdict.BUG, "the same tokens from other scores, and with invariant numerics no bit may differ"
+        return Verdict.BUG, "the same tokens with other scores, and with invariant numerics no bit may differ"
     for side in ("plain", "speculative"):
         if measured is not None and not getattr(measured, side).is_rounding:
             return Verdict.BUG, f"the {side} scores are further from the reference than rounding can move them"
     if not differs:
         return Verdict.IDENTICAL, "the same tokens"
     if measured is None or measured.gap is None:
-        return Verdict.BUG, "one answer ended where the other went on"
+        return Verdict.BUG, "one answer ended where the other continued"
     if not (math.isfinite(measured.gap) and math.isfinite(measured.noise)):
         return Verdict.BUG, "a token was emitted that the target forbids"
     if abs(measured.gap) > TIE * measured.noise:
@@ -84,13 +84,13 @@ def judge(
     speculative: Decoded,
     with_reference: bool = False,
 ) -> Judgement:
-    """Compare two answers of `llm` to a prompt; seed: that of the answers.
+    """Compare two answers of `llm` to a prompt. seed: of the answers.
 
-    A difference is held against the reference; with_reference: so are answers without one.
+    A difference is compared with the independent reference; with_reference: equal answers are, too.
     """
     position = first_difference(plain.token_ids, speculative.token_ids)
     differs = position is not None
-    # The tokens that both sides took from the same past.
+    # The tokens that both sides chose after the same prefix.
     count = len(plain.token_ids)
     if differs:
         count = min(count, len(speculative.token_ids), position + 1)
@@ -113,7 +113,7 @@ def judge(
 class Comparison(Judgement):
     """One prompt at one temperature.
 
-    num_tokens: after the prefill. plain_token, speculative_token: where the answers part, in words.
+    num_tokens: after the prefill. plain_token, speculative_token: at the first difference, as text.
     """
 
     prompt: int
@@ -128,7 +128,7 @@ class Comparison(Judgement):
 class CheckReport:
     """Everything a check found.
 
-    skipped: temperatures not compared, since the verifier promises only the distribution; the law test covers them.
+    skipped: temperatures not compared, since the verifier guarantees only the distribution; the law test covers them.
     """
 
     comparisons: list[Comparison]
@@ -165,8 +165,8 @@ def check(
 ) -> CheckReport:
     """Compare plain and speculative decoding of `llm`, prompt by prompt, with the same seeds.
 
-    A fault could change both sides alike, so the first `num_references` answers, and all that differ, are held against
-    the independent reference as well, see `reference`. With invariant numerics both sides' log-probabilities are
+    A fault could change both sides alike, so the first `num_references` answers, and all that differ, are also compared
+    with the independent reference, see `reference`. With invariant numerics both sides' log-probabilities are
     compared bit for bit in every answer. Raises `ConfigError` where there is nothing to compare.
     """
     if not (prompts and temperatures):
@@ -176,7 +176,7 @@ def check(
     plain = llm.plain()
 
     def text(answer: Decoded, position: int | None) -> str | None:
-        """The token of an answer at a position, for people."""
+        """The token of an answer at a position, for messages."""
         if position is None:
             return None
         if position >= len(answer.token_ids):

@@ -1,4 +1,4 @@
-"""The documents of a corpus: chats and texts from the files people have, as token ids of a model."""
+"""The documents of a corpus: chats and texts from files, as token ids of a model."""
 
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -18,7 +18,7 @@ _JSON = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 
 def find_files(paths: Seq[Path], suffixes: Seq[str]) -> list[Path]:
-    """The files, and those of folders that end in one of the suffixes. Raises `ConfigError` for a folder without."""
+    """The files, and those in folders with one of the suffixes. Raises `ConfigError` for a folder without any."""
     found = list[Path]()
     for path in paths:
         if not path.is_dir():
@@ -28,7 +28,9 @@ def find_files(paths: Seq[Path], suffixes: Seq[str]) -> list[Path]:
             raise ConfigError(f"{str(path)!r} is a folder", expected="the kind of its files", fix="give --suffix .py")
         inside = [one for one in path.rglob("*") if one.name.endswith(tuple(suffixes)) and one.is_file()]
         if not inside:
-            raise ConfigError(f"no such files below {str(path)!r}", expected=f"names that end in {', '.join(suffixes)}")
+            raise ConfigError(
+                f"there are no such files in {str(path)!r}", expected=f"names that end in {', '.join(suffixes)}"
+            )
         found += sorted(inside)
     return found
 
@@ -36,7 +38,7 @@ def find_files(paths: Seq[Path], suffixes: Seq[str]) -> list[Path]:
 def read_documents(file: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """One text for each line of JSON (see `eval.prompts`; chats through the model's template), or the whole file.
 
-    Raises `ConfigError` for a file that cannot be read, is empty or is no text, and for a line that holds none.
+    Raises `ConfigError` for a file that cannot be read, is empty or is not text, and for a line without text.
     """
     if file.name.endswith(_JSON):
         return [_text_of(line, tokenizer) for line in read_lines(file)]
@@ -60,8 +62,7 @@ def tokenize(
 ) -> tuple[list[NDArray[np.uint32]], list[str]]:
     """The token ids of every document, and why files of folders were left out, each in a sentence.
 
-    named: files that the user named. Raises as `read_documents` for one of them; one that was found in a folder is left
-    out.
+    named: files that the user named. For one of them it raises as `read_documents`; a bad file in a folder is skipped.
     """
     documents, left_out = list[NDArray[np.uint32]](), list[str]()
     for done, file in enumerate(files):

@@ -1,4 +1,4 @@
-"""The same prompts decoded plainly and with speculation, by the same loaded weights, streamed as they are decoded."""
+"""Decodes prompts with and without speculation on the same loaded weights, and streams both."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..llm import LLM
 from ..outputs import Completion, StreamChunk
 from .prompts import Example, user_prompt
 
-_WARM_UP = 12  # tokens: the first passes pay for memory and kernels that later ones have
+_WARM_UP = 12  # tokens: the first passes are slower, since they allocate memory and load kernels
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Of one prompt or several: sums of tokens over sums of seconds, so that a long answer counts for more.
+    """Speeds for one prompt or several: tokens over seconds, summed first, so that a long answer has more weight.
 
     Speeds are None for answers of fewer than `MIN_TIMED` tokens. identical: to plain decoding.
     """
@@ -80,7 +80,7 @@ def demo(llm: LLM, examples: Sequence[Example], params: SamplingParams) -> Itera
 
 
 def speeds(pairs: Sequence[Pair]) -> Speeds:
-    """Both sides counted alike: tokens after the prefill over seconds of decoding."""
+    """Tokens after the prefill over seconds of decoding, on both sides."""
     answers = [pair.speculative for pair in pairs]
     plain = _speed(sum(pair.plain.num_decoded for pair in pairs), sum(pair.plain_s for pair in pairs))
     fast = _speed(sum(one.num_decoded for one in answers), sum(pair.speculative_s for pair in pairs))

@@ -1,4 +1,4 @@
-"""What this machine can do with a model, what its passes take, and what limits them: measured, nothing printed."""
+"""Measures how fast this machine runs a model, and what limits it; prints nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ _GROUP_SIZE = 32  # of the INT4 self-draft, by default
 
 @dataclass(frozen=True)
 class MachineReport:
-    """The hardware, what may be used of it, and how busy it is. Bytes, and bytes per second.
+    """The hardware, the part that may be used, and how busy it is. In bytes and bytes per second.
 
-    waiting: how threads wait for each other, in words. kernels: which do the work, and why, in words.
+    waiting: how threads wait for each other, as text. kernels: which ones are used, and why, as text.
     """
 
     provenance: Mapping[str, object]
@@ -46,7 +46,7 @@ class MachineReport:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a model takes, in bytes, with a full cache of `slots` sequences of `length` tokens.
+    """The memory of a model in bytes, with a full cache of `slots` sequences of `length` tokens.
 
     draft: the INT4 copy of the self-draft, 0 if none is planned for. available: before the model was loaded.
     """
@@ -68,13 +68,13 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it does; None where the system does not say what is available."""
+        """Whether the plan fits; None where the available memory is unknown."""
         return None if self.available is None else self.total <= self.available
 
 
 @dataclass(frozen=True)
 class DrafterMemory:
-    """The most that a drafter without weights holds: `each` bytes for each of `count` things, named by `of`."""
+    """The most memory of a drafter without weights: `each` bytes for each of `count` items, named by `of`."""
 
     drafter: str
     of: str
@@ -88,7 +88,7 @@ class DrafterMemory:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What was found of one model; native: its passes run in the native library."""
+    """The measurements of one model. native: its passes run in the native library."""
 
     model: str
     dtype: str
@@ -104,10 +104,10 @@ class ModelReport:
 
 
 def examine_machine(device: torch.device | str | None = None) -> MachineReport:
-    """Look at the machine and measure how fast it reads; takes about a second.
+    """Describe the machine and measure its memory bandwidth; takes about a second.
 
-    device: None takes CUDA where there is one. Raises `ConfigError` for a device that is not there. The load is
-    judged first, while this process sleeps; then the kernels are compiled, where they have not been.
+    device: None takes CUDA where there is one. Raises `ConfigError` for a device that does not exist. The load is
+    measured first, while this process sleeps; then the kernels are compiled if necessary.
     """
     place = chosen_device(device)
     load = watch_load()
@@ -127,10 +127,10 @@ def examine_machine(device: torch.device | str | None = None) -> MachineReport:
 def examine_model(
     llm: LLM, machine: MachineReport, slots: int = 8, with_draft: bool = True, progress: Progress = silent
 ) -> ModelReport:
-    """Measure the passes of a model that is loaded and not decoding.
+    """Measure the passes of a loaded model while it does not decode.
 
-    machine: looked at before the model was loaded. slots: sequences side by side to plan memory for. The bandwidth is
-    measured once more behind the passes and the better one counts, since machines drift.
+    machine: examined before the model was loaded. slots: sequences to plan memory for. The bandwidth is measured again
+    after the passes, and the higher value counts, since machines drift.
     """
     runner, loaded = llm.runner, llm.loaded
     context, seconds = _measure_passes(llm, progress)
@@ -160,7 +160,7 @@ def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> l
     if load.disturbs:
         lines.append(
             f"The machine is busy: others use {load.busy_cores or 0:.1f} cores, and {load.stolen or 0:.0%} of the time "
-            "is stolen. Timings taken now are worth little; run this again when it is quiet."
+            "is stolen. Timings taken now are unreliable; run this again when it is idle."
         )
     if machine.threads > capacity.threads:
         lines.append(
@@ -194,8 +194,8 @@ def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> l
 def drafter_memory(vocab_size: int, slots: int, length: int) -> tuple[DrafterMemory, ...]:
     """Bounds for `slots` texts of `length` tokens, with the default options of every drafter.
 
-    A text is forgotten when its request ends; the matrix of recycling is one for all requests. A corpus of suffix is
-    mapped from its files, and the system drops what others need.
+    The memory of a text is freed when its request ends; all requests share the matrix of recycling. A corpus of suffix
+    is memory-mapped and does not count.
     """
     pool = LookaheadSpec()
     return (
@@ -207,12 +207,12 @@ def drafter_memory(vocab_size: int, slots: int, length: int) -> tuple[DrafterMem
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, what is shared counted once."""
+    """Bytes of all parameters and buffers, counting shared ones once."""
     return sum({id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}.values())
 
 
 def int4_bytes(model: nn.Module) -> int:
-    """Bytes of an INT4 copy of the linear layers at most: half a byte a weight, 4 a group, padded as the kernels do."""
+    """The most bytes of an INT4 copy of the linear layers: half a byte per weight, 4 per group, and padding."""
     total = 0
     for module in model.modules():
         if isinstance(module, nn.Linear | PackedLinear) and Int4Linear.fits(module, _GROUP_SIZE):

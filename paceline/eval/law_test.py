@@ -1,4 +1,4 @@
-"""Is a verifier lossless? Sampled on a tiny random model, whose distribution of three tokens is computed outright."""
+"""Tests whether a verifier is lossless: samples of a tiny random model against its exact distribution."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from ..system.hardware import one_thread
 from ..zoo.registry import Progress, silent
 
 FALSE_ALARM = 1e-6
-"""The chance that a lossless verifier would fail, had the seeds been drawn anew."""
+"""The probability that a lossless verifier fails the test."""
 _VOCAB, _LENGTH, _PROMPT, _BATCH = 11, 3, [3, 1, 4], 64
 
 
@@ -27,8 +27,8 @@ _VOCAB, _LENGTH, _PROMPT, _BATCH = 11, 3, [3, 1, 4], 64
 class LawTest:
     """passed: neither the distribution nor, for an exact verifier, any token differs from plain decoding.
 
-    p_value: of the chi-square test. num_different: samples that are not plain decoding's with the same seed; None where
-    that is not promised.
+    p_value: of the chi-square test. num_different: samples that differ from plain decoding with the same seed; None
+    where that is not guaranteed.
     """
 
     passed: bool
@@ -42,7 +42,7 @@ class LawTest:
 
 @one_thread(torch.empty(0))  # a model this small only loses time to a second thread
 def law_test(verifier: Verifier, samples: int = 3000, seed: int = 0, progress: Progress = silent) -> LawTest:
-    """Sample three tokens through the real loop, with a random draft, and hold them against the exact distribution."""
+    """Sample three tokens with the real loop and a random draft model, and compare them with the exact distribution."""
     target = _tiny(seed, spread=0.0)
     draft = _tiny(seed, spread=0.12)  # near the target, so that tokens are accepted and rejected about equally
     expected = _joint_distribution(target)  # before the engine routes its attention
@@ -53,7 +53,7 @@ def law_test(verifier: Verifier, samples: int = 3000, seed: int = 0, progress: P
         verifier=verifier,
         numerics="fast",
         max_num_seqs=_BATCH,
-        allow_lossy=True,  # consent was given, or refused, where the verifier was made
+        allow_lossy=True,  # checked when the verifier was made
     )
     answers, different = list[Completion](), 0
     for start in range(0, samples, _BATCH):

@@ -1,4 +1,4 @@
-"""What the machine could do at best: how fast it reads memory, and how much of it a decoding pass must read.
+"""The speed limit of a machine: its memory bandwidth, and the bytes that a decoding pass must read.
 
 Decoding one token reads every weight once, so a step takes at least the floor, `weight_bytes / read_bandwidth` seconds.
 """
@@ -19,15 +19,15 @@ _CPU_BYTES, _CUDA_BYTES = 512 << 20, 2 << 30  # several times the caches
 _LEAST_BYTES = 64 << 20
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
-_GROWN = 1.15  # a pass is longer than one row's from here on; less is noise
+_GROWN = 1.15  # a pass counts as slower than one row's from here on; less is noise
 
 
 @torch.inference_mode()
 def read_bandwidth(device: torch.device | str = "cpu", seconds: float = 0.6) -> float:
     """Bytes per second at which memory can be read at best: on CPU with torch's current number of threads.
 
-    The best of several sums over a buffer that no cache holds, for about `seconds`; on CUDA the best of sums and of
-    copies, which read and write. On a busy machine it is the rate that is left.
+    The best of several sums over a buffer larger than the caches, for about `seconds`; on CUDA the best of sums and
+    copies, which read and write. On a busy machine it is the bandwidth that remains.
     """
     buffer = _buffer(torch.device(device))
     # Sums of int64 add once for eight bytes and never round: no other operation read faster. Products with a vector
@@ -43,8 +43,8 @@ def read_bandwidth(device: torch.device | str = "cpu", seconds: float = 0.6) -> 
 def weight_bytes(loaded: LoadedModel) -> int:
     """Bytes of weights that a pass over one token reads, in whatever format the layers hold them.
 
-    The output head counts, also where it is tied to the embedding; embedding and position tables do not. Of a mixture's
-    experts those count that one token is routed to.
+    The output head counts, even if it is tied to the embedding; embedding and position tables do not. Of mixture-of-
+    experts layers, the experts that one token is routed to count.
     """
     routed = _routed_share(loaded)
     sizes: dict[object, float] = {}
@@ -65,7 +65,7 @@ class PassCosts:
 
     @property
     def floor(self) -> float:
-        """Seconds below which no pass can be."""
+        """The least seconds of a pass."""
         return self.weight_bytes / self.bandwidth
 
     @property
@@ -79,7 +79,7 @@ class PassCosts:
         return max(takewhile(lambda rows: self.seconds[rows] <= _GROWN * self.seconds[1], sorted(self.seconds)))
 
     def at(self, rows: int) -> float:
-        """Seconds of a pass over `rows`, between two measured counts by a straight line, beyond the last along it."""
+        """Seconds of a pass over `rows`: linear between the measured counts, and beyond the last two."""
         known = sorted(self.seconds)
         if rows in self.seconds or len(known) < 2:
             return self.seconds.get(rows, self.seconds[known[0]])
@@ -89,7 +89,7 @@ class PassCosts:
         return self.seconds[low] + slope * (rows - low)
 
     def dearest_draft(self, num_tokens: int, acceptance: float) -> float:
-        """Seconds a drafted token may cost at most for a draft of `num_tokens` to pay; negative: not even a free one.
+        """The most seconds per drafted token for which a draft of `num_tokens` pays; negative: not even a free one.
 
         A round then yields E tokens (`tokens_per_round`) and takes num_tokens * cost + T(num_tokens + 1), where plain
         decoding takes E * T(1).
@@ -103,23 +103,23 @@ class PassCosts:
         return tokens_per_round(num_tokens, acceptance) * self.seconds[1] / spent
 
     def least_acceptance(self, num_tokens: int) -> float | None:
-        """Acceptance from which a draft that costs nothing pays, to 0.001; None if even a perfect one does not."""
+        """The acceptance from which a free draft pays, to 0.001; None if even a perfect one does not."""
         shares = (thousandth / 1000 for thousandth in range(1001))
         return next((share for share in shares if self.dearest_draft(num_tokens, share) >= 0), None)
 
 
 def tokens_per_round(num_tokens: int, acceptance: float) -> float:
-    """Expected tokens of a round whose drafted tokens are each accepted with this chance if those before are."""
+    """Expected tokens of a round in which each drafted token is accepted with this probability if those before are."""
     return sum(acceptance**i for i in range(num_tokens + 1))
 
 
 def about_drafts(costs: PassCosts) -> str:
-    """What a draft model would have to cost on this machine."""
+    """A sentence on how fast a draft model must be to pay on this machine."""
     cases = list[str]()
     for num_tokens, acceptance in ((5, 0.8), (3, 0.6)):
         dearest = costs.dearest_draft(num_tokens, acceptance)
         price = f"below {ms(dearest)} a drafted token ({dearest / costs.seconds[1]:.0%} of a plain step)"
-        price = price if dearest > 0 else "not even for nothing"
+        price = price if dearest > 0 else "not even if it took no time"
         cases.append(f"{price} with {num_tokens} tokens at a time, each accepted {acceptance:.0%} of the time")
     return f"A draft model would pay here {'; '.join(cases)}."
 
@@ -139,14 +139,14 @@ def _read_by(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _identity(tensor: Tensor) -> object:
-    """Equal for two names of the same memory."""
+    """A key that is equal for two tensors in the same memory."""
     if tensor.is_mkldnn:  # opaque: it has no address to ask for
         return id(tensor)
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.device
 
 
 def _routed_share(loaded: LoadedModel) -> float:
-    """The part of the experts that one token is routed to; 1 where there are none or nobody says."""
+    """The share of the experts that one token is routed to; 1 where there are none or it is unknown."""
     config = loaded.model.config.get_text_config()
     used, of = (
         next((count for key in keys if (count := getattr(config, key, None))), None)
@@ -156,7 +156,7 @@ def _routed_share(loaded: LoadedModel) -> float:
 
 
 def _buffer(place: torch.device) -> Tensor:
-    """Memory to read, as large as is useful and safe: a quarter of what is free at most."""
+    """A buffer to read: larger than the caches, and at most a quarter of the free memory."""
     size = _CUDA_BYTES if place.type == "cuda" else _CPU_BYTES
     free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory()
     if free is not None:

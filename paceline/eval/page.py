@@ -32,11 +32,11 @@ _BLANKS = re.compile(r"\r|\n|\t|  +|^ +$")
 _MARKS = {"\n": '<i class="nl"></i>\n', "\t": '<i class="tab"></i>\t', "\r": '<i class="cr"></i>'}
 SIGN = '<meta name="generator" content="paceline show">'
 """At the beginning of every page."""
-_TALL = 3.0  # bars above so many medians are cut, or one slow round would flatten the others
+_TALL = 3.0  # bars longer than so many medians are cut, or one slow round would flatten the others
 
 
 def chosen(answers: Sequence[SavedAnswer]) -> list[SavedAnswer]:
-    """The answers worth a page: those with rounds, of the first repeat; the plain ones only where all are plain."""
+    """The answers to show: those with rounds, of the first repeat; plain ones only if all are plain."""
     ours = [one for one in answers if one.rounds and one.token_ids and one.repeat == 0]
     return [one for one in ours if not one.is_plain] or ours
 
@@ -46,7 +46,7 @@ def page(results: SavedResults) -> str:
     answers = results.answers()
     shown = chosen(answers)
     if not shown:
-        raise ConfigError("these results hold no answer of ours with its rounds", got=str(results.path))
+        raise ConfigError("these results have no answer of Paceline with its rounds", got=str(results.path))
     script = _part("page.js")
     return ENVIRONMENT.get_template("page.html").render(
         results=results,
@@ -62,7 +62,7 @@ def page(results: SavedResults) -> str:
 
 
 def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
-    """For each round the milliseconds of its parts, drawn up to `top`, and its tokens by who gave them, up to `most`.
+    """For each round the milliseconds of its parts, drawn up to `top`, and its tokens by origin, up to `most`.
 
     cut: how many rounds took longer than `top`.
     """
@@ -83,7 +83,7 @@ def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
 
 
 def _data(answer: SavedAnswer) -> dict[str, object]:
-    """What the page's script needs of an answer beyond its text."""
+    """What the page's script needs of an answer besides its text."""
     rounds = [
         {key: getattr(one, key) for key in ("source", "num_emitted", "texts", "parents", "path")}
         | {"confidences": [round(x, 4) for x in one.confidences], "ms": [round(x, 3) for x in _milliseconds(one)]}
@@ -102,7 +102,7 @@ def _part(name: str) -> str:
 
 
 def _marked(text: str) -> Markup:
-    """A text whose blanks are marked, yet copy as they are."""
+    """A text with visible blanks that are still copied unchanged."""
     return Markup(_BLANKS.sub(lambda found: _MARKS.get(found[0]) or f'<i class="sp">{found[0]}</i>', escape(text)))
 
 

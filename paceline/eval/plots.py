@@ -1,6 +1,6 @@
-"""Plots of benchmark results: each function takes results and returns a figure, or says why it cannot.
+"""Plots of benchmark results: each function takes results and returns a figure, or raises `NoData` with the reason.
 
-`draw` writes them all, in our style whatever the caller's is. Colours are Okabe and Ito's, for colour-blind readers.
+`draw` writes all of them in one style. Colours are Okabe and Ito's, for colour-blind readers.
 """
 
 import io
@@ -45,7 +45,7 @@ PlotFormat: TypeAlias = Literal["png", "svg"]
 
 
 class NoData(Exception):
-    """A plot that these results cannot give; the message is the reason."""
+    """These results do not have the data for a plot; the message is the reason."""
 
 
 def load_matplotlib():
@@ -58,7 +58,7 @@ def load_matplotlib():
 
 
 def save_figure(figure: "Figure", path: Path, command: str) -> None:
-    """Write a plot, whole or not at all, in the format that its name ends with; it says which command drew it."""
+    """Write a plot atomically, in the format of its file name. Its metadata name the command that drew it."""
     form, held = path.suffix[1:], io.BytesIO()
     # A date in the file would make every copy of the same plot differ.
     metadata = {"Date": None, "Creator": command} if form == "svg" else {"Software": command}
@@ -106,7 +106,7 @@ def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
 
 
 def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
-    """How often the token of each position is accepted, of the rounds that drafted so far, with their number."""
+    """How often the token at each position is accepted, among the rounds with such a draft, and their number."""
     series = [(label, run) for label, run in _runs(results) if run.acceptance]
     if not series:
         raise NoData("no run has an acceptance by position")
@@ -125,7 +125,7 @@ def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
 
 
 def pass_times(results: Sequence[SavedResults]) -> "Figure":
-    """T(n)/T(1): what a pass over n rows costs against one row, and the floor that reading the weights sets."""
+    """T(n)/T(1): the time of a pass over n rows relative to one row, and the time of reading the weights."""
     series = [(one, one.pass_times) for one in results if one.pass_times.get(1)]
     if not series:
         raise NoData("no result has pass_times with one row; `paceline doctor --json` measures them")
@@ -177,9 +177,9 @@ FIGURES = {plot.__name__: plot for plot in (speedup_by_category, acceptance_by_p
 def draw(
     results: Sequence[SavedResults], folder: Path | str, formats: Sequence[PlotFormat] = ("png", "svg")
 ) -> tuple[list[Path], dict[str, str]]:
-    """Write every plot that the results can give into `folder`; returns the files, and why others were left out.
+    """Write every plot that the results have data for into `folder`; returns the files, and why others are left out.
 
-    Raises `ConfigError` where matplotlib is missing, the results give no plot at all, or files of others are there.
+    Raises `ConfigError` where matplotlib is missing, there is no plot at all, or other files would be replaced.
     """
     figures, left_out = dict[Path, "Figure"](), dict[str, str]()
     matplotlib = load_matplotlib()
@@ -208,7 +208,7 @@ def draw(
 def _labelled(
     figure: "Figure", axes: "Axes", results: Sequence[SavedResults], title: str, xlabel: str, ylabel: str = ""
 ) -> "Figure":
-    """With a legend at the foot: what was measured where and when, and what the lines mean."""
+    """Add titles and a legend at the bottom: what was measured where and when, and what the lines mean."""
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     labels = axes.get_legend_handles_labels()[1]
     legend = figure.legend(
@@ -224,7 +224,7 @@ def _labelled(
 
 
 def _count_powers(axes: "Axes", counts: Sequence[int]) -> None:
-    """An x axis of these counts, doubling from tick to tick; y from 0."""
+    """A logarithmic x axis with these counts as ticks; y from 0."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.minorticks_off()
@@ -245,7 +245,7 @@ def _foot(one: SavedResults) -> str:
 
 
 def _runs(results: Sequence[SavedResults]) -> list[tuple[str, SavedRun]]:
-    """Each run with a label of its own."""
+    """Each run with a unique label."""
     has_batches = len({run.batch for one in results for run in one.runs}) > 1
 
     def label(one: SavedResults, run: SavedRun) -> str:

@@ -1,14 +1,14 @@
-"""The built-in prompts, and prompts from the files people have: the one reader of all commands.
+"""The built-in prompts, and the reader of prompt files for all commands.
 
 A line is a prompt. Lines of JSON (.gz as well) hold text, or an object with one of these keys:
 
-    prompt                         text to go on from, as it is: no chat template (with images, a user's message)
+    prompt                         raw text to continue, without chat template (with images, a user's message)
     question, instruction, text    a user's message
     turns                          what the user says, one message after each answer
     messages, chat                 a whole chat, as `LLM.generate` takes it; or the user's message as text
 
-An "image" or a list of "images" comes before the words: addresses, or files beside the prompts or in `images` there.
-In a file that is no JSON every line is text to go on from.
+An "image" or a list of "images" comes before the text: URLs, or files beside the prompt file or in its folder `images`.
+In a file that is not JSON every line is raw text to continue.
 """
 
 import gzip
@@ -52,8 +52,8 @@ EXAMPLES = tuple(
 class PromptLine:
     """One line of a file.
 
-    where: file and line, for errors. row: all keys. turns: what the user says; empty where there is a chat. chat: its
-    messages. is_bare: text to go on from. images: addresses, and paths of files that are there.
+    where: file and line, for errors. row: all keys. turns: the user's messages; empty for a chat. chat: its messages.
+    is_bare: raw text to continue. images: URLs, and paths of existing files.
     """
 
     where: str
@@ -66,7 +66,7 @@ class PromptLine:
 
     @property
     def prompt(self) -> Prompt:
-        """What is asked first: later turns answer an answer."""
+        """The first prompt, without later turns."""
         if self.is_bare:
             return self.turns[0]
         messages = [dict(message) for message in self.chat] or [{"role": "user", "content": self.turns[0]}]
@@ -79,7 +79,7 @@ class PromptLine:
 
 
 def user_prompt(model: ModelFacts, text: str) -> Prompt:
-    """A user's message where the model has a chat template, else the bare text."""
+    """A user's message where the model has a chat template, else the raw text."""
     return [{"role": "user", "content": text}] if has_chat_template(model) else text
 
 
@@ -89,21 +89,21 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
 
 
 def read_lines(path: str | Path, limit: int | None = None) -> list[PromptLine]:
-    """The first `limit` lines that hold a prompt.
+    """The first `limit` prompts of a file.
 
-    Raises `ConfigError` for a file that cannot be read or holds no prompts, and for a line that is none.
+    Raises `ConfigError` for a file that cannot be read or has no prompts, and for an invalid line.
     """
     path = Path(path)
     # Not splitlines: JSON strings may hold U+2028 and its like.
     lines = [(i, line) for i, line in enumerate(_text(path).split("\n"), start=1) if line.strip()]
     if not lines:
-        raise ConfigError(f"{str(path)!r} holds no prompts", expected="one prompt a line")
+        raise ConfigError(f"{str(path)!r} has no prompts", expected="one prompt per line")
     is_json = ".json" in path.name or lines[0][1].lstrip().startswith("{")
     return [_line(line, number, path, is_json) for number, line in lines[:limit]]
 
 
 def is_address(source: str) -> bool:
-    """Whether an image is named by an address and not by a file."""
+    """Whether an image is given by a URL and not by a file."""
     return source[:8].lower().startswith(_ADDRESSES)
 
 
@@ -113,7 +113,7 @@ def _text(path: Path) -> str:
         try:
             raw = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(MAX_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise ConfigError(f"{name} cannot be read", got=error, expected="a whole file of gzip") from error
+            raise ConfigError(f"{name} cannot be read", got=error, expected="a complete gzip file") from error
         if len(raw) > MAX_BYTES:
             raise ConfigError(
                 f"{name} are too large unpacked", expected=f"at most {MAX_BYTES:,} bytes", fix="split the file"
@@ -142,7 +142,7 @@ def _line(line: str, number: int, path: Path, is_json: bool) -> PromptLine:
 
 
 def _chat(value: object, key: str, folder: Path, where: str) -> tuple[Mapping[str, Any], ...]:
-    """Messages, with the paths of their images made whole."""
+    """Messages, with the paths of their images resolved."""
     is_chat = isinstance(value, list) and all(
         isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str | list)
         for one in value
@@ -169,7 +169,7 @@ def _images(row: Mapping[str, Any], folder: Path, where: str) -> tuple[str, ...]
     given = row.get("images", row.get("image")) or []
     given = [given] if isinstance(given, str) else given
     if not isinstance(given, list) or not all(isinstance(one, str) and one for one in given):
-        raise ConfigError(f"no list of images ({where})", got=repr(given)[:80], expected="paths, or addresses")
+        raise ConfigError(f"no list of images ({where})", got=repr(given)[:80], expected="paths or URLs")
     return tuple(_source(one, folder, where) for one in given)
 
 

@@ -1,14 +1,14 @@
-"""An independent reference for answers, and how far rounding alone moves its scores.
+"""An independent reference for answers, and how far rounding alone changes its scores.
 
     reference   [prompt a b c]      the whole text in one pass, see `runner.prefill.whole_text`
-    noise       [prompt a b c]'     the same, every number that enters the first layer moved by its last bit
+    noise       [prompt a b c]'     the same, with the last bit of every input of the first layer changed
 
-Such a pass has no cache, tree, commit or padding, so no fault in them can reach it, or excuse itself by adding to the
-noise. It shares the weights, kernels and layers, which `runner.self_test` compares with plain transformers.
+Such a pass has no cache, tree, commit or padding, so no fault in them can affect it or increase the noise. It shares
+the weights, kernels and layers, which `runner.self_test` compares with plain transformers.
 
-The scores of sound engines lie 0.7 to 1.4 times as far from the reference as the moved ones do (SmolLM2 in bfloat16 and
-float32, tiny models of all architectures). With fast numerics a fault that moves scores by less than twice that shows
-only where it changes a token with a wider gap; to see more, check in float32 or with invariant numerics.
+The scores of correct engines differ from the reference by 0.7 to 1.4 times the noise (SmolLM2 in bfloat16 and float32,
+tiny models of all architectures). With fast numerics a fault that changes scores by less than twice the noise is only
+found where it changes a token with a wider gap; to find more, check in float32 or with invariant numerics.
 """
 
 from collections.abc import Sequence as Seq
@@ -32,16 +32,16 @@ _MOST_ROWS = 64
 TIE = 4.0
 """Gaps that rounding can close, in units of the noise of one score."""
 TYPICAL, WORST = 2.0, 4.0
-"""Deviations that rounding explains, see `Deviation`; sound engines were seen at up to 1.4 and 2.4."""
+"""Deviations that rounding explains, see `Deviation`; correct engines reached up to 1.4 and 2.4."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far the scores that an answer was decoded with are from the reference's, in units of the noise.
+    """The distance of an answer's scores from the reference's, in units of the noise.
 
     typical: root mean square over the positions; about 1 where only rounding differs. worst: of one position, in units
     of the noise where that is largest. regret: the most by which the reference prefers another token to the one that
-    was taken, in units of the noise there. typical and worst are None where the answer came without log-probabilities.
+    was taken, in units of the noise there. typical and worst are None for an answer without log-probabilities.
     """
 
     typical: float | None
@@ -57,11 +57,11 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Measured:
-    """Two answers held against the reference, as far as they have the same past.
+    """Two answers compared with the reference, up to their first difference.
 
     noise: how far rounding moves a score at the last position (root mean square), measured between passes of the
     reference alone. gap: reference score of the plain token less that of the speculative one where the answers part,
-    None where they do not. Both in the scores that decide: log-scores, over the temperature if sampled.
+    None where they do not. Both are in the scores that decide: log-scores, divided by the temperature if sampled.
     """
 
     noise: float
@@ -81,7 +81,7 @@ class Decoded:
 
 @torch.inference_mode()
 def measure_scores(loaded: LoadedModel, seq: Sequence, plain: Decoded, speculative: Decoded, count: int) -> Measured:
-    """Hold the first `count` tokens of two answers to the prompt of `seq` against the reference.
+    """Compare the first `count` tokens of two answers to the prompt of `seq` with the reference.
 
     All but the last of these tokens are the same on both sides. count: at least 1.
     """

@@ -4,8 +4,8 @@
     answers.jsonl        one line for each prompt and side: tokens, where they came from, the rounds
     peer_answers.jsonl   the same of other systems
 
-What was measured stays, whatever ends the run. In reading, what is absent stays empty, and what is broken is named.
-Imports no model library: reading results must not wait for one.
+Measured answers are kept however the run ends. When reading, missing values stay empty, and damaged ones are errors.
+Imports no model library, so that reading results is fast.
 """
 
 import json
@@ -37,7 +37,7 @@ PLAIN = "plain"
 
 
 class ResultFolder:
-    """A folder that this run alone writes to; see `claim`."""
+    """A folder that only this run writes to; see `claim`."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -45,9 +45,9 @@ class ResultFolder:
         self._files = {name: FileIO(path / name, "x") for name in (ANSWERS, PEER_ANSWERS)}
 
     def add(self, answers: "Sequence[Answer]", ours: Collection[str], tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Write answers at once; `ours` are the names of our sides, the others are peers'.
+        """Append answers; `ours` are the names of Paceline's sides, the others are peers.
 
-        Raises `PacelineError` where the disk is full, with every line before still whole.
+        Raises `PacelineError` where the disk is full; earlier lines stay intact.
         """
         from ..sampling.detokenize import Detokenizer
 
@@ -62,14 +62,14 @@ class ResultFolder:
             self.count += 1
 
     def finish(self, summary: dict[str, object]) -> None:
-        """Write the summary, whole or not at all. Raises `PacelineError` where the disk is full."""
+        """Write the summary atomically. Raises `PacelineError` where the disk is full."""
         try:
             write_text(self.path / SUMMARY, to_json(summary, indent=2) + "\n")
         except OSError as error:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        """Remove the files that hold nothing."""
+        """Close the files, and remove empty ones."""
         for name, file in self._files.items():
             file.close()
             if not (self.path / name).stat().st_size:
@@ -94,10 +94,10 @@ class ResultFolder:
 
 @contextmanager
 def claim(out: Path | None, model: str, drafters: Sequence[str]) -> Iterator[ResultFolder]:
-    """The folder for a run, taken before minutes of measuring, and nobody else's meanwhile.
+    """The folder for a run, created and locked before the measurement.
 
     out: None takes a new `results/<date>-<model>-<drafters>`. Raises `ConfigError` where the folder cannot be written
-    or holds results, of an earlier run or of something else. What is left empty at the end is removed.
+    or already has results. Empty folders are removed at the end.
     """
     folder = out if out is not None else _unused(model, drafters)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -125,7 +125,7 @@ def _taken(folder: Path, name: str) -> ConfigError:
 
 
 def _unused(model: str, drafters: Sequence[str]) -> Path:
-    """`results/<date>-<model>-<drafters>`, with a number behind it where that is taken."""
+    """`results/<date>-<model>-<drafters>`, with a number appended if that exists."""
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     # Of a path the last part, and only what can be part of a file's name.
     short = [re.sub(r"[^\w.+-]+", "-", last_part(one)).strip("-")[:60] or "model" for one in (model, *drafters)]
@@ -136,7 +136,7 @@ def _unused(model: str, drafters: Sequence[str]) -> Path:
 
 
 def tree_texts(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int], parents: Sequence[int]) -> list[str]:
-    """The text of each node of a draft, read after its parent's; special tokens by name, the root included."""
+    """The text of each node of a draft, decoded after its parent; special tokens by name, the root included."""
 
     def decode(*ids: int) -> str:
         return cast("str", tokenizer.decode([*ids], skip_special_tokens=False))
@@ -161,7 +161,7 @@ def last_part(name: str) -> str:
 
 
 def short_name(drafter: str) -> str:
-    """A drafter's name, of a draft model only the last part of its path."""
+    """A drafter's name, with only the last part of a draft model's path."""
     return re.sub(r"model:[^+@]*/", "model:", drafter)
 
 
@@ -172,7 +172,7 @@ def version_of(provenance: Mapping[str, Any]) -> str:
 
 
 class _Saved(BaseModel):
-    """Part of a line; a key whose value is null counts as absent, keys of later versions are passed over."""
+    """Part of a line; null values count as missing, unknown keys of later versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -184,7 +184,7 @@ class _Saved(BaseModel):
 
 @dataclass(frozen=True)
 class SavedRound(Round):
-    """A round, and the texts of the nodes of its tree, if these were written down."""
+    """A round, and the texts of its tree's nodes, if they were recorded."""
 
     pieces: tuple[str, ...] = ()
 
@@ -198,9 +198,9 @@ class SavedRound(Round):
 
 
 class SavedAnswer(_Saved):
-    """One answer of one side. pieces: the texts of its tokens, if these were written down.
+    """One answer of one side. pieces: the texts of its tokens, if they were recorded.
 
-    num_tokens: those after the prefill; seconds: of decoding them. turn, repeat: from 0.
+    num_tokens: tokens after the prefill; seconds: of decoding them. turn, repeat: from 0.
     """
 
     token_ids: tuple[int, ...]
@@ -236,7 +236,7 @@ class SavedAnswer(_Saved):
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens over seconds of decoding; 0 where no time was taken, or the answer is too short to say."""
+        """Tokens over seconds of decoding; 0 without a time, or if the answer is too short."""
         return self.num_tokens / self.seconds if self.seconds > 0 and self.num_tokens >= MIN_TIMED else 0.0
 
 
@@ -254,7 +254,7 @@ class SavedSpeedup(_Saved):
 
 
 class SavedRun(SavedSpeedup):
-    """One drafter's aggregates. acceptance: by position, first drafted token first; rounds: that drafted so far."""
+    """One drafter's aggregates. acceptance: by position in the draft; rounds: how many drafted that position."""
 
     drafter: str = "speculative"
     categories: dict[str, SavedSpeedup] = {}
@@ -278,8 +278,8 @@ class SavedPeer(_Saved):
 class SavedResults(_Saved):
     """A result folder, or a file of measurements such as `paceline doctor --json` prints.
 
-    model: as a person would name it, the last part of a path. pass_times: seconds of a pass by its rows. floor_s:
-    seconds that reading the weights once takes. complete: False where the run was interrupted, or killed.
+    model: the last part of its path. pass_times: seconds of a pass by its rows. floor_s: seconds of reading the weights
+    once. complete: False where the run was interrupted or killed.
     """
 
     name: str
@@ -296,7 +296,7 @@ class SavedResults(_Saved):
     provenance: dict[str, Any] = {}
 
     def answers(self) -> list[SavedAnswer]:
-        """The answers in the order of the file, none where there is no file. Raises `ConfigError` at a bad line."""
+        """The answers in the order of the file, none without a file. Raises `ConfigError` for an invalid line."""
         file = self.path / ANSWERS
         if not file.is_file():
             return []
@@ -317,7 +317,7 @@ class SavedResults(_Saved):
 def open_results(path: Path | str) -> SavedResults:
     """Read a result folder, or a JSON file of measurements. Raises `ConfigError` when it is neither.
 
-    Of a run that was killed there is no summary; its answers can be read.
+    A run that was killed has no summary, but its answers can be read.
     """
     path = Path(path)
     file = path / SUMMARY if path.is_dir() else path

@@ -1,6 +1,6 @@
-"""The run: every side answers the same prompts in turns, so that a machine that slows down slows all of them.
+"""A benchmark run: every side answers the same prompts in turns, so that a slower machine slows all of them.
 
-Their order turns around with every prompt of a category, so that a steady drift cancels. `paceline bench` and
+The order of the sides is reversed with every prompt of a category, so that a steady drift cancels. `paceline bench` and
 `paceline tune` measure with it; `bench/peers` adds other systems as sides.
 """
 
@@ -27,12 +27,12 @@ from .results import PLAIN
 from .suites import Question
 
 _WARM_UP = 32
-"""Tokens: the first passes pay for memory, kernels and measurements that later ones have."""
+"""Tokens: the first passes are slower, since they allocate memory, load kernels and measure."""
 
 
 @checked
 class BenchOptions:
-    """How to decode, the same for all sides. batch: prompts decoded side by side. repeat: rounds over all prompts."""
+    """How to decode, the same for all sides. batch: prompts decoded together. repeat: how often all prompts are run."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 128
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -45,7 +45,7 @@ class BenchOptions:
 class Ask:
     """One turn of one prompt, the same for every side.
 
-    index: place of the prompt in the run, the unit of every interval. repeat, turn: from 0. seed: of a sampled answer.
+    index: of the prompt in the run, the unit of every interval. repeat, turn: from 0. seed: of a sampled answer.
     messages: the whole conversation up to this turn.
     """
 
@@ -59,7 +59,7 @@ class Ask:
 
     @property
     def prompt(self) -> list[int] | list[dict[str, object]]:
-        """What our engines are given: token ids, the same for every side, or the chat with its image."""
+        """The prompt for Paceline's engines: token ids, or the chat with its image."""
         return self.token_ids if self.question.image is None else self.messages
 
     def params(self, options: BenchOptions) -> SamplingParams:
@@ -70,10 +70,10 @@ class Ask:
 class Answer:
     """One side's answer to one `Ask`.
 
-    num_tokens: those that came after the pass that read the prompt, which gives the first and may give more.
-    seconds: of decoding, after that pass; among the requests of a batch each round's time is shared out.
-    prefill_s: of reading the prompt. passes: of the model, likewise shared out; None where a peer does not count them.
-    token_ids: None where a peer gives only text. verdict, reason: how it compares with the plain answer.
+    num_tokens: tokens after the prefill pass, which gives the first and may give more. seconds: of decoding, after that
+    pass; the time of a round is divided among the requests of its batch. prefill_s: of reading the prompt. passes: of
+    the model, likewise divided; None where a peer does not count them. token_ids: None where a peer gives only text.
+    verdict, reason: of the comparison with the plain answer.
     """
 
     ask: Ask
@@ -93,7 +93,7 @@ class Answer:
 
     @property
     def length(self) -> int:
-        """Tokens of the whole answer; a peer ends its prefill with one."""
+        """Tokens of the whole answer; a peer's prefill gives one."""
         return self.num_tokens + 1 if self.token_ids is None else len(self.token_ids)
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Answer:
 
 
 class Side(ABC):
-    """One of those that take turns. is_peer: another system, which may fail without ending the run."""
+    """An engine that takes turns with others. is_peer: another system, which may fail without ending the run."""
 
     is_peer = False
 
@@ -115,7 +115,7 @@ class Side(ABC):
 
     @abstractmethod
     def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
-        """Answer a batch; our engines decode as many side by side as they have slots."""
+        """Answer a batch; Paceline's engines decode as many together as they have slots."""
 
     def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
         """`mine` with its verdict against the plain answer."""
@@ -123,7 +123,7 @@ class Side(ABC):
 
 
 class EngineSide(Side):
-    """One of our engines; its speed is emitted tokens over the seconds of its loop, whichever drafter it has."""
+    """An engine of Paceline. Its speed is emitted tokens over the seconds of its loop."""
 
     def __init__(self, name: str, llm: LLM):
         super().__init__(name)
@@ -144,7 +144,7 @@ class EngineSide(Side):
                     one.token_ids,
                     one.num_decoded,
                     one.text,
-                    # The loop's own count also holds what no round does: policies and drafters that learn from it.
+                    # The loop's time also includes work outside rounds, such as updates of policies and drafters.
                     seconds=timings.decode * share / max(sum(shares), 1e-12),
                     prefill_s=timings.prefill * len(ask.token_ids) / read,
                     passes=sum(1 / r.batch for r in one.decoding),
@@ -157,7 +157,7 @@ class EngineSide(Side):
         return answers
 
     def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
-        """`mine` with its verdict; none where the verifier promises the distribution and not the tokens."""
+        """`mine` with its verdict; none where the verifier guarantees the distribution and not the tokens."""
         if not (self.llm.verifier.exact or options.temperature == 0):
             return mine
         assert plain.token_ids is not None
@@ -168,18 +168,17 @@ class EngineSide(Side):
 
 
 OPEN_PEERS = ContextVar[Callable[..., AbstractContextManager[Any]] | None]("open_peers", default=None)
-"""Opens the other systems of a `paceline bench`: called with (configs, llm, model, screen, missing), it gives their
-sides and what they say of themselves, and fills `missing` with the reasons of those that cannot start. `bench/peers`
-sets it."""
+"""Opens the other systems of a `paceline bench`: called with (configs, llm, model, screen, missing), it returns their
+sides and versions, and fills `missing` with the reasons of those that cannot start. `bench/peers` sets it."""
 
 
 @dataclass
 class BenchRun:
-    """Sides that answer the same prompts, and what was measured of them so far.
+    """Sides that answer the same prompts, and their measurements so far.
 
-    keep: is given the answers of each turn once they are measured. complete: False where the run was interrupted.
-    failed: the reasons of peers that gave up, by side. too_long: turns that did not fit the context, left out on all
-    sides. bandwidths: of reading memory, in bytes per second, measured three times since it drifts.
+    keep: called with the answers of each turn once they are measured. complete: False where the run was interrupted.
+    failed: the reasons of failed peers, by side. too_long: turns that did not fit the context, left out on all sides.
+    bandwidths: of reading memory, in bytes per second, measured three times since it drifts.
     """
 
     plain: EngineSide
@@ -194,11 +193,11 @@ class BenchRun:
 
     @property
     def sides(self) -> list[Side]:
-        """The sides that still answer, plain first."""
+        """The sides that have not failed, plain first."""
         return [self.plain, *(side for side in self.others if side.name not in self.failed)]
 
     def measure(self, questions: Sequence[Question], progress: Progress = silent) -> None:
-        """Let all sides answer; what was measured stays here also where this raises."""
+        """Let all sides answer; measurements are kept even if this raises."""
         size, repeats, device = self.options.batch, self.options.repeat, self.plain.llm.loaded.device
         groups = [questions[i : i + size] for i in range(0, len(questions), size)]
         total, done = sum(max(len(question.turns) for question in group) for group in groups) * repeats, 0
@@ -238,7 +237,7 @@ class BenchRun:
                 sides = self.sides
                 found = {s.name: self._answers(s, asks, self.options) for s in (sides[::-1] if is_flipped else sides)}
                 for place, plain in enumerate(found[PLAIN]):
-                    # Every side goes on from the plain answer: after different texts speeds could not be compared.
+                    # All sides continue from the plain answer: after different texts speeds could not be compared.
                     said[plain.ask.index].append(plain.text)
                     mine = [(side, found[side.name][place]) for side in sides if found[side.name]]
                     judged = [one if side is self.plain else side.judge(plain, one, self.options) for side, one in mine]
@@ -247,7 +246,7 @@ class BenchRun:
             yield
 
     def _answers(self, side: Side, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
-        """What a side answers; a peer that fails is noted, asked no more, and answers nothing."""
+        """The answers of a side. A peer that fails is recorded, not called again, and has none."""
         try:
             return side.answer(asks, options)
         except (PacelineError, OSError) as error:
@@ -257,9 +256,9 @@ class BenchRun:
             return []
 
     def _ask_of(self, question: Question, index: int, repeat: int, answers: Sequence[str]) -> Ask | None:
-        """The turn after these answers as every side gets it, None where it does not fit the context."""
+        """The turn after these answers, the same for every side; None where it does not fit the context."""
         ids, turn = _encode(self.plain.llm, question, answers), len(answers)
-        seed = self.options.seed + index + 100_003 * (repeat + 1009 * turn)  # samples of their own
+        seed = self.options.seed + index + 100_003 * (repeat + 1009 * turn)  # other samples for each turn and repeat
         return None if ids is None else Ask(index, repeat, turn, question, question.messages(answers), ids, seed)
 
 

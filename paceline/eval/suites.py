@@ -1,4 +1,4 @@
-"""The prompts of a benchmark: suites as they are published, or a file of prompts (see `prompts`)."""
+"""The prompts of a benchmark: a published suite, or a file of prompts (see `prompts`)."""
 
 import hashlib
 import json
@@ -25,8 +25,8 @@ _RAW = "https://raw.githubusercontent.com"
 class Suite(NamedTuple):
     """A published file of prompts.
 
-    files: the names that it may have. published: where it is found, in words. url: its address, sha256: of the file
-    there; None where none is known.
+    files: its possible names. published: where to find it, as text. url, sha256: of the published file; None where
+    unknown.
     """
 
     files: tuple[str, ...]
@@ -70,9 +70,9 @@ SUITES: dict[str, Suite] = {
 class Question:
     """One prompt, of one turn or several.
 
-    chat: messages before and including the first question; None where `turns[0]` is bare text to continue.
-    turns: what the user says, one after the other, each after the model's answer to the one before.
-    category: what the report groups by; topic: the finer name, where the suite has one.
+    chat: messages before the first turn; None where `turns[0]` is raw text to continue.
+    turns: the user's messages, each after the model's answer to the one before.
+    category: the group in the report; topic: a finer name, where the suite has one.
     image: a file; it comes before the text of the first turn.
     """
 
@@ -97,9 +97,9 @@ class Question:
 def read_suite(suite: str, data: str | Path | None = None, download: bool = False) -> list[Question]:
     """All prompts of a suite, in its own order.
 
-    suite: "built-in", a name of `SUITES`, or a file of prompts (see `prompts`). data: the folder that holds the suite's
-    folder, or the suite's file itself; None: what was downloaded before. download: fetch a published file that is not
-    here, into the user's cache. Raises `ConfigError` that says what is missing, or which line is wrong.
+    suite: "built-in", a name of `SUITES`, or a file of prompts (see `prompts`). data: the folder that contains
+    the suite's folder, or the suite's file; None: the downloaded file. download: fetch a published file into the user's
+    cache if it is missing. Raises `ConfigError` that says what is missing, or which line is wrong.
     """
     if suite == BUILT_IN:
         return [Question(example.name, example.name, (example.prompt,)) for example in EXAMPLES]
@@ -109,9 +109,9 @@ def read_suite(suite: str, data: str | Path | None = None, download: bool = Fals
 
 
 def choose(questions: Seq[Question], count: int | None = None) -> list[Question]:
-    """`count` prompts, as many of each category as there are, the categories taking turns; the same ones every time.
+    """`count` prompts, divided evenly among the categories; the same ones every time.
 
-    Of a category those are taken that lie evenly spread over it, since suites are sorted by topic.
+    Within a category they are evenly spaced, since suites are sorted by topic.
     """
     groups: dict[str, list[Question]] = defaultdict(list)
     for question in questions:
@@ -130,7 +130,7 @@ def hash_questions(questions: Seq[Question]) -> str:
 
 
 def _find(suite: str, data: str | Path | None, download: bool) -> Path:
-    """The suite's file: below `data`, or in the user's cache, to which it is fetched if that is allowed."""
+    """The suite's file: in `data`, or in the user's cache, downloaded if that is allowed."""
     if (known := SUITES.get(suite)) is None:
         if not Path(suite).is_file():
             raise ConfigError(
@@ -167,10 +167,10 @@ def _question(line: PromptLine, name: str) -> Question:
     row, where = line.row, line.where
     topic = str(row.get("category") or "")
     category = "mt_bench" if name == "spec_bench" and topic in _MT_BENCH else topic or name
-    if name == "mmspec" and row.get("topic"):  # six topics, of which some have dozens of categories
+    if name == "mmspec" and row.get("topic"):  # six topics; some have dozens of categories
         category = str(row["topic"])
     label = str(next((row[key] for key in ("question_id", "task_id", "id") if key in row), line.number))
-    if line.chat:  # one turn: what the assistant said in the file stays what it said
+    if line.chat:  # one turn: the assistant's messages in the file stay as they are
         is_text = all(isinstance(message["content"], str) for message in line.chat)
         if line.images or not is_text or line.chat[-1]["role"] != "user":
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The numbers of a benchmark, the keys of `summary.json`: speed-ups with intervals, acceptance, what ran on what.
+"""The numbers of a benchmark, as in `summary.json`: speed-ups with intervals, acceptance, settings and machine.
 
 The unit of every interval is the prompt: its turns and repeats, which depend on each other, are summed before anything
 is resampled.
@@ -30,12 +30,12 @@ from .suites import Question, hash_questions
 
 _RESAMPLES, _INTERVAL = 2000, (0.025, 0.975)
 FEW = 5
-"""Fewer prompts than this have no interval: one that is resampled from so few is too narrow."""
+"""With fewer prompts there is no interval: a bootstrap of so few is too narrow."""
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 
 
 def summarise(run: BenchRun, drafters: Sequence[str], missing_peers: Mapping[str, str]) -> dict[str, object]:
-    """Everything measured; the first drafter's numbers stand at the top, all drafters' in `runs`.
+    """The whole summary; the first drafter's numbers are at the top level, those of all drafters in `runs`.
 
     missing_peers: those that could not be started, with the reason.
     """
@@ -63,7 +63,7 @@ def summarise(run: BenchRun, drafters: Sequence[str], missing_peers: Mapping[str
 
 
 def by_side(answers: Iterable[Answer]) -> defaultdict[str, list[Answer]]:
-    """The answers of each side; of one that gave none an empty list."""
+    """The answers by side; an empty list for a side without any."""
     sides = defaultdict[str, list[Answer]](list)
     for one in answers:
         sides[one.side].append(one)
@@ -100,7 +100,7 @@ def speculative_summary(plain: Sequence[Answer], mine: Sequence[Answer], seed: i
 
 
 def plain_summary(plain: Sequence[Answer], weight_bytes: int, bandwidths: Sequence[float]) -> dict[str, object]:
-    """Plain decoding against the machine. floor_s: the least seconds of a pass, in which the weights are read once."""
+    """Plain decoding against the limit of the machine. floor_s: seconds of reading the weights once."""
     split = _split(plain)
     seconds = split["total"] / 1e3
     bandwidth = statistics.median(bandwidths) if bandwidths else None
@@ -121,7 +121,7 @@ def plain_summary(plain: Sequence[Answer], weight_bytes: int, bandwidths: Sequen
 def peer_summary(
     side: str, mine: Sequence[Answer], plain: Sequence[Answer], drafters: Mapping[str, Sequence[Answer]], seed: int
 ) -> dict[str, object]:
-    """One mode of a peer, against ours; each ratio is the peer's speed over ours."""
+    """One mode of a peer; each ratio is the peer's speed over Paceline's."""
     peer, _, mode = side.partition(":")
     return {
         "side": side,
@@ -170,7 +170,7 @@ def about_run(
 
 
 def draft_fingerprints(llms: Sequence[LLM], configs: Sequence[SpecConfig]) -> dict[str, str]:
-    """Which checkpoint each draft model, head and trained weights is, by the name of its drafter: names are reused."""
+    """The fingerprint of each draft model, head and trained weights by drafter, since names may be reused."""
     found: dict[str, str] = {}
     for llm, config in zip(llms, configs, strict=True):
         drafter = llm.decoder.drafter

@@ -1,6 +1,6 @@
-"""Recorded measurements of a drafter: how much of what it proposes is accepted, made again later and compared.
+"""Recorded measurements of a drafter's acceptance, which can be repeated and compared.
 
-`training.json` of a head holds a list of them under "acceptance", the first being the one that is quoted:
+`training.json` of a head has a list of them under "acceptance"; `paceline models` shows the first:
 
     {"name": "built-in prompts",
      "prompts": {"source": "built_in", "count": 8, "sha256": "..."},
@@ -10,9 +10,9 @@
      "setting": {"dtype": "float32", "numerics": "fast", "device": "cpu"},
      "result": {"mean_acceptance_length": ..., "per_position": [...], "answers": [{"tokens", "rounds", "accepted"}]}}
 
-source   built_in   the prompts of `paceline.eval.prompts`, which every installation has
-         texts      "texts" holds them here, as user messages
-         file       a file that is not here; only its hash is known, so that it must be given to measure again
+source   built_in   the prompts of `paceline.eval.prompts`
+         texts      user messages, in "texts"
+         file       a file of which only the hash is recorded; it must be given to repeat the measurement
 """
 
 import copy
@@ -49,7 +49,7 @@ class AnswerCounts:
 
 @checked
 class AcceptanceCounts:
-    """Counts of some answers, and the rates that follow from them."""
+    """Counts of some answers, and the rates computed from them."""
 
     answers: Many[AnswerCounts]
 
@@ -82,7 +82,7 @@ class AcceptanceCounts:
         return replace(self, answers=self.answers[:count])
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON can hold it; the rates are for people, the counts are what `from_dict` reads."""
+        """For JSON; the rates are for readers, `from_dict` reads the counts."""
         return {
             "mean_acceptance_length": round(self.mean_acceptance_length, 4),
             "per_position": [round(rate, 4) for rate in self.per_position],
@@ -93,7 +93,7 @@ class AcceptanceCounts:
 
     @classmethod
     def from_dict(cls, given: object) -> "AcceptanceCounts":
-        """Read what `as_dict` wrote. Raises `ConfigError` for anything else, and for rates that are not its counts'."""
+        """Read the result of `as_dict`. Raises `ConfigError` for anything else, and for rates that contradict the counts."""
         if isinstance(given, cls):
             return given
         what = "the recorded acceptance"
@@ -114,20 +114,23 @@ def measure_acceptance(
 ) -> AcceptanceCounts:
     """Answer the prompts with the drafter of `llm`, which drafts `budget` in every round; answer i has seed + i.
 
-    With the same dtype, numerics and prompts the same counts come out again. Raises `ConfigError` without prompts,
-    without a seed, or with more than one answer a prompt.
+    With the same dtype, numerics and prompts the counts are reproducible. Raises `ConfigError` without prompts, without
+    a seed, or for several answers per prompt.
     """
     if not prompts:
         raise ConfigError("there is nothing to measure", got="no prompts")
     if params.n != 1 or params.seed is None:
-        raise ConfigError("acceptance is measured on one reproducible answer a prompt", got=f"n={params.n}", fix="seed")
-    # The same engine with its drafter as it is bound, under a policy that always drafts as much.
+        raise ConfigError(
+            "acceptance is measured on one reproducible answer per prompt",
+            got=f"n={params.n}, seed={params.seed}", expected="n=1 and a seed",
+        )  # fmt: skip
+    # The same engine and bound drafter, with a policy that always drafts the same number.
     engine, decoder = copy.copy(llm), copy.copy(llm.decoder)
     decoder.policy = Fixed(budget.depth, budget.nodes)
     decoder.policy.bind(decoder.drafter, llm.runner.pass_seconds, llm.runner.pads_trees)
     engine.decoder = decoder
     answers: list[AnswerCounts] = []
-    for index, prompt in enumerate(prompts):  # one by one: neighbours in a batch may change the numerics of a row
+    for index, prompt in enumerate(prompts):  # one at a time: other rows of a batch may change the numerics
         answer = engine.generate([prompt], replace(params, seed=params.seed + index))[0].outputs[0]
         kept = [record.num_accepted for record in answer.decoding]
         accepted = tuple(sum(n > position for n in kept) for position in range(max(kept, default=0)))
@@ -138,7 +141,7 @@ def measure_acceptance(
 
 @dataclass(frozen=True)
 class Difference:
-    """A number that was measured, the one that was recorded, and how far apart they may be."""
+    """A measured and a recorded number, and the allowed difference."""
 
     what: str
     measured: float
@@ -151,15 +154,17 @@ class Difference:
 
 
 def differences(measured: AcceptanceCounts, recorded: AcceptanceCounts, tolerance: float = 0.05) -> list[Difference]:
-    """Hold the mean acceptance length and each position against the record of the same prompts.
+    """Compare the mean acceptance length and each position with the record of the same prompts.
 
-    tolerance: relative for the mean, absolute for the rates. Two standard errors of the difference are allowed on top:
-    other numerics write other answers here and there. They are estimated prompt by prompt, so that for identical
-    answers they are zero.
+    tolerance: relative for the mean, absolute for the rates. Two standard errors of the difference are allowed in
+    addition, since other numerics change some answers. They are estimated prompt by prompt, and zero for identical
+    answers.
     """
     if len(measured.answers) != len(recorded.answers):
         raise ConfigError(
-            "the record is of other prompts", got=len(measured.answers), expected=f"{len(recorded.answers)} prompts"
+            "the record has another number of prompts",
+            got=len(measured.answers),
+            expected=f"{len(recorded.answers)} prompts",
         )
     sides, num_answers = (measured, recorded), len(measured.answers)
     rounds = np.array([[answer.rounds for answer in side.answers] for side in sides])  # [2, answers]
@@ -183,7 +188,7 @@ def differences(measured: AcceptanceCounts, recorded: AcceptanceCounts, toleranc
 
 @checked
 class TrialPrompts:
-    """Which prompts a trial was made with, see the module's docstring. sha256: over all of them."""
+    """The prompts of a trial, see the module's docstring. sha256: over all of them."""
 
     source: Source
     count: int
@@ -193,7 +198,7 @@ class TrialPrompts:
 
 @checked
 class Trial:
-    """One recorded measurement. drafter: keys of JSON beside method and model. setting: where it was made."""
+    """One recorded measurement. drafter: its JSON keys besides method and model. setting: dtype, numerics and device."""
 
     name: str
     prompts: TrialPrompts
@@ -208,7 +213,7 @@ class Trial:
             raise ConfigError(
                 f"the record of {self.name!r} is incomplete",
                 got=f"{len(self.result.answers)} answers",
-                expected=f"{self.prompts.count}, one a prompt",
+                expected=f"{self.prompts.count}, one per prompt",
             )
 
     def as_dict(self) -> dict[str, object]:
@@ -227,7 +232,7 @@ class Trial:
         return self.prompts.source != "file"
 
     def config(self, method: str, head: str) -> SpecConfig:
-        """How to draft as it was drafted, with this head. Raises `ConfigError` for a record that makes no sense."""
+        """The configuration of the trial, with this head. Raises `ConfigError` for an invalid record."""
         given: dict[str, object] = {"method": method, "model": head, **self.drafter, "policy": "fixed"}
         given["num_speculative_tokens"] = self.budget.depth
         if self.budget.nodes != self.budget.depth:
@@ -235,7 +240,7 @@ class Trial:
         return parse(given)
 
     def texts(self, given: Sequence[str] | None = None) -> list[str]:
-        """The very prompts it was made with. given: those of a file. Raises `ConfigError` where they are others."""
+        """The prompts of the trial. given: those of a file. Raises `ConfigError` if they are others."""
         made = self.prompts
         if given is None and not self.can_run:
             raise ConfigError(f"the prompts of {self.name!r} are not part of the head", fix="give them with --prompts")
@@ -261,9 +266,9 @@ def run_trial(
     texts: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> Trial:
-    """Measure the drafter of `llm` and describe how, for training.json.
+    """Measure the drafter of `llm`, for training.json.
 
-    drafter: its keys of JSON beside method and model. texts: the prompts, unless they are the built-in ones.
+    drafter: its JSON keys besides method and model. texts: the prompts, unless they are the built-in ones.
     """
     found = [example.prompt for example in EXAMPLES] if texts is None else list(texts)
     result = measure_acceptance(llm, [user_prompt(llm.loaded, text) for text in found], params, budget, progress)
@@ -273,9 +278,9 @@ def run_trial(
 
 @dataclass(frozen=True)
 class TrialCheck:
-    """A trial made again on its first prompts.
+    """A trial repeated on its first prompts.
 
-    changed: settings that differ from the recorded ones, as (what, now, then): they explain small differences.
+    changed: settings that differ from the recorded ones, as (what, now, then), which explain small differences.
     """
 
     trial: Trial
@@ -301,7 +306,7 @@ def check_trial(
     tolerance: float = 0.05,
     progress: Progress = silent,
 ) -> TrialCheck:
-    """Make a trial again with `llm`, whose drafter must be the trial's, and hold it against its record."""
+    """Repeat a trial with `llm`, whose drafter must be the trial's, and compare it with its record."""
     prompts = [user_prompt(llm.loaded, text) for text in trial.texts(texts)[:num_prompts]]
     measured = measure_acceptance(llm, prompts, trial.params, trial.budget, progress)
     recorded, now = trial.result.first(len(prompts)), _setting_of(llm)
@@ -316,7 +321,7 @@ def trials_of(record: Mapping[str, object]) -> list[Trial]:
 
 
 def _setting_of(llm: LLM) -> dict[str, object]:
-    """What may change the answers by rounding, and with them the counts."""
+    """Settings that may change answers by rounding, and so the counts."""
     loaded = llm.loaded
     dtype = str(loaded.dtype).removeprefix("torch.")
     return {"dtype": dtype, "numerics": llm.numerics, "device": loaded.device.type}

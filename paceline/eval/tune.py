@@ -1,7 +1,7 @@
-"""Which drafter pays for a model on this machine and these prompts: measured, compared, chosen, put in sentences.
+"""`paceline tune`: measures drafters for a model on this machine and these prompts, and chooses one.
 
-Every candidate runs under the cost model and takes turns with plain decoding, as in `paceline bench`. Chosen is the
-best speed-up, pooled over all tokens, whose 95% interval lies above 1; else none.
+Every candidate runs with the cost model and takes turns with plain decoding, as in `paceline bench`. The best speed-up
+over all tokens whose 95% interval is above 1 is chosen, or none.
 """
 
 import shlex
@@ -28,12 +28,12 @@ from .suites import Question
 from .summary import FEW, by_side, speculative_summary
 
 SURE = 1.05
-"""The gain that fewer than `FEW` prompts must show, which have no interval."""
+"""The speed-up required of fewer than `FEW` prompts, which have no interval."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Speed over plain decoding and its 95% interval over `prompts` prompts, None where these are too few."""
+    """The speed-up over plain decoding and its 95% interval over `prompts` prompts, None for too few."""
 
     value: float
     low: float | None
@@ -42,7 +42,7 @@ class Gain:
 
     @property
     def pays(self) -> bool:
-        """Surely faster than plain decoding."""
+        """Whether it is significantly faster than plain decoding."""
         return round(self.value, 2) >= SURE if self.low is None else self.low > 1  # rounded as it is printed
 
     def __str__(self) -> str:
@@ -50,16 +50,16 @@ class Gain:
 
     @property
     def interval(self) -> str:
-        """For people; a dash where there is none."""
+        """The interval as text; a dash where there is none."""
         return "–" if self.low is None else f"{self.low:.2f}–{self.high:.2f}"
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """What one drafter's tokens cost and what they may cost, at the draft length where it does best.
+    """The time of a drafter's tokens and the time at which they break even, at its best draft length.
 
-    token_s: seconds per drafted token. growth: T(n+1)/T(1), the round that checks n tokens over a plain one. dearest_s:
-    seconds per token at which drafting n tokens breaks even; negative where even a free draft would lose.
+    token_s: seconds per drafted token. growth: T(n+1)/T(1), a round that verifies n tokens over a plain one. dearest_s:
+    seconds per token at which drafting n tokens breaks even; negative if even a free draft would lose.
     """
 
     source: str
@@ -72,7 +72,7 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one drafter brought.
+    """The measurements of one drafter.
 
     categories: by category of prompts. depths: the number of tokens drafted most, by drafter. num_bugs: answers that
     differ from plain decoding by more than rounding. share_drafted: of rounds in which something was drafted.
@@ -98,7 +98,7 @@ class Candidate:
 
 
 def candidates_of(given: Seq[str] | None, heads: Seq[str] = ()) -> list[SpecConfig]:
-    """The drafters to try, each under the cost model: those given, else all that need no model; and `combined` of them.
+    """The drafters to try, each with the cost model: those given, else all that need no model; and `combined` of them.
 
     Those that need no model are lookup, suffix, recycling, self-int4, the ones of installed packages, and `heads`, the
     names of packaged heads for this model. Raises `ConfigError` for one that is unknown, is "none", or is given twice.
@@ -108,7 +108,7 @@ def candidates_of(given: Seq[str] | None, heads: Seq[str] = ()) -> list[SpecConf
     configs = [parse(one, policy="cost_model") for one in given or by_default]
     for config in configs:
         if config.method == "none":
-            raise ConfigError("none is what every drafter is compared with", fix="leave it out")
+            raise ConfigError("every drafter is compared with none already", fix="leave it out")
     all_in_one = combined(configs)
     if all_in_one is not None and all_in_one.name not in [one.name for one in configs]:
         configs.append(all_in_one)
@@ -156,12 +156,12 @@ def measure(
 def candidate_of(
     config: SpecConfig, summary: Mapping[str, Any], rounds: Seq[Round], estimates: Estimates | None
 ) -> Candidate:
-    """One candidate from its summary, its rounds, and what its policy has learnt."""
+    """One candidate from its summary, its rounds, and its policy's estimates."""
     sources = list(dict.fromkeys(r.source for r in rounds if r.num_drafted))
     costs, even = None, list[BreakEven]()
     if estimates is not None and estimates.curve is not None:
         turn = estimates.turn(1)
-        # Rounds as they were, and not passes: what the loop adds has to be earned as well. No floor is needed.
+        # Times of rounds, not of passes, since a draft must also pay for the overhead of the loop. No floor is needed.
         costs = PassCosts(0, 1.0, {1 + depth: turn.seconds(depth) for depth in range(17)})
         for source in sources:
             accepted = acceptance(r for r in rounds if r.source == source)
@@ -185,15 +185,15 @@ def candidate_of(
 
 
 def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
-    """The fastest of those that surely pay and answer as plain decoding does."""
+    """The fastest of those that pay and have no bugs."""
     paying = [one for one in candidates if one.overall.pays and not one.num_bugs]
     return max(paying, key=lambda one: one.overall.value, default=None)
 
 
 def acceptance(rounds: Iterable[Round]) -> float | None:
-    """Share of the drafted tokens that were accepted, of those that were judged; None where none was.
+    """Share of accepted tokens among the drafted tokens that were verified; None without any.
 
-    (drafted 4, accepted 1) judges two tokens and accepts one; (4, 4) accepts four of four: together 5/6.
+    (drafted 4, accepted 1) verifies two tokens and accepts one; (4, 4) accepts four of four: together 5/6.
     """
     accepted = judged = 0
     for r in rounds:
@@ -203,7 +203,7 @@ def acceptance(rounds: Iterable[Round]) -> float | None:
 
 
 def usual_depth(rounds: Iterable[Round]) -> int:
-    """The draft length that the policy took most, each round counting the tokens that it brought; 0 without drafts."""
+    """The most frequent draft length, weighted by emitted tokens; 0 without drafts."""
     weights = Counter[int]()
     for r in rounds:
         if r.num_drafted:
@@ -212,7 +212,7 @@ def usual_depth(rounds: Iterable[Round]) -> int:
 
 
 def break_even(source: str, accepted: float, token_s: float, costs: PassCosts) -> BreakEven:
-    """What a drafted token may cost, at the draft length that does best with this acceptance and cost."""
+    """The break-even time of a drafted token, at the best draft length for this acceptance and time."""
     depth = max(range(1, max(costs.seconds)), key=lambda n: costs.speedup(n, accepted, token_s))
     growth = costs.at(depth + 1) / costs.seconds[1]
     return BreakEven(source, depth, accepted, token_s, growth, costs.dearest_draft(depth, accepted))
@@ -223,15 +223,15 @@ def tuned_of(
 ) -> Tuned:
     """The choice, its report and flags, and the profile of the drafter chosen, or of the fastest where none pays.
 
-    prompts: their "file" (None: built in), how many were "chosen", and what else is to be kept of them. model: as it is
-    called on the command line.
+    prompts: their "file" (None: built in), how many were "chosen", and further facts to keep. model: its name on the
+    command line.
     """
     best, loaded = best_of(candidates), plain.loaded
     shown = best or max(candidates, key=lambda one: one.overall.value)
     policy = llms[list(candidates).index(shown)].decoder.policy
     remarks = list[str]()
     if prompts["file"] is None:
-        remarks.append("These were built-in prompts, not yours: with --prompts FILE the choice fits your work.")
+        remarks.append("These were built-in prompts; use --prompts FILE to choose for yours.")
     if prompts["chosen"] < 8:
         remarks.append(f"Few prompts give wide intervals, fewer than {FEW} none: use more for a surer choice.")
     return Tuned(
@@ -249,9 +249,9 @@ def tuned_of(
 
 
 def flags_of(candidates: Seq[Candidate], best: Candidate | None, model: str) -> list[EngineFlags]:
-    """Options of other engines for the choice; models under the names that those engines can open.
+    """Options of other engines for the choice, with model names that those engines can open.
 
-    model: as it is called on the command line, for the command that exports a head.
+    model: its name on the command line, for the command that exports a head.
     """
     if best is None:
         return engine_flags(SpecConfig(), {})

@@ -88,7 +88,7 @@ def test_a_line_of_json_may_hold_other_line_ends(tmp_path):
         ({"question": " "}, "no prompt"),
         ({"question": "x", "image": "none.png"}, "no such image"),
         ({"question": "x", "images": [3]}, "no list of images"),
-        ("", "holds no prompts"),
+        ("", "has no prompts"),
     ],
 )
 def test_refusals(write, row, match):

@@ -15,12 +15,12 @@ DIGITS = "9" * 5000
 
 def test_usage_errors_have_status_2(model):
     assert "No such option" in refusal("generate", model, "--temprature", "1", code=2)
-    assert "Here it is --max-tokens." in refusal("generate", model, "--max-new-tokens", "1", code=2)
+    assert "In Paceline it is --max-tokens." in refusal("generate", model, "--max-new-tokens", "1", code=2)
     assert "--drafter model:MODEL" in refusal("bench", model, "--model-draft", "other", code=2)
     assert "--n for the number" in refusal("generate", model, "-n", "8", code=2)
     assert "a folder has no revision" in refusal("generate", model, "-p", "w5", "--revision", "v1")
     assert "No such command" in refusal("generat", code=2)
-    assert "Here it is paceline generate MODEL --chat TEXT." in refusal("chat", code=2)
+    assert "In Paceline it is paceline generate MODEL --chat TEXT." in refusal("chat", code=2)
     assert "there is no prompt" in refusal("generate", model, code=2)
     assert "more than one prompt" in refusal("generate", model, "-p", "a", "-c", "b", code=2)
     assert "more than one prompt" in refusal("generate", model, "a", "-p", "b", code=2)
@@ -143,7 +143,7 @@ def test_other_failures_are_told_in_one_line(model, monkeypatch):
         raise RuntimeError("first line\nsecond line")
 
     monkeypatch.setattr("paceline.llm.LLM.stream", fail)
-    assert "Unexpected RuntimeError: first line. This is a fault" in refusal("generate", model, "-p", "w5")
+    assert "Unexpected RuntimeError: first line. This is a bug" in refusal("generate", model, "-p", "w5")
 
     def full(*arguments):
         raise OSError(28, "No space left on device", "somewhere")

@@ -110,7 +110,7 @@ def nested(depth: int) -> dict[str, object]:
         ),
         (
             {"method": "eagle3", "model": "x", "tree": "chain", "policy": "fixed", "num_draft_nodes": 8},
-            ["drafts no tree"],
+            ["num_draft_nodes is for drafters of trees"],
         ),
         (
             {"method": "choose", "drafters": ["lookup", "self-int4"], "policy": "fixed", "num_draft_nodes": 8},
@@ -147,11 +147,11 @@ def nested(depth: int) -> dict[str, object]:
         ({"method": "self_int4", "group_size": 32.5}, ["group_size has a wrong value"]),
         ({"method": "ngram", "prompt_lookup_max": 10**5000}, ["speculative_config"]),
         ({"method": "draft_model", "model": "a\udcff"}, ["speculative_config cannot be read", "surrogate"]),
-        ({"method": "choose", "drafters": [1, 2]}, ["names no drafter", "1"]),
+        ({"method": "choose", "drafters": [1, 2]}, ["this is no drafter", "1"]),
         ({"method": "choose", "drafters": "lookup"}, ['needs "drafters"', "'lookup'"]),
         ({"method": "choose", "drafters": ["lookup", None]}, ["cannot hold 'none'"]),
         (nested(100_000), ["cannot hold 'choose'"]),
-        (5, ["names no drafter"]),
+        (5, ["this is no drafter"]),
         ('{"method": ' + "[" * 1000 + "]" * 1000 + "}", ["not valid JSON", "recursion limit"]),
         ('{"method": "ngram", "prompt_lookup_max": ' + "9" * 5000 + "}", ["speculative"]),
         ('{"method": "\\ud800"}', ["not valid JSON", "hex escape"]),

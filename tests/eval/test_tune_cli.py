@@ -86,14 +86,14 @@ def test_interrupted(tune, tmp_path, monkeypatch):
     monkeypatch.setattr(BenchRun, "measure", interrupted)
     result = paceline(*tune, "-d", "lookup")
     assert result.exit_code == 130
-    assert "Nothing was kept" in result.stderr
+    assert "Nothing was written" in result.stderr
     assert not (tmp_path / "t.json").exists()
 
 
 def test_refusals(tune, model, tmp_path):
     assert "there is no file" in refusal("tune", model, "--prompts", "absent.txt")
     (tmp_path / "empty.txt").touch()
-    assert "holds no prompts" in refusal("tune", model, "--prompts", str(tmp_path / "empty.txt"))
+    assert "has no prompts" in refusal("tune", model, "--prompts", str(tmp_path / "empty.txt"))
     assert "cannot be written" in refusal(*tune, "--out", str(tmp_path / "p.jsonl" / "t.json"))
     assert "cannot be replaced" in refusal(*tune, "--out", "/dev/null")
     assert "did not write" in refusal(*tune, "--out", str(tmp_path / "p.jsonl"))

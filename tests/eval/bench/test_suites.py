@@ -149,7 +149,7 @@ def test_refusals(tmp_path):
             read_suite("spec_bench", folder)
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "no.jsonl.gz").write_bytes(b"not gzip")
-    for name, told in (("empty.jsonl", "holds no prompts"), ("no.jsonl.gz", "cannot be read")):
+    for name, told in (("empty.jsonl", "has no prompts"), ("no.jsonl.gz", "cannot be read")):
         with pytest.raises(ConfigError, match=told):
             read_suite(str(tmp_path / name))
 

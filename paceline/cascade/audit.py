@@ -1,7 +1,7 @@
-"""Audits: does the promise still hold? The large model checks a share of the requests, and an alarm is raised.
+"""Audits test whether the guarantee still holds: the large model checks a share of the requests.
 
-Which requests are audited is drawn before anybody answers, so the draw depends on neither prompt nor answer. A drawn
-request that the large model answered counts as one that agrees, because the promise is about all requests.
+The audited requests are drawn before the models answer, so the draw depends on neither prompt nor answer. An audited
+request that the large model answered counts as agreement, because the guarantee is about all requests.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from ..schema import checked_call
 from .bound import Share
 
 _RATES = (1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
-"""Rates of disagreement that the alarm bets on, in multiples of the promised one."""
+"""Rates of disagreement that the test bets on, in multiples of the limit."""
 
 
 @final
 class DriftAlarm:
-    """A sequential test of "at most a share `limit` of the answers differ", valid however often one looks.
+    """A sequential test (by betting) of "at most a share `limit` of the answers differ", valid at every time.
 
-    Each audited request either differs (y = 1) or not. A bet against the promise multiplies its stake by
-    (q/m)^y ((1-q)/(1-m))^(1-y), where m is the limit and q > m the rate that is bet on. While the promise holds no bet
-    can be expected to grow, and neither can a fixed mixture of bets over several q and over all starting times s (a
-    change may come late). By Ville's inequality the wealth of the mixture then ever reaches 1 / false_alarm with a
+    Each audited request either differs (y = 1) or not. A bet against the hypothesis multiplies its stake by
+    (q/m)^y ((1-q)/(1-m))^(1-y), where m is the limit and q > m the rate that is bet on. Under the hypothesis no bet has
+    an expected gain, and neither has a fixed mixture of bets over several q and over all starting times s (a change
+    may come late). By Ville's inequality the wealth of the mixture then ever reaches 1 / false_alarm with a
     probability of at most `false_alarm` (Ville 1939; Waudby-Smith and Ramdas 2010.09686).
 
         wealth_t = mean over q of A_q + 1 / (t + 1)      A_q <- (A_q + w_t) * factor(y_t)      w_t = 1 / (t (t + 1))
@@ -38,14 +38,14 @@ class DriftAlarm:
         self.reset()
 
     def reset(self) -> None:
-        """Start anew, as after a new calibration."""
+        """Restart the test, as after a new calibration."""
         self.seen = self.differed = 0
         self.raised = False
         self._bets = [0.0] * len(self._factors)
 
     @property
     def wealth(self) -> float:
-        """The evidence against the promise; it starts at 1, and at `1 / false_alarm` the alarm is raised."""
+        """The evidence against the hypothesis; it starts at 1, and at `1 / false_alarm` the alarm is raised."""
         return sum(self._bets) / len(self._bets) + 1.0 / (self.seen + 1)
 
     def see(self, differs: bool) -> bool:
@@ -60,7 +60,7 @@ class DriftAlarm:
 
 @dataclass(frozen=True)
 class AuditCounts:
-    """Requests that were drawn; those that the small model answered and the large one checked; those that differ."""
+    """Audited requests; those of them that the small model answered and the large one checked; those that differ."""
 
     seen: int = 0
     checked: int = 0

@@ -1,7 +1,7 @@
-"""What a sample can promise about a rare event: exact binomial bounds, and a threshold valid though chosen from it.
+"""Exact binomial bounds on a rare event, and a threshold that is valid although it is chosen from the same sample.
 
-Of n prompts drawn alike, k showed the event: the small model was confident and its answer differs. A probability p is
-excluded where so few would be surprising, P(Bin(n, p) <= k) <= 1 - confidence.
+Of n independent prompts, k showed the event: the small model was confident and its answer differs. A probability p is
+excluded if so few are unlikely under it, P(Bin(n, p) <= k) <= 1 - confidence.
 """
 
 import math
@@ -15,7 +15,7 @@ from pydantic import Field
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 """A share or a probability, neither 0 nor 1."""
 _SLACK = 1 + 1e-9
-"""Larger than the rounding of the sums, so that rounding never makes a promise that does not hold."""
+"""Larger than the rounding error of the sums, so that rounding never makes a bound invalid."""
 
 
 class Point(NamedTuple):
@@ -61,7 +61,7 @@ def upper_bound(k: int, n: int, confidence: float) -> float:
 
 
 def prompts_needed(k: int, limit: float, confidence: float) -> int:
-    """The smallest n with `holds(k, n, ...)`: how many prompts it takes where k of them show the event."""
+    """The smallest n with `holds(k, n, ...)`: the number of prompts needed if k of them show the event."""
     enough = max(1, k)
     while not holds(k, enough, limit, confidence):
         enough *= 2
@@ -69,7 +69,7 @@ def prompts_needed(k: int, limit: float, confidence: float) -> int:
 
 
 def last_that_holds(points: Seq[Point], n: int, limit: float, confidence: float) -> Point | None:
-    """The lowest threshold that may be used, of points with falling thresholds fixed before the data; None: none.
+    """The lowest valid threshold among points with descending thresholds fixed before the data; None: none is valid.
 
     Each threshold is a hypothesis, "more than `limit` of all prompts get another answer", tested at the level
     1 - confidence, from the strictest threshold down; the first that is not rejected ends it (fixed-sequence testing;

@@ -1,7 +1,7 @@
-"""What a calibration counted, as a file: how often a confident small answer was not the large model's, by threshold.
+"""The calibration file: how often a confident small answer differed from the large model's, by threshold.
 
-The promise rests on the counts alone, so the file keeps the counts. The threshold follows from them for any bound
-(`Calibration.choose`). A file that was changed since it was written is refused.
+The guarantee depends only on these counts. The threshold is computed from them for any bound (`Calibration.choose`). A
+file that was changed since it was written is refused.
 """
 
 import hashlib
@@ -44,19 +44,19 @@ THRESHOLDS: tuple[float, ...] = tuple(
     [1 - 10 ** (-power / 4) for power in range(20, 4, -1)]  # 0.99999 down to 0.944
     + [(94 - 2 * step) / 100 for step in range(48)]  # 0.94 down to 0
 )
-"""Fixed before any data: choosing among them is then valid on the very prompts that were counted."""
+"""Fixed before any data, so that choosing among them is valid on the prompts that were counted."""
 
 
 class Signal(StrEnum):
     """Kinds of confidence: one number from 0 to 1 for a whole answer.
 
-    All come from the small model's own probabilities, before temperature and processors, of the tokens it gave. The
-    end of the text is one of these tokens, since the decision to stop is a part of the answer.
+    All are computed from the small model's probabilities, before temperature and processors, of its tokens. The end of
+    the text is one of them, since the decision to stop is a part of the answer.
     """
 
     MIN_PROB = "min_prob"  # of the least likely token
     MEAN_PROB = "mean_prob"  # geometric mean: exp of the mean log-probability
-    MARGIN = "margin"  # the smallest lead of a token over its best rival, in probability
+    MARGIN = "margin"  # the smallest difference in probability to the next best token
 
 
 def confidences(logprobs: Sequence[TokenLogprob]) -> Mapping[Signal, float]:
@@ -75,7 +75,7 @@ def confidences(logprobs: Sequence[TokenLogprob]) -> Mapping[Signal, float]:
 
 @checked
 class ModelId:
-    """What decides the answers of a model. `name` is for people and is not compared.
+    """Everything that determines the answers of a model. `name` is for messages and is not compared.
 
     fingerprint: the hash of the checkpoint (`hf.fingerprint`), the same before and after rounding.
     weights: the formats of rounded layers and a hash of their scales, "" where there are none.
@@ -98,7 +98,7 @@ class ModelId:
         return cls(loaded.name, loaded.fingerprint, _rounding(loaded.model), dtype, vision)
 
     def difference(self, other: "ModelId") -> str | None:
-        """What differs in the other model, in words; None for the same model."""
+        """The difference to the other model as text; None for the same model."""
         for what in ("fingerprint", "vision", "weights", "dtype"):
             then, now = getattr(self, what), getattr(other, what)
             if then != now:
@@ -121,13 +121,13 @@ def _rounding(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class ChosenThreshold:
-    """A threshold and what it promises.
+    """A threshold and its guarantee.
 
     max_disagreement: the bound, which holds with `confidence`.
     point: the counts at the threshold.
     coverage: the share of all prompts that the small model answers alone.
-    wrong_alone: the share of confident answers that differed, and its Clopper-Pearson bound at that point alone. It is
-        for information and not promised.
+    wrong_alone: the share of confident answers that differed, and its Clopper-Pearson bound. It is for information and
+        not guaranteed.
     """
 
     signal: Signal
@@ -144,8 +144,8 @@ class Calibration:
     """Counts of `count` prompts at each threshold, for each kind of confidence that was fixed beforehand.
 
     ended: the small answers that ended within `short_limit` tokens.
-    small_context: the tokens that the small model had room for. With more room it would answer prompts that were
-        counted as too long for it.
+    small_context: the small model's `max_model_len`. With a larger one it would answer prompts that were counted as too
+        long for it.
     sampling: the sampling options that are not the default.
     prompts: their file, sha256 and models.
     provenance: versions, machine and date.
@@ -166,10 +166,10 @@ class Calibration:
 
     @checked_call
     def choose(self, max_disagreement: Share | None = None, confidence: Share | None = None) -> ChosenThreshold:
-        """The threshold with the most answers given alone and P(confident and different) <= max_disagreement.
+        """The threshold with the most answers of the small model and P(confident and different) <= max_disagreement.
 
-        Of several kinds of confidence the best is taken, for which each is tested more strictly (Bonferroni).
-        Raises `ConfigError` where the sample is too small to promise it, with the number of prompts that are missing.
+        Of several kinds of confidence the best is taken; each is then tested more strictly (Bonferroni).
+        Raises `ConfigError` where the sample is too small for the bound, with the number of prompts that are missing.
         """
         limit = self.max_disagreement if max_disagreement is None else max_disagreement
         level = self.confidence if confidence is None else confidence
@@ -186,10 +186,10 @@ class Calibration:
         return ChosenThreshold(signal, point.threshold, limit, level, point, covered / self.count, alone)
 
     def check_room(self, small_context: int) -> None:
-        """Raises `ConfigError` where the small model has more room, in tokens, than it had."""
+        """Raises `ConfigError` where the small model's `max_model_len` is larger than in the calibration."""
         if small_context > self.small_context:
             raise ConfigError(
-                "the small model has more room than when it was calibrated, so it would answer prompts that were "
+                "the small model's context is longer than in the calibration, so it would answer prompts that were "
                 "counted as too long for it",
                 got=f"{small_context} tokens",
                 expected=f"at most {self.small_context}",
@@ -197,7 +197,7 @@ class Calibration:
             )
 
     def check_models(self, small: ModelId, large: ModelId) -> None:
-        """Raises `IncompatibleModels` unless these are the models it was made with."""
+        """Raises `IncompatibleModels` unless these are the calibrated models."""
         for role, then, now in (("small", self.small, small), ("large", self.large, large)):
             if (difference := then.difference(now)) is not None:
                 fix = f"{_AGAIN} with these models"
@@ -217,7 +217,7 @@ class Calibration:
         return {**body, "sha256": digest(body)}
 
     def save(self, path: Path | str) -> None:
-        """Write the file, whole or not at all. Raises `ConfigError` where it promises nothing, OSError as files do."""
+        """Write the file atomically. Raises `ConfigError` where no threshold is valid, and OSError."""
         write_text(path, to_json(self.as_dict(), indent=1) + "\n")
 
 
@@ -227,7 +227,7 @@ def too_small(count: int, differ: int, limit: float, confidence: float, each: fl
     seen = f", of which {differ} differ even at the strictest threshold" if differ else ""
     helps = ", which helps only if hardly any of them differs" if differ else ""
     return ConfigError(
-        f"{count} prompts cannot promise a disagreement of at most {limit:g} with confidence {confidence:g}",
+        f"{count} prompts cannot guarantee a disagreement of at most {limit:g} with confidence {confidence:g}",
         got=f"{count} prompts{seen}",
         expected=f"at least {need} prompts" + (f" with no more than these {differ}" if differ else ""),
         fix=f"calibrate on at least {need - count} more prompts{helps}, or allow a larger max_disagreement",
@@ -243,7 +243,7 @@ def sampling_options(params: SamplingParams) -> dict[str, object]:
 
 
 def load_calibration(path: Path | str) -> Calibration:
-    """Read such a file. Raises `ConfigError` for anything else, another version, or one that was changed since."""
+    """Read a calibration. Raises `ConfigError` for another file, another version, or a file that was changed."""
     given = read_kind(path, _KIND, VERSION, _AGAIN)
     body = {key: value for key, value in given.items() if key != "sha256"}
     if given.get("sha256") != digest(body):
@@ -255,5 +255,5 @@ def load_calibration(path: Path | str) -> Calibration:
 
 
 def digest(body: Mapping[str, object]) -> str:
-    """The checksum that the file holds of everything else in it."""
+    """The checksum of everything else in the file."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

@@ -1,9 +1,10 @@
-"""A small model answers alone where it is confident; everything else is the large model's own answer.
+"""A small model answers alone where it is confident; all other answers are the large model's own.
 
 the small model answers within `short_limit` tokens
-  ended, confidence >= threshold --> its answer                    lossy: differs for at most `max_disagreement` of
-  otherwise: its answer is a prediction --> verified, corrected,   all prompts, with the calibrated confidence
-             and continued speculatively                           exact: token for token the large model's answer
+  ended, confidence >= threshold --> its answer           lossy: differs for at most `max_disagreement` of all prompts,
+                                                                 with the calibrated confidence
+  otherwise --> its answer is the first draft of the      exact: token for token the large model's answer
+                large model, which verifies and continues it
 """
 
 import random
@@ -33,7 +34,7 @@ from .predicted import check_pair, confirms, cut_to, predicting, with_prediction
 
 
 class DriftWarning(UserWarning):
-    """The audits have refuted the promise."""
+    """The audits show that the guarantee no longer holds."""
 
 
 class Reason(StrEnum):
@@ -41,9 +42,9 @@ class Reason(StrEnum):
 
     CONFIDENT = "confident"
     UNSURE = "unsure"  # its confidence was below the threshold
-    LONG = "long"  # its answer did not end within the window
-    NO_ROOM = "no_room"  # the prompt fills its context
-    ALARM = "alarm"  # the audits have refuted the promise
+    LONG = "long"  # its answer did not end within `short_limit` tokens
+    NO_ROOM = "no_room"  # the prompt does not fit its context
+    ALARM = "alarm"  # the drift alarm is raised
     OTHER_SAMPLING = "other_sampling"  # not the sampling options that were calibrated
 
 
@@ -52,11 +53,11 @@ class CascadeOutput:
     """One answer.
 
     decided_by: "small" for lossy answers, "large" for those that are exactly the large model's own.
-    confidence: the confidence of the small answer, None where it did not end. It was compared with `threshold`, which
-        promises `max_disagreement` with the confidence `promised_with`.
+    confidence: of the small answer, None where it did not end. It was compared with `threshold`, which guarantees
+        `max_disagreement` with the statistical confidence `promised_with`.
     output: the answer.
     small: the small model's answer.
-    audited: whether this request was drawn, and so the large model checked it.
+    audited: whether the large model checked this request.
     """
 
     decided_by: Literal["small", "large"]
@@ -82,15 +83,15 @@ class CascadeOutput:
 
     @property
     def lossless(self) -> bool:
-        """Whether this is the large model's answer for certain."""
+        """Whether this is guaranteed to be the large model's answer."""
         return self.decided_by == "large"
 
 
 @dataclass(frozen=True)
 class CascadeStats:
-    """Requests so far, how many the small model answered alone, and what the audits found.
+    """Requests so far, how many the small model answered alone, and the results of the audits.
 
-    evidence: against the promise; the alarm is raised where it reaches `alarm_at`.
+    evidence: against the guarantee; the alarm is raised where it reaches `alarm_at`.
     """
 
     requests: int
@@ -108,20 +109,20 @@ class CascadeStats:
 
 @final
 class Cascade:
-    """Two models of one tokenizer, text or vision, as one.
+    """A cascade of two text or vision-language models with the same tokenizer.
 
-    calibration: the result of `paceline calibrate` for these very models, or its file.
-    max_disagreement, confidence: the bound to promise from the same counts; None takes the one it was made for. It is
-        about all prompts of the calibrated kind: it bounds the probability that the small model answers alone *and*
-        differs from the large one.
-    drafter: drafts where the small answer is corrected or longer than its window; None takes the small model itself.
+    calibration: the result of `paceline calibrate` for these models, or its file.
+    max_disagreement, confidence: the bound to guarantee; None takes that of the calibration. It holds for all prompts
+        of the calibrated kind together: it bounds the probability that the small model answers alone *and* differs from
+        the large one.
+    drafter: drafts after the small answer was corrected, or where it is too long; None takes the small model.
     policy: decides how much that drafter drafts.
-    audit_share: the share of all requests that is audited, 0 to 1. The large model checks them beside its own ones.
-    audit_seed: the seed of the draws, for tests; None takes the system's own.
-    false_alarm: the chance that the drift alarm is ever raised while the promise holds.
-    on_alarm: "verify" stops trusting the small model until `trust_again`, "warn" only warns.
+    audit_share: the share of all requests that the large model checks, 0 to 1.
+    audit_seed: the seed of the draws, for tests; None draws it at random.
+    false_alarm: the probability that the drift alarm is ever raised while the guarantee holds.
+    on_alarm: "verify" lets the large model verify every answer until `trust_again`, "warn" only warns.
 
-    Raises `LossyNotAllowed`, `ConfigError` where the calibration cannot promise the bound, `IncompatibleModels`.
+    Raises `LossyNotAllowed`, `ConfigError` where the calibration cannot guarantee the bound, `IncompatibleModels`.
     """
 
     @checked_call
@@ -144,7 +145,7 @@ class Cascade:
         if not allow_lossy:
             raise LossyNotAllowed(
                 "a cascade lets the small model answer alone, which may change the answer",
-                fix="pass allow_lossy=True to accept that, or use DraftModel, which changes nothing",
+                fix="pass allow_lossy=True to accept that, or use DraftModel, which is exact",
             )
         check_pair(small, large)
         made = calibration if isinstance(calibration, Calibration) else load_calibration(str(calibration))
@@ -167,7 +168,9 @@ class Cascade:
         if any(one.n != 1 for one in given):
             raise ConfigError("a cascade gives one answer to a prompt", got="n > 1", expected="n=1")
         each = [one if one.seed is not None else replace(one, seed=secrets.randbits(62)) for one in given]
-        drawn = [self._draws.random() < self._audit_share for _ in many]  # before anybody answers: chance alone decides
+        drawn = [
+            self._draws.random() < self._audit_share for _ in many
+        ]  # before the models answer, so that the draw is independent
         answers = ask_small(self.small, many, each, self.calibration.short_limit)
         sampling, trusts = self.calibration.sampling, not (self.is_alarmed and self.on_alarm == "verify")
         verdicts = [
@@ -200,7 +203,7 @@ class Cascade:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether the audits have refuted the promise."""
+        """Whether the drift alarm is raised."""
         return self._alarm.raised
 
     def trust_again(self) -> None:
@@ -215,7 +218,7 @@ class Cascade:
         return CascadeStats(self._requests, self._alone, audits, alarm.raised, alarm.wealth, 1 / alarm.false_alarm)
 
     def _audit(self, checked: bool, differs: bool) -> None:
-        """Count a request that was drawn; warn where it raises the alarm."""
+        """Count an audited request; warn if it raises the alarm."""
         self._checked += checked
         before, alarm = self.is_alarmed, self._alarm
         if alarm.see(differs) and not before:
@@ -232,7 +235,7 @@ def ask_small(small: LLM, prompts: Seq[Prompt], params: Seq[SamplingParams], lim
     """The small model's answers of up to `limit` tokens, with log-probabilities; None where a prompt is too long."""
     try:
         return list(small.generate(list(prompts), [_within(one, limit) for one in params]))
-    except CacheFull:  # some prompt is too long for it: ask one by one, to find out which
+    except CacheFull:  # some prompt is too long for it: try them one at a time
         if len(prompts) == 1:
             return [None]
     return [ask_small(small, [p], [s], limit)[0] for p, s in zip(prompts, params, strict=True)]
@@ -240,7 +243,7 @@ def ask_small(small: LLM, prompts: Seq[Prompt], params: Seq[SamplingParams], lim
 
 def _within(params: SamplingParams, limit: int) -> SamplingParams:
     limit = min(params.most_tokens, limit)
-    if params.min_tokens > limit:  # the answer may not end within the window, so nothing may end it there
+    if params.min_tokens > limit:  # the answer may not end within the limit, so nothing may end it there
         params = replace(params, stop=(), stop_token_ids=(), ignore_eos=True)
     min_tokens, logprobs = min(params.min_tokens, limit), -1 if params.logprobs == -1 else max(2, params.logprobs or 0)
     return replace(params, max_tokens=limit, min_tokens=min_tokens, logprobs=logprobs)
@@ -253,7 +256,7 @@ def decide(
     is_calibrated: bool,
     trusts: bool,
 ) -> tuple[Reason, float | None]:
-    """Which model answers, and the confidence where the small answer came to its end by itself, within the window.
+    """Why which model answers, and the confidence where the small answer ended by itself within the limit.
 
     logprobs: of each token of the small answer, with the top two.
     """

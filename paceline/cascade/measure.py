@@ -1,7 +1,7 @@
-"""Run both models over prompts, count, and draw the counts: what `paceline calibrate` does.
+"""`paceline calibrate`: runs both models over prompts, counts, and plots the counts.
 
-The large model verifies the small answers that ended within the window; others are never given alone and change no
-count. Every prompt is written to a journal at once, so that an interrupted run continues.
+The large model verifies the small answers that ended within `short_limit`; others are never given alone and change no
+count. Every prompt is written to a journal at once, so that an interrupted run can continue.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ from .predicted import check_pair, confirms, cut_to, predicting, with_prediction
 
 @checked
 class Observed:
-    """The confidence in a small answer, and whether it is the large one's; None where it did not end in its window."""
+    """The confidence in a small answer, and whether it is the large one's; None where it did not end in time."""
 
     confidences: Mapping[Signal, float] | None
     agrees: bool | None
 
     def __post_init__(self):
         if (self.confidences is None) != (self.agrees is None) or set(self.confidences or Signal) != set(Signal):
-            raise ConfigError("only a part of what was observed of a prompt is here")
+            raise ConfigError("a line of the journal is incomplete")
 
 
 def calibrate(
@@ -56,14 +56,14 @@ def calibrate(
     out: Path | None = None,
     progress: Progress = silent,
 ) -> Calibration:
-    """Measure both models on prompts, which must be drawn as the later ones will be, each of them once.
+    """Measure both models on a random sample of the prompts to come, without repetitions.
 
     signals: the kinds of confidence to choose among. With several, the test of each is stricter.
     params: the sampling options of the answers; a sampled answer gets the seed `params.seed` + its index.
-    prompts_info: what the file says about the prompts, beside their hash.
+    prompts_info: facts about the prompts for the file, besides their hash.
     out: the file of the calibration. Until it is written, all measurements are in a journal beside it.
 
-    Raises `ConfigError`, also where the sample cannot promise the bound; the journal then stays.
+    Raises `ConfigError`, also where the sample cannot guarantee the bound; the journal is then kept.
     """
     params, info = params or SamplingParams(), {**(prompts_info or {}), "sha256": hash_contents(prompts)}
     check_sample(len(prompts), max_disagreement, confidence, len(signals))
@@ -75,7 +75,7 @@ def calibrate(
             fix="calibrate with a larger max_tokens, or a smaller short_limit",
         )
     if params.logits_processors or params.n != 1:
-        raise ConfigError("a calibration cannot remember these options", got="logits_processors, or n > 1")
+        raise ConfigError("a calibration cannot store these options", got="logits_processors, or n > 1")
     check_pair(small, large)
     ids, sampling = (ModelId.of(small), ModelId.of(large)), sampling_options(params)
     decides = {
@@ -121,14 +121,14 @@ def calibrate(
 def check_sample(
     count: int, max_disagreement: Share, confidence: Share, num_signals: Annotated[int, Field(ge=1)] = 1
 ) -> None:
-    """Raises `ConfigError` where even a sample without any disagreement would be too small to promise this."""
+    """Raises `ConfigError` where even a sample without any disagreement is too small for the bound."""
     each = 1 - (1 - confidence) / num_signals
     if count < prompts_needed(0, max_disagreement, each):
         raise too_small(count, 0, max_disagreement, confidence, each)
 
 
 def curve_of(observed: Sequence[Observed], signal: Signal, thresholds: Sequence[float]) -> tuple[Point, ...]:
-    """The counts at each threshold, given in falling order."""
+    """The counts at each threshold; thresholds descend."""
     ended = [(one.confidences[signal], bool(one.agrees)) for one in observed if one.confidences is not None]
     return tuple(
         Point(t, sum(c >= t for c, _ in ended), sum(c >= t and not agrees for c, agrees in ended)) for t in thresholds
@@ -148,7 +148,7 @@ def draw(calibration: Calibration, path: Path) -> None:
         axes.step(covered, seen, where="post", color=PALETTE[0], marker=".", label="differ, seen")
         name = f"upper bound, {100 * choice.confidence:g}%"
         axes.step(covered, bound, where="post", color=PALETTE[1], linestyle="--", label=name)
-        axes.axhline(100 * choice.max_disagreement, color=GREY, linewidth=1, label="promised")
+        axes.axhline(100 * choice.max_disagreement, color=GREY, linewidth=1, label="bound to guarantee")
         name = f"{choice.signal} ≥ {choice.threshold:.4g}"
         axes.plot(100 * choice.coverage, 100 * choice.point.differ / count, "o", color=PALETTE[5], label=name)
         axes.set_ylim(0, max(2.5 * 100 * choice.max_disagreement, 1.2 * max(seen)))
@@ -161,7 +161,7 @@ def draw(calibration: Calibration, path: Path) -> None:
 
 
 class Journal:
-    """One line a prompt in a file whose name depends on all that `decides` the lines; without a path, in memory."""
+    """One line per prompt in a file whose name depends on all settings that decide it; without a path, in memory."""
 
     def __init__(self, path: Path | None, decides: Mapping[str, object]):
         self.rows, self._path = list[Observed](), None
@@ -178,12 +178,12 @@ class Journal:
                 self.rows.append(validate(Observed, parse_json(line, where), where))
             except ConfigError as error:
                 what = f"the journal of an interrupted calibration is damaged ({where})"
-                fix = "delete that file; the calibration then begins anew"
+                fix = "delete that file to start the calibration again"
                 raise ConfigError(what, got=error, fix=fix) from error
         write_text(self._path, "".join(line.decode() + "\n" for line in lines))
 
     def add(self, row: Observed) -> None:
-        """Remember a prompt."""
+        """Append the observation of a prompt."""
         self.rows.append(row)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""The small model's answer as the large one's first draft, verified in one pass; an ordinary drafter goes on.
+"""The small model's answer as the large model's first draft, verified in one pass; then another drafter continues.
 
-See `drafters.predicted_output`. A wrong prediction costs acceptance and nothing else.
+See `drafters.predicted_output`. A wrong prediction changes no token.
 """
 
 import copy
@@ -37,13 +37,13 @@ class PredictedFirst(DraftPolicy):
         self.then.bind(drafter, pass_seconds, pads_trees)
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """One for each row; the loop cuts it to what may still be emitted."""
+        """A budget for each row; the loop limits it to the tokens that may still be emitted."""
         rests = [_rest(seq) for seq in seqs]
         self._is_predicted = any(rests)
         return [DraftBudget(n, n) for n in rests] if self._is_predicted else self.then.budgets(seqs)
 
     def observe(self, seq: Sequence, record: Round) -> None:
-        """Pass on the rounds of the other policy; whole predictions say nothing about its drafts."""
+        """Pass on the rounds of the other policy only: predictions are not its drafts."""
         if not self._is_predicted:
             self.then.observe(seq, record)
 
@@ -58,9 +58,9 @@ def _rest(seq: Sequence) -> int:
 
 
 def with_predictions(llm: LLM, drafter: Drafter | None, policy: DraftPolicy) -> LLM:
-    """A second `LLM` over the same model and cache that takes predictions, see `predicting`.
+    """A second `LLM` over the same model and cache that accepts predictions, see `predicting`.
 
-    drafter, policy: what drafts after a prediction has ended. Errors of binding the drafter are passed on.
+    drafter, policy: for drafts after the end of a prediction.
     """
     other = copy.copy(llm)
     members = drafter.members if isinstance(drafter, Choose) else () if drafter is None else (drafter,)
@@ -72,7 +72,7 @@ def with_predictions(llm: LLM, drafter: Drafter | None, policy: DraftPolicy) -> 
 
 
 def predicting(params: SamplingParams, answer: RequestOutput | None, llm: LLM) -> SamplingParams:
-    """Sampling options with an answer as the prediction, up to the first token that the model does not have."""
+    """Sampling options with an answer as the prediction, up to the first token that this model lacks."""
     ids = [] if answer is None else answer.token_ids
     size, banned = llm.loaded.vocab_size, llm.runner.banned_token_ids
     known = list(takewhile(lambda token: token < size and token not in banned, ids))
@@ -91,11 +91,11 @@ def confirms(own: RequestOutput, answer: RequestOutput) -> bool:
 
 
 def check_pair(small: LLM, large: LLM) -> None:
-    """Raises `ConfigError` unless both models verify exactly, `IncompatibleModels` unless they share a tokenizer."""
+    """Raises `ConfigError` unless both verifiers are exact, `IncompatibleModels` unless the tokenizers are equal."""
     for role, llm in (("small", small), ("large", large)):
         if not llm.verifier.exact:
             raise ConfigError(
-                f"the {role} model must verify exactly, or no answer could be called its own",
+                f"the {role} model needs an exact verifier",
                 got=llm.verifier.name,
                 expected="the default verifier, Coupled()",
                 fix=f"make the {role} LLM without a verifier",

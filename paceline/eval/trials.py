@@ -93,7 +93,7 @@ class AcceptanceCounts:
 
     @classmethod
     def from_dict(cls, given: object) -> "AcceptanceCounts":
-        """Read the result of `as_dict`. Raises `ConfigError` for anything else, and for rates that contradict the counts."""
+        """Read the result of `as_dict`. Raises `ConfigError` for anything else, and for rates that contradict it."""
         if isinstance(given, cls):
             return given
         what = "the recorded acceptance"
@@ -198,7 +198,7 @@ class TrialPrompts:
 
 @checked
 class Trial:
-    """One recorded measurement. drafter: its JSON keys besides method and model. setting: dtype, numerics and device."""
+    """One recorded measurement. drafter: JSON keys besides method and model. setting: dtype, numerics and device."""
 
     name: str
     prompts: TrialPrompts

@@ -1,4 +1,4 @@
-"""An HTTP server with the endpoints of the OpenAI API, on one engine, and a router between two such servers.
+"""An HTTP server with the OpenAI API on one engine, and a router for two such servers.
 
 FastAPI, uvicorn and httpx come with the extra: pip install 'paceline[serve]'.
 """

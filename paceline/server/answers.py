@@ -1,6 +1,6 @@
-"""From the engine's outputs to the answer of an endpoint, whole or piece by piece.
+"""From the engine's outputs to the answer of an endpoint, as a whole or as a stream.
 
-Both ways read the same deltas, so the pieces of a stream joined are the whole answer.
+Both use the same deltas, so the joined chunks of a stream are the whole answer.
 """
 
 import time
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from .service import Service
 
 Outputs: TypeAlias = AsyncGenerator[tuple[int, RequestOutput]]
-"""Of the engine, each with the place of its prompt."""
+"""Outputs of the engine, each with the index of its prompt."""
 
 
 @dataclass
 class Delta:
-    """What clients see of an output of the engine for a choice."""
+    """The part of a choice that an output of the engine adds, as clients see it."""
 
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
@@ -42,7 +42,7 @@ class Delta:
 
 @dataclass(kw_only=True)
 class Choice(Delta):
-    """One answer so far. tools: takes calls out of its text. pieces: the text of each token, for provenance."""
+    """One answer so far. tools: extracts tool calls from its text. pieces: the text of each token, for provenance."""
 
     index: int
     tools: ToolReader | None = None
@@ -53,7 +53,7 @@ class Choice(Delta):
     stop_reason: str | int | None = None
 
     def take(self, part: Completion) -> Delta:
-        """Take in what came; returns what clients see of it."""
+        """Add a part of the answer; returns what clients see of it."""
         text = part.text if self.tools is None else self.tools.feed(part.text)
         self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
         if self.tools is not None and self.finish_reason is not None:
@@ -77,9 +77,9 @@ class Choice(Delta):
 
 @dataclass
 class Answering:
-    """One request to /v1/chat/completions that is being answered; subclasses give answers the form of other endpoints.
+    """One request to /v1/chat/completions in progress; subclasses give answers the format of other endpoints.
 
-    last: of each prompt, the last output of the engine.
+    last: the last output of the engine for each prompt.
     """
 
     service: "Service"
@@ -102,16 +102,16 @@ class Answering:
 
     @property
     def has_metrics(self) -> bool:
-        """Whether the answer says how it was decoded."""
+        """Whether the answer reports how it was decoded."""
         return self.service.settings.return_metrics or self.choices[0].pieces is not None
 
     @property
     def rounds(self) -> list[Round]:
-        """Those of all choices."""
+        """The rounds of all choices."""
         return [one for choice in self.choices for one in choice.rounds]
 
     async def deltas(self, outputs: Outputs) -> AsyncGenerator[tuple[Choice, Delta]]:
-        """What comes, choice by choice. However it ends the log learns of it, and the metrics unless it was refused."""
+        """The deltas of all choices. Their end is logged, and counted in the metrics unless the request was refused."""
         is_refused, end = False, "abort"
         try:
             async with aclosing(outputs):
@@ -136,7 +136,7 @@ class Answering:
                 self.log["trace_id"] = self.service.settings.tracer.record(self, reasons)
 
     def _observe(self) -> None:
-        """Count the request, whose prompts were read, in the histograms."""
+        """Count the request in the histograms, if its prompts were read."""
         metrics = self.watch.metrics
         for output in self.last.values():
             timings = output.metrics
@@ -150,7 +150,7 @@ class Answering:
             metrics.observe("request_params_max_tokens", self.params.max_tokens)
 
     async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[str]:
-        """The pieces as server-sent events."""
+        """The chunks as server-sent events."""
         head = {**self.head, "object": self.piece_name}
         no_usage = {"usage": None} if include_usage else {}
         opened = set[int]()
@@ -170,18 +170,18 @@ class Answering:
         yield DONE
 
     def failed(self, error: ApiError) -> str:
-        """The end of a stream, where there is an error behind the first piece."""
+        """The end of a stream with an error after the first chunk."""
         return event(body_of(error)) + DONE
 
     def whole(self) -> dict[str, Any]:
-        """The answer at once."""
+        """The complete answer."""
         made = [_choice(one, self._entire(one), one, is_last=True) for one in self.choices]
         return {**self.head, "choices": made, **self.ending()}
 
     def usage(self) -> dict[str, Any]:
-        """The numbers of tokens; those of a prompt, of which there is an output, count once for all its choices.
+        """The numbers of tokens. A prompt's tokens count once for all its choices.
 
-        The rejected tokens of a prediction were drafted and are not in the answer: they are no completion tokens.
+        Rejected tokens of a prediction are not in the answer, so they are not completion tokens.
         """
         num_prompt = sum(len(one.prompt_token_ids) for one in self.last.values())
         num = _num_tokens(self.rounds)
@@ -201,7 +201,7 @@ class Answering:
         return usage
 
     def figures(self) -> dict[str, Any]:
-        """How the answer was decoded, by vLLM's names."""
+        """How the answer was decoded, with vLLM's names."""
         rounds = self.rounds
         drafted, accepted = sum(one.num_nodes for one in rounds), _num_accepted(rounds)
         places = range(max((one.num_drafted for one in rounds), default=0))
@@ -215,7 +215,7 @@ class Answering:
         }
 
     def ending(self) -> dict[str, Any]:
-        """What an answer ends with."""
+        """The last fields of an answer: usage and metrics."""
         usage = {"usage": self.usage()}
         if not self.has_metrics:
             return usage
@@ -240,10 +240,10 @@ class Answering:
 
 @dataclass(kw_only=True)
 class CompletionAnswering(Answering):
-    """One request to /v1/completions. echo: the prompt of each choice, which comes before it; or none."""
+    """One request to /v1/completions. echo: the prompt of each choice, to put before it; or none."""
 
     echo: Sequence[str]
-    offsets: dict[int, int] = field(default_factory=dict[int, int])  # of the text that each choice has so far
+    offsets: dict[int, int] = field(default_factory=dict[int, int])  # length of the text of each choice so far
     id_prefix, whole_name, piece_name = "cmpl-", "text_completion", "text_completion"
 
     def _opening(self, choice: Choice) -> dict[str, Any] | None:
@@ -273,7 +273,7 @@ class CompletionAnswering(Answering):
 
 
 def _choice(choice: Choice, content: dict[str, Any], delta: Delta, is_last: bool) -> dict[str, Any]:
-    """A choice, or a piece of one, with what both APIs have."""
+    """A choice, or a chunk of one, with the fields that both APIs share."""
     made = {"index": choice.index, **content, "finish_reason": None}
     if is_last:
         made |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
@@ -294,7 +294,7 @@ def _logprobs(delta: Delta) -> dict[str, Any] | None:
 
 
 def entries(delta: Delta) -> list[dict[str, Any]]:
-    """The log-probabilities of its tokens as chats and responses have them."""
+    """The log-probabilities of its tokens in the format of chats and responses."""
     return [
         {**_token(one, one.token_id), "top_logprobs": [_token(one, token) for token in one.top]}
         for one in delta.logprobs

@@ -105,9 +105,9 @@ def _model_entry(service: Service) -> dict[str, Any]:
 
 
 def _tokens(llm: LLM, body: protocol.TokenizeRequest, images: ImageLimits) -> list[int]:
-    """Of a text or a chat. Raises `ConfigError`, and `CacheFull` where it fills the context."""
+    """The tokens of a text or a chat. Raises `ConfigError`, and `CacheFull` where it does not fit the context."""
     if (body.prompt is None) == (body.messages is None):
-        raise ConfigError("tokenize takes a text or a chat", expected="either prompt or messages")
+        raise ConfigError("tokenize needs a text or a chat", expected="either prompt or messages")
     if body.prompt is not None:
         return llm.encode(body.prompt)
     options = {"add_generation_prompt": body.add_generation_prompt}
@@ -115,7 +115,7 @@ def _tokens(llm: LLM, body: protocol.TokenizeRequest, images: ImageLimits) -> li
 
 
 def _page() -> tuple[str, dict[str, str]]:
-    """The page, and the headers that let it run its own script and nothing else."""
+    """The page, and headers that allow only its own script."""
     ours, shared = resources.files("paceline.server"), resources.files("paceline.eval")
     text = (ours / "page.html").read_text(encoding="utf-8")
     text = text.replace("{{colours}}", (shared / "colours.css").read_text(encoding="utf-8"))

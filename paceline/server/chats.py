@@ -10,17 +10,17 @@ from ..hf.prompts import TemplatedChat
 from .protocol import ChatRequest, Image, Message
 from .tools import spell_out
 
-LIMITS = ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=())  # data URIs are always taken
+LIMITS = ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=())  # data URIs are always allowed
 _MOST_IMAGES = 16  # in one request
 
 
 def chat_prompt(body: ChatRequest, limits: ImageLimits, template: str = "tools") -> TemplatedChat:
-    """What the engine takes. It opens images and may fetch them: not for the event loop. Raises `ConfigError`.
+    """The prompt for the engine. Opens and fetches images, so do not call it in the event loop. Raises `ConfigError`.
 
-    template: the model's; where it does not read tools, they are spelled out in the chat.
+    template: the model's; if it does not use tools, they are written into the chat.
     """
     options: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if "chat_template" in options:  # a program, and the client's
+    if "chat_template" in options:  # a template is a program
         raise ConfigError("chat_template_kwargs.chat_template is not taken from requests", fix="leave it out")
     options["add_generation_prompt"] = body.add_generation_prompt
     if body.continue_final_message:
@@ -34,7 +34,7 @@ def chat_prompt(body: ChatRequest, limits: ImageLimits, template: str = "tools")
 
 
 def read_messages(messages: Sequence[Message], limits: ImageLimits) -> list[Mapping[str, object]]:
-    """The messages as the library takes them, with opened images. Raises `ConfigError`."""
+    """The messages as `LLM.generate` takes them, with opened images. Raises `ConfigError`."""
     parts = [part for one in messages if isinstance(one.content, list) for part in one.content]
     if (count := sum(isinstance(part, Image) for part in parts)) > _MOST_IMAGES:
         raise ConfigError("there are too many images", got=count, expected=f"at most {_MOST_IMAGES}")
@@ -65,7 +65,7 @@ def _function(call: Any) -> dict[str, object]:
 
 
 def _open(part: Image, limits: ImageLimits) -> object:
-    """Never a file of this machine, which the library would open by its path."""
+    """Open an image by its URL, never a file of this machine."""
     url = part.image_url.url
     if not url.lower().startswith(("data:", "http://", "https://")):
         raise ConfigError("an image_url is no URL", expected="a data: URI such as data:image/png;base64,...")

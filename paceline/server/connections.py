@@ -1,4 +1,4 @@
-"""Connections: how many there may be, and how slowly a client may send and read, so that none is held for ever."""
+"""Limits of connections: their number, and how slowly a client may send and read."""
 
 import asyncio
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_S = 30.0  # until the head of a request must be there
-STALL_S = 60.0  # that a client may read nothing while an answer waits for it
-REFUSED = 64  # connections beyond the limit that are told so; more are closed without a word
+HEAD_S = 30.0  # until the header of a request must be complete
+STALL_S = 60.0  # for which a client may read nothing of an answer
+REFUSED = 64  # connections beyond the limit that get an error; further ones are closed
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP/1.1 with these limits. h11 bounds the size of a head; `Gate` bounds bodies and their time.
+    """uvicorn's HTTP/1.1 with these limits. h11 limits the size of a header; `Gate` limits bodies and their time.
 
     max_connections: open at once. `Gate` answers requests of further ones with status 503.
     """
@@ -33,7 +33,7 @@ class Connection(H11Protocol):
         self._head_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes came. Bytes of a head do not give it more time."""
+        """Receive bytes. The timer of a header is not extended by further bytes."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._head_timer = _cancel(self._head_timer)
@@ -41,7 +41,7 @@ class Connection(H11Protocol):
             self._head_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """The client reads too slowly: start the timer."""
         super().pause_writing()
         self._stall_timer = self.loop.call_later(STALL_S, self.transport.abort)
 
@@ -50,7 +50,7 @@ class Connection(H11Protocol):
         self._stall_timer = _cancel(self._stall_timer)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing more was asked for in time; what it has not read by then is dropped."""
+        """Close an idle connection; unread data is dropped after another timeout."""
         super().timeout_keep_alive_handler()
         if self.transport.get_write_buffer_size():
             self._stall_timer = _cancel(self._stall_timer) or self.loop.call_later(STALL_S, self.transport.abort)

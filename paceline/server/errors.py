@@ -11,11 +11,11 @@ from starlette.exceptions import HTTPException as RoutingError
 
 from ..errors import CacheFull, ConfigError, EngineStopped, PacelineError, QueueFull
 
-CLIENT_GONE = 499  # the status in logs where nobody was left to answer, as of nginx
+CLIENT_GONE = 499  # the status in logs if the client disconnected, as in nginx
 
 
 class ApiError(HTTPException):
-    """A refusal. code: the OpenAI API's word for it. param: the field at fault. retry_after_s: when to try again."""
+    """An error response. code: as in the OpenAI API. param: the wrong field. retry_after_s: when to try again."""
 
     def __init__(
         self, status: int, message: str, code: str | None = None, param: str | None = None, retry_after_s: int = 0
@@ -30,12 +30,12 @@ class ClientGone(Exception):
 
 
 def unsupported(field: str, fix: str = "leave it out") -> ApiError:
-    """The error for a field that the OpenAI API has and this server has not."""
+    """The error for a field of the OpenAI API that this server does not support."""
     return ApiError(400, f"Unsupported parameter: '{field}'. Fix: {fix}.", "unsupported_parameter", field)
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Any error as it is answered; what nobody expected becomes a 500 that tells nothing of it."""
+    """The response for any error; unexpected errors become a 500 without details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -60,14 +60,14 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def body_of(error: ApiError) -> dict[str, Any]:
-    """What clients read."""
+    """The body of the response."""
     kinds = {401: "authentication_error", 429: "requests"}
     kind = kinds.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "server_error")
     return {"error": {"message": error.detail, "type": kind, "param": error.param, "code": error.code}}
 
 
 def answer_of(error: Exception) -> Response:
-    """The answer to a request that failed before anything was sent."""
+    """The response to a request that failed before anything was sent."""
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_GONE)
     known = as_api_error(error)
@@ -81,18 +81,18 @@ async def _handle(request: Request, error: Exception) -> Response:
 HANDLERS: dict[Any, Any] = dict.fromkeys(
     (RoutingError, RequestValidationError, PacelineError, TimeoutError, ClientGone, Exception), _handle
 )
-"""For an application that answers every error in this form."""
+"""Exception handlers for an application with errors in this format."""
 
 
 def _of_validation(errors: Sequence[Any]) -> ApiError:
-    """The first fault; of a union, the one that lies deepest, or that is more than a wrong type."""
+    """The first error; for a union, the deepest one, or one that is more than a wrong type."""
     deepest = max(errors, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
     kind, words = deepest["type"], deepest["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
-        return ApiError(400, f"The body is no JSON: {deepest['ctx']['error']}.", "invalid_json")
+        return ApiError(400, f"The body is not JSON: {deepest['ctx']['error']}.", "invalid_json")
     param = _param(deepest["loc"])
     if not param:
-        return ApiError(400, "The body is no JSON object with Content-Type: application/json.", "invalid_json")
+        return ApiError(400, "The body is not a JSON object with Content-Type: application/json.", "invalid_json")
     if kind == "extra_forbidden":
         return ApiError(400, f"Unknown parameter: {param!r}.", "unknown_parameter", param)
     if kind == "missing":
@@ -104,7 +104,7 @@ def _of_validation(errors: Sequence[Any]) -> ApiError:
 
 
 def _param(loc: Sequence[str | int]) -> str:
-    """The place in the body as the OpenAI API writes it, messages[0].content; without names of union members."""
+    """The path in the body as in the OpenAI API, messages[0].content, without names of union members."""
     path = ""
     for step in loc[1:]:
         if isinstance(step, int):

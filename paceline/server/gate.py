@@ -1,4 +1,4 @@
-"""What every request passes before its endpoint: an id and a log line, its Host, the API key, the limits of bodies."""
+"""Middleware for every request: request id, log line, checks of the Host header and API key, limits of bodies."""
 
 import asyncio
 import hmac
@@ -22,18 +22,18 @@ logger = logging.getLogger("paceline.server")
 _OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
 _PROBES = ("/health", "/ready")
 _QUIET_PATHS = (*_PROBES, "/metrics")
-HELD_BODIES = 8  # largest bodies that fit into what all requests in progress may hold together
+HELD_BODIES = 8  # times max_body_bytes is the limit of the bodies of all requests in progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateSettings:
-    """What every server asks of requests.
+    """Requirements for all requests of a server.
 
     model: its name in requests.
-    api_keys: one of which must be sent to every path that answers with the model; empty: none is asked for.
-    allowed_hosts: names by which the server may be called, in lower case, without a port; empty: any.
-    max_body_bytes: of a body; those of all requests in progress may have `HELD_BODIES` times as many together.
-    request_timeout_s: until a body is there as a whole, and for an answer, its wait for a slot included.
+    api_keys: one of them must be sent for every path that uses the model; empty: none is required.
+    allowed_hosts: Host headers that are accepted, in lower case, without a port; empty: any.
+    max_body_bytes: of a body; those of all requests in progress together may have `HELD_BODIES` times as many.
+    request_timeout_s: for receiving a body, and for an answer, including its wait for a slot.
     """
 
     model: str
@@ -44,7 +44,7 @@ class GateSettings:
 
 
 class Gated:
-    """What answers behind a `Gate`, which counts the requests in progress, and takes no more while it is draining."""
+    """A service behind a `Gate`, which counts the requests in progress and refuses new ones while draining."""
 
     settings: Any
     num_running = 0
@@ -57,14 +57,14 @@ class Gated:
             raise ApiError(404, message, "model_not_found", "model")
 
     async def drain(self, timeout: float) -> None:
-        """Take no more requests, and wait until none is being answered, for so many seconds at most."""
+        """Refuse new requests, and wait until none is in progress, for at most `timeout` seconds."""
         self.is_draining, end_at = True, time.monotonic() + timeout
         while self.num_running and time.monotonic() < end_at:
             await asyncio.sleep(0.02)
 
 
 class Gate:
-    """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add what they know."""
+    """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add fields."""
 
     def __init__(self, app: ASGIApp, service: Gated):
         self.app, self.service, self.held_bytes = app, service, 0
@@ -92,7 +92,7 @@ class Gate:
         try:
             try:
                 if is_refused and scope["path"] not in _PROBES:
-                    what = "This server has as many connections as it takes."
+                    what = "This server has too many connections."
                     raise ApiError(503, what, "too_many_connections", retry_after_s=1)
                 self._check_host(scope)
                 self._check_key(scope)
@@ -117,12 +117,12 @@ class Gate:
                 logger.info("request", extra={"fields": {**line, **log}})
 
     def _check_host(self, scope: Scope) -> None:
-        """A page whose name was made to lead to this machine (DNS rebinding) is betrayed by that name."""
+        """Check the Host header, against DNS rebinding."""
         if not self.settings.allowed_hosts or scope["path"] in _PROBES:
             return
         given = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
         if re.sub(r":\d*$", "", given) not in self.settings.allowed_hosts:
-            what = f"This server is not called {brief(given)}. Fix: start it with --allowed-hosts NAME."
+            what = f"The Host header {brief(given)} is not allowed. Fix: start the server with --allowed-hosts NAME."
             raise ApiError(403, what, "host_not_allowed")
 
     def _check_key(self, scope: Scope) -> None:
@@ -130,14 +130,14 @@ class Gate:
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, key = given.partition(b" ")
-        # every key is compared, so that the time tells nothing
+        # every key is compared, so that the time reveals nothing
         fits = [hmac.compare_digest(key.strip(), known) for known in self.keys]
         if scheme.lower() != b"bearer" or not any(fits):
             what = "Incorrect API key provided." if given else "No API key provided. Send: Authorization: Bearer KEY."
             raise ApiError(401, what, "invalid_api_key")
 
     async def _with_body(self, scope: Scope, receive: Receive) -> Receive:
-        """The same messages, of which the body is read already."""
+        """Read the body within the limits; returns a `receive` that replays it."""
         pieces, is_whole, most = list[bytes](), False, self.settings.max_body_bytes
         length = dict(scope["headers"]).get(b"content-length", b"0")
         too_large = ApiError(413, f"The body is larger than {most} bytes.", "request_too_large")
@@ -154,7 +154,7 @@ class Gate:
                 if scope["held_bytes"] > most:
                     raise too_large
                 if self.held_bytes > HELD_BODIES * most:
-                    what = "The requests in progress are as large as this server takes together."
+                    what = "The requests in progress are too large together."
                     raise ApiError(429, what, "rate_limit_exceeded", retry_after_s=1)
                 is_whole = not message.get("more_body", False)
         body: list[Message] = [{"type": "http.request", "body": b"".join(pieces), "more_body": False}]
@@ -168,11 +168,11 @@ class Gate:
 def gated_app(
     service: Gated, is_alive: Callable[[], bool], metrics: Callable[[], str], outer: Sequence[Middleware] = ()
 ) -> FastAPI:
-    """An application behind a `Gate` that tells its state and its metrics; `app.state.service` is the service.
+    """An application behind a `Gate`, with /health, /ready and /metrics; `app.state.service` is the service.
 
     outer: middleware before the gate.
     """
-    # FastAPI's pages of documentation load scripts of other hosts
+    # no documentation pages: FastAPI's load scripts from other hosts
     middleware = [*outer, Middleware(Gate, service=service)]
     app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=middleware, exception_handlers=HANDLERS)
     app.state.service = service

@@ -1,6 +1,6 @@
-"""Numbers of a server in Prometheus' text format, by vLLM's names under a prefix.
+"""Metrics of a server in Prometheus' text format, with vLLM's names under a prefix.
 
-vLLM's documentation of its metrics holds for these, too; the prefix "vllm" lets its dashboards read them.
+They have the meanings of vLLM's documentation; with the prefix "vllm" its dashboards work.
 """
 
 import time
@@ -29,9 +29,9 @@ _HISTOGRAMS = {
 
 
 class Metrics:
-    """What a server measures itself; the rest comes from the engine.
+    """The metrics that a server counts itself; others come from the engine.
 
-    counts, sums: of each histogram, the observations up to each bound and above all of them, and their sum.
+    counts, sums: of each histogram, the observations per bucket (the last is above all bounds), and their sum.
     """
 
     def __init__(self, prefix: str, model: str):
@@ -41,12 +41,12 @@ class Metrics:
         self.sums = dict.fromkeys(_HISTOGRAMS, 0.0)
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
-        """Count a value in a histogram, so many times."""
+        """Count a value in a histogram `times` times."""
         self.counts[name][bisect_left(_HISTOGRAMS[name][1], value)] += times
         self.sums[name] += value * times
 
     def text(self, engine: AsyncLLM) -> str:
-        """All of them."""
+        """All metrics as text."""
         stats = engine.stats()
         taken = 1 - stats.free_slots / engine.llm.runner.num_slots
         lines = [
@@ -72,7 +72,7 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
     def lines(self, name: str, words: str, values: float | Mapping[Any, float], label: str = "") -> Iterator[str]:
-        """Of a counter, whose name ends with _total, or a gauge. label: what tells several values apart."""
+        """The lines of a counter, whose name ends with _total, or of a gauge. label: the label of several values."""
         yield from self._head(name, "counter" if name.endswith("_total") else "gauge", words)
         if isinstance(values, Mapping):
             yield from (self._line(name, value, {label: key}) for key, value in values.items())
@@ -80,7 +80,7 @@ class Metrics:
             yield self._line(name, values)
 
     def histogram_lines(self, name: str) -> Iterator[str]:
-        """Of one histogram."""
+        """The lines of a histogram."""
         words, bounds = _HISTOGRAMS[name]
         yield from self._head(name, "histogram", words)
         for bound, count in zip([*bounds, "+Inf"], accumulate(self.counts[name]), strict=True):
@@ -97,7 +97,7 @@ class Metrics:
 
 
 class Watch:
-    """The times of one request, which go into the histograms: until its first token, and, once it ended, of all."""
+    """Measures the times of one request for the histograms."""
 
     def __init__(self, metrics: Metrics):
         self.metrics, self.begin = metrics, time.perf_counter()
@@ -106,7 +106,7 @@ class Watch:
         self._last = dict[int, float]()
 
     def tokens(self, index: int, count: int) -> None:
-        """So many tokens of a choice are there now."""
+        """Record that `count` further tokens of a choice were emitted."""
         if not count:
             return
         now = time.perf_counter()

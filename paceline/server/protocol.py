@@ -1,7 +1,7 @@
-"""What requests may hold: the fields of the OpenAI API, and vLLM's further sampling fields.
+"""The bodies of requests: the fields of the OpenAI API, and vLLM's further sampling fields.
 
-As in the OpenAI API, an unknown field is an error, and so is a field that is known but has no meaning here, unless it
-cannot change an answer.
+As in the OpenAI API, an unknown field is an error. So is a known field that is not supported, unless it cannot change
+an answer.
 """
 
 import json
@@ -15,13 +15,13 @@ from ..core.request import RequestOutputKind, SamplingParams
 from ..errors import ConfigError
 
 MAX_CHOICES, MAX_MESSAGES = 128, 2048
-Count = Annotated[int, Field(le=2**63 - 1)]  # JSON has larger ones, which no tensor and no metric holds
+Count = Annotated[int, Field(le=2**63 - 1)]  # larger numbers of JSON do not fit tensors and metrics
 TokenId = Annotated[int, Strict(False)]  # keys of JSON objects are texts
 Word = Annotated[str, Field(max_length=256)]  # looked for after every token
 
 
 class Fields(BaseModel):
-    """Strict: no unknown keys, and "1" is no number."""
+    """Strict: no unknown keys, and "1" is not a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -34,7 +34,7 @@ class Text(Fields):
 
 
 class ImageURL(Fields):
-    """Where an image is: a data URI, or an address at an allowed host. detail has no effect."""
+    """A data URI, or a URL of an allowed host. detail has no effect."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
@@ -48,7 +48,7 @@ class Image(Fields):
 
 
 class CalledFunction(Fields):
-    """What a model called. arguments: JSON."""
+    """A function call of the model. arguments: JSON."""
 
     name: str
     arguments: str
@@ -66,7 +66,7 @@ Part: TypeAlias = Annotated[Text | Image, Field(discriminator="type")]
 
 
 class Message(Fields):
-    """One message of a chat. An answer of this server may be given back as it came."""
+    """One message of a chat. An answer of this server can be sent back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Field(min_length=1)] | None = None
@@ -77,7 +77,7 @@ class Message(Fields):
 
 
 def text_of(content: str | Sequence[Text | Image] | None) -> str:
-    """What a message says, without its images."""
+    """The text of a message, without its images."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text for part in content if isinstance(part, Text))
@@ -93,7 +93,7 @@ class Function(Fields):
 
 
 class Tool(Fields):
-    """A tool that the model may call, or by its name alone the one that it must call."""
+    """A tool that the model may call, or in tool_choice, by its name only, the one that it must call."""
 
     type: Literal["function"]
     function: Function
@@ -109,7 +109,7 @@ class JsonSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """The form of an answer."""
+    """The format of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -130,14 +130,14 @@ class Prediction(Fields):
 
 
 class Speculative(Fields):
-    """How much is drafted for this request, and by which drafter of the server; "none": nothing is."""
+    """How much is drafted for this request, and by which drafter of the server; "none": no drafts."""
 
     method: str | None = None
     num_speculative_tokens: Annotated[Count, Field(ge=0)] | None = None
 
 
 class Sampling(Fields):
-    """What all endpoints share; fields that are not given take the model's or the API's defaults."""
+    """Fields of all endpoints; missing ones have the model's or the API's defaults."""
 
     model: str
     stream: bool | None = None
@@ -176,7 +176,7 @@ class Sampling(Fields):
 
 
 class Request(Sampling):
-    """What chats and completions share."""
+    """Fields of chats and completions."""
 
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -186,16 +186,16 @@ class Request(Sampling):
     store: bool | None = None  # without effect on answers
 
     def params(self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None) -> SamplingParams:
-        """The options of sampling. Raises `ConfigError` for values out of range.
+        """The sampling parameters. Raises `ConfigError` for values out of range.
 
-        defaults: for what the request does not say. num_logprobs: of the top tokens at each place, None for no
-        log-probabilities. form: structured outputs that a choice of tools asks for.
+        defaults: for fields that the request does not have. num_logprobs: number of top tokens, None for no
+        log-probabilities. form: structured outputs for a forced tool call.
         """
         shared = {one.name for one in fields(SamplingParams)} & {*type(self).model_fields} - {"logprobs"}
         given = {name: value for name in shared if (value := getattr(self, name)) is not None}
         wanted = [one for one in (self.structured_outputs, self._response_form(), form) if one is not None]
         if len(wanted) > 1:
-            what = "structured_outputs, response_format and tool_choice each ask for a form of the answer"
+            what = "structured_outputs, response_format and tool_choice each set the format of the answer"
             raise ConfigError(what, fix="give one of them")
         given["structured_outputs"] = wanted[0] if wanted else None
         drafts = {} if self.speculative is None else self.speculative.model_dump(exclude_none=True)
@@ -227,7 +227,7 @@ class ChatRequest(Request):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    # known, and refused where they ask for something
+    # known, but only supported with these values
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     audio: None = None
@@ -251,7 +251,7 @@ class CompletionRequest(Request):
     prompt: str | list[int] | Annotated[list[str] | list[list[int]], Field(min_length=1, max_length=MAX_CHOICES)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
-    # known, and refused where they ask for something
+    # known, but only supported with these values
     suffix: None = None
     best_of: int | None = None
 

@@ -1,4 +1,4 @@
-"""/v1/responses: the same answers as those of a chat, in the newer form of the OpenAI API. Nothing is stored."""
+"""/v1/responses: the answers of a chat in the newer format of the OpenAI API. Nothing is stored."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -30,7 +30,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class InputText(Fields):
-    """Text of a message; of an earlier answer as this endpoint gave it."""
+    """Text of a message, or of an earlier answer of this endpoint."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -49,7 +49,7 @@ class InputImage(Fields):
 
 
 class InputMessage(Fields):
-    """One message; an answer of this endpoint may be given back as it came."""
+    """One message. An answer of this endpoint can be sent back unchanged."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -59,7 +59,7 @@ class InputMessage(Fields):
     phase: str | None = None
 
     def as_chat(self) -> Message:
-        """As a chat has it. Text alone becomes one text, which every chat template takes."""
+        """The same as a message of a chat. Text parts become one text, which every chat template supports."""
         if isinstance(self.content, str):
             return Message(role=self.role, content=self.content)
         parts = [
@@ -110,7 +110,7 @@ class ResponsesRequest(Sampling):
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream_options: ResponsesStreamOptions | None = None
-    # known, and refused where they ask for something
+    # known, but only supported with these values or without effect
     store: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
@@ -124,7 +124,7 @@ class ResponsesRequest(Sampling):
     truncation: Literal["disabled"] | None = None
 
     def check(self) -> None:
-        """Raise `ApiError` for what needs a memory of earlier requests, and for tools."""
+        """Raise `ApiError` for fields that need stored requests, and for tools."""
         whole = "send the earlier messages in input"
         fixes = {
             "store": "send store=false; nothing is kept here",
@@ -171,7 +171,7 @@ class ResponseAnswering(Answering):
         self._item_id = self.head["id"].replace("resp_", "msg_", 1)
 
     async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[str]:
-        """The pieces as the API's events. The first come with the first tokens: an error before has its own status."""
+        """The API's events. The first are sent with the first tokens, so that an earlier error has its own status."""
         (choice,), begun = self.choices, self._response("in_progress")
         empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         beginning = [
@@ -228,7 +228,7 @@ class ResponseAnswering(Answering):
         return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def _response(self, status: str) -> dict[str, Any]:
-        """An answer with what was asked for, and no output."""
+        """A response object with the fields of the request, and no output."""
         body = self.asked
         wanted = body.text.format if body.text is not None else None
         said = {"instructions", "max_output_tokens", "model", "temperature", "top_p", "user"}

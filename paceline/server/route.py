@@ -1,7 +1,7 @@
-"""The confidence switch between two servers: a small model answers alone where it is confident, a large one otherwise.
+"""A cascade of two servers: a small model answers alone where it is confident, a large one otherwise.
 
-The gate, the calibration and the drift alarm are those of `paceline.cascade`; here each model is behind a server of the
-OpenAI API that gives log-probabilities, ours or vLLM's. The small model's tokens are not the large one's first draft.
+Calibration and drift alarm are those of `paceline.cascade`. Each model is behind a server of the OpenAI API that gives
+log-probabilities, Paceline's or vLLM's. The small answer is not used as the large model's first draft.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from .streams import DONE, EventStream, connected, event
 from .upstream import Upstream
 
 logger = logging.getLogger("paceline.server")
-DECIDED_BY = "x-paceline-decided-by"  # the header that says which model answered
+DECIDED_BY = "x-paceline-decided-by"  # the header with the model that answered
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteSettings(GateSettings):
     """How a router behaves.
 
-    max_disagreement: see `Calibration.choose`. audit_share: of requests, whose small answer the large model checks.
+    max_disagreement: see `Calibration.choose`. audit_share: the share of requests that the large model checks.
     """
 
     max_disagreement: float | None = None
@@ -43,7 +43,7 @@ class RouteSettings(GateSettings):
 
 @dataclass
 class Verdict:
-    """Why that model answers, and the answer: the small model's, if it was asked, until the large one's is there."""
+    """Which model answers and why, and the answer: first the small model's, if it was asked, then the large one's."""
 
     reason: Reason
     confidence: float | None = None
@@ -56,7 +56,7 @@ class Verdict:
 
 
 class Router(Gated):
-    """Two servers as one. Raises `ConfigError` where the calibration does not promise what is asked for."""
+    """A cascade of two servers. Raises `ConfigError` where the calibration cannot guarantee the bound."""
 
     def __init__(self, small: Upstream, large: Upstream, calibration: Calibration, settings: RouteSettings):
         if small.max_model_len is not None:
@@ -93,13 +93,15 @@ class Router(Gated):
         return answer
 
     async def _decide(self, sent: Mapping[str, Any], body: protocol.ChatRequest) -> Verdict:
-        """Ask the small model, unless its answer could not be given, and judge its answer."""
+        """Ask the small model, unless its answer could not be used, and decide which model answers."""
         params = body.params(self._defaults, body.num_logprobs)
         if params.n != 1 or body.tools or sampling_options(params) != self.calibration.sampling:
             return Verdict(Reason.OTHER_SAMPLING)
         if self.alarm.raised:
             return Verdict(Reason.ALARM)
-        is_drawn = random.random() < self.settings.audit_share  # before anybody answers: chance alone decides
+        is_drawn = (
+            random.random() < self.settings.audit_share
+        )  # before the models answer, so that the draw is independent
         short = self._short(sent, body)
         try:
             answer = await self.small.ask(short)
@@ -115,7 +117,7 @@ class Router(Gated):
         return verdict
 
     async def _audit(self, short: Mapping[str, Any], verdict: Verdict) -> None:
-        """Count a request that was drawn; an answer given alone is compared with the large model's."""
+        """Count an audited request; compare the small model's answer, if it was given, with the large model's."""
         differs = False
         if verdict.reason is Reason.CONFIDENT:
             own = await self.large.ask(short)
@@ -125,13 +127,13 @@ class Router(Gated):
         was_raised = self.alarm.raised
         if self.alarm.see(differs) and not was_raised:
             logger.warning(
-                "drift: more answers differ from the large model's than the calibration promises; it answers all from "
-                "now on. Calibrate again on such prompts.",
+                "drift: more answers differ from the large model's than the calibration allows; the large model answers "
+                "everything from now on. Calibrate again on such prompts.",
                 extra={"fields": {"audited": self.alarm.seen, "differed": self.alarm.differed}},
             )
 
     def _short(self, sent: Mapping[str, Any], body: protocol.ChatRequest) -> dict[str, Any]:
-        """The request for an answer within the calibrated window, with the log-probabilities that the gate reads."""
+        """The request for an answer within `short_limit`, with the log-probabilities for the confidence."""
         limits = [self.calibration.short_limit, body.max_tokens, body.max_completion_tokens]
         kept = {name: sent[name] for name in sent if name not in ("stream", "stream_options", "max_completion_tokens")}
         asked = {"logprobs": True, "top_logprobs": max(2, body.top_logprobs or 0)}
@@ -140,7 +142,7 @@ class Router(Gated):
     async def _events(
         self, sent: Mapping[str, Any], body: protocol.ChatRequest, verdict: Verdict, watch: Watch
     ) -> AsyncGenerator[str]:
-        """The pieces of an answer: the small model's, which is there as a whole, or the large one's as they come."""
+        """The chunks of an answer: of the small model's complete one, or of the large one's stream."""
         told = {"cascade": self._told(verdict)}
         try:
             if verdict.decided_by == "small":
@@ -155,7 +157,7 @@ class Router(Gated):
             watch.end()
 
     def _told(self, verdict: Verdict) -> dict[str, Any]:
-        """What an answer says of who gave it. lossless: whether it is the large model's for certain."""
+        """The field `cascade` of an answer. lossless: whether it is guaranteed to be the large model's."""
         choice = self.choice
         return {
             "decided_by": verdict.decided_by,
@@ -168,7 +170,7 @@ class Router(Gated):
         }
 
     def metrics_page(self) -> str:
-        """Requests by model and reason, and what the audits found."""
+        """Requests by model and reason, and the results of the audits."""
         alone, alarm = self.reasons[Reason.CONFIDENT.value], self.alarm
         models = {"small": alone, "large": sum(self.reasons.values()) - alone}
         lines = [
@@ -176,7 +178,7 @@ class Router(Gated):
             *self.metrics.lines("route_reasons_total", "Chats by why that model answered.", self.reasons, "reason"),
             *self.metrics.lines("route_audits_total", "Chats drawn for an audit.", alarm.seen),
             *self.metrics.lines("route_audits_differed_total", "Audited answers that differ.", alarm.differed),
-            *self.metrics.lines("route_alarm", "Whether the audits refuted the promise.", int(alarm.raised)),
+            *self.metrics.lines("route_alarm", "Whether the drift alarm is raised.", int(alarm.raised)),
             *self.metrics.histogram_lines("e2e_request_latency_seconds"),
         ]
         return "\n".join(lines) + "\n"
@@ -202,7 +204,7 @@ def make_router_app(router: Router) -> FastAPI:
 def tokens_of(answer: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """An answer's tokens with their log-probabilities, its end included.
 
-    Raises `ApiError` where a server does not give them for every token: its confidence could not be compared.
+    Raises `ApiError` where a server does not give them for every token, since the confidence needs them.
     """
     given = ((answer["choices"][0].get("logprobs") or {}).get("content")) or []
     count = answer["usage"]["completion_tokens"]
@@ -213,7 +215,7 @@ def tokens_of(answer: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def read_logprobs(answer: Mapping[str, Any], where: str) -> list[TokenLogprob]:
-    """As the library has them. The API gives texts and no ids: a token itself is 0, and others are their places."""
+    """The log-probabilities as `TokenLogprob`. The API gives no ids: the token has id 0, others their rank."""
     found = list[TokenLogprob]()
     for one in tokens_of(answer, where):
         top = dict[int, float]()
@@ -225,7 +227,7 @@ def read_logprobs(answer: Mapping[str, Any], where: str) -> list[TokenLogprob]:
 
 
 def as_asked(answer: Mapping[str, Any], body: protocol.ChatRequest) -> dict[str, Any]:
-    """The answer with the log-probabilities that the client asked for, which may be none."""
+    """The answer with the log-probabilities that the client requested, or none."""
     choice = dict(answer["choices"][0])
     if not body.logprobs:
         choice["logprobs"] = None
@@ -237,7 +239,7 @@ def as_asked(answer: Mapping[str, Any], body: protocol.ChatRequest) -> dict[str,
 
 
 def pieces_of(answer: Mapping[str, Any], body: protocol.ChatRequest) -> list[dict[str, Any]]:
-    """A whole answer as the pieces of a stream."""
+    """A complete answer as the chunks of a stream."""
     choice = answer["choices"][0]
     kept = {name: answer[name] for name in ("id", "created", "model", "system_fingerprint") if name in answer}
     head = {**kept, "object": "chat.completion.chunk"}

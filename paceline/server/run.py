@@ -20,7 +20,7 @@ LogFormat = Literal["text", "json"]
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is not listened to yet, so that a taken port is known before a model is loaded.
+    """Bind a socket without listening, so that a used port is an error before the model is loaded.
 
     port 0: any free one. Raises `ConfigError`.
     """
@@ -41,7 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def set_up_logs(form: LogFormat) -> None:
-    """Send the lines of this package and the errors of uvicorn to stderr."""
+    """Log this package and the errors of uvicorn to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines(form))
     for name, level in (("paceline.server", logging.INFO), ("uvicorn.error", logging.ERROR)):
@@ -51,9 +51,9 @@ def set_up_logs(form: LogFormat) -> None:
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGTERM or Ctrl-C; what is being answered then is finished within `drain_s` seconds.
+    """Serves until SIGTERM or Ctrl-C; answers in progress are then completed within `drain_s` seconds.
 
-    A second signal ends that. announce: called with the URL once the server listens.
+    A second signal ends it at once. announce: called with the URL once the server listens.
     max_connections: open at once; further ones get status 503.
     """
 
@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
         self.announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On a signal: take nothing more, finish, exit."""
+        """On the first signal: drain, then exit. On the second: exit at once."""
         if self.service.is_draining:
             self.should_exit = self.force_exit = True
         else:
@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
 
 
 class _Lines(logging.Formatter):
-    """A line for each request: words, or an object of JSON."""
+    """One line per request, as text or as a JSON object."""
 
     def __init__(self, form: LogFormat):
         super().__init__()
@@ -108,7 +108,7 @@ class _Lines(logging.Formatter):
         if self.form == "json":
             line = {"time": moment, "level": record.levelname.lower(), "message": record.getMessage(), **fields}
             return json.dumps(line, default=str)
-        # as JSON, so that a path with a line end in it stays one line
+        # as JSON, so that a path with a newline stays one line
         words = [
             f"{name}={value if isinstance(value, int | float) else json.dumps(value)}" for name, value in fields.items()
         ]

@@ -1,4 +1,4 @@
-"""An engine with its settings, and what every request to it goes through."""
+"""An engine with its settings, and the common steps of all requests to it."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ from .streams import EventStream, connected, merged
 from .tools import reader_of
 from .tracing import Tracer
 
-_MAX_CHARS = 64  # for each token of the context; a longer prompt is refused unread, since reading takes long
+_MAX_CHARS = 64  # per token of the context; longer prompts are refused before they are tokenized, which takes long
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -35,8 +35,8 @@ _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 class Settings(GateSettings):
     """How a server behaves.
 
-    allow_origins: pages of other hosts that may call it from a browser. return_metrics: with every answer, how it was
-    decoded. return_provenance: for requests that do not say. tracer: gets a span of each answered request.
+    allow_origins: origins whose pages may call it from a browser. return_metrics: report with every answer how it was
+    decoded. return_provenance: the default for requests. tracer: gets a span of each answered request.
     """
 
     allow_origins: Sequence[str] = ()
@@ -62,7 +62,7 @@ class Service(Gated):
         self.defaults = {"temperature": 1.0, **{name: value for name, value in given.items() if value is not None}}
 
     def check(self, body: protocol.Request) -> None:
-        """Raise `ApiError` for what this server does not have."""
+        """Raise `ApiError` for unknown models, unknown drafters and contradictory options."""
         self.check_model(body.model)
         drafters = self.llm.drafters
         if body.prediction is not None:
@@ -77,7 +77,7 @@ class Service(Gated):
             raise ApiError(400, "stream_options needs stream.", "invalid_value", "stream_options")
 
     def check_texts(self, texts: Sequence[str | list[int]]) -> None:
-        """Raise `ApiError` for what is much longer than the context. texts: or token ids."""
+        """Raise `ApiError` for texts or token ids that are much longer than the context."""
         length, most = max(map(len, texts), default=0), _MAX_CHARS * self.llm.runner.max_length
         if length > most:
             unit = "characters" if any(isinstance(one, str) for one in texts) else "tokens"
@@ -85,7 +85,7 @@ class Service(Gated):
             raise ApiError(400, message, "context_length_exceeded")
 
     def text_of(self, prompt: str | list[int]) -> str:
-        """A prompt as text. Raises `ConfigError` for an id that is no token's."""
+        """A prompt as text. Raises `ConfigError` for an invalid token id."""
         if isinstance(prompt, str):
             return prompt
         vocab_size = self.llm.loaded.vocab_size
@@ -94,7 +94,7 @@ class Service(Gated):
         return str(self.llm.tokenizer.decode(prompt))
 
     async def drain(self, timeout: float) -> None:
-        """What has not ended in time is aborted."""
+        """Wait as `Gated.drain`, then abort the remaining requests."""
         await super().drain(timeout)
         await self.engine.drain(0)
 
@@ -106,7 +106,7 @@ class Service(Gated):
         prompts: Sequence[Prompt],
         params: SamplingParams,
     ) -> Response:
-        """Answer `params.n` times to each prompt, whole or as a stream. kind: what writes the answer."""
+        """Answer each prompt `params.n` times, as a whole or as a stream. kind: makes the answer's format."""
         is_painted = self.settings.return_provenance if body.return_provenance is None else body.return_provenance
         if (count := len(prompts) * params.n) > protocol.MAX_CHOICES:
             what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."

@@ -1,4 +1,4 @@
-"""Answers that take their time: they end with the client's connection or at a deadline, whichever comes first."""
+"""Answers that end when the client disconnects or at a deadline, and event streams."""
 
 import asyncio
 import json
@@ -46,9 +46,9 @@ def event(value: object, name: str = "") -> str:
 
 
 class EventStream(Response):
-    """Server-sent events. An error before the first one has a status of its own, a later one is an event.
+    """Server-sent events. An error before the first event has its own status, a later one is an event.
 
-    log: the request's log line, which learns how it ended. failed: the end of a stream with an error.
+    log: the request's log line, which gets the error. failed: makes the end of a stream with an error.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class EventStream(Response):
 
 
 async def merged(sources: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
-    """The items of all of them as they come, each with the place of its source. Closing it closes them."""
+    """The items of all sources as they come, each with the index of its source. Closing it closes the sources."""
     pending = {asyncio.ensure_future(anext(source, None)): place for place, source in enumerate(sources)}
     try:
         while pending:

@@ -1,6 +1,6 @@
-"""Calls of tools in an answer: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or a forced form of it.
+"""Tool calls in an answer: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or a forced call.
 
-Hermes, Qwen and many others write calls so. What cannot be read as a call stays text.
+Hermes, Qwen and many other models use this format. What cannot be parsed as a call stays text.
 """
 
 import json
@@ -15,9 +15,9 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class ToolReader:
-    """Takes the text of one answer apart as it comes. is_forced: the whole answer is one call, as `forced_form` asks.
+    """Separates tool calls from the text of one answer. is_forced: the whole answer is one call, see `forced_form`.
 
-    calls: what was found, as the API gives it.
+    calls: the calls so far, in the API's format.
     """
 
     def __init__(self, is_forced: bool = False):
@@ -25,7 +25,7 @@ class ToolReader:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The text that belongs to no call; the beginning of a tag is held back until it is known to be none."""
+        """The text outside calls. A possible beginning of a tag is held back until it is decided."""
         self._held += text
         shown = ""
         while not self.is_forced:
@@ -43,14 +43,14 @@ class ToolReader:
         return shown
 
     def finish(self) -> str:
-        """The rest of the text; the answer is over. A call whose closing tag was cut counts if it is whole."""
+        """The rest of the text at the end of the answer. A complete call without its closing tag counts."""
         held, self._held = self._held, ""
         inner = held if self.is_forced else held.removeprefix(_OPEN)
         is_call = (self.is_forced or held.startswith(_OPEN)) and self._take(inner)
         return "" if is_call or (self.calls and not held.strip()) else held
 
     def _take(self, text: str) -> bool:
-        """Read one call. False: it is none."""
+        """Parse one call; returns whether it is one."""
         try:
             read = json.loads(text)
             name, arguments = read["name"], read.get("arguments", read.get("parameters", {}))
@@ -65,14 +65,14 @@ class ToolReader:
 
 
 def reader_of(body: Request) -> ToolReader | None:
-    """For an answer to this request; None where nothing may be called."""
+    """The reader for an answer to this request; None where no tool may be called."""
     if not isinstance(body, ChatRequest) or not body.tools or body.tool_choice == "none":
         return None
     return ToolReader(is_forced=body.tool_choice not in (None, "auto"))
 
 
 def forced_form(body: ChatRequest) -> dict[str, Any] | None:
-    """The structured outputs that make the answer one call, where tool_choice demands it. Raises `ConfigError`."""
+    """The structured outputs that force one call, if tool_choice requires it. Raises `ConfigError`."""
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "auto", "none"):
         return None
@@ -84,9 +84,10 @@ def forced_form(body: ChatRequest) -> dict[str, Any] | None:
 
 
 def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
-    """The chat for a template that knows neither tools nor calls: both are text, as Hermes models are told of them.
+    """The chat for a template without tools: tools and calls become text, in Hermes' format.
 
-    Tools end the system message, calls are in the form that `ToolReader` reads, and what a tool gave is the user's.
+    Tools are appended to the system message, calls have the format that `ToolReader` parses, and results of tools
+    become user messages.
     """
     told = [_spelled(one) for one in messages]
     if not tools:

@@ -1,4 +1,4 @@
-"""A span of OpenTelemetry for each answered request, with vLLM's names of attributes.
+"""An OpenTelemetry span for each answered request, with vLLM's attribute names.
 
 The SDK and its exporter come with the extra: pip install 'paceline[tracing]'.
 """
@@ -16,7 +16,7 @@ from .answers import Answering
 class Tracer:
     """Sends spans to a collector. A request with a `traceparent` header (W3C Trace Context) joins that trace.
 
-    endpoint: an address of OTLP over HTTP, such as http://localhost:4318/v1/traces. exporter: instead of it.
+    endpoint: an OTLP endpoint over HTTP, such as http://localhost:4318/v1/traces. exporter: used instead, for tests.
     Raises `ConfigError` without the packages.
     """
 
@@ -33,9 +33,9 @@ class Tracer:
         self._tracer = self._provider.get_tracer("paceline.server")
 
     def record(self, run: Answering, reasons: Sequence[str]) -> str:
-        """A span of a request that has just ended; returns the id of its trace.
+        """Record a request that has just ended; returns its trace id.
 
-        reasons: why each choice ended; the span has failed where one says "error".
+        reasons: the finish reason of each choice; with "error" the span has the status error.
         """
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -49,12 +49,12 @@ class Tracer:
         return format(span.get_span_context().trace_id, "032x")
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
 def _attributes(run: Answering, reasons: Sequence[str]) -> dict[str, Any]:
-    """What a span says. Of several prompts, the longest times count."""
+    """The attributes of a span; the longest times of several prompts."""
     queue, prefill, decode = (
         max((seconds(one.metrics) for one in run.last.values()), default=0.0)
         for seconds in (lambda one: one.queue, lambda one: one.vision + one.prefill, lambda one: one.decode)

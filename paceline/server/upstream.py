@@ -1,4 +1,4 @@
-"""A server of the OpenAI API that is asked for answers."""
+"""A client for a server of the OpenAI API."""
 
 import json
 from collections.abc import AsyncGenerator, Mapping
@@ -15,12 +15,12 @@ _TIMES = httpx.Timeout(None, connect=10.0)  # the deadline of a request is its r
 class Upstream:
     """One server with one model.
 
-    url: with or without /v1. model: its name there. max_model_len: tokens of its context, where the server says so.
+    url: with or without /v1. model: its name there. max_model_len: tokens of its context, if the server reports it.
     """
 
     def __init__(self, url: str, model: str, max_model_len: int | None = None, api_key: str | None = None):
         self.url, self.model, self.max_model_len = _base(url), model, max_model_len
-        # not by the proxies of the environment: the address is the user's own
+        # without the proxies of the environment, since the server is the user's own
         self.http = httpx.AsyncClient(base_url=self.url, headers=_headers(api_key), timeout=_TIMES, trust_env=False)
 
     @classmethod
@@ -35,7 +35,7 @@ class Upstream:
             raise ConfigError(what, got=f"{url}: {error}", fix=fix) from error
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A whole answer to a chat. Raises `ApiError`: the server's own, or 502 where it does not answer."""
+        """A complete answer to a chat. Raises `ApiError`: the server's own, or 502 if it does not answer."""
         try:
             reply = await self.http.post("/chat/completions", json={**body, "model": self.model})
         except httpx.HTTPError as error:
@@ -45,7 +45,7 @@ class Upstream:
         return reply.json()
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """The pieces of an answer as they come. Raises as `ask` does."""
+        """The chunks of an answer. Raises as `ask` does."""
         try:
             async with self.http.stream("POST", "/chat/completions", json={**body, "model": self.model}) as reply:
                 if reply.status_code != 200:
@@ -72,7 +72,7 @@ def _headers(api_key: str | None) -> dict[str, str]:
 
 
 def _error_of(status: int, content: bytes) -> ApiError:
-    """The error of another server as ours. vLLM says in words alone that a prompt is too long."""
+    """The error of another server as `ApiError`. For a prompt that is too long, vLLM only has a message."""
     try:
         error = json.loads(content)["error"]
         message, code, param = str(error["message"]), error.get("code"), error.get("param")

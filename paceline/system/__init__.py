@@ -1,1 +1,1 @@
-"""The computer: its cores and memory, files that users name, downloads, and where a number came from."""
+"""System functions: hardware, files, downloads, and the provenance of results."""

@@ -1,4 +1,4 @@
-"""Files that users name: read up to a limit, written whole or not at all, replaced only if the command wrote them."""
+"""Files that users name: read up to a size limit, written atomically, replaced only if the same command wrote them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from ..errors import ConfigError
 
 MAX_BYTES = 1 << 30
 """The largest file that is read; more is a mistake, such as an endless device."""
-_KERNEL = 1 << 20  # bytes to read of a file that says it is empty, as those of the kernel do
+_KERNEL = 1 << 20  # bytes to read of a file with size 0, as files of the kernel have
 _HEAD = 1 << 16  # characters, enough to see which command wrote a file
 
 
@@ -107,9 +107,9 @@ def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False
 
 
 def check_out(path: Path | str, sign: str | None = None) -> None:
-    """Raise `ConfigError` where `write_text` could not write; to be called before minutes of work.
+    """Raise `ConfigError` where `write_text` could not write; call it before long work.
 
-    sign: a text at the beginning of all files that this command writes, which may be replaced; None: none may be.
+    sign: a text near the beginning of all files of this command, which may be replaced; None: no file may be replaced.
     """
     place, fix = Path(os.path.realpath(path)), "give another --out"
     if place.is_dir() or (place.exists() and not place.is_file()):
@@ -154,7 +154,7 @@ def check_new(place: Path) -> None:
 
 @contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
-    """A temporary folder to write into, which becomes `place` at the end; after an error nothing is left.
+    """A temporary folder that is renamed to `place` at the end, or removed after an error.
 
     Raises `ConfigError` where `place` exists already.
     """
@@ -172,12 +172,12 @@ def new_folder(place: Path) -> Iterator[Path]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """The bytes of its files, 0 where it is not there."""
+    """The bytes of its files, 0 for a missing folder."""
     return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
 
 
 def unlock(folder: Path) -> None:
-    """Give the files of a folder the mode that new files have: safetensors lets only the owner read its own."""
+    """Give the files of a folder the default mode: safetensors makes its files readable by the owner only."""
     (probe := folder / ".mode").touch()
     mode = probe.stat().st_mode
     probe.unlink()
@@ -188,9 +188,9 @@ def unlock(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
-    """A temporary file to write, which then takes the place of `path`, so that this is always the old one or the new.
+    """A temporary file to write, which then replaces `path` atomically.
 
-    A symlink stays, and what it points to is replaced. Raises OSError; the half-written file is removed.
+    A symlink is kept, and its target is replaced. Raises OSError; the half-written file is removed.
     """
     place = Path(os.path.realpath(path))
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
-    """Write a file as `replacing` does."""
+    """Write a file atomically, see `replacing`."""
     with replacing(path) as part:
         part.write_bytes(content)
 

@@ -1,7 +1,7 @@
-"""CPUs, memory and load of this machine, as far as this process may use them, and how many threads suit it.
+"""CPUs, memory and load of this machine, as far as this process may use them, and the best number of threads.
 
-More threads than cores, or than a container grants, are slower than fewer; so are two on one hyper-threaded core, which
-share one path to memory, and memory limits decoding.
+More threads than cores, or than a container's CPU limit, are slower; so are two threads on one hyper-threaded core,
+since they share its bandwidth to memory, which limits decoding.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ROOT = Path("/")  # of the file system; tests bring their own
+_ROOT = Path("/")  # of the file system; tests pass another
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SHORT_SPIN = "10000"
 _MANY = 0.25  # other threads that run
@@ -44,10 +44,10 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class Processors:
-    """What this process may compute with.
+    """The CPUs that this process may use.
 
-    cpus: logical CPUs it may run on. cores: physical cores among them. quota: CPUs' worth of time that its container
-    grants, None without a limit. asked: OMP_NUM_THREADS, None where it is not set.
+    cpus: logical CPUs. cores: physical cores among them. quota: the CPU limit of its container, in CPUs; None without a
+    limit. asked: OMP_NUM_THREADS, None where it is not set.
     """
 
     cpus: int
@@ -57,18 +57,18 @@ class Processors:
 
     @property
     def capacity(self) -> int:
-        """Threads that can run side by side without sharing a core or waiting for their share of time; at least 1."""
+        """Threads that can run in parallel without sharing a core or exceeding the CPU limit; at least 1."""
         granted = self.cpus if self.quota is None else int(self.quota)
         return max(1, min(self.cpus, self.cores, granted))
 
     @property
     def threads(self) -> int:
-        """The number to take: what the user asked for, else the capacity."""
+        """The number of threads to use: OMP_NUM_THREADS, else the capacity."""
         return self.capacity if self.asked is None else self.asked
 
     @property
     def reason(self) -> str:
-        """Why that many, in a few words."""
+        """The reason for that number, as text."""
         if self.asked is not None:
             return f"OMP_NUM_THREADS is {self.asked}"
         if self.quota is not None and int(self.quota) < min(self.cpus, self.cores):
@@ -82,8 +82,8 @@ class Processors:
 class Load:
     """How busy the machine was while this process slept.
 
-    busy_cores: cores' worth of work of others. stolen: share of the time that a hypervisor gave to other machines.
-    average: the system's load of the last minute, this process included. None where the system does not say.
+    busy_cores: cores used by other processes. stolen: share of the time that the hypervisor gave to other machines.
+    average: the system's load average of one minute, this process included. None where unknown.
     """
 
     busy_cores: float | None
@@ -92,12 +92,12 @@ class Load:
 
     @property
     def disturbs(self) -> bool:
-        """True where timings would say little: a quarter of a core is taken, or 3% of the time is stolen."""
+        """Whether timings are unreliable: others use a quarter of a core, or 3% of the time is stolen."""
         return (self.busy_cores or 0) > 0.25 or (self.stolen or 0) > 0.03
 
 
 def processors(root: Path = _ROOT) -> Processors:
-    """What this process may compute with, read anew."""
+    """The CPUs that this process may use now."""
     allowed = usable_cpus()
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # of nested levels the first
     number = int(asked) if asked.isdecimal() and int(asked) > 0 else None
@@ -110,13 +110,13 @@ def usable_cpus() -> set[int]:
 
 
 def count_cores(cpus: set[int], root: Path = _ROOT) -> int:
-    """Physical cores among these logical CPUs; all of them where the system does not say which share a core."""
+    """Physical cores among these logical CPUs; all of them where the topology is unknown."""
     topology = root / "sys/devices/system/cpu"
     return len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or f"cpu {cpu}" for cpu in cpus})
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """CPUs' worth of time that the container grants, for example 1.5; None where nothing limits it."""
+    """The CPU limit of the container, for example 1.5 CPUs; None without a limit."""
     quotas: list[float] = []
     for folder in _cgroups(root):
         with suppress(ValueError, ZeroDivisionError):  # "max", or no such file
@@ -126,7 +126,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def memory_room(root: Path = _ROOT) -> int | None:
-    """Bytes that the container may still take, cached files included; None where nothing limits it."""
+    """Bytes that the container may still use, cached files included; None without a limit."""
     rooms: list[int] = []
     for folder in _cgroups(root):
         with suppress(ValueError):
@@ -162,13 +162,13 @@ def cpu_flags(root: Path = _ROOT) -> tuple[str, ...]:
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Bytes that can be taken without swapping and within the container's limit."""
+    """Bytes that can be allocated without swapping and within the container's limit."""
     available, room = psutil.virtual_memory().available, memory_room(root)
     return available if room is None else min(available, room)
 
 
 def watch_load() -> Load:
-    """Sleep for a moment and see what others do with the CPUs meanwhile."""
+    """Sleep for a moment and measure the CPU usage of other processes."""
     before = psutil.cpu_times()
     time.sleep(0.3)
     return load_between(before._asdict(), psutil.cpu_times()._asdict(), psutil.cpu_count() or 1)
@@ -189,8 +189,8 @@ def set_waiting(root: Path = _ROOT) -> None:
     """Choose how threads wait for each other; call it before torch is imported, which reads it once.
 
     GNU OpenMP spins for milliseconds at the end of every parallel loop. Where another program needs that core, a pass
-    takes ten times as long and more. Sleeping at once costs some 20 microseconds a loop, half the time of a small
-    layer. So: sleep where others run now, else spin for some 150 microseconds. What the user has set stays.
+    takes ten times as long and more. Sleeping at once costs some 20 microseconds per loop, half the time of a small
+    layer. So threads sleep where others run now, and else spin for some 150 microseconds. Settings of the user stay.
     """
     if any(name in os.environ for name in _WAITING):
         return
@@ -201,7 +201,7 @@ def set_waiting(root: Path = _ROOT) -> None:
 
 
 def others_running(root: Path = _ROOT, samples: int = 10, pause: float = 0.003) -> float:
-    """Mean number of other threads of the machine that run or want to; 0 where the system does not say."""
+    """Mean number of other runnable threads of the machine; 0 where unknown."""
     seen: list[int] = []
     for _ in range(samples):
         time.sleep(pause)
@@ -211,15 +211,15 @@ def others_running(root: Path = _ROOT, samples: int = 10, pause: float = 0.003) 
 
 
 def waiting() -> str:
-    """How threads wait for each other, as far as the environment says."""
+    """How threads wait for each other by the environment, as text."""
     settings = ", ".join(f"{name}={os.environ[name]}" for name in _WAITING if name in os.environ)
     return f"wait by {settings}" if settings else "wait as OpenMP chooses, which spins first"
 
 
 def use_threads(number: int | None = None) -> int:
-    """Let torch compute with this many threads; returns how many.
+    """Set torch's number of threads; returns it.
 
-    None keeps torch's own number, cut down to `Processors.threads`: a lower number that is set stays. Raises
+    None keeps torch's own number, limited to `Processors.threads`. Raises
     `ConfigError` for less than one, and for more than the CPUs that this process may run on.
     """
     import torch  # here, so that `set_waiting` can come first
@@ -240,7 +240,7 @@ def use_threads(number: int | None = None) -> int:
 
 @contextmanager
 def one_thread(numbers: "Tensor") -> Iterator[None]:
-    """Compute in the calling thread, if the numbers are few and on the CPU: the waiting of a second would cost more."""
+    """Use one thread if the tensor is small and on the CPU, where synchronising threads takes longer than it saves."""
     import torch
 
     threads = torch.get_num_threads()
@@ -255,7 +255,7 @@ def one_thread(numbers: "Tensor") -> Iterator[None]:
 
 
 def return_free_memory() -> None:
-    """Give memory that was freed back to the system, where the C library can (glibc).
+    """Return freed memory to the system, where the C library supports it (glibc).
 
     Loading and quantising free buffers that malloc would otherwise keep: up to twice the weights of a small model.
     """

@@ -1,4 +1,4 @@
-"""Where a number or a file came from: the code, the machine and the command that made it."""
+"""The provenance of results and files: the code, the machine and the command."""
 
 import hashlib
 import platform
@@ -14,9 +14,9 @@ from .hardware import cpu_info, usable_cpus
 
 
 def provenance() -> dict[str, object]:
-    """Describe the code, the machine and the command line of this process, as a mapping that JSON can hold.
+    """Describe the code, the machine and the command line of this process, for JSON.
 
-    Units: memory in bytes, time in UTC as ISO 8601. What cannot be known on this system is None; nothing raises.
+    Units: memory in bytes, time in UTC as ISO 8601. Unknown values are None; nothing raises.
     """
     import torch
 
@@ -64,7 +64,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git answers about the checkout this file lies in; None outside one."""
+    """The output of a git command in the checkout of this file; None outside one."""
     root = Path(__file__).resolve().parents[2]
     # Installed in an environment inside another project's checkout, git would answer with that project's commit.
     if not (root / ".git").exists():

@@ -1,7 +1,7 @@
-"""Fetches a file by http(s): only from public addresses, within a size and a time limit.
+"""Fetches a file by http(s): only from public addresses, with limits of size and time.
 
-A URL may be a stranger's, in a chat that a service passes on, and must not reach into this machine's own network. So
-every address is checked, and the connection goes to the checked address, not to what the name resolves to later:
+A URL may come from an untrusted chat and must not reach this machine's own network (SSRF). So every address is checked,
+and the connection goes to the checked address, not to what the name resolves to later:
 
     URL ── name ── addresses, all public? ── connect to one of them ── redirect? from the beginning ── bytes
 """
@@ -28,9 +28,9 @@ def fetch(
 ) -> bytes:
     """The content at an http(s) URL. Raises `ConfigError`.
 
-    allow_private: also from this machine and its network. hosts: the only ones that may be asked, redirects included;
-    None: any. timeout_s: for everything together; only the resolution of a name may take longer. A proxy resolves names
-    itself; names that resolve here too are checked.
+    allow_private: also from this machine and its network. hosts: the only ones allowed, redirects too; None: any.
+    timeout_s: for everything together; only the resolution of a name may take longer. A proxy resolves names itself;
+    names that also resolve here are checked.
     """
     visit = _Visit(url, timeout_s, allow_private, hosts)
     timer = threading.Timer(timeout_s, visit.hang_up)
@@ -43,10 +43,10 @@ def fetch(
     except ConfigError:
         raise
     except HTTPError as error:
-        raise ConfigError(f"{short(url)} gave no file", got=f"status {error.code} {error.reason}") from error
+        raise ConfigError(f"{short(url)} returned no file", got=f"status {error.code} {error.reason}") from error
     except (URLError, OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
-        got = f"not whole after {timeout_s:g} seconds" if visit.is_over else str(reason) or type(reason).__name__
+        got = f"not complete after {timeout_s:g} seconds" if visit.is_over else str(reason) or type(reason).__name__
         raise ConfigError(f"{short(url)} cannot be fetched", got=got) from error
     finally:
         timer.cancel()
@@ -58,12 +58,12 @@ def too_many_bytes(name: str, got: object, max_bytes: int) -> ConfigError:
 
 
 def short(text: str) -> str:
-    """Quoted, and cut where it is long."""
+    """A text in quotes, shortened if it is long."""
     return repr(text if len(text) <= 80 else text[:60] + "..." + text[-12:])
 
 
 def is_public(address: str) -> bool:
-    """Whether it is an address of the public internet: no loopback, private, link-local, multicast or reserved one."""
+    """Whether an IP address is public: not loopback, private, link-local, multicast or reserved."""
     found = ip_address(address)
     if isinstance(found, IPv6Address) and (inner := found.ipv4_mapped or found.sixtofour) is not None:
         return is_public(str(inner))
@@ -103,7 +103,7 @@ class _Visit:
         return time.monotonic() >= self._end
 
     def hang_up(self) -> None:
-        """End every wait: each byte of a slow answer would begin a socket's own timeout anew."""
+        """Abort all connections: a slow answer would restart a socket's own timeout with every byte."""
         for one in self._sockets:
             with suppress(OSError):  # of one that is closed already
                 socket.socket.shutdown(one, socket.SHUT_RDWR)  # not SSLSocket's, which takes the reader's state away
@@ -116,7 +116,7 @@ class _Visit:
         return one
 
     def resolve(self, host: str, port: int | None) -> list[Any]:
-        """As `socket.getaddrinfo`. Raises `ConfigError` for a host that may not be asked, or is not public."""
+        """As `socket.getaddrinfo`. Raises `ConfigError` for a host that is not allowed or not public."""
         if self.hosts is not None and host.lower() not in self.hosts:
             expected = f"one of {', '.join(self.hosts)}" if self.hosts else "a data: URL"
             raise ConfigError(f"{short(self.url)} leads to a host that is not allowed", got=host, expected=expected)
@@ -134,7 +134,7 @@ class _Visit:
         return found
 
     def dial(self, host: str, port: int) -> socket.socket:
-        """A connection to an address that was checked."""
+        """Connect to a checked address."""
         failed = OSError("the name has no address")
         for family, kind, protocol, _, address in self.resolve(host, port):
             one = self.kept(socket.socket(family, kind, protocol))
@@ -158,7 +158,7 @@ class _Visit:
 
 
 class _HttpOnly(HTTPRedirectHandler):
-    """Follows a redirect to another page, never to a file or another protocol."""
+    """Follows redirects to http and https only."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         if urlsplit(newurl).scheme.lower() not in ("http", "https"):

@@ -1,4 +1,4 @@
-"""YAML as configurations use it: values of JSON's kinds, each written where it is used."""
+"""Safe YAML for configurations: values of JSON's types, without aliases."""
 
 import re
 from collections.abc import Hashable
@@ -13,7 +13,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
 
 
 class _Loader(yaml.SafeLoader):
-    """No dates, binaries and aliases, which could grow without end; no key twice."""
+    """No dates, binaries or aliases (which could expand without limit), and no duplicate keys."""
 
     yaml_constructors = {  # noqa: RUF012 - as the base class has it
         tag: make

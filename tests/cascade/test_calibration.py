@@ -185,7 +185,7 @@ def test_what_would_count_answers_as_cut_is_refused():
         run(params=replace(PARAMS, max_tokens=LIMIT - 1))
     assert run(params=replace(PARAMS, max_tokens=LIMIT)).small_context == small().runner.max_length
     loose = LLM(small().loaded, verifier=Ratio(), numerics="fast", allow_lossy=True)
-    with pytest.raises(ConfigError, match="the small model must verify exactly"):
+    with pytest.raises(ConfigError, match="the small model needs an exact verifier"):
         calibrate(loose, large(), PROMPTS[:COUNT], max_disagreement=MOST, short_limit=LIMIT, params=PARAMS)
 
 

@@ -146,7 +146,7 @@ def test_refusals():
     with pytest.raises(ConfigError, match="verify exactly"):
         Cascade(small(), ratio, made_up(0.5), allow_lossy=True)
     loose = LLM(small().loaded, verifier=Ratio(), numerics="fast", allow_lossy=True)
-    with pytest.raises(ConfigError, match="the small model must verify exactly"):
+    with pytest.raises(ConfigError, match="the small model needs an exact verifier"):
         Cascade(loose, large(), made_up(0.5), allow_lossy=True)
     room = small().runner.max_length
     with pytest.raises(ConfigError, match=f"max_model_len={room - 1}"):

@@ -81,7 +81,7 @@ def test_a_redirect_never_leaves_the_web(tmp_path):
 def test_what_a_server_can_do_wrong():
     page = b"<!DOCTYPE html><html></html>"
     with serving({"/page": page, "/short": (200, PNG, len(PNG) + 9), "/loop": (302, "/loop")}) as base:
-        for path, words in {"/none": "status 404", "/page": "a web page", "/loop": "gave no file"}.items():
+        for path, words in {"/none": "status 404", "/page": "a web page", "/loop": "returned no file"}.items():
             with pytest.raises(ConfigError, match=words):
                 open_image(base + path, HERE)
         with pytest.raises(ConfigError, match="cannot be fetched"):
@@ -97,7 +97,7 @@ def test_what_a_server_can_do_wrong():
 
 def test_a_server_that_never_ends_is_left_in_time_and_at_the_limit():
     with serving({"/drip": "drip", "/flood": "flood"}) as base:
-        with pytest.raises(ConfigError, match="not whole after"):
+        with pytest.raises(ConfigError, match="not complete after"):
             open_image(base + "/drip", replace(HERE, timeout_s=0.5))
         with pytest.raises(ConfigError, match="too large"):
             open_image(base + "/flood", replace(HERE, max_bytes=100_000))

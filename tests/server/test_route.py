@@ -266,7 +266,7 @@ def test_log_probabilities_that_are_missing_are_an_error(servers):
 
 def test_a_small_model_with_more_room_is_refused(servers):
     upstreams = [Upstream.open(url) for url in servers]
-    with pytest.raises(ConfigError, match="more room"):
+    with pytest.raises(ConfigError, match="context is longer"):
         Router(*upstreams, calibration(0.0, small_context=100), RouteSettings(model="cascade"))
 
 

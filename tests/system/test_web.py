@@ -113,7 +113,7 @@ def test_one_time_for_everything(page):
     """
     with (
         serving({"/crawl": "crawl", "/drip": "drip", "/round": (302, "/crawl")}) as base,
-        pytest.raises(ConfigError, match="not whole after"),
+        pytest.raises(ConfigError, match="not complete after"),
     ):
         open_image(base + page, ImageLimits(timeout_s=0.4, allow_private=True))
 

@@ -127,8 +127,8 @@ class Router(Gated):
         was_raised = self.alarm.raised
         if self.alarm.see(differs) and not was_raised:
             logger.warning(
-                "drift: more answers differ from the large model's than the calibration allows; the large model answers "
-                "everything from now on. Calibrate again on such prompts.",
+                "drift: more answers differ from the large model's than the calibration allows; from now on the large "
+                "model answers everything. Calibrate again on such prompts.",
                 extra={"fields": {"audited": self.alarm.seen, "differed": self.alarm.differed}},
             )
 

@@ -1,1 +1,1 @@
-"""Train what drafts: answers written by the target, losses, a resumable loop, recipes."""
+"""Training of drafters: answers of the target, losses, a resumable loop, recipes."""

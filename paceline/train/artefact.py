@@ -1,4 +1,4 @@
-"""The result of a run as a folder: a head, or a draft model as transformers loads it, with its record and its card."""
+"""The result of a run as a folder: a head, or a draft model in transformers' format, with record and model card."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ from .run_folder import check_same, understood
 def save_trained(
     place: Path, recipe: Recipe, target: LoadedModel, config: RunConfig, answers: Answers, log: Path
 ) -> dict[str, Any]:
-    """Write the trained module as a head, or a draft model; returns what its record says about data and training."""
+    """Write the trained module as a head or draft model; returns the parts of its record on data and training."""
     data = {
         "answers": len(answers),
         "answer tokens": answers.num_tokens,
@@ -52,7 +52,7 @@ def save_trained(
         "licence": config.licence,
         "data": data,
         "training": training,
-        "trained_for": target.fingerprint,  # of a full SPACE run not the model that its head drafts for
+        "trained_for": target.fingerprint,  # in a full SPACE run not the model that the head drafts for
         "provenance": {**provenance(), "command": [without_folders(word) for word in sys.argv]},
         "config": _settings(config),
         "log": evaluated,
@@ -69,17 +69,17 @@ def save_trained(
 
 
 def model_beside(head: Path) -> Path:
-    """Where a run that changes its target keeps the new one: out/model for out/head."""
+    """The folder of a fine-tuned target: out/model for out/head."""
     return head.with_name("model")
 
 
 def without_folders(word: str) -> str:
-    """A word of a command, where absolute paths are names alone: artefacts travel."""
+    """A word of a command with absolute paths reduced to names, since artefacts are published."""
     return re.sub(r"(^|[=\[, ])/[^,\] ]*/", r"\1", word)
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """The settings that a record keeps: none that names a place on this machine."""
+    """The settings for a record, without paths of this machine."""
     return {"head": dict(config.head), "prepare": asdict(config.prepare), "train": asdict(config.train)}
 
 
@@ -90,9 +90,9 @@ def save_draft(
     place: Path, model: PreTrainedModel, target: LoadedModel, record: Mapping[str, object],
     processor: ProcessorMixin | None = None,
 ) -> None:  # fmt: skip
-    """Write model (in bfloat16), tokenizer or processor, record and card into a new folder, whole or not at all.
+    """Write model (in bfloat16), tokenizer or processor, record and card into a new folder, atomically.
 
-    Raises `ConfigError` for a folder that is there already and for weights that are not finite.
+    Raises `ConfigError` for an existing folder and for weights that are not finite.
     """
     wrong = [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]
     if wrong:
@@ -112,12 +112,12 @@ def save_draft(
 
 
 def record_acceptance(head: Path, trials: Seq[Trial]) -> None:
-    """Put the measurements into the artefact's record and its card."""
+    """Write the measurements to the artefact's record and card."""
     write_record(head, head.name, {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]})
 
 
 def check_same_run(head: Path, config: RunConfig, fingerprint: str) -> None:
-    """Raise `ConfigError` where the artefact was made for another target, of other answers or with other settings.
+    """Raise `ConfigError` where the artefact was made for another target, from other answers or with other settings.
 
     fingerprint: of the target.
     """

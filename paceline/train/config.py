@@ -1,10 +1,10 @@
-"""What a training run is: a YAML file and dotted overrides, read into checked dataclasses.
+"""The configuration of a training run: a YAML file and dotted overrides, read into validated dataclasses.
 
     model: smollm2-135m                 paceline train eagle --config run.yaml train.lr=1e-3 prepare.limit=100
     prompts: [train.jsonl]
     out: runs/eagle
 
-Everything else has a default. `head` and `train.loss` are the method's own; its recipe says what they may hold.
+Everything else has a default. `head` and `train.loss` depend on the method; their classes are in its recipe.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _MAX_BYTES = 1 << 20  # of a configuration
 Name = Annotated[Text, Field(min_length=1, pattern="^[^\\x00]*$")]
 """A name or a path."""
 Several = Annotated[tuple[_T, ...], Strict(False), BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v])]
-"""Some values; a single one needs no brackets."""
+"""A list of values; a single one needs no brackets."""
 AtLeast1 = Annotated[int, Field(ge=1, lt=2**31)]
 Few = Annotated[int, Field(ge=1, le=256)]
 """A number of modules or of steps in depth."""
@@ -41,13 +41,13 @@ Temperatures = Annotated[Several[AtLeast0], Field(min_length=1)]
 
 @checked
 class PrepareSection:
-    """Which answers to write.
+    """The stage `prepare`: which answers to generate.
 
-    limit: the number of answers. max_tokens: of an answer. temperatures: taken in turn. mix: the weight of each source
-    of prompts; empty takes them as they come, shuffled. seed: the first answer's is 1,000,003 times this, and has 64
-    bits. states: "store" keeps the hidden states that the method reads; "online" computes them again while training.
-    part: (i, n) writes every n-th prompt only, for n processes side by side. prompt_tokens: longer prompts are left
-    out. batch: answers written side by side.
+    limit: the number of answers. max_tokens: of an answer. temperatures: used in turn. mix: the weight of each source
+    of prompts; empty: all prompts, shuffled. seed: the seed of the first answer is 1,000,003 times this. states:
+    "store" stores the hidden states that the method reads; "online" computes them again while training. part: (i, n)
+    answers every n-th prompt only, for n parallel processes. prompt_tokens: longer prompts are skipped. batch: answers
+    decoded at the same time.
     """
 
     limit: Annotated[int, Field(ge=1)] = 10_000
@@ -67,9 +67,9 @@ class PrepareSection:
 
 @checked
 class LoopConfig:
-    """How to descend. lr: its peak, after a share `warmup` of the steps, from where a cosine falls to a tenth.
+    """The optimizer and its schedule. lr: the peak, after a share `warmup` of the steps; a cosine decays it to a tenth.
 
-    evaluate_every, log_every: steps; evaluate_every None: after each epoch.
+    evaluate_every, log_every: in steps; evaluate_every None: after each epoch.
     """
 
     lr: Above0 = 6e-4
@@ -87,9 +87,9 @@ class LoopConfig:
 class TrainConfig(LoopConfig):
     """How to train on answers.
 
-    max_tokens: columns of a batch, rows x longest row; also where an answer is cut. accumulate: batches a step, on each
-    device. held_out: share of the prompts kept for evaluation. limit: answers to train on, None: all. prompts: whether
-    heads over the target's states learn from the tokens of prompts too.
+    max_tokens: of a batch, rows x longest row; also the limit of an answer. accumulate: batches per step and device.
+    held_out: share of the prompts for evaluation. limit: answers to train on, None: all. prompts: whether heads over
+    the target's states also learn from the tokens of prompts.
     """
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
@@ -103,9 +103,9 @@ class TrainConfig(LoopConfig):
 
 @checked
 class EvalSection:
-    """Real decoding with the trained head. prompts: files, empty: the built-in prompts. limit: the first of each file.
+    """The stage `eval`: decoding with the trained head. prompts: files; empty: the built-in prompts. limit: per file.
 
-    depth, nodes: of a draft, None: the method's. drafter: its other keys of JSON, as tree and top_k.
+    depth, nodes: of a draft, None: the method's default. drafter: its other JSON keys, such as tree and top_k.
     """
 
     prompts: Several[Name] = ()
@@ -120,7 +120,7 @@ class EvalSection:
         fixed = [key for key in ("method", "model") if key in self.drafter]
         if fixed:
             raise ConfigError(
-                f"eval.drafter cannot name another {fixed[0]}", fix="leave it out: the trained one drafts"
+                f"eval.drafter cannot set the {fixed[0]}", fix="leave it out: the trained drafter is used"
             )
 
 
@@ -128,12 +128,12 @@ class EvalSection:
 class RunConfig:
     """A whole run.
 
-    prompts: files, see `eval.prompts`; the images of chats are read by `qat` and `distill`, and by heads through
-    stored states; `prepare.mix` reads a key "source" of each line. out: the run's folder. start: a head to continue
-    from, made for this model or another one of the same sizes; its shape stays, and its draft vocabulary too where
-    `head.draft_vocab_size` is not given; None: a fresh one of the shape that `head` asks for. answers: folders
-    that `prepare` wrote elsewhere; empty: the run's own. head: shape of what is trained. base_model, licence: for the
-    model card, a hub id and the head's licence.
+    prompts: files, see `eval.prompts`; `qat` and `distill` read the images of chats, and heads do through stored
+    states; `prepare.mix` uses the key "source" of each line. out: the run's folder. start: a head to continue from, for
+    this model or another one of the same sizes; its shape is kept, and also its draft vocabulary unless
+    `head.draft_vocab_size` is given; None: a new head with the shape in `head`. answers: folders of an earlier
+    `prepare`; empty: the run's own. head: the shape of the trained module. base_model, licence: for the model card, a
+    hub id and the head's licence.
     """
 
     model: Name
@@ -152,15 +152,15 @@ class RunConfig:
 
 
 def read_config(path: Path | str | None, overrides: Seq[str] = ()) -> RunConfig:
-    """The file with `a.b=value` put over it, values being YAML. Raises `ConfigError` for what is not understood.
+    """The file with overrides `a.b=value`, whose values are YAML. Raises `ConfigError` for invalid settings.
 
-    Prompts that the file names lie relative to it, those of an override to the working directory.
+    Prompt files in the configuration file are relative to it, those of an override to the working directory.
     """
     return validate(RunConfig, read_mapping(path, overrides), "the configuration")
 
 
 def read_mapping(path: Path | str | None, overrides: Seq[str] = ()) -> dict[str, Any]:
-    """The same as plain values."""
+    """The same as plain values, not validated."""
     given: Any = {}
     if path is not None:
         given = parse_yaml(read_text(path, "the configuration", _MAX_BYTES), f"the configuration {str(path)!r}")
@@ -186,7 +186,7 @@ def read_mapping(path: Path | str | None, overrides: Seq[str] = ()) -> dict[str,
 
 
 def _beside(folder: Path, given: Any) -> Any:
-    """Paths as from `folder`; what is no path is left for the check of types."""
+    """Paths relative to `folder`; other values are left to the validation."""
     if isinstance(given, list):
         return [_beside(folder, one) for one in given]
     return str(folder / given) if isinstance(given, str) else given

@@ -3,8 +3,8 @@
     folders ── read ──> Answers ── split ──> training answers ── limited ──> n of them ── plan(seed, epoch) ──> batches
                                     └──────> held-out answers: of other prompts
 
-Which answers are held out, and which n are taken, depends on the texts of the prompts alone, so more data moves no
-answer across, and the smaller of two limits takes a part of the larger.
+Which answers are held out, and which n are taken, depends only on the texts of the prompts. So with more data no answer
+changes sides, and a smaller limit takes a subset of a larger one.
 """
 
 import hashlib
@@ -31,11 +31,11 @@ from .run_folder import read_if_there
 
 DATA = "data.json"
 _SORTED = 256
-"""Answers sorted by length together: the larger, the less padding, and the less mixed a batch is."""
+"""Answers that are sorted by length together: a larger number gives less padding and less random batches."""
 
 
 def read_begun(folder: Path) -> dict[str, int] | None:
-    """How many answers of which folders the run in this folder began with; None where it did not begin.
+    """How many answers of which folders the run in this folder started with; None if it did not start.
 
     Raises `ConfigError` for a damaged data.json.
     """
@@ -53,7 +53,7 @@ class Answers:
     def read(cls, folders: Path | str | Iterable[Path | str], lines: Mapping[str, int] | None = None) -> "Answers":
         """The answers of one or several folders, also while they are being written.
 
-        lines: of each folder, how many lines to read at most, for a run that continues with the data it began with.
+        lines: the most lines to read of each folder, for a run that continues with its first data.
         Raises `ConfigError` for a folder without answers.
         """
         found = list[Answer]()
@@ -76,7 +76,7 @@ class Answers:
 
     @property
     def texts(self) -> list[tuple[int, ...]]:
-        """Token ids of prompts and answers, for counting what is frequent."""
+        """Token ids of prompts and answers, for counting frequent tokens."""
         return [ids for one in self.all for ids in (one.prompt_ids, one.answer_ids)]
 
     @cached_property
@@ -94,16 +94,16 @@ class Answers:
         return digest.hexdigest()
 
     def split(self, held_out: float) -> "tuple[Answers, Answers]":
-        """Training answers, and about this share of all as held-out ones; answers to one prompt stay together."""
+        """Training answers, and about this share of held-out answers; answers to one prompt stay together."""
         border = int(held_out * 2**64)
         return Answers(a for a in self.all if a.place >= border), Answers(a for a in self.all if a.place < border)
 
     def limited(self, limit: int | None) -> "Answers":
-        """At most `limit` answers, a part of what any larger limit takes."""
+        """At most `limit` answers, a subset of those of any larger limit."""
         return self if limit is None else Answers(self.all[:limit])
 
     def fitting(self, max_tokens: int) -> "Answers":
-        """Those whose answer begins within the first `max_tokens` tokens."""
+        """The answers that begin within the first `max_tokens` tokens."""
         return Answers(one for one in self.all if len(one.prompt_ids) < max_tokens)
 
     def plan(self, max_tokens: int, seed: int = 0, epoch: int | None = None) -> list[list[int]]:
@@ -130,14 +130,14 @@ class Answers:
 
     @cached_property
     def _shared(self) -> int:
-        """How many tokens all prompts begin with: a template's, and a system prompt's."""
+        """Length of the prefix that all prompts share: of the template and a system prompt."""
         first, last = (key(one.prompt_ids for one in self.all) for key in (min, max))
         return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
 
     def batch(self, indices: Sequence[int], layers: Sequence[int], max_tokens: int, prompts: bool = False) -> Batch:
-        """These answers side by side, cut to `max_tokens`; states in their stored dtype, none where none are stored.
+        """A batch of these answers, cut to `max_tokens`; states in their stored dtype, none where none are stored.
 
-        prompts: their tokens count as answer tokens, behind those that all prompts begin with.
+        prompts: their tokens count as answer tokens, after the prefix that all prompts share.
 
         Raises `ConfigError` where some layer, or the states of some answer, are missing.
         """
@@ -182,8 +182,8 @@ def _opened(file: Path) -> Any:
 class AnswerTask(Task[Batch]):
     """A recipe and the answers it learns from, for `loop.train`; items are (answers, indices of a batch).
 
-    held_out: answers to evaluate on. target: computes states that were not stored; None: they all were.
-    Raises `ConfigError` where nothing is left to train on, or the recipe cannot read the answers.
+    held_out: answers to evaluate on. target: computes states that are not stored; None: all are stored.
+    Raises `ConfigError` where there is nothing to train on, or the recipe cannot use the answers.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class AnswerTask(Task[Batch]):
             raise ConfigError(
                 "there is nothing to train on", got=f"{len(answers)} answers", expected="more, or shorter"
             )
-        # Stored states were computed with the images; otherwise their placeholder tokens would be read as text.
+        # Stored states include the images; otherwise placeholder tokens would be read as text.
         looked = recipe.reads_images or (recipe.states and answers.has_states and held_out.has_states)
         if (answers.has_images or held_out.has_images) and not looked:
             raise ConfigError(
@@ -210,7 +210,7 @@ class AnswerTask(Task[Batch]):
 
     @cached_property
     def identity(self) -> dict[str, Any]:  # type: ignore[override]
-        """The answers, the recipe, the shape of its module and which tokens that can draft."""
+        """The answers, the recipe, the shape of its module and its draft vocabulary."""
         c, module = self._config, self.module
         ids: Any = getattr(module, "draft_ids", None)
         return {
@@ -245,7 +245,7 @@ class AnswerTask(Task[Batch]):
 
     def load(self, item: tuple[Answers, list[int]]) -> Batch:
         answers, indices = item
-        prompts = self._config.prompts and answers is self._answers  # held-out answers are judged alone
+        prompts = self._config.prompts and answers is self._answers  # held-out prompts never count
         return answers.batch(indices, self._recipe.states, self._config.max_tokens, prompts)
 
     def weight(self, batch: Batch) -> int:

@@ -19,7 +19,7 @@ from .run_folder import need, understood
 
 @dataclass(frozen=True)
 class Started:
-    """Before the first step. data: what is trained on, in numbers."""
+    """The run starts. data: counts of the training data."""
 
     steps: int
     data: Mapping[str, int]
@@ -28,7 +28,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Stepped:
-    """Means over the steps since the last such event. tokens: supervised tokens so far; tokens_per_s: their rate."""
+    """Means over the steps since the last such event. tokens: supervised tokens so far."""
 
     step: int
     steps: int
@@ -70,7 +70,7 @@ class Finished:
 
 
 def accepted_length(agreement: Iterable[float]) -> float:
-    """Estimated tokens a pass of the target, the target's own token included, when a chain is drafted greedily.
+    """Estimated tokens per pass of the target, the target's own token included, for a greedy chain.
 
     1 + a_1 + a_1 a_2 + ... + a_1 ... a_D, where a_d is the share of draft step d that agrees, given that the steps
     before it did.
@@ -90,11 +90,11 @@ _LOGGED = {"step": Stepped, "evaluation": Evaluated, "finish": Finished}
 class Window:
     """Weighted sums over some batches of every value, kept on the device until they are read.
 
-    Each value has its own weight: a batch without a part, or with NaN in an agreement, counts for nothing there.
+    Each value has its own weight: a batch without a part, or with NaN in an agreement, has weight 0 for it.
     """
 
     def __init__(self, *sums: Mapping[str, Any]):
-        """sums: of other windows, which this one holds together; one that had no batch has none."""
+        """sums: of other windows to combine; empty for a window without batches."""
         self._sums: dict[str, Tensor] = {}  # [2, ...]
         for one in sums:
             for name, pair in one.items():

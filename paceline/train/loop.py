@@ -1,10 +1,9 @@
-"""The training loop: one generator of events for every task, on one device or many, which a kill cannot harm.
+"""The training loop: a generator of events for any task, on one device or several, resumable after a kill.
 
     for event in train(task, LoopConfig(), folder):   Started; Stepped, Evaluated and Saved; Finished
 
-A step is some micro-batches spread over the devices; its gradient is that of their weighted mean, however they are
-spread. All of it is a function of (task, config, devices), so a resumed run ends with the same bits as one that was
-never stopped.
+A step is a number of micro-batches, distributed over the devices; its gradient is that of their weighted mean.
+Everything is a function of (task, config, devices), so a resumed run ends with the same bits as an uninterrupted one.
 """
 
 import math
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
 
 _B = TypeVar("_B")
 _MAX_SKIPPED = 10
-"""Steps in a row whose gradients may be thrown away because they are not finite."""
+"""Consecutive steps that may be skipped because their gradients are not finite."""
 
 
 class Task(ABC, Generic[_B]):
-    """What is trained on what: everything that the loop needs to know. An item is what a micro-batch is made of."""
+    """A module and its data, as the loop needs them. A micro-batch is loaded from an item."""
 
     module: nn.Module
-    """In training mode while it learns; by default its state is what checkpoints hold."""
+    """The trained module; by default its state is saved in checkpoints."""
     identity: Mapping[str, Any]
     """What must be the same for a run to be resumed; JSON values."""
     data: Mapping[str, int]
-    """What is trained on, in numbers, for the first event."""
+    """Counts of the training data, for the first event."""
     held_out: Sequence[Any] = ()
     """Items to evaluate on."""
 
@@ -67,21 +66,21 @@ class Task(ABC, Generic[_B]):
 
     @abstractmethod
     def weight(self, batch: _B) -> float:
-        """How much it counts in the mean over the step, for example its supervised tokens."""
+        """Its weight in the mean over the step, for example its supervised tokens."""
 
     @abstractmethod
     def loss(self, batch: _B) -> Losses:
         """The mean of the micro-batch."""
 
     def is_epoch_end(self, step: int, devices: int) -> bool:
-        """Whether an epoch is over after so many steps; without `evaluate_every` the loop evaluates then."""
+        """Whether an epoch ends after this step; without `evaluate_every` the loop evaluates then."""
         return False
 
 
 def train(task: Task[Any], config: LoopConfig, folder: Path | str) -> Iterator[TrainEvent]:
-    """Train `task.module` in place, continuing from the last checkpoint in `folder` where there is one.
+    """Train `task.module` in place, resuming from the last checkpoint in `folder` if there is one.
 
-    Raises `ConfigError` where the folder holds another run's checkpoint, `NumericsError` when ten steps in a row have
+    Raises `ConfigError` where the folder has another run's checkpoint, `NumericsError` after ten consecutive steps with
     gradients that are not finite.
     """
     return _Run(task, config, Path(folder)).events()
@@ -153,7 +152,7 @@ class _Run:
             return self.task.loss(batch)
 
     def _descend(self, batches: list[Any], rate: float) -> None:
-        """One optimizer step; gradients that are not finite are thrown away."""
+        """One optimizer step; it is skipped if a gradient is not finite."""
         self.task.module.train()
         weights = [self.task.weight(batch) for batch in batches]
         total = self._sum(sum(weights))
@@ -199,7 +198,7 @@ class _Run:
         loss, parts, agreement = Window(*self._gather(window.sums())).means()
         return Evaluated(self.step, self.tokens, loss, parts, agreement, accepted_length(agreement))
 
-    # Staying the same run
+    # Checkpoints
 
     def _identity(self) -> dict[str, Any]:
         settings = {key: getattr(self.config, key) for key in ("lr", "warmup", "clip", "weight_decay", "seed")}
@@ -267,7 +266,7 @@ class _Run:
 
 
 def _ahead(steps: Iterable[int], load: Callable[[int], list[Any]]) -> Iterator[list[Any]]:
-    """The micro-batches of each step, those of the next one being loaded meanwhile."""
+    """The micro-batches of each step; those of the next step are loaded in the background."""
     with ThreadPoolExecutor(1) as reader:
         jobs = (reader.submit(load, step) for step in steps)
         waiting = next(jobs, None)

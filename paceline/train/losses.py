@@ -2,12 +2,12 @@
 
     cross entropy   - sum p log q                                gradient q - p: the default
     KL              sum p log (p / q)                            the same gradient, zero when learned
-    TV              1/2 sum |p - q|  =  1 - sum min(p, q)        what a sampled draft loses to rejection
+    TV              1/2 sum |p - q|  =  1 - sum min(p, q)        the rejection rate of sampled drafts
     LK              - log sum min(p, q)                          log of the acceptance rate (arXiv 2602.23881)
     LK hybrid       l KL + (1 - l) TV, l = exp(-3 a) at each     KL where the draft is far off, TV where it is near
                     place, a = sum min(p, q) there
 
-p and q are over the Vd tokens that the head can draft, p cut to them and renormalised.
+p and q are over the Vd tokens that the head can draft; p is restricted to them and renormalised.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,6 +53,6 @@ LOSSES: Mapping[str, Loss] = {"ce": _cross_entropy, "kl": _kl, "tv": _tv, "lk": 
 
 @torch.no_grad()
 def compared(target: _Logits, head: _Logits) -> tuple[Tensor, Tensor]:
-    """The share of samples that are accepted, 1 - TV, and whether the best tokens agree. [T] each."""
+    """The acceptance rate of samples, 1 - TV, and whether the most likely tokens agree. [T] each."""
     accepted = torch.minimum(target.softmax(-1), head.softmax(-1)).sum(-1)
     return accepted, target.argmax(-1) == head.argmax(-1)

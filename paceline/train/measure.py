@@ -1,4 +1,4 @@
-"""Measuring a trained artefact: real decoding of prompts with it, at each temperature."""
+"""Measures a trained artefact by decoding prompts with it at each temperature."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -21,7 +21,7 @@ from .config import EvalSection
 def evaluate(
     head: Path, method: str, target: LoadedModel, config: EvalSection, done: Seq[Trial], report: Progress
 ) -> Iterator[Trial]:
-    """Decode the prompts with the head at each temperature; of `done` the same measurements are taken over."""
+    """Decode the prompts with the head at each temperature; equal measurements in `done` are reused."""
     spec = spec_of(head, method, config, str(target.dtype).removeprefix("torch."))
     budget = DraftBudget(spec.num_speculative_tokens, spec.num_draft_nodes or spec.num_speculative_tokens)
     drafter, policy, verifier = spec.build()
@@ -47,9 +47,9 @@ def evaluate(
 
 
 def spec_of(head: Path, method: str, config: EvalSection, dtype: str = "auto") -> SpecConfig:
-    """How to draft while the head is measured. Raises `ConfigError` for `eval.drafter` keys that it does not take.
+    """The drafter for the measurement. Raises `ConfigError` for unknown keys of `eval.drafter`.
 
-    dtype: of a draft model, as the target's.
+    dtype: for a draft model, the target's.
     """
     method = {"qat": "self_int4", "distill": DRAFT_MODEL}.get(method, method)
     own = {"dtype": dtype} if method == DRAFT_MODEL else {}
@@ -80,7 +80,7 @@ def _suites(config: EvalSection) -> Iterator[tuple[str, list[str] | None]]:
 
 
 def _text_of(prompt: Prompt) -> str | None:
-    """What the user says last, where that is a text."""
+    """The last message, if it is a text."""
     last: object = {"content": prompt} if isinstance(prompt, str) else prompt[-1] if prompt else None
     content = last.get("content") if isinstance(last, Mapping) else None
     return content if isinstance(content, str) and content.strip() else None

@@ -1,17 +1,17 @@
-"""Answers that the target itself writes to given prompts, with the hidden states it had while writing them.
+"""The stage `prepare`: the target's answers to prompts, with the hidden states of their tokens.
 
-A head learns to predict one model, so it learns from that model's own answers. The states of a token cost a pass of
-the target, and here they are computed anyway.
+A head learns to predict one model, so it learns from that model's own answers. Decoding computes the hidden states
+anyway, so they are stored.
 
     folder/prepare.json             the settings, and the model
     folder/answers.jsonl            one answer a line: prompt_ids, answer_ids, temperature, seed; of a chat with images
                                     also its messages, with whole paths, and a hash of each image's pixels
     folder/states-000000.safetensors   "17.30": states 30 of answer 17, [its tokens - 1, E]
 
-An answer counts as written once its line is in answers.jsonl, after its states: a kill at any moment loses at most
-the answers in progress, and running again continues from there.
+An answer is complete once its line is in answers.jsonl, after its states. A killed process loses at most the answers in
+progress, and the next run continues from there.
 
-Images are not copied: training opens them again, and refuses files that no longer have these hashes.
+Images are not copied: training opens them again, and refuses files with other hashes.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ _MAX_BYTES = 1 << 40  # of answers: millions of them
 _PER_FILE = 32
 """Answers whose states share a file."""
 _WITH_IMAGES = 128
-"""Prompts with images whose pixels are in memory together."""
+"""Prompts with images whose pixels are in memory at the same time."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ImageChat:
 
 @dataclass(frozen=True)
 class TrainPrompt:
-    """A prompt that the target is to answer. chat: where it has images."""
+    """A prompt for the target. chat: if it has images."""
 
     source: str
     token_ids: list[int]
@@ -77,7 +77,7 @@ class TrainPrompt:
 
 
 def read_files(paths: Iterable[str]) -> list[PromptLine]:
-    """The prompts of all files, with whole paths of images. Raises `ConfigError` where there is none."""
+    """The prompts of all files, with absolute paths of images. Raises `ConfigError` if there is none."""
     lines = [line for path in paths for line in read_lines(Path(path).absolute())]
     if not lines:
         raise ConfigError(
@@ -87,12 +87,12 @@ def read_files(paths: Iterable[str]) -> list[PromptLine]:
 
 
 def chat_of(line: PromptLine) -> Chat:
-    """The chat that a line asks; bare text is what the user says."""
+    """A line as a chat; raw text becomes the user's message."""
     return [{"role": "user", "content": line.prompt}] if isinstance(line.prompt, str) else line.prompt
 
 
 def encode_line(runner: ModelRunner, line: PromptLine) -> TrainPrompt | None:
-    """A line as the model reads it: in a chat, where it has a template for one. None where it fills the context."""
+    """A line as token ids, with the chat template if there is one. None where it does not fit the context."""
     source, tokenizer = str(line.row.get("source", "")), runner.loaded.tokenizer
     if line.is_bare and runner.loaded.vision is None and not getattr(tokenizer, "chat_template", None):
         assert tokenizer is not None
@@ -106,9 +106,9 @@ def encode_line(runner: ModelRunner, line: PromptLine) -> TrainPrompt | None:
 
 
 def vision_of(runner: ModelRunner, token_ids: Seq[int], chat: ImageChat | None) -> VisionPrompt | None:
-    """The images of a prompt as the runner takes them; None where the model reads text alone.
+    """The images of a prompt for the runner; None for a text model.
 
-    Raises `ConfigError` where a file is gone, or holds another image by now.
+    Raises `ConfigError` where a file is missing or has another image.
     """
     if chat is None:
         return None if runner.loaded.vision is None else text_prompt(runner.loaded.vision, len(token_ids))
@@ -116,7 +116,7 @@ def vision_of(runner: ModelRunner, token_ids: Seq[int], chat: ImageChat | None) 
     assert vision is not None
     if vision.keys != chat.images or ids != list(token_ids):
         raise ConfigError(
-            "the images of prepared answers are no longer those that were answered",
+            "the images of prepared answers have changed",
             got=f"{len(ids)} prompt tokens, images {_brief(vision.keys)}",
             expected=f"{len(token_ids)} prompt tokens, images {_brief(chat.images)}",
             fix="put the files back, or prepare answers anew in another folder",
@@ -149,7 +149,7 @@ def ordered(prompts: Seq[PromptLine], config: PrepareSection) -> list[PromptLine
 
 @final
 class _Recorder(Plain):
-    """Proposes nothing; copies the states of every finished answer before its slot is given back."""
+    """Proposes nothing; copies the states of every finished answer before its slot is released."""
 
     name: ClassVar[str] = "recorder"
     info = DrafterInfo(reads_states=True)
@@ -200,13 +200,13 @@ class Answer:
 
     @cached_property
     def place(self) -> int:
-        """A number from 0 to 2^64 - 1 that depends on the prompt and its images alone."""
+        """A hash of the prompt and its images, from 0 to 2^64 - 1."""
         text = ",".join([*map(str, self.prompt_ids), *self.images]).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
 def read_answers(folder: Path) -> list[Answer]:
-    """A folder's answers, without a last line that a kill cut short. Raises `ConfigError`."""
+    """A folder's answers, without an incomplete last line. Raises `ConfigError`."""
     path = folder / "answers.jsonl"
     if not path.exists():
         return []
@@ -228,10 +228,10 @@ def prepare(
     runner: ModelRunner, prompts: Iterable[TrainPrompt], eos_ids: frozenset[int], config: PrepareSection, folder: Path,
     layers: tuple[int, ...] = (),
 ) -> Iterator[tuple[int, int]]:  # fmt: skip
-    """Write the answers that are still missing; after each round: the tokens it gave, and the answers on the disk.
+    """Write the missing answers; yields after each round its number of tokens and the answers on disk.
 
-    prompts: in the order of `ordered`. layers: the hidden states to keep. Raises `ConfigError` where the folder holds
-    answers to other prompts, or was prepared in another way; only `limit` may change.
+    prompts: in the order of `ordered`. layers: the hidden states to store. Raises `ConfigError` where the folder has
+    answers to other prompts, or was prepared with other settings; only `limit` may change.
     """
     folder.mkdir(parents=True, exist_ok=True)
     answers, done = folder / "answers.jsonl", read_answers(folder)
@@ -312,7 +312,7 @@ def _write(
             file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    for seq in seqs:  # a million tokens' rounds would fill the memory
+    for seq in seqs:  # rounds of a million tokens would fill the memory
         seq.rounds.clear()
         seq.origins.clear()
         seq.sources.clear()

@@ -1,4 +1,4 @@
-"""What a method of training is made of: its batches, its losses, and the recipe that turns one into the other."""
+"""The interface of training methods: batches, losses, and `Recipe`, which computes losses from batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some answers side by side, each from the first token of its prompt, padded at the end.
+    """A batch of answers, each from the first token of its prompt, padded at the end.
 
     token_ids: 0 where padded. states: the target's hidden states by layer; the state of column t was computed from
     tokens 0 to t, and is zero where padded and at each answer's last token, which the target never read. is_answer:
@@ -37,11 +37,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Losses:
-    """The loss to descend, and what to show of it.
+    """The loss to minimise, and values to report.
 
     total: scalar. parts: named scalars, detached. agreement: for each draft step the share of answer tokens whose
-    greedy draft is the token the target chose, given that the steps before were fed the true tokens; the offline
-    estimate of the accepted length is made of it. NaN for a step that this batch does not measure.
+    greedy draft is the token of the answer, given the true tokens in the steps before; the offline estimate of the
+    accepted length is computed from it. NaN for a step that this batch does not measure.
     """
 
     total: Float[Tensor, ""]
@@ -51,7 +51,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to train. shape, settings: `head` and `train.loss` of the configuration, as the method has them."""
+    """The plan of a run. shape, settings: `head` and `train.loss` of the configuration, in the method's classes."""
 
     method: str
     config: RunConfig
@@ -64,24 +64,24 @@ class Recipe(ABC):
     """Trains one module against one target. A new method is one file with a subclass, named in `recipes.RECIPES`."""
 
     KINDS: ClassVar[Mapping[str, tuple[type[Any], type[Any]]]]
-    """For each of its methods what `head` and `train.loss` of a configuration may hold."""
+    """The classes of `head` and `train.loss` of a configuration, by method."""
     module: nn.Module
     states: tuple[int, ...]
     """Hidden states of the target that `loss` reads."""
     identity: str = ""
-    """What else must be the same for a run to be resumed: nothing that shapes, settings and answers hold already."""
+    """What else must be the same for a run to be resumed, besides shapes, settings and answers."""
     reads_images: bool = False
-    """Whether `loss` reads the images of a prompt itself, and not only through states of the target."""
+    """Whether `loss` reads the images of a prompt, and not only states of the target."""
     learns_prompts: ClassVar[bool] = False
     """Whether the tokens of a prompt may count as answer tokens."""
     processor: ProcessorMixin | None = None
     """Written beside a trained model that reads images."""
     makes_draft: ClassVar[bool] = False
-    """Whether the result replaces a draft model's weights and not a head's; its folder is called draft."""
+    """Whether the result is a draft, in the folder `draft`, and not a head."""
 
     @classmethod
     def plan(cls, method: str, config: RunConfig, target: LoadedModel) -> Plan:
-        """Raises `ConfigError` for keys and values that the method does not have."""
+        """Raises `ConfigError` for unknown keys and wrong values."""
         shape, settings = cls.KINDS[method]
         shape, settings = validate(shape, config.head, "head"), validate(settings, config.train.loss, "train.loss")
         return Plan(method, config, target, shape, settings)

@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time writes it, a run with other settings is refused, damage is reported."""
+"""The folder of a run: locked by one process, refused for other settings, with errors for damaged files."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ def need(name: str, what: str, fix: str = "pip install 'paceline[train]'") -> Mo
 
 
 def is_main() -> bool:
-    """Whether this process writes and reports for all that train together."""
+    """Whether this process writes and reports for all processes of a distributed run."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -42,7 +42,7 @@ def local_device() -> str | None:
 
 @contextmanager
 def main_first(device: torch.device) -> Iterator[None]:
-    """The main process runs the block first; the others find what it wrote."""
+    """The main process runs the block first, the others after it."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
@@ -54,7 +54,7 @@ def main_first(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def only_run(out: Path, name: str) -> Iterator[None]:
-    """Hold the lock `name` of a run's folder, which the system drops when its holder dies; the main process alone does.
+    """Hold the lock `name` of a run's folder, only in the main process; the system releases it when its holder dies.
 
     Raises `ConfigError` at once where another process holds it, or the folder cannot be written.
     """
@@ -96,7 +96,7 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def understood(what: str, fix: str) -> Iterator[None]:
-    """While reading what a run wrote: any wrong form becomes one `ConfigError` with this fix."""
+    """For reading files of a run: any error becomes a `ConfigError` with this fix."""
     try:
         yield
     except PacelineError as error:
@@ -106,5 +106,7 @@ def understood(what: str, fix: str) -> Iterator[None]:
     except Exception as error:  # pickle, zip, safetensors and torch each raise their own
         lines = str(error).strip().splitlines()
         raise ConfigError(
-            f"{what} is damaged, or of another Paceline", got=lines[0] if lines else type(error).__name__, fix=fix
+            f"{what} is damaged, or of another version of Paceline",
+            got=lines[0] if lines else type(error).__name__,
+            fix=fix,
         ) from error

@@ -5,7 +5,7 @@
     out/head/            the trained head                           train, once finished
     out/draft/           of qat and distill: the trained draft      instead of head/
     out/model/           the fine-tuned target of a full SPACE run  train, once finished
-    out/eval.json        real decoding with the head                eval, which also writes it into the head's record
+    out/eval.json        acceptance in decoding                     eval, which also writes it into the head's record
     out/curve.png        estimated accepted length against tokens   train
 
 Stages yield events; the command line draws them.
@@ -44,7 +44,7 @@ from .run_folder import is_main, local_device, main_first, need, only_run, under
 
 @dataclass(frozen=True)
 class Preparing:
-    """How many of a part's answers are written. skipped: prompts longer than `prompt_tokens`."""
+    """Progress of `prepare`. skipped: prompts longer than `prompt_tokens`."""
 
     done: int
     total: int
@@ -54,7 +54,7 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a stage: where its result lies, what it is, and whether it was there already."""
+    """The end of a stage: the path of its result, the result, and whether it existed before."""
 
     stage: str
     path: Path
@@ -75,7 +75,7 @@ class Stages:
 
     @cached_property
     def llm(self) -> LLM:
-        """The target, decoding plainly."""
+        """The target, with plain decoding."""
         how = self.config.prepare
         return LLM(
             resolve(self.config.model), dtype=self.config.dtype, device=self.config.device or local_device(),
@@ -91,14 +91,14 @@ class Stages:
         return self.recipe.plan(self.method, self.config, self.target)
 
     def run(self, stage: str, report: Progress = silent) -> Iterator[StageEvent]:
-        """The stage prepare, train or eval to its end. report: the progress of eval. Raises as `check` does."""
+        """Run the stage prepare, train or eval. report: the progress of eval. Raises as `check` does."""
         self.check()
         # Other parts of the answers are written by other processes.
         with only_run(self.out, f"answers-{self.config.prepare.part[0]}" if stage == "prepare" else "train"):
             yield from self._eval(report) if stage == "eval" else getattr(self, f"_{stage}")()
 
     def check(self) -> None:
-        """Load the target and hold the whole configuration against it, once. Nothing is written.
+        """Load the target and check the whole configuration against it, once. Nothing is written.
 
         Raises `ConfigError` or `IncompatibleModels` for what any stage would refuse.
         """
@@ -120,7 +120,7 @@ class Stages:
         return self.out / ("draft" if self.recipe.makes_draft else "head")
 
     def _prepare(self) -> Iterator[StageEvent]:
-        """Have the target answer the prompts. Raises `ConfigError` without prompts."""
+        """Let the target answer the prompts. Raises `ConfigError` without prompts."""
         c = self.config.prepare
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError(
@@ -149,7 +149,7 @@ class Stages:
         yield Done("prepare", folder, {"answers": total, "skipped": skipped})
 
     def _train(self) -> Iterator[StageEvent]:
-        """Train on the answers, and keep the result as a folder."""
+        """Train on the answers, and write the result as a folder."""
         config, place, folder = self.config.train, self.result, self.out / "train"
         if (place / "config.json").exists():
             check_same_run(place, self.config, self.target.fingerprint)
@@ -167,7 +167,7 @@ class Stages:
             yield Done("train", place, result)
 
     def _answers(self, folder: Path) -> Answers:
-        """The answers; a run that continues keeps the ones it began with."""
+        """The answers; a resumed run uses those it started with."""
         folders = [str(Path(name)) for name in self.config.answers]
         folders = folders or sorted(str(path) for path in self.out.glob("answers-*"))
         if not folders:
@@ -184,7 +184,7 @@ class Stages:
         most = max((max(ids) for ids in answers.texts), default=0)
         if most >= self.target.vocab_size:
             raise ConfigError(
-                "the answers hold tokens that the target does not have", got=most,
+                "the answers have tokens that the target does not have", got=most,
                 expected=f"0 to {self.target.vocab_size - 1}", fix="prepare answers of this model in a new folder",
             )  # fmt: skip
         if begun is None:
@@ -192,7 +192,7 @@ class Stages:
         return answers
 
     def _eval(self, report: Progress) -> Iterator[StageEvent]:
-        """Decode held-out prompts with the result; measurements already in its record are kept."""
+        """Decode prompts with the result; measurements that are in its record already are kept."""
         if not is_main():
             return
         head = self.result
@@ -212,7 +212,7 @@ class Stages:
 
     @property
     def _evaluation(self) -> EvalSection:
-        """How results are measured; a distilled draft reads images as it did while it was trained."""
+        """The settings of `eval`; a distilled draft reads images as in training."""
         how = self.config.eval
         vision = self.config.head.get("vision", "auto") if self.method == "distill" else "auto"
         return how if vision == "auto" else replace(how, drafter={"vision": vision, **how.drafter})

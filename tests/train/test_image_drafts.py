@@ -266,5 +266,5 @@ def test_a_picture_that_was_changed_is_refused(files):
     (first, *others) = batch.chats
     swapped = json.loads(json.dumps(first.messages).replace("1.png", "2.png"))
     wrong = Batch(batch.token_ids, {}, batch.is_answer, (ImageChat(swapped, first.images), *others))
-    with pytest.raises(ConfigError, match="no longer those that were answered"):
+    with pytest.raises(ConfigError, match="images of prepared answers have changed"):
         made.loss(wrong)

@@ -20,12 +20,12 @@ from .models import check_memory, size_of
 
 _T = TypeVar("_T")
 TokenLoss = LossName | Literal["token"]
-"""One of `losses`, or "token": the cross entropy with the token that followed, without a teacher."""
+"""One of `losses`, or "token": the cross entropy with the token of the answer, without a teacher."""
 Decay = Annotated[float, Field(gt=0, le=1)]
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
-    """Column t holds what was in column t + by; zeros (False) come in at the end. [B, T, ...]."""
+    """Shift columns left: column t gets the value of column t + by, the last ones 0 (False). [B, T, ...]."""
     out = torch.zeros_like(x)
     if by < x.shape[1]:
         out[:, : x.shape[1] - by] = x[:, by:]
@@ -33,7 +33,7 @@ def shifted(x: Tensor, by: int) -> Tensor:
 
 
 def seeded(seed: int, make: Callable[[], _T]) -> _T:
-    """What `make` makes with the random numbers of this seed; those of the process stay as they were."""
+    """The result of `make` with this random seed; the random state of the process does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -78,7 +78,7 @@ class Labels:
 
 @final
 class Unrolled:
-    """Attention of the training-time test: step 0 is causal, step s adds its own diagonal on top."""
+    """Attention of EAGLE-3's training-time test: step 0 is causal, each further step adds its own diagonal."""
 
     def __init__(self, length: int, device: torch.device):
         self._causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
@@ -105,10 +105,9 @@ class Unrolled:
 
 
 def started(plan: Plan, *others: str) -> Any:
-    """The head to continue from, of the plan's method or one of the others, in float32; None where there is none.
+    """The head to continue from, of the plan's method or one of the others, in float32; None without `start`.
 
-    It may have been trained for another target of the same sizes: from here on it learns from this one. Raises
-    `ConfigError` for a head of another method.
+    It may have been trained for another target of the same sizes. Raises `ConfigError` for a head of another method.
     """
     name, methods = plan.config.start, (plan.method, *others)
     if name is None:
@@ -154,7 +153,7 @@ class HeadRecipe(Recipe):
 
     learns_prompts: ClassVar[bool] = True
     STARTS: ClassVar[dict[str, dict[str, tuple[str, ...]]]] = {}
-    """For a method the others whose heads it can start from as well, and the fields that make them its own."""
+    """For each method, other methods whose heads it can start from, and the configuration fields to replace."""
 
     def __init__(self, module: Any, lm_head: Tensor, settings: Any, last: int):
         self.check_loss(module.config, settings)
@@ -177,7 +176,7 @@ class HeadRecipe(Recipe):
         """Raise `ConfigError` for settings of `train.loss` that cannot train a module of this configuration."""
 
     def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
-        """Give a head, attached to its target, better first weights than random ones. is_fresh: it had no start."""
+        """Improve the random initial weights of an attached head. is_fresh: it has no `start`."""
 
     @classmethod
     def layers(cls, plan: Plan) -> tuple[int, ...]:
@@ -211,9 +210,9 @@ class HeadRecipe(Recipe):
 
     @classmethod
     def continued(cls, plan: Plan, made: Any, ids: Tensor | None = None) -> Any:
-        """The head of `start`, with the fields of `made` where it is to become another.
+        """The head of `start`, with fields of `made` where the method differs.
 
-        ids: the draft vocabulary, if the configuration asks for one.
+        ids: a new draft vocabulary, if the configuration sets its size.
         """
         others = cls.STARTS.get(plan.method, {})
         head = started(plan, *others)

@@ -1,8 +1,8 @@
 """A small draft model learns the target's distributions (DistillSpec, arXiv 2310.08461).
 
-The text is the target's own answers, and what is learnt its whole distribution after each token, so that the loss is
-what drafting loses: 1 - TV of the samples are accepted (`losses`). With on_policy, the draft also samples rounds of its
-own from random places, and the target gives its distribution after each of those tokens:
+The draft learns the target's whole distribution after each token of the target's own answers, since a share 1 - TV of
+its samples is accepted (`losses`). With on_policy, the draft also samples rounds from random places, and learns the
+target's distribution after each of those tokens:
 
     column        t     t+1   t+2   t+3         text up to t: read by both, each with its own keys and values
     fed           x_t   y1    y2    y3          y drawn from the draft's distribution, without a gradient
@@ -80,7 +80,9 @@ class DistillLoss:
     def __post_init__(self) -> None:
         if self.on_policy and self.name == "token":
             raise ConfigError(
-                "tokens that the draft draws are no labels", got="train.loss.name=token", fix="on_policy=0, or name=kl"
+                "tokens that the draft samples are not labels",
+                got="train.loss.name=token",
+                fix="on_policy=0, or name=kl",
             )
 
 

@@ -1,4 +1,4 @@
-"""Passes over a text as drafting makes them: each round begins on the target's keys and values and continues by itself.
+"""Simulated draft rounds: each starts from the target's keys and values and continues with the draft's own.
 
 An answer's columns, cut into rounds of a window of 4; the first token a round feeds is the last committed one:
 
@@ -55,7 +55,7 @@ class Rounds:
         return self.column - self.start
 
     def visible(self, width: int) -> Tensor:
-        """What each row sees: columns of the text, then rows. [B, R, width + R]."""
+        """What each row attends to: columns of the text, then rows. [B, R, width + R]."""
         text = torch.arange(width, device=self.column.device) < self.start[:, :, None]
         same = self.start[:, :, None] == self.start[:, None, :]
         return torch.cat([text, same & (self.column[:, None, :] <= self.column[:, :, None])], -1)

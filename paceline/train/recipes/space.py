@@ -12,7 +12,7 @@ sliding window sees no further back, by position, than it will while drafting.
     full    one model reads both; its answers are trained too (`ar_weight`), in some batches alone (`ar_share`, the
             paper's p_AR); the factors are merged into it in the end, or (`lora: false`) every weight is trained
 
-Deep masks seldom decide, so a group keeps mask j with probability keep^j (conditional drop, as P-EAGLE, 2602.01469).
+Deep masks seldom matter, so a group keeps mask j with probability keep^j (conditional drop, as P-EAGLE, 2602.01469).
 """
 
 import copy
@@ -116,7 +116,7 @@ def whole(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | Non
     """Every weight of the model is trained, and the mask embeddings with it. Raises `ConfigError`."""
     if start is not None and start.config.rank:
         raise ConfigError(
-            "start has low-rank factors, for which there is no place where every weight is trained",
+            "start has low-rank factors, which cannot be used where every weight is trained",
             got=f"rank {start.config.rank}", expected="an adapter without factors", fix="head.lora=true",
         )  # fmt: skip
     adapter = start if start is not None else _fresh(plain, replace(config, rank=0, linears=(), shapes=()))

@@ -145,7 +145,7 @@ class SpeculationOptions:
     )
     num_speculative_tokens: int | None = opt(
         None,
-        "Tokens to draft in every round; default: the policy decides.",
+        "Tokens to draft in every round; default: the policy decides, and may draft none.",
         SPECULATION,
         "-k",
         min=1,

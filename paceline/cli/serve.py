@@ -75,7 +75,7 @@ class ListenOptions:
     )
     allowed_hosts: list[str] | None = opt(
         None,
-        "Host header to accept; repeatable, * for any. Default: local if --host is.",
+        "Host header to accept; repeatable, * for any. Default: local names for a local --host, else any.",
         _ACCESS,
         "",
         "HOST",

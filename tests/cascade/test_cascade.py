@@ -143,7 +143,7 @@ def test_refusals():
     with pytest.raises(IncompatibleModels, match="different tokenizers"):
         Cascade(other, large(), made_up(0.5, other), allow_lossy=True)
     ratio = LLM(large().loaded, verifier=Ratio())
-    with pytest.raises(ConfigError, match="verify exactly"):
+    with pytest.raises(ConfigError, match="exact verifier"):
         Cascade(small(), ratio, made_up(0.5), allow_lossy=True)
     loose = LLM(small().loaded, verifier=Ratio(), numerics="fast", allow_lossy=True)
     with pytest.raises(ConfigError, match="the small model needs an exact verifier"):

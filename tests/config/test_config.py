@@ -114,7 +114,7 @@ def nested(depth: int) -> dict[str, object]:
         ),
         (
             {"method": "choose", "drafters": ["lookup", "self-int4"], "policy": "fixed", "num_draft_nodes": 8},
-            ["no tree"],
+            ["drafters of trees"],
         ),
         ({"method": ["ngram"]}, ["method has a wrong value"]),
         ({"method": "draft_model"}, ['needs "model"']),

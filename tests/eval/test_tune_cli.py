@@ -57,7 +57,7 @@ def test_built_in_prompts_are_said_not_to_be_the_users(model, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     got = answer("tune", model, "-d", "lookup", "--num-prompts", "1", "--max-tokens", "4")
     assert got["prompts"]["file"] is None
-    assert "not yours" in got["words"][1]
+    assert "built-in prompts" in got["words"][1]
     assert got["file"].startswith("paceline-")
 
 

@@ -91,7 +91,7 @@ REFUSED = [
     ("eagle", "eval.prompts=[BASE/fifo]", "regular file"),
     ("eagle", "eval.prompts=[BASE/deep.jsonl]", "JSON"),
     ("distill", "head.model=BASE/wide", "other sizes"),
-    ("distill", "train.loss.on_policy=0.5 train.loss.name=token", "no labels"),
+    ("distill", "train.loss.on_policy=0.5 train.loss.name=token", "are not labels"),
     ("distill", "head.vision=own", "reads text alone"),
     ("eagle", "start=BASE/none", "no head at"),
     ("eagle", "eval.prompts=[BASE/none.jsonl]", "cannot be read"),

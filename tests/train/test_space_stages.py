@@ -102,7 +102,7 @@ def test_start(base, full, tmp_path):
         assert load_head(tmp_path / mode / "head").config.rank == (0 if mode == "head.mode=full" else 2)
     gated = f"start={tmp_path / 'head.lora=true' / 'head'}"
     model = f"model={out / 'model'}"
-    with pytest.raises(ConfigError, match="no place where every weight"):
+    with pytest.raises(ConfigError, match="cannot be used where every weight"):
         finished(stages(base, tmp_path / "a", model, answers, gated, "head={mode: full, lora: false}"), "train")
     with pytest.raises(ConfigError, match=r"head.num_masks: 3.*head.rank: 5"):
         finished(stages(base, tmp_path / "b", model, answers, gated, "head.num_masks=3", "head.rank=5"), "train")

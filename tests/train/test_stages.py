@@ -167,6 +167,6 @@ def test_what_is_refused(base, tmp_path):
     assert "head: unknown key 'size'" in refusal("train", "eagle3", "prepare", "--config", config, "head.size=3")
     assert "prepare.part" in refusal("train", "eagle", "prepare", "--config", config, "prepare.part=[2,2]")
     assert "did you mean 'epochs'" in refusal("train", "eagle", "--config", config, "train.epoch=3")
-    assert "no stage" in refusal("train", "eagle", "predict", "--config", config, code=2)
+    assert "is not a stage" in refusal("train", "eagle", "predict", "--config", config, code=2)
     (tmp_path / "bad.jsonl").write_text('{"words": "x"}\n')
     assert "no prompt" in refusal("train", "eagle", "prepare", "--config", config, f"prompts={tmp_path / 'bad.jsonl'}")

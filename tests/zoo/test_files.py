@@ -53,6 +53,6 @@ def test_a_folder_that_is_not_ours_is_never_replaced(world):
     own = world.cache / "models" / "tiny" / "thesis.txt"
     own.parent.mkdir(parents=True)
     own.write_text("years of work")
-    with pytest.raises(ConfigError, match="Paceline did not pull"):
+    with pytest.raises(ConfigError, match="Paceline did not write"):
         world.pull(force=True)
     assert own.read_text() == "years of work"

@@ -161,7 +161,7 @@ def test_ids_stand_in_for_missing_texts(tmp_path):
 def test_results_without_rounds_are_refused(tmp_path):
     peer = nasty_answer(side="peer:plain", rounds=[], token_ids=[], origins=[], sources=[], pieces=[])
     results = open_results(write_folder(tmp_path / "peer", make_summary(), [peer]))
-    with pytest.raises(ConfigError, match="no answer of ours"):
+    with pytest.raises(ConfigError, match="no answer of Paceline"):
         page(results)
 
 

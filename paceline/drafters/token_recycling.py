@@ -16,7 +16,7 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.outputs import Walk
 from ..core.request import Sequence
-from ..kernels.library import largest, library
+from ..kernels.library import largest, reads
 from ..schema import checked, checked_call
 from .registry import DrafterSpec
 from .trees import DraftTree, DynamicTree, draft_of
@@ -104,7 +104,7 @@ class TokenRecycling(Drafter):
 def _best(logits: Tensor) -> Tensor:
     """The largest logits of each row, largest first: [R, V] -> int32 [R, k] on the CPU."""
     count = min(SUCCESSORS, logits.shape[1])
-    if logits.device.type == "cpu" and logits.dtype is not torch.float64 and library() is not None:
+    if reads(logits):
         return largest(logits.float(), count)[0]
     return logits.topk(count, dim=-1).indices.int().cpu()
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.interfaces import TargetView, Verifier
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel
-from ..kernels.library import largest, library
+from ..kernels.library import largest, reads
 from ..sampling.scores import bar, columns_of
 from ..sampling.warpers import warp
 from ..system.hardware import one_thread
@@ -68,7 +68,7 @@ class TokenRanking:
         """
         unchanged = self.banned is None and all(self._ranks_by_logits(seq) for seq in seqs)
         if not unchanged or found is None:
-            native = logits.device.type == "cpu" and logits.dtype is not torch.float64 and library() is not None
+            native = reads(logits)
             with one_thread(logits):
                 scores = logits.float() if unchanged and native else self.scores(logits, seqs, offset)
                 count = min(count, scores.shape[1])

@@ -14,6 +14,7 @@
 #endif
 
 #include "abi.h"
+#include "noise.h"
 #include "pool.h"
 
 #define DECLARE(name)                                                              \
@@ -331,6 +332,15 @@ int paceline_multiply(const Matrix* matrix, const float* in, int64_t rows, float
   const int failed = run_job(threads, 2, job.isa->multiply_bytes(matrix, rows));
   pthread_mutex_unlock(&gate);
   return failed;
+}
+
+// tokens[r] = argmax of scores[r] + noise, or -1, see `noisy_argmax`. It takes no thread and no lock.
+void paceline_draw(const float* scores, int64_t rows, int64_t columns, const int64_t* seeds, const int64_t* positions,
+                   int64_t purpose, int64_t* tokens) {
+  for (int64_t r = 0; r < rows; r++) {
+    const uint64_t key = mix(mix((uint64_t)seeds[r] + (uint64_t)positions[r] * WEYL) ^ (uint64_t)purpose * MIX_2);
+    tokens[r] = noisy_argmax(scores + r * columns, columns, key);
+  }
 }
 
 // Ask for large pages under the whole pages of a buffer: fewer look-ups while weights are read.

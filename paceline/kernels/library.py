@@ -108,6 +108,8 @@ def library() -> Any:
         return None
     found.paceline_run.argtypes = [POINTER(Model), POINTER(Pass), ctypes.c_int]
     found.paceline_multiply.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, ctypes.c_int]
+    found.paceline_draw.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p]
+    found.paceline_draw.restype = None
     found.paceline_advise.argtypes = [c_void_p, c_int64]
     found.paceline_struct_bytes.restype = c_int64
     for which, kind in enumerate((Matrix, Norm, Layer, Model, Pass)):
@@ -174,6 +176,25 @@ def multiply(matrix: Matrix, rows: Tensor) -> Tensor:
     ):
         raise MemoryError("there is no memory for a product of so many rows")
     return out
+
+
+def reads(scores: Tensor) -> bool:
+    """Whether the native library can read these scores: numbers of up to 32 bits on the CPU, and there is a library."""
+    return scores.device.type == "cpu" and scores.dtype is not torch.float64 and library() is not None
+
+
+def draw(scores: Tensor, seeds: Sequence[int], positions: Sequence[int], purpose: int) -> list[int]:
+    """argmax(scores + noise) of float32 [R, V], with the noise of `core.rng.gumbel`.
+
+    -1 where float32 sums could decide otherwise than exact ones (one row in a thousand), and where scores are NaN or
+    infinite.
+    """
+    scores = scores.contiguous()
+    rows, columns = scores.shape
+    tokens = (c_int64 * rows)()
+    keys = (c_int64 * rows)(*seeds), (c_int64 * rows)(*positions)
+    library().paceline_draw(scores.data_ptr(), rows, columns, *keys, purpose, tokens)
+    return [*tokens]
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

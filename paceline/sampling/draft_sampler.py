@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..core.request import Sequence
-from ..core.rng import Purpose, gumbel, inverse_cdf, uniforms
+from ..core.rng import Purpose, inverse_cdf, uniforms
 from ..system.hardware import one_thread
 from .processors import edit_named, mask_endings, names_tokens
-from .scores import argmax, bar
+from .scores import argmax, bar, gumbel_argmax
 from .warpers import is_warped, on_rows, warp
 
 _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
@@ -49,26 +49,23 @@ class DraftSampler:
 
     def _sample(self, logits: Tensor, seqs: Seq[Sequence], offsets: Seq[int]) -> tuple[Tensor, Tensor | None]:
         scores = self._scores(logits, seqs, offsets)
+        sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
+        seeds, lengths = [seqs[row].seed for row in sampled], [len(seqs[row].token_ids) for row in sampled]
+        positions = [length + offsets[row] for length, row in zip(lengths, sampled, strict=True)]
+        if self.coupled and len(sampled) == len(seqs):
+            return gumbel_argmax(scores, seeds, positions), None
         tokens = argmax(scores)
         q = None if self.coupled else torch.zeros_like(scores).scatter_(1, tokens.unsqueeze(1), 1.0)
-        sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
-        if not sampled:
-            return tokens, q
-        rows = torch.tensor(sampled, dtype=torch.long, device=logits.device)
-        seeds = torch.tensor([seqs[row].seed for row in sampled], dtype=torch.long, device=logits.device)
-        lengths = [len(seqs[row].token_ids) for row in sampled]
-        places = [[length + offsets[row]] for length, row in zip(lengths, sampled, strict=True)]
-        positions = torch.tensor(places, dtype=torch.long, device=logits.device)
         if q is None:
-            noise = gumbel(seeds, positions, Purpose.TARGET, logits.shape[1]).squeeze(1)
-            tokens[rows] = argmax(scores[rows] + noise)
-        else:
-            q[rows] = torch.softmax(scores[rows], dim=-1)
+            tokens[sampled] = gumbel_argmax(scores[sampled], seeds, positions)
+        elif sampled:
+            q[sampled] = torch.softmax(scores[sampled], dim=-1)
             # The round is part of the key: a position drafted again after a rejection gets fresh numbers, so nothing
             # that was learnt from the discarded token can bias the new one.
-            keys = seeds + torch.tensor(lengths, dtype=torch.long, device=logits.device) * _ROUND
+            keys = torch.tensor(seeds, device=logits.device) + torch.tensor(lengths, device=logits.device) * _ROUND
+            places = torch.tensor(positions, device=logits.device).unsqueeze(1)
             # One number a row, where Gumbel noise would take V.
-            tokens[rows] = inverse_cdf(q[rows], uniforms(keys, positions, Purpose.DRAFT, 1).squeeze(1))
+            tokens[sampled] = inverse_cdf(q[sampled], uniforms(keys, places, Purpose.DRAFT, 1).squeeze(1))
         return tokens, q
 
     def _scores(self, logits: Tensor, seqs: Seq[Sequence], offsets: Seq[int]) -> Tensor:

@@ -19,8 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..core.request import SamplingParams
+from ..kernels.library import largest, reads
 
-_WINDOWS = (128, 1024, 8192)  # most nuclei fit the first; a full sort costs 50 times as much
+_FIRST = 128
+_WINDOWS = (_FIRST, 1024, 8192)  # most nuclei fit the first; a full sort costs 50 times as much
 _MASS_BITS = 56  # fixed point: a row's mass, at most 1, summed exactly in int64
 _MIN_TEMPERATURE = 1e-20  # keeps scores / temperature finite in float32; such a distribution is an argmax anyway
 _Change: TypeAlias = Callable[[Tensor, Sequence[SamplingParams]], Tensor]
@@ -66,8 +68,6 @@ def _truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     vocab = scores.shape[1]
     rows_of_limits = [[min(p.top_k or vocab, vocab), p.top_p, p.min_p] for p in params]
     limits = torch.tensor(rows_of_limits, dtype=torch.float64).to(scores.device)
-    # the warpers that come before top_p may cut the scores it is measured on, so only top_p itself needs the full mass
-    probs = _softmax(scores) if any(p.top_p < 1 for p in params) else None
     result = torch.full_like(scores, -torch.inf)
     rows: Tensor | None = None  # None: all of them
     for width in (*_WINDOWS, vocab):
@@ -75,8 +75,7 @@ def _truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
             continue
         part = scores if rows is None else scores[rows]
         limit = limits if rows is None else limits[rows]
-        values, tokens = _window(part, width)
-        mass = None if probs is None else (probs if rows is None else probs[rows]).gather(1, tokens)
+        values, tokens, mass = _window(part, width)
         count, decided = _count_kept(values, mass, limit, vocab)
         kept = values.masked_fill(torch.arange(width, device=values.device) >= count, -torch.inf)
         if width == vocab or bool(decided.all()):
@@ -95,26 +94,30 @@ def _softmax(scores: Tensor) -> Tensor:
     return torch.softmax(functional.pad(scores, (0, -vocab % _ALIGN), value=-torch.inf), dim=-1)[:, :vocab]
 
 
-def _window(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` largest scores of each row and their tokens; of equal scores the lower token id comes first."""
+def _window(scores: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `width` largest scores of each row, their tokens and probabilities; of equal scores the lower id is first."""
+    if width == _FIRST and reads(scores):
+        found, logps = largest(scores, width)
+        return scores.gather(1, tokens := found.long()), tokens, logps.exp()
     if width == scores.shape[1]:
         values, tokens = torch.sort(scores, dim=-1, descending=True, stable=True)
-        return values, tokens
-    tokens = torch.topk(scores, width, dim=-1, sorted=False).indices
-    tokens = torch.sort(tokens, dim=-1).values  # a stable sort of values then leaves equal ones in this order
-    values, order = torch.sort(scores.gather(1, tokens), dim=-1, descending=True, stable=True)
-    return values, tokens.gather(1, order)
+    else:
+        tokens = torch.topk(scores, width, dim=-1, sorted=False).indices
+        tokens = torch.sort(tokens, dim=-1).values  # a stable sort of values then leaves equal ones in this order
+        values, order = torch.sort(scores.gather(1, tokens), dim=-1, descending=True, stable=True)
+        tokens = tokens.gather(1, order)
+    return values, tokens, _softmax(scores).gather(1, tokens)
 
 
 def _count_kept(
     values: Tensor,  # [R, K]
-    mass: Tensor | None,  # [R, K]
+    mass: Tensor,  # [R, K]
     limits: Tensor,  # [R, 3]
     vocab: int,
 ) -> tuple[Tensor, Tensor]:  # [R, 1], [R]
     """How many tokens of a sorted window are kept, at least 1, and whether the window was wide enough to tell.
 
-    mass:   probabilities before truncation, None where no row has top_p.
+    mass:   probabilities before truncation.
     limits: top_k, top_p, min_p of each row.
     """
     top_k, top_p, min_p = limits[:, :1], limits[:, 1:2], limits[:, 2:]
@@ -123,13 +126,12 @@ def _count_kept(
     count = (values >= kth).sum(1, keepdim=True)  # all ties of the k-th
     # nothing outside the window belongs to the top k, nor then to the distribution that top_p is measured on
     closed = (top_k >= vocab) | (kth > last) | (last == -torch.inf)
-    if mass is not None:
-        fixed = (mass.double() * 2.0**_MASS_BITS).long()
-        before = fixed.cumsum(1) - fixed
-        inside = before + fixed
-        total = torch.where(top_k < vocab, inside.gather(1, count - 1).double(), 2.0**_MASS_BITS)
-        nucleus = ((before.double() < top_p * total) | (top_p >= 1)).sum(1, keepdim=True)
-        count = torch.minimum(count, nucleus)
+    fixed = (mass.double() * 2.0**_MASS_BITS).long()
+    before = fixed.cumsum(1) - fixed
+    inside = before + fixed
+    total = torch.where(top_k < vocab, inside.gather(1, count - 1).double(), 2.0**_MASS_BITS)
+    nucleus = ((before.double() < top_p * total) | (top_p >= 1)).sum(1, keepdim=True)
+    count = torch.minimum(count, nucleus)
     floor = values[:, :1].double() + min_p.log()
     count = torch.minimum(count, (values.double() >= floor).sum(1, keepdim=True)).clamp(min=1)
     decided = closed & ((values.gather(1, count - 1) > last) | (last == -torch.inf))

@@ -1,17 +1,16 @@
 """`Coupled`, the default: the very tokens that plain decoding gives with the same seed, greedy or sampled."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, final
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, Walk
-from ..core.rng import Purpose, gumbel
-from ..sampling.scores import argmax
+from ..sampling.scores import argmax, gumbel_argmax
 from ..schema import checked_call
 from .walk import Branches, descend, to_list
 
@@ -21,8 +20,7 @@ def choose_tokens(
 ) -> dict[tuple[int, int], int]:
     """The target's token at some nodes, by (row, node): argmax(scores + noise), or argmax(scores) in greedy rows.
 
-    The Gumbel-max draw (Gumbel 1954; Maddison et al. 1411.0030). Greedy and sampled rows are read apart, so that
-    neither takes on the dtype of the other.
+    Greedy and sampled rows are read apart, so that neither takes on the dtype of the other.
 
     places: (row, node, absolute position of the token to choose).
     Returns -1 where the scores give no distribution.
@@ -34,25 +32,21 @@ def choose_tokens(
             continue
         rows, nodes, positions = ([place[i] for place in group] for i in range(3))
         scores = distribution.at(rows, nodes)
-        if not greedy:
-            scores = scores + _noise([seeds[row] for row in rows], positions, scores)
-        chosen.update(zip(zip(rows, nodes, strict=True), to_list(_argmax(scores)), strict=True))
+        tokens = argmax(scores) if greedy else gumbel_argmax(scores, [seeds[row] for row in rows], positions)
+        chosen.update(zip(zip(rows, nodes, strict=True), to_list(_if_finite(scores, tokens)), strict=True))
     return chosen
 
 
-def _argmax(scores: Float[Tensor, "*K V"]) -> Int[Tensor, "*K"]:
-    token = argmax(scores).unsqueeze(-1)
-    best = scores.gather(-1, token)  # NaN passes through argmax
-    return token.where(best.isfinite(), -1).squeeze(-1)
+def _if_finite(scores: Float[Tensor, "*K V"], tokens: Int[Tensor, "*K"]) -> Int[Tensor, "*K"]:
+    """-1 for a token whose score is NaN, which passes through argmax, or infinite."""
+    best = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return tokens.where(best.isfinite(), -1)
 
 
-def _noise(seeds: Sequence[int], positions: Sequence[int], scores: Float[Tensor, "K V"]) -> Float[Tensor, "K V"]:
-    """The target's noise, computed once per distinct seed and position: it costs more than the argmax it feeds."""
-    places = list(zip(seeds, positions, strict=True))
-    distinct = {place: index for index, place in enumerate(dict.fromkeys(places))}
-    seed, position = torch.tensor([*distinct], device=scores.device).unbind(1)
-    noise = gumbel(seed, position.unsqueeze(1), Purpose.TARGET, scores.shape[-1]).squeeze(1)
-    return noise if len(distinct) == len(places) else noise[[distinct[place] for place in places]]
+def _choose(scores: Float[Tensor, " V"]) -> int:
+    """The same of one greedy node; on a CPU every small operation counts."""
+    token = int(argmax(scores))
+    return token if math.isfinite(scores[token]) else -1
 
 
 @final
@@ -99,8 +93,8 @@ class Coupled(Verifier):
     def _greedy(self, scores: Float[Tensor, "B N V"]) -> Callable[[int, int], int]:
         """What gives the choice of a greedy row at a node."""
         if self.whole_tree is False or (self.whole_tree is None and scores.is_cpu):
-            return lambda row, node: int(_argmax(scores[row, node]))
-        known: list[list[int]] = to_list(_argmax(scores))
+            return lambda row, node: _choose(scores[row, node])
+        known: list[list[int]] = to_list(_if_finite(scores, argmax(scores)))
         return lambda row, node: known[row][node]
 
 

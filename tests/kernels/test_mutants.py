@@ -22,6 +22,7 @@ from paceline.quant.int4 import Int4Linear, quantize_int4
 from paceline.quant.int8 import Int8Linear, dequantize_int8
 from paceline.runner import ModelRunner, wrap_model
 from tests.drafters.test_draft_layer import projects_with_the_bits_of_fc
+from tests.kernels.test_noise import draws_as_defined
 from tests.kernels.test_passes import random_tree, rows
 from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kerne
 PROJECTION = "inputs of the row before"
 INT4 = "the scale of a tile's first row", "INT4 inputs out of order"
 INT8 = "INT8 inputs out of order", "sums that int32 cannot hold"
+NOISE = "noise of the column before", "a bound above the winner", "sums that rounding decides"
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -108,6 +110,9 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "if (load_acquire(done) != pieces) wait_for(done, pieces);",
         "if (!FAULT && load_acquire(done) != pieces) wait_for(done, pieces);",
     ),
+    NOISE[0]: ("noise.h", "(uint64_t)(column + 1)", "(uint64_t)(column + 1 - FAULT)"),
+    NOISE[1]: ("noise.h", "(127 + 24)", "(127 + 24 - 2 * FAULT)"),
+    NOISE[2]: ("noise.h", "return best - second > close", "return FAULT || best - second > close"),
 }
 NAMES = ["none", *FAULTS]
 
@@ -215,7 +220,13 @@ def test_faults_of_int8_are_seen(fault, switch):
         assert torch.allclose(layer(x), want, rtol=1e-3, atol=1e-2) == (fault == "none")
 
 
-@pytest.mark.parametrize("fault", [name for name in NAMES if name not in (PROJECTION, *INT4, *INT8)])
+@pytest.mark.parametrize("fault", ["none", *NOISE])
+def test_faults_of_draws_are_seen(fault, switch):
+    switch(fault)
+    assert draws_as_defined() == (fault == "none")
+
+
+@pytest.mark.parametrize("fault", [name for name in NAMES if name not in (PROJECTION, *INT4, *INT8, *NOISE)])
 def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6

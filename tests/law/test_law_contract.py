@@ -12,6 +12,7 @@ from paceline.core.outputs import TargetDistribution, Walk
 from paceline.core.tree import TokenTree
 from paceline.errors import ConfigError, DraftError, LossyNotAllowed, NumericsError
 from paceline.verify import Coupled, Ratio, Typical
+from paceline.verify.coupled import choose_tokens
 
 VERIFIERS: list[Verifier] = [Coupled(), Coupled(whole_tree=True), Ratio(), Typical(allow_lossy=True)]
 IDS = ["coupled", "coupled, whole tree", "ratio", "typical"]
@@ -111,28 +112,16 @@ def test_unvisited_nodes_may_hold_anything(verifier: Verifier) -> None:
     assert verify(verifier, Draft(TokenTree.chain([[0, 1, 2]])), scores)[0].next_token == 4
 
 
-def test_choose_shares_noise_among_nodes_of_one_position(monkeypatch) -> None:
-    """Once per distinct position and sampled row, and not at all for greedy rows."""
-    from paceline.verify import coupled
-
-    asked: list[list[list[int]]] = []
-    real = coupled.gumbel
-
-    def counted(seeds, positions, purpose, count):
-        asked.append(positions.tolist())
-        return real(seeds, positions, purpose, count)
-
-    monkeypatch.setattr(coupled, "gumbel", counted)
-    law = TargetDistribution(torch.randn(2, 4, SIZE), [True, False])
+def test_a_choice_depends_on_its_place_alone() -> None:
+    """Not on the other nodes that are asked for; nodes of one position share their noise."""
+    law = TargetDistribution(torch.randn(2, 1, SIZE).expand(2, 4, SIZE), [True, False])
     positions = torch.tensor([[1, 2, 2, 3], [4, 5, 5, 4]])
     places = [(row, node, int(positions[row, node])) for row in range(2) for node in range(4)]
-    tokens = coupled.choose_tokens(law, [1, 2], places)
-    assert asked == [[[4], [5]]]
+    tokens = choose_tokens(law, [1, 2], places)
     for place in places:
-        assert coupled.choose_tokens(law, [1, 2], [place]) == {place[:2]: tokens[place[:2]]}
-    asked.clear()
-    verify(Coupled(), Draft(TokenTree.chain([[0, 1, 2]])), wants(1, 2, 3))
-    assert asked == []
+        assert choose_tokens(law, [1, 2], [place]) == {place[:2]: tokens[place[:2]]}
+    assert tokens[1, 0] == tokens[1, 3]
+    assert tokens[1, 1] == tokens[1, 2]
 
 
 @pytest.mark.parametrize(

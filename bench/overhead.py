@@ -43,14 +43,14 @@ class Passes:
         return logits
 
 
-def rounds(**options: object) -> tuple[float, float]:
-    """Median ms of a round, with warm caches and with cold ones."""
+def rounds(sampling: dict[str, float], **options: object) -> tuple[float, float]:
+    """Median ms of a round, with warm caches and with cold ones. sampling: fields of `SamplingParams`."""
     llm, passes = LLM(LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **SIZE)), max_num_seqs=1, **options), Passes()  # type: ignore[arg-type]
     object.__setattr__(llm.runner.loaded, "forward", passes)
     medians: tuple[list[float], list[float]] = [], []
     for run in range(2 * REPEATS + 2):  # the first of both kinds warm up
         passes.gaps, passes.cold = [], run % 2 == 1
-        llm.generate([5, 6, TOKEN, TOKEN], SamplingParams(max_tokens=150, ignore_eos=True))
+        llm.generate([5, 6, TOKEN, TOKEN], SamplingParams(max_tokens=150, ignore_eos=True, seed=1, **sampling))  # type: ignore[arg-type]
         medians[passes.cold].append(statistics.median(passes.gaps[1:]))  # the first is of the time before the answer
     return min(medians[0][1:]), min(medians[1][1:])
 
@@ -71,12 +71,14 @@ def verification() -> float:
 
 torch.set_num_threads(1)  # others would be waited for
 told = {f"greedy verification of {ROWS} rows": verification()}
-for name, options in {
-    "plain round": dict[str, object](),
-    "lookup round": {"drafter": PromptLookup(), "policy": Fixed(5)},
-    "lookup round, cost model": {"drafter": PromptLookup(), "policy": CostModel(5)},
+for name, (sampling, options) in {
+    "plain round": (dict[str, float](), dict[str, object]()),
+    "sampled": ({"temperature": 1.0}, {}),
+    "sampled, top_p": ({"temperature": 0.7, "top_p": 0.9}, {}),
+    "lookup round": ({}, {"drafter": PromptLookup(), "policy": Fixed(5)}),
+    "lookup round, cost model": ({}, {"drafter": PromptLookup(), "policy": CostModel(5)}),
 }.items():
-    told[name], told[f"{name}, cold"] = rounds(**options)
+    told[name], told[f"{name}, cold"] = rounds(sampling, **options)
 for name, value in told.items():
     print(f"{name:36} {value:.3f} ms")
 print(json.dumps(told))

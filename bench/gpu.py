@@ -93,7 +93,7 @@ def pass_seconds(loaded: LoadedModel, context: int, clock: Clock, repeats: int, 
     runner = ModelRunner(loaded, 1, context + 2 * NODES[-1], static=static)
     tokens = [7 * i % loaded.vocab_size for i in range(context + NODES[-1])]
     slot = runner.admit(tokens[:context])
-    runner.prefill(slot, tokens[:context])
+    runner.extend_cache(slot, tokens[:context])
     found = {}
     for nodes in NODES:
         chain = TokenTree.chain([tokens[-nodes:]], loaded.device)

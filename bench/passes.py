@@ -27,7 +27,7 @@ def measured(model: str, context: int, states: list[int], repeats: int = 15) -> 
     runner = ModelRunner(load_model(resolve(model)), 1, 1024)
     text = [i % 1000 + 5 for i in range(512)]
     slot = runner.cache.allocate()
-    runner.prefill(slot, text[:context])
+    runner.extend_cache(slot, text[:context])
     found = {}
     for rows in ROWS:
         tree, times = TokenTree.from_lists([text[:rows]], [list(range(-1, rows - 1))]), []
@@ -50,7 +50,7 @@ def measured(model: str, context: int, states: list[int], repeats: int = 15) -> 
     for _ in range(3):
         runner.cache.truncate(slot, 0)
         begin = time.perf_counter()
-        runner.read_chunk(slot, text)
+        runner.prefill_chunk(slot, text)
         times.append(time.perf_counter() - begin)
     return {**found, "512": 1e3 * statistics.median(times)}
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline import LLM, SamplingParams
 from paceline.eval.prompts import EXAMPLES, user_prompt
-from paceline.runner.prefill import whole_text
+from paceline.runner.prefill import reference_logits
 from paceline.system.provenance import provenance
 from paceline.zoo import resolve
 
@@ -44,7 +44,7 @@ def compare(name: str, num_prompts: int, max_tokens: int) -> dict[str, object]:
         with torch.inference_mode():
             right = exact(torch.tensor([text])).logits[0, -rows:]
             theirs = same(torch.tensor([text])).logits[0, -rows:]
-            ours = whole_text(llm.loaded, text, rows)
+            ours = reference_logits(llm.loaded, text, rows)
         for side, logits in (("paceline", ours), ("transformers", theirs)):
             sums[side][0] += float(divergence(right, logits).sum())
             sums[side][1] += float((right.argmax(-1) == logits.argmax(-1)).sum())

@@ -43,7 +43,7 @@ class AsyncLLM:
                 raise ConfigError(f"{name} is negative", got=given, expected="at least 0")
         self.llm, self.max_waiting = llm, max_waiting
         prefixes = llm.runner.prefixes
-        with llm.runner.turn():
+        with llm.runner.fair_lock():
             prefixes.resize(prefixes.max_bytes if prefix_cache_bytes is None else prefix_cache_bytes)
         self._thread = EngineThread(llm)
         self._stop = weakref.finalize(self, self._thread.stop)  # also when the interpreter ends

@@ -104,7 +104,7 @@ def generate(
         (seq,) = llm.open_request(ids[num_pads:].tolist(), params).seqs
         seq.stops = _Criteria(ids, stopping_criteria) if stopping_criteria else None
         seqs.append(seq)
-    with llm.runner.turn():
+    with llm.runner.fair_lock():
         for stepped in decode(llm.decoder, seqs):
             if streamer is not None:
                 streamer.put(torch.tensor(stepped[0].output_ids[-stepped[0].rounds[-1].num_emitted :]))

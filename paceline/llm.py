@@ -215,7 +215,7 @@ class LLM:
         each = params_of(_either(sampling_params, params), len(many), self._default)
         opened = (self.open_request(prompt, one) for prompt, one in zip(many, each, strict=True))
         requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
-        with self.runner.turn():
+        with self.runner.fair_lock():
             self.decoder.timings = Timings()
             total = sum(len(request.seqs) for request in requests)
             with tqdm(total=total, desc="Processed prompts", disable=not use_tqdm) as bar:
@@ -273,7 +273,7 @@ class LLM:
         self.decoder.timings = Timings()
         try:
             while not seq.is_finished:
-                with self.runner.turn():
+                with self.runner.fair_lock():
                     next(rounds)
                     part = answer.part()
                     completion = answer.completion() if seq.is_finished else None
@@ -281,7 +281,7 @@ class LLM:
                 if kind is not RequestOutputKind.FINAL_ONLY or seq.is_finished:
                     yield StreamChunk(whole.text, whole.token_ids, whole.origins, whole.finish_reason, completion)
         finally:
-            with self.runner.turn():
+            with self.runner.fair_lock():
                 rounds.close()
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -31,7 +31,7 @@ class Adversary(Drafter):
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         rows = [self.nodes(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
-        banned = self.target.banned_token_ids  # not even they may draft what stands for a picture
+        banned = self.target.banned_token_ids  # not even they may draft what stands for an image
         drafted = [[0 if n[0] in banned and not n[2] else n[0] for n in row] for row in rows]
         tokens = [[seq.token_ids[-1], *row] for seq, row in zip(seqs, drafted, strict=True)]
         parents = [[-1, *[n[1] for n in row]] for row in rows]

@@ -11,7 +11,7 @@ from paceline.core.request import Sequence
 from paceline.core.rng import Purpose, gumbel
 from paceline.core.tree import TokenTree
 from paceline.runner import LoadedModel
-from paceline.runner.prefill import look, whole_text
+from paceline.runner.prefill import encode_images, reference_logits
 from paceline.sampling.distribution import target_distribution
 
 
@@ -36,9 +36,9 @@ def choose_token(distribution: TargetDistribution, seeds: Tensor, positions: Ten
 @torch.inference_mode()
 def autoregressive(loaded: LoadedModel, seq: Sequence) -> Sequence:
     """Run `seq` to its end, one token at a time; the vision tower encodes its images once more."""
-    features = look(loaded, seq.vision)
+    features = encode_images(loaded, seq.vision)
     while not seq.is_finished:
-        logits = whole_text(loaded, seq.token_ids, vision=seq.vision, features=features)[None]
+        logits = reference_logits(loaded, seq.token_ids, vision=seq.vision, features=features)[None]
         distribution = target_distribution(logits, [seq], TokenTree.chain([[seq.token_ids[-1]]], loaded.device))
         seeds = torch.tensor([seq.seed], device=loaded.device)
         token = choose_token(distribution, seeds, torch.tensor([[len(seq.token_ids)]], device=loaded.device))

@@ -1,1 +1,1 @@
-"""The KV cache, the hidden states beside it, which columns a node may see, and attention over them."""
+"""The KV cache, the cached hidden states, attention masks, and tree attention."""

@@ -1,7 +1,7 @@
-"""Tree attention: a node sees the committed prefix and its ancestors, nothing else.
+"""Tree attention: a node attends to the committed prefix and its ancestors, nothing else.
 
-Where the layout is `batch_invariant`, a node reads the columns of plain decoding in whole blocks of 64, so that sums
-are taken in the same order (`PassLayout.segments`), and a branching tree is computed as the chains it consists of.
+If the layout is `batch_invariant`, a node reads the columns of plain decoding in whole blocks of 64, so that sums are
+taken in the same order (`PassLayout.segments`), and a branching tree is computed as the chains it consists of.
 """
 
 import itertools
@@ -19,10 +19,7 @@ NAME = "paceline"
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores of queries and keys are made: their scale, the window, a soft cap, sinks.
-
-    sinks: [Hq] logits that take part in the normalisation only.
-    """
+    """How attention scores are computed. sinks: logits [Hq] that take part in the normalisation only."""
 
     scale: float
     window: int | None = None
@@ -39,14 +36,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, how: S
         return _attend_rows(query, key, value, layout, how)
     kernel = nn.functional.scaled_dot_product_attention
     (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
-    if tree is None:  # prefill, one row: many nodes, so the groups are left to the kernel
+    if tree is None:  # prefill, one row with many nodes: the kernel handles grouped queries itself
         mask = layout.visible(how.window)[0]
         slot, columns = layout.slots[0], mask.shape[1]
         k, v = key[slot : slot + 1, :, :columns], value[slot : slot + 1, :, :columns]
         return kernel(query, k, v, attn_mask=mask, scale=how.scale, enable_gqa=True).transpose(1, 2)
     groups = heads // kv_heads
     segments = layout.segments(how.window, groups, query.dtype)
-    # A key head's queries lie in one matrix, so that its keys are read once: [B, H, N G, d]
+    # The queries of a key head form one matrix, so that its keys are read once: [B, H, N G, d]
     folded = query.view(batch, kv_heads, groups, nodes, d).transpose(2, 3).reshape(batch, kv_heads, nodes * groups, d)
     parts = []
     for part in segments:
@@ -60,7 +57,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, how: S
 
 
 def _assembled(parts: list[Tensor], segments: list[Segment]) -> Tensor:
-    """The pieces of a pass in one tensor: the nodes of a row side by side, the rows below one another."""
+    """The results of the segments in one tensor: nodes concatenated within a row, then rows."""
     rows: list[Tensor] = []
     for _, group in itertools.groupby(zip(segments, parts, strict=True), key=lambda pair: pair[0].rows.start):
         pieces = [part for _, part in group]
@@ -69,7 +66,7 @@ def _assembled(parts: list[Tensor], segments: list[Segment]) -> Tensor:
 
 
 def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, how: Scores) -> Tensor:
-    """Trees as the chains they consist of, each with a copy of all its keys, laid out as plain decoding has them."""
+    """Attention over trees as the chains they consist of, each with its keys copied in the order of plain decoding."""
     batch, heads, nodes, _ = query.shape
     out = query.new_zeros(batch, nodes, heads, value.shape[-1])
     for row, (slot, chains) in enumerate(zip(layout.slots, layout.chains, strict=True)):
@@ -82,9 +79,9 @@ def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout
 
 
 def _attend_rows(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, how: Scores) -> Tensor:
-    """What the kernel does not take: soft caps, sinks, values of another width than keys.
+    """Attention with what the kernel lacks: soft caps, sinks, values of another width than keys.
 
-    The products run in the model's dtype, the softmax in float32.
+    Products are in the model's dtype, the softmax in float32.
     """
     kv_heads, (_, heads, nodes, _), rows = key.shape[1], query.shape, []
     for row, (slot, mask) in enumerate(zip(layout.slots, layout.visible(how.window), strict=True)):
@@ -117,9 +114,9 @@ def tree_attention(
     paceline_pass: PassLayout | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """`attend` as transformers' attention "paceline"; models hand the layout `paceline_pass` through to it.
+    """`attend` as the attention function "paceline" of transformers. Models pass the layout on as `paceline_pass`.
 
-    query: [B, Hq, N, d]. key, value: [slots, H, S, d] of `SlotCache.update`. Returns [B, N, Hq, dv].
+    query: [B, Hq, N, d]. key, value: [slots, H, S, d] from `SlotCache.update`. Returns [B, N, Hq, dv].
     """
     if paceline_pass is None:
         raise IncompatibleModels(

@@ -21,30 +21,30 @@ from ..errors import CacheFull
 from ..system.hardware import available_memory, return_free_memory
 
 BLOCK = 64
-"""Columns are read in whole blocks, so that the bits of a row do not depend on how many columns lie behind it."""
+"""Columns are read in whole blocks, so that the bits of a row do not depend on the number of columns after it."""
 
 
 def round_up(length: int, multiple: int = BLOCK) -> int:
-    """The smallest multiple that is not below `length`."""
+    """The smallest multiple of `multiple` that is at least `length`."""
     return -(-length // multiple) * multiple
 
 
 class Spare(Protocol):
-    """Something that holds memory which it can do without."""
+    """Something that holds memory which it can free."""
 
     num_bytes: int
 
     def shrink(self, num_bytes: int) -> None:
-        """Hold so many bytes less, or none."""
+        """Free this many bytes, or all."""
 
 
 class SlotCache(Cache):
-    """A `transformers` cache whose rows are slots with a length each; `CacheFull` for what the memory cannot hold.
+    """A `transformers` cache whose rows are slots, each with its own length. Raises `CacheFull` if memory is short.
 
-    num_slots: the sequences that can be held at once.
-    max_length: the most tokens per sequence. The tensors start small and double up to it.
-    num_layers: the layers that will be written, where that is known.
-    spare: what else holds memory, and gives it back where this cache needs it.
+    num_slots: how many sequences it holds at once.
+    max_length: the most tokens of a sequence. The tensors start small and double up to it.
+    num_layers: the number of layers that will be written, if it is known.
+    spare: another holder of memory, which frees some when this cache needs it.
     """
 
     def __init__(self, num_slots: int, max_length: int, num_layers: int = 1):
@@ -52,9 +52,9 @@ class SlotCache(Cache):
         self.num_slots, self.max_length, self.num_layers = num_slots, max_length, num_layers
         self.spare: Spare | None = None
         self.capacity = min(round_up(256), round_up(max_length))
-        self._require(2 * num_layers * num_slots * self.capacity)  # a byte each: the lists below are made at once
+        self._require(2 * num_layers * num_slots * self.capacity)  # of at least one byte each
         self.lengths = [0] * num_slots  # committed tokens of each slot
-        self.offsets = [0] * num_slots  # position of a token less its column; images shift what follows them
+        self.offsets = [0] * num_slots  # position minus column; images shift the text after them
         self.keys: list[Tensor] = []  # per layer [slots, H, capacity, dim]
         self.values: list[Tensor] = []
         self._slots: list[int] = []  # of the pass in progress
@@ -62,15 +62,15 @@ class SlotCache(Cache):
         self._text: int | None = None
         self._whole = True
         self._growing = False
-        self._written = [0] * num_slots  # columns that may hold something
+        self._written = [0] * num_slots  # columns that may have been written
         self._free = list(range(num_slots))
-        self._is_used: dict[int, Callable[[], bool] | None] = {}  # by slot, of those that were allocated with it
+        self._is_used: dict[int, Callable[[], bool] | None] = {}  # by allocated slot
 
     @torch.inference_mode()
     def allocate(self, is_used: Callable[[], bool] | None = None) -> int:
-        """Take the lowest free slot, empty. Raises `CacheFull` when none is left.
+        """Take the lowest free slot and clear it. Raises `CacheFull` when none is left.
 
-        is_used: says for `reclaim` whether the slot's user still runs; None: it is kept until `release`.
+        is_used: tells `reclaim` whether the user of the slot still runs; None: the slot is kept until `release`.
         """
         if not self._free:
             raise CacheFull(
@@ -79,9 +79,9 @@ class SlotCache(Cache):
                 fix="raise max_num_seqs, or finish the streams that are open",
             )
         slot = min(self._free)
-        self._is_used[slot] = is_used  # before it is taken: an interrupt between the two loses nothing
+        self._is_used[slot] = is_used  # first, so that an interrupt between the two lines leaks nothing
         self._free.remove(slot)
-        # What overflowed for the last tenant must not outlive it: a masked column weighs 0, and 0 * NaN is NaN.
+        # An overflow of the last user must not stay: a masked column has weight 0, and 0 * NaN is NaN.
         for layer in (*self.keys, *self.values):
             layer[slot, :, : self._written[slot]] = 0
         self.lengths[slot] = self._written[slot] = self.offsets[slot] = 0
@@ -93,14 +93,14 @@ class SlotCache(Cache):
         return len(self._free)
 
     def release(self, slot: int) -> None:
-        """Give a slot back; doing so twice is harmless."""
+        """Free a slot; harmless if it is free already."""
         if slot not in self._free:
             self._free.append(slot)
         self.lengths[slot] = self.offsets[slot] = 0
         self._is_used.pop(slot, None)
 
     def reclaim(self) -> None:
-        """Release the slots whose users ended without doing so, because an interrupt met them while they tried."""
+        """Release the slots whose users were interrupted before they could release them."""
         for slot, is_used in list(self._is_used.items()):
             if is_used is not None and not is_used():
                 self.release(slot)
@@ -115,24 +115,25 @@ class SlotCache(Cache):
     def begin(self, slots: Sequence[int], num_nodes: int, text: int | None = None, whole: bool = True) -> list[int]:
         """Announce a pass of `num_nodes` nodes per row; returns the committed length of each row.
 
-        text: so many nodes are text, and behind them is a tree, a root and guesses; None: all of them are text.
-        whole: `update` returns the tensors of all slots `[slots, H, capacity, dim]`; otherwise a copy of this pass's
-        rows `[B, H, S, dim]`.
+        text: how many of the first nodes are text; the others are a tree. None: all of them are text.
+        whole: whether `update` returns the tensors of all slots `[slots, H, capacity, dim]`; otherwise it returns a
+            copy of the rows of this pass `[B, H, S, dim]`.
         """
         self._text, self._whole = text, whole
         self._slots, self._starts = list(slots), [self.lengths[s] for s in slots]
-        self._ensure(max(self._starts) + num_nodes)
+        self.ensure(max(self._starts) + num_nodes)
         for slot, start in zip(self._slots, self._starts, strict=True):
             self._written[slot] = max(self._written[slot], start + num_nodes)
         return self._starts
 
     def tensors(
-        self, kv_heads: Sequence[int], head_dims: Sequence[int], dtype: torch.dtype
+        self, kv_heads: Sequence[int], head_dims: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of every layer, `[slots, H, capacity, dim]` each, for native passes."""
+        """Keys and values of every layer, `[slots, H, capacity, dim]` each, for passes that write them themselves."""
         if len(self.keys) < len(kv_heads) or len(self.values) < len(kv_heads):
-            like, shapes = torch.empty(0, dtype=dtype), list(zip(kv_heads, head_dims, strict=True))
-            self._require(2 * like.element_size() * self.num_slots * self.capacity * sum(h * d for h, d in shapes))
+            like, shapes = torch.empty(0, dtype=dtype, device=device), list(zip(kv_heads, head_dims, strict=True))
+            per_column = 2 * like.element_size() * self.num_slots * sum(h * d for h, d in shapes)
+            self._require(per_column * self.capacity, like.device)
             for layers in (self.keys, self.values):
                 while len(layers) < len(shapes):
                     layers.append(self._zeros(like, *shapes[len(layers)]))
@@ -141,12 +142,12 @@ class SlotCache(Cache):
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write `[B, H, N, dim]` past the committed lengths; return what `begin` chose."""
+        """Write `[B, H, N, dim]` after the committed columns; returns the tensors that `begin` selected."""
         if not self.keys:
             per_token = 2 * self.num_layers * key_states.shape[1] * key_states.shape[3] * key_states.element_size()
             self._require(per_token * self.num_slots * self.capacity, key_states.device)
         for layers, states in ((self.keys, key_states), (self.values, value_states)):
-            while len(layers) <= layer_idx:  # each by itself: an interrupt may have come between the two
+            while len(layers) <= layer_idx:  # separately, since an interrupt may come between the two
                 layers.append(self._zeros(states, states.shape[1], states.shape[3]))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         num_nodes = key_states.shape[2]
@@ -155,8 +156,8 @@ class SlotCache(Cache):
             for cached, states in ((keys, key_states), (values, value_states)):
                 cached[slot, :, start : start + text] = states[row, :, :text]
                 if text < num_nodes:
-                    # Guesses are written finite: an overflow in one that will be rejected must not reach the others
-                    # as 0 * NaN. Nothing is hidden: accepting it reads its logits, which stay NaN.
+                    # Drafted tokens are written finite: an overflow in a rejected one must not reach the others as
+                    # 0 * NaN. It is still noticed: the logits of that node stay NaN.
                     torch.nan_to_num(states[row, :, text:], out=cached[slot, :, start + text : start + num_nodes])
         if self._whole:
             return keys, values
@@ -165,7 +166,7 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def commit(self, slot: int, nodes: Sequence[int]) -> None:
-        """Keep the root and then `nodes` (tree indices along one path); everything else of the pass is forgotten.
+        """Keep the root and then `nodes` (tree indices along one path); drop everything else of the pass.
 
         Example: nodes = [3, 4] at length 10 moves columns 13, 14 to 11, 12 and sets the length to 13.
         """
@@ -190,7 +191,7 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def restore(self, slot: int, pages: Sequence[Sequence[tuple[Tensor, Tensor]]], length: int) -> None:
-        """Fill an empty slot with the first `length` columns of what `copy_of` gave, page after page."""
+        """Fill an empty slot with the first `length` columns of pages from `copy_of`, one after another."""
         self.begin([slot], length)
         for index, pairs in enumerate(zip(*pages, strict=True)):
             keys, values = (torch.cat(part, 1)[None, :, :length] for part in zip(*pairs, strict=True))
@@ -201,10 +202,11 @@ class SlotCache(Cache):
         # Not uninitialised memory: a masked column is multiplied by 0, and 0 * NaN would be NaN.
         return like.new_zeros(self.num_slots, heads, self.capacity, dim)
 
-    def _ensure(self, length: int) -> None:
+    def ensure(self, length: int) -> None:
+        """Extend the tensors to at least `length` columns."""
         if length <= self.capacity and not self._growing:
             return
-        self._growing = True  # until all tensors have grown: an interrupt may come between them
+        self._growing = True  # until all tensors are extended, since an interrupt may come between them
         limit, capacity = round_up(self.max_length), self.capacity
         while capacity < min(length, limit):
             capacity = min(capacity * 2, limit)
@@ -222,11 +224,11 @@ class SlotCache(Cache):
         self.capacity, self._growing = capacity, False
 
     def can_hold(self, columns: int) -> bool:
-        """Whether every slot has so many columns, or there is memory for them."""
+        """Whether every slot has this many columns, or there is memory for them."""
         return columns <= self.capacity or columns <= self.most_columns()
 
     def most_columns(self) -> int:
-        """The columns that each slot can have in the memory that is free now; at most those of `max_length`."""
+        """How many columns each slot can have with the memory that is free now, at most `max_length` rounded up."""
         limit, tensors = round_up(self.max_length), (*self.keys, *self.values)
         if self.capacity >= limit or not tensors:
             return limit
@@ -241,7 +243,7 @@ class SlotCache(Cache):
         return torch.cuda.mem_get_info(device)[0] + unused
 
     def _require(self, needed: int, device: torch.device | None = None) -> None:
-        """Raise `CacheFull` where the memory cannot hold so many bytes more."""
+        """Raise `CacheFull` unless this many more bytes fit into memory."""
         free = self._free_bytes(device)
         if needed > free and self.spare is not None and self.spare.num_bytes:
             self.spare.shrink(needed - free)
@@ -260,7 +262,7 @@ class SlotCache(Cache):
         """Bytes held by keys and values."""
         return sum(t.nbytes for t in (*self.keys, *self.values))
 
-    # What transformers asks of a cache; positions and masks are always given, so these only have to be sane.
+    # The interface of transformers' caches. Positions and masks are always passed in, so these results hardly matter.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Longest committed length among the rows of the pass."""

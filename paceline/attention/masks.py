@@ -1,4 +1,4 @@
-"""Which columns the nodes of a pass may see, where they lie, and how attention is cut into calls of the kernel."""
+"""Attention masks of a pass, the cache columns of its nodes, and how attention is split into kernel calls."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -13,42 +13,41 @@ from .kv_cache import BLOCK, round_up
 
 
 def visible(
-    starts: Tensor, reach: Tensor, columns: int, window: int | None = None, positions: Tensor | None = None
+    starts: Tensor, ancestor_mask: Tensor, columns: int, window: int | None = None, positions: Tensor | None = None
 ) -> Tensor:
-    """Which columns the nodes of a pass may see: those committed before them, and their own ancestors.
+    """The attention mask of the nodes of a pass: True for the committed columns and for a node's own ancestors.
 
-    Returns [B, N, columns]; reads nothing back from the device.
-    starts: the committed columns of each row, [B]; node i lies in column start + i.
-    reach: [B, N, N], True where node j is node i or above it (`TokenTree.ancestor_mask`).
-    window: the number of last positions that a node sees; needs `positions` [B, N].
+    Returns [B, M, columns] for the rows of `ancestor_mask`, without reading anything back from the device.
+    starts: the number of committed columns of each row, [B]; node i is in column start + i.
+    ancestor_mask: [B, M, N], M = N or fewer, see `TokenTree.ancestor_mask`.
+    window: how many of the last positions a node sees; needs `positions` [B, N], and M = N.
     """
-    nodes = reach.shape[1]
+    rows, nodes = ancestor_mask.shape[1:]
     column = torch.arange(columns, device=starts.device)
-    behind = column - starts[:, None]  # [B, S]: the node that lies there
-    node = behind.clamp(0, nodes - 1)
-    seen = (behind < 0)[:, None] | (
-        ((behind >= 0) & (behind < nodes))[:, None] & reach.gather(2, node[:, None].expand(-1, nodes, -1))
-    )
+    behind = column - starts[:, None]  # [B, S]: the node in each column, if it is one of 0 .. N - 1
+    node, is_node = behind.clamp(0, nodes - 1), (behind >= 0) & (behind < nodes)
+    seen = (behind < 0)[:, None] | (is_node[:, None] & ancestor_mask.gather(2, node[:, None].expand(-1, rows, -1)))
     if window is None:
         return seen
     assert positions is not None
-    places = torch.where((behind >= 0) & (behind < nodes), positions.gather(1, node), column)
+    places = torch.where(is_node, positions.gather(1, node), column)
     return seen & (positions[:, :, None] - places[:, None] < window)
 
 
 def additive(mask: Tensor, dtype: torch.dtype, hidden: float = -torch.inf) -> Tensor:
-    """0 where `mask` is True, `hidden` elsewhere."""
+    """The mask as a term that is added to scores: 0 where it is True, `hidden` elsewhere."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, hidden)
 
 
 def layer_masks(
     seen: Tensor, back: Tensor, windows: Mapping[str, int | None], dtype: torch.dtype, always: Tensor | None = None
 ) -> Tensor | dict[str, Tensor]:
-    """Additive masks [B, 1, N, S] in transformers' form: one, or one for each kind of layer.
+    """Additive masks [B, 1, N, S] in the form of transformers: one, or one for each kind of layer.
 
-    seen: which columns each node sees; back: how many positions these lie behind; always: the columns that are seen
-        whatever the window. [B, N, S] each.
-    windows: the windows by kind of layer; the only kind is "".
+    seen: which columns each node sees, [B, N, S].
+    back: the distance in positions from each node to each column, [B, N, S].
+    always: the columns that are seen even outside the window, [B, N, S].
+    windows: the window of each kind of layer; the kind is "" where there is only one.
     """
     masks = dict[str, Tensor]()
     for kind, window in windows.items():
@@ -59,9 +58,9 @@ def layer_masks(
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes whose attention is one call of the kernel: some rows, some nodes, the columns they read.
+    """One call of the attention kernel: some nodes of some rows, and the columns they read.
 
-    mask: [r, 1, M, S], 0 or -inf, M = nodes x groups (then padding up to `_sound`).
+    mask: [r, 1, M, S], 0 or -inf, M = nodes x groups, padded to `_padded_rows`.
     """
 
     rows: slice
@@ -72,31 +71,31 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class PromptRows:
-    """What a pass over a prompt with images reads in the place of token embeddings.
+    """The input rows of a pass over a prompt with images, in place of token embeddings.
 
     embeds: the rows [1, N, E].
-    position_ids: [A, 1, N] where positions have axes.
-    is_image: the rows that hold features, [1, N].
-    deep: the features of these rows [M, E] that are added behind each of the first layers (DeepStack).
-    blocks: the columns that see one another in both directions.
-    blocks_cross_window: they do so whatever the window of the layer.
+    position_ids: [A, 1, N] for models whose positions have several axes.
+    is_image: which rows hold image features, [1, N].
+    deepstack: the features [M, E] that are added to these rows after each of the first layers (DeepStack).
+    blocks: the column ranges that attend to one another in both directions.
+    blocks_cross_window: whether they do so beyond a sliding window.
     """
 
     embeds: Tensor
     position_ids: Tensor | None = None
     is_image: Tensor | None = None
-    deep: tuple[Tensor, ...] = ()
+    deepstack: tuple[Tensor, ...] = ()
     blocks: tuple[tuple[int, int], ...] = ()
     blocks_cross_window: bool = False
 
 
 @dataclass
 class PassLayout:
-    """Where the nodes of one pass lie: row b has `starts[b]` committed columns, then its N nodes.
+    """The columns of the nodes of one pass: row b has `starts[b]` committed columns, then its N nodes.
 
-    tree: None for a prefill chunk, a plain causal chain of `num_nodes` nodes.
-    offsets: the numbers added to the columns of each row to get positions.
-    rows: the rows of a chunk of a prompt with images.
+    tree: None for a prefill chunk, which is a causal chain of `num_nodes` nodes.
+    offsets: what is added to the columns of each row to get positions.
+    rows: the input rows of a chunk of a prompt with images.
     """
 
     starts: list[int]
@@ -105,11 +104,11 @@ class PassLayout:
     batch_invariant: bool = False
     row_multiple: int = 1
     max_length: int = 1 << 30
-    slots: list[int] = field(default_factory=list)  # where row b lies in the cache's tensors; empty: in slot b
-    num_given: int | None = None  # nodes before those that only pad the pass
+    slots: list[int] = field(default_factory=list)  # the cache slot of each row; empty: slot b for row b
+    num_given: int | None = None  # the number of nodes without padding; None: there is no padding
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    head_rows: int | None = None  # rows from the end whose logits are wanted; None: all; 0: of a prefill
-    is_mask: Tensor | None = None  # [B, N], where there are mask tokens; in each row they follow the candidates
+    head_rows: int | None = None  # how many last rows get logits; None: all; 0: none, as in a prefill
+    is_mask: Tensor | None = None  # [B, N], which nodes are mask tokens; None: none. They follow the candidates.
     offsets: list[int] = field(default_factory=list)  # empty: zeros
     rows: PromptRows | None = None
     num_calls: int = 0  # layers that went through `tree_attention`
@@ -124,14 +123,14 @@ class PassLayout:
     def columns(self) -> Tensor:
         """Committed length + depth: the column of plain decoding. [B, N].
 
-        Only probes can reach past the context; they stay on the last place.
+        Only probes can exceed the context; they get its last column.
         """
         depth = torch.arange(self.num_nodes, device=self.device) if self.tree is None else self.tree.depth
         return (torch.tensor(self.starts, device=self.device)[:, None] + depth).clamp_(max=self.max_length - 1)
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """Column + offset of the row, the same on every axis. [B, N]; or what the prompt's images say, [A, B, N]."""
+        """Column + offset, [B, N], the same on every axis; for a prompt with images its own positions, [A, B, N]."""
         if self.rows is not None and self.rows.position_ids is not None:
             return self.rows.position_ids
         if not any(self.offsets):
@@ -139,7 +138,7 @@ class PassLayout:
         return self.columns + torch.tensor(self.offsets, device=self.device)[:, None]
 
     def visible(self, window: int | None) -> list[Tensor]:
-        """For each row a mask [N, S_b] of columns a node may see; built once per pass and window."""
+        """The attention mask [N, S_b] of each row, built once for each window."""
         if window not in self._masks:
             self._masks[window] = [self._visible(row, window) for row in range(len(self.starts))]
         return self._masks[window]
@@ -147,12 +146,12 @@ class PassLayout:
     def _visible(self, row: int, window: int | None) -> Tensor:
         start, n = self.starts[row], self.num_nodes
         if self.tree is None:
-            reach = torch.ones(1, n, n, dtype=torch.bool, device=self.device).tril()
+            ancestor_mask = torch.ones(1, n, n, dtype=torch.bool, device=self.device).tril()
         else:
-            reach = self.tree.ancestor_mask[row : row + 1]
+            ancestor_mask = self.tree.ancestor_mask[row : row + 1]
         begins = torch.tensor([start], device=self.device)
-        mask = visible(begins, reach, round_up(start + n), window, self.columns[row : row + 1])[0]
-        for first, last in () if self.rows is None else self.rows.blocks:  # a chunk holds a block whole
+        mask = visible(begins, ancestor_mask, round_up(start + n), window, self.columns[row : row + 1])[0]
+        for first, last in () if self.rows is None else self.rows.blocks:  # a chunk never cuts a block
             nodes = slice(max(first - start, 0), max(last - start, 0))
             near = torch.ones(n, last - first, dtype=torch.bool, device=self.device)
             if window is not None and not self.rows.blocks_cross_window:  # type: ignore[union-attr]
@@ -161,17 +160,17 @@ class PassLayout:
         return mask
 
     def mask_4d(self, dtype: torch.dtype) -> Tensor:
-        """Additive mask [B, 1, N, S] for models that do not take attention functions."""
+        """The additive mask [B, 1, N, S] for models that do not call our attention function."""
         rows = self.visible(None)
         width = max(mask.shape[1] for mask in rows)
         full = torch.stack([nn.functional.pad(mask, (0, width - mask.shape[1])) for mask in rows])
         return additive(full, dtype, torch.finfo(dtype).min)[:, None]
 
     def segments(self, window: int | None, groups: int, dtype: torch.dtype) -> list[Segment]:
-        """The calls that make up the pass, built once for all layers of a kind.
+        """The kernel calls of the pass, built once for all layers with this window and group size.
 
-        Batch-invariant: a node reads exactly the blocks up to its own column, as when it is decoded plainly, for the
-        kernel's sums depend on how many columns it is given. So a chain that crosses a block is cut there:
+        The sums of the kernel depend on the number of columns it is given. A batch-invariant node therefore reads
+        exactly the blocks up to its own column, as in plain decoding, and a chain that crosses a block is cut there:
 
             columns   ..... 126 127 | 128 129          nodes 0, 1 read 128 columns, nodes 2, 3 read 192
 
@@ -186,7 +185,7 @@ class PassLayout:
         masks = [additive(mask, dtype) for mask in self.visible(window)]
         while row < len(slots):
             edges, end = self._edges(row), row + 1
-            while end < len(slots) and slots[end] == slots[end - 1] + 1 and self._joins(row, end):
+            while end < len(slots) and slots[end] == slots[end - 1] + 1 and self._can_share_call(row, end):
                 end += 1
             for first, last in itertools.pairwise(edges):
                 width = max(self._width(other, last) for other in range(row, end))
@@ -194,23 +193,23 @@ class PassLayout:
                     [nn.functional.pad(m, (0, width), value=-torch.inf)[first:last, :width] for m in masks[row:end]]
                 )
                 mask = mask.repeat_interleave(groups, 1)
-                mask = nn.functional.pad(mask, (0, 0, 0, _sound(mask.shape[1]) - mask.shape[1]))
+                mask = nn.functional.pad(mask, (0, 0, 0, _padded_rows(mask.shape[1]) - mask.shape[1]))
                 yield Segment(slice(row, end), slice(slots[row], slots[end - 1] + 1), slice(first, last), mask[:, None])
             row = end
 
     def _edges(self, row: int) -> list[int]:
-        """Where the nodes of a row are cut: before each that begins a block."""
+        """Where the nodes of a row are cut: before each node that begins a block."""
         given = self.num_given or self.num_nodes
         cuts = [i for i in range(1, given) if (self.starts[row] + i) % BLOCK == 0] if self.batch_invariant else []
         return [0, *cuts, self.num_nodes]
 
     def _width(self, row: int, last: int) -> int:
-        """Columns that nodes before `last` read; what only pads the pass may miss its own."""
+        """How many columns the nodes before `last` read. Padding may lack its own column."""
         given = self.num_given or self.num_nodes
         return round_up(self.starts[row] + (min(last, given) if self.batch_invariant else last))
 
-    def _joins(self, row: int, other: int) -> bool:
-        """Whether two rows may share a call: with the same columns, or, where bits do not matter, nearly the same."""
+    def _can_share_call(self, row: int, other: int) -> bool:
+        """Whether two rows may share a call. Batch-invariant rows need equal widths, others similar ones."""
         here, there = self._width(row, self.num_nodes), self._width(other, self.num_nodes)
         if self.batch_invariant:
             return here == there and len(self._edges(row)) == len(self._edges(other)) == 2
@@ -218,7 +217,7 @@ class PassLayout:
 
     @cached_property
     def chains(self) -> list[list["Chain"]]:
-        """For each row the root-to-leaf chains it consists of; a probe without children is a leaf of its own."""
+        """The root-to-leaf chains of each row; a probe without children is a leaf too."""
         assert self.tree is not None
         found: list[list[Chain]] = []
         for row, parents in enumerate(self.tree.lists.parents):
@@ -238,7 +237,7 @@ class PassLayout:
 
 @dataclass(frozen=True)
 class Chain:
-    """One root-to-leaf path of a tree as a pass of its own: its nodes (the last repeated as padding) and columns."""
+    """One root-to-leaf path of a tree as a separate pass: its nodes (the last repeated as padding) and columns."""
 
     path: list[int]
     nodes: list[int]
@@ -246,6 +245,6 @@ class Chain:
     layout: PassLayout
 
 
-def _sound(rows: int) -> int:
-    """Rows that the kernel is given: it takes 32 at a time, and a rest of 1 to 3 would have other bits."""
+def _padded_rows(rows: int) -> int:
+    """The rows that the kernel is given. It computes 32 at a time; a remainder of 1 to 3 would get other bits."""
     return rows if rows % 32 not in (1, 2, 3) else rows - rows % 32 + 4

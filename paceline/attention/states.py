@@ -1,7 +1,7 @@
-"""Hidden states of the target for drafters that read them: one row a cached token, kept and dropped with its keys.
+"""Cached hidden states of the target, for drafters that read them: one row for each cached token.
 
-States are counted as transformers does: state i enters layer i (0: the embeddings), the last one has been through the
-final norm. A column of the store belongs to the same token as that column of the `SlotCache`.
+States are numbered as in transformers: state i is the input of layer i (0: the embeddings), and the last one is taken
+after the final norm. A column of the store belongs to the same token as that column of the `SlotCache`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,24 +11,24 @@ from torch import Tensor
 
 
 class StateStore:
-    """States of the watched layers, side by side for each token; nothing is kept until `watch` is called.
+    """The states of the watched layers for each token; nothing is stored until `watch` is called.
 
-    kept: False while sequences are decoded whose drafter reads none; the others' rows stay as they are.
+    kept: whether the passes in progress store states; False while the drafter in use reads none.
     """
 
     def __init__(self, num_slots: int):
         self.num_slots = num_slots
         self.layers: tuple[int, ...] = ()
-        self.kept = True  # whether passes in progress keep them
+        self.kept = True
         self._rows: Tensor | None = None  # [slots, capacity, len(layers), E]
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The layers whose states a pass in progress has to keep."""
+        """The layers whose states a pass must store now."""
         return self.layers if self.kept else ()
 
     def watch(self, layers: Iterable[int]) -> None:
-        """Also keep these states, from the next pass on."""
+        """Also store these states, from the next pass on."""
         before, self.layers = self.layers, tuple(sorted({*self.layers, *layers}))
         if self._rows is not None and self.layers != before:
             held = self._rows
@@ -39,31 +39,31 @@ class StateStore:
     def write(
         self, slots: Sequence[int], starts: Sequence[int], states: Mapping[int, Tensor], num_nodes: int, capacity: int
     ) -> None:
-        """Put the states [B, N, E] of the first `num_nodes` nodes behind the committed columns of each slot."""
+        """Write the states [B, N, E] of the first `num_nodes` nodes after the committed columns of each slot."""
         new = torch.stack([states[layer] for layer in self.layers], 2)
         held = self.rows(capacity, new.shape[3], new)
         for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
             held[slot, start : start + num_nodes] = new[row, :num_nodes]
 
     def rows(self, capacity: int, width: int, like: Tensor) -> Tensor:
-        """The store itself, [slots, columns, watched layers, E], for `capacity` columns or more. width: E."""
+        """The store itself, [slots, columns, watched layers, E], with at least `capacity` columns. width: E."""
         held = self._rows
         if held is None or held.shape[1] < capacity:
-            grown = like.new_zeros(self.num_slots, capacity, len(self.layers), width)
+            larger = like.new_zeros(self.num_slots, capacity, len(self.layers), width)
             if held is not None:
-                grown[:, : held.shape[1]] = held
-            held = self._rows = grown
+                larger[:, : held.shape[1]] = held
+            held = self._rows = larger
         return held
 
     @torch.inference_mode()
     def commit(self, slot: int, start: int, nodes: Sequence[int]) -> None:
-        """Move the accepted rows of a pass that began at `start` behind its root, as `SlotCache.commit` does."""
+        """Move the accepted rows of a pass that began at `start` next to its root, as `SlotCache.commit` does."""
         if self.wanted and self._rows is not None and list(nodes) != list(range(1, len(nodes) + 1)):
             held = self._rows[slot]
             held[start + 1 : start + 1 + len(nodes)] = held[[start + node for node in nodes]]
 
     def read(self, slot: int, begin: int, end: int, layers: Sequence[int]) -> Tensor:
-        """The states of columns `begin` to `end`, side by side where they are of several layers. [M, len(layers) E]."""
+        """The states of columns `begin` to `end`, those of several layers concatenated. [M, len(layers) E]."""
         assert self._rows is not None
         held = self._rows[slot, begin:end]
         return (held.clone() if tuple(layers) == self.layers else held[:, self._places(layers)]).flatten(1)

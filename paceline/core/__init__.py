@@ -1,1 +1,1 @@
-"""Nouns of the field, imported by every other package and importing none of them."""
+"""The basic types, which every other package imports. This package imports none of them."""

@@ -1,6 +1,7 @@
-"""A draft: drafted tokens with the distribution they were drawn from, on which the residual of a rejection depends.
+"""A draft: a tree of drafted tokens with the distribution they were drawn from.
 
-Argmax tokens with soft probabilities give a biased output: mean total variation 0.39 over four random tokens.
+Rejection sampling depends on that distribution: argmax tokens that are declared as draws from a softmax bias the output
+(mean total variation 0.39 over four random tokens).
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from .tree import TokenTree
 
 
 class Law(Enum):
-    """How the children of a node were chosen, given everything before them: the "law" of a draft."""
+    """The "law" of a draft: how the children of a node were chosen, given everything before them."""
 
     POINT_MASS = "point_mass"  # deterministic, or drawn by an unknown distribution: always safe
     IID = "iid"  # each child drawn independently from q
@@ -22,12 +23,13 @@ class Law(Enum):
 
 @dataclass(frozen=True)
 class Draft:
-    """A tree of drafted tokens and its distribution.
+    """A tree of drafted tokens and their distribution.
 
-    q: row i holds the distribution of the children of node i; None if and only if `law` is POINT_MASS.
-    source: name of the drafter, shown to the user with every drafted token; `sources` where rows have their own.
-    confidence: the drafter's probability of each node, NaN where it has none; for policies only.
-    hints: for each row the drafter's class of the situation it drafted in, see `DraftOptions.hint`.
+    q: row i is the distribution of the children of node i; None if and only if `law` is POINT_MASS.
+    source: the name of the drafter, shown to the user with every drafted token.
+    sources: the name for each row, if they differ.
+    confidence: the drafter's probability of each node, NaN if unknown; only policies use it.
+    hints: `DraftOptions.hint` of each row.
     """
 
     tree: TokenTree
@@ -39,7 +41,7 @@ class Draft:
     hints: tuple[int, ...] | None = None
 
     def trimmed(self) -> "Draft":
-        """The draft without the probes at its end, which are read but not judged, see `TokenTree.trimmed`."""
+        """The draft without the probes at its end, which are not verified, see `TokenTree.trimmed`."""
         tree = self.tree.trimmed()
         if tree is self.tree:
             return self
@@ -49,5 +51,5 @@ class Draft:
         return replace(self, tree=tree, q=q, confidence=confidence)
 
     def source_of(self, row: int) -> str:
-        """Who drafted this row."""
+        """The name of the drafter of this row."""
         return self.source if self.sources is None else self.sources[row]

@@ -1,23 +1,23 @@
-"""The record that every round leaves, and figures of it. No torch here: `paceline show` does not wait for it."""
+"""The record of a round, and figures made of records. Does not import torch, so that `paceline show` starts fast."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 MIN_TIMED = 8
-"""Answers of fewer tokens are shown without a speed: so short a time says nothing."""
+"""Answers of fewer tokens are shown without a speed, since their time is too short to measure."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One turn of the loop for one sequence: what was drafted and accepted, and the seconds it took.
+    """One round of the loop for one sequence: what was drafted and accepted, and how long it took.
 
-    token_ids, parents: the tree, root first, probes and padding left out; `parents[0]` is -1.
+    token_ids, parents: the tree, root first, without probes and padding; `parents[0]` is -1.
     path: the accepted nodes, root excluded.
-    confidences: the drafter's own probability of each drafted node (root excluded), empty where it gives none.
-    hint: the drafter's own class of the situation, see `DraftOptions.hint`.
+    confidences: the drafter's probability of each drafted node (root excluded); empty if it has none.
+    hint: see `DraftOptions.hint`.
     num_rows: the rows that the target's pass computed for this sequence, the root included; 0 if unknown.
-    with_prompt: the target verified it in the pass that read the end of the prompt, whose seconds count as prefill.
-    draft_s, verify_s, rest_s: the seconds of the whole batch's turn, of which this sequence was one of `batch`.
+    with_prompt: whether the same pass computed the end of the prompt; its seconds then count as prefill.
+    draft_s, verify_s, rest_s: the seconds of the round, which `batch` sequences shared.
     """
 
     source: str
@@ -38,19 +38,19 @@ class Round:
 
     @property
     def num_nodes(self) -> int:
-        """Candidates verified."""
+        """The number of drafted nodes that were verified."""
         return len(self.parents) - 1
 
     @property
     def seconds(self) -> float:
-        """The whole turn."""
+        """The duration of the whole round."""
         return self.draft_s + self.verify_s + self.rest_s
 
 
 def tokens_per_pass(rounds: Iterable[Round]) -> float:
-    """Tokens per pass of the target after prefill, its own token included: vLLM's mean acceptance length.
+    """Tokens per target pass after prefill, the target's own token included (vLLM: mean acceptance length).
 
-    rounds: of one answer, or of several together. 0 without passes.
+    rounds: those of one answer or of several. Without any the result is 0.
     """
     emitted = [one.num_emitted for one in rounds if not one.with_prompt]
     return sum(emitted) / len(emitted) if emitted else 0.0

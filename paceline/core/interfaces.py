@@ -23,9 +23,9 @@ class DraftBudget:
     """The most a drafter may propose: `depth` tokens in a row, `nodes` candidates in all (root not counted).
 
     drafter_index: which member of a combined drafter drafts.
-    should_continue: called after each drafted token with the drafter's own probabilities so far. False ends the draft
-        with that token kept: dropping it would make the stop depend on a token that the draft no longer shows.
-    min_prob: the smallest probability of a path in a tree, by the drafter's confidences; others are not drafted.
+    should_continue: called after each drafted token with the drafter's probabilities so far. False ends the draft after
+        that token, which is kept: dropping it would bias the result by a token that the draft no longer has.
+    min_prob: paths of a tree with a smaller probability, by the drafter's confidences, are not drafted.
     """
 
     depth: int
@@ -37,15 +37,17 @@ class DraftBudget:
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """What a drafter could do for a sequence in this round; the policy reads it before it sets the budget.
+    """What a drafter can do for a sequence in this round; the policy reads it before it sets the budget.
 
     source: the name under which acceptance is recorded.
-    hint: the situation, by which acceptance is estimated (for lookup the length of the match). Negative: no draft.
-    uncached_tokens: tokens of the text that the drafter must read before it can draft.
+    hint: a class of situations whose acceptance is estimated separately (for lookup the length of the match). Negative:
+        it has no draft.
+    uncached_tokens: how many tokens of the text the drafter must still cache before it can draft.
     branches: the most children of a node; 1 for a chain.
     masks: the most mask tokens below the root and below each candidate. Each of them is a row of the target's pass.
-    ready: how many tokens in a row it can draft now: with masks, what last round's predicted; at 0 it adds masks.
-    probes: rows of the target's pass that a draft adds whatever its size, such as Lookahead's window.
+    ready: how many tokens in a row it can draft now. A drafter with masks has the predictions of the last round; at 0
+        it only adds masks.
+    probes: how many rows a draft of any size adds to the target's pass, such as Lookahead's window.
     """
 
     source: str
@@ -62,14 +64,14 @@ _SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ModelFacts:
-    """What is known of a loaded model. To be read only.
+    """The read-only properties of a loaded model.
 
     model: the `transformers` model.
     tokenizer: its tokenizer, or None.
-    name: as it was asked for, or its folder.
+    name: the name it was loaded by, or that of its folder.
     context: the most tokens that a sequence may have.
     fingerprint: identifies the checkpoint, see `hf.fingerprint`.
-    vision: the vision half of a vision-language model, of which `model` is the text half.
+    vision: the vision half of a vision-language model, whose text half is `model`.
     """
 
     model: Any
@@ -91,7 +93,7 @@ class ModelFacts:
 
     @property
     def device(self) -> torch.device:
-        """Where the token embeddings lie."""
+        """The device of the token embeddings."""
         return self.embeddings.device
 
     @property
@@ -101,7 +103,7 @@ class ModelFacts:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers; also the index of the last hidden state, which has been through the final norm."""
+        """The number of decoder layers; also the index of the last hidden state, taken after the final norm."""
         return int(self.model.config.get_text_config().num_hidden_layers)
 
     @property
@@ -110,10 +112,10 @@ class ModelFacts:
         return int(self.model.config.get_text_config().hidden_size)
 
     def output_rows(self) -> Tensor:
-        """The output head [V, E], for drafters and for training.
+        """The weights of the output head [V, E], for drafters and for training.
 
-        Raises `IncompatibleModels` where its rows are quantised, or where logits are not just their products with the
-        last state: a head would learn, and draft from, another distribution.
+        Raises `IncompatibleModels` if they are quantised, or if logits are more than their products with the last
+        state: a head would learn, and draft from, another distribution.
         """
         config, head = self.model.config.get_text_config(), self.model.get_output_embeddings()
         extras = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 0, 1)]
@@ -135,7 +137,7 @@ class ModelFacts:
 
 @runtime_checkable
 class TargetView(Protocol):
-    """What a drafter may use of the model it drafts for; `runner.ModelRunner` implements it."""
+    """The part of the target that drafters may use; `runner.ModelRunner` implements it."""
 
     @property
     def loaded(self) -> ModelFacts:
@@ -144,12 +146,12 @@ class TargetView(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """V: drafted tokens are below it."""
+        """V; every drafted token is below it."""
         ...
 
     @property
     def banned_token_ids(self) -> frozenset[int]:
-        """Tokens that stand for images: no draft may hold one."""
+        """Placeholders of images, which no draft may contain."""
         ...
 
     @property
@@ -159,51 +161,51 @@ class TargetView(Protocol):
 
     @property
     def num_slots(self) -> int:
-        """Sequences that can be decoded at once; `Sequence.slot` is below it."""
+        """How many sequences can be decoded at once; `Sequence.slot` is below it."""
         ...
 
     def watch_states(self, layers: Iterable[int]) -> None:
-        """Have these hidden states kept from now on, for drafters whose `info` says `reads_states`."""
+        """Store these hidden states from now on, in rounds of drafters with `DrafterInfo.reads_states`."""
         ...
 
     def read_states(self, slot: int, begin: int, end: int, layers: Seq[int]) -> Tensor:
-        """The watched states of cached tokens `begin` to `end`, side by side. [M, len(layers) E]."""
+        """The watched states of cached tokens `begin` to `end`, concatenated. [M, len(layers) E]."""
         ...
 
     def attach_adapter(self, adapter: Any) -> Any:
-        """Let passes take the mask tokens of a `modules.SpaceAdapter`; returns the copy that is attached."""
+        """Accept the mask tokens of a `heads.space.SpaceAdapter`; returns the attached copy of it."""
         ...
 
     def restored_on_error(self) -> AbstractContextManager[None]:
-        """Where what is inside raises, no adapter stays attached that was not attached before."""
+        """If the body raises, restore the adapter that was attached before, or none."""
         ...
 
     def sharing_cache(self, change: Callable[[Any], None]) -> Any:
-        """A `ModelRunner` of a copy of this model on its cache; `change` replaces layers of the copy in place."""
+        """A `ModelRunner` for a copy of this model on the same cache. `change` replaces layers of the copy in place."""
         ...
 
     def share_vision_tower(self, vision: Any) -> Any:
-        """The vision half of a draft with this model's tower in it, which sees each image once for both."""
+        """A draft's vision half with this model's tower in it, which encodes each image once for both."""
         ...
 
     def image_features(self, images: Seq[PromptImage]) -> list[Any]:
-        """What this model's vision half makes of each image."""
+        """The features of each image by this model's vision half."""
         ...
 
     def pass_seconds(self, rows: int) -> float:
-        """Measures a pass over a chain of so many tokens."""
+        """Run a pass over a chain of `rows` tokens and return its seconds."""
         ...
 
 
 @dataclass(frozen=True)
 class DrafterInfo:
-    """What holds of a drafter for every sequence.
+    """The properties of a drafter that hold for every sequence.
 
     branches: the most children that it gives a node; 1 for chains.
     masks: the most mask tokens that it adds below a node. Each of them is a row of the target's pass.
-    reads_states: it reads the target's hidden states; only then are they kept while it drafts.
-    drafts_during_prefill: it can draft before the target has read the end of the prompt, since it reads neither the
-        target's states nor its cache.
+    reads_states: whether it reads the target's hidden states; otherwise they are not stored.
+    drafts_during_prefill: whether it can draft before the prefill is complete, since it reads neither the target's
+        states nor its cache.
     members: the members of a combined drafter, in the order of `DraftBudget.drafter_index`.
     """
 
@@ -214,19 +216,19 @@ class DrafterInfo:
     members: tuple["DrafterInfo", ...] = ()
 
     def member(self, drafter_index: int) -> "DrafterInfo":
-        """The drafter that a budget with this index means."""
+        """The info of the member with this index; of the drafter itself if it is not combined."""
         return self.members[drafter_index] if self.members else self
 
 
 class Drafter(ABC):
     """Proposes tokens. State is keyed by slot and lives until `release`.
 
-    A drafter may propose nothing (a tree of roots): the round is then a plain decoding step. It may meet a sequence
-    for the first time, or again after rounds it did not draft for: everything it needs is in `token_ids`.
+    A drafter may propose nothing (a tree of roots): the round is then a plain decoding step. A sequence may be new, or
+    may have had rounds that this drafter did not draft for; everything it needs is in `token_ids`.
 
     name: the drafter's name in results.
     info: its properties, which may change when it is bound.
-    banned_token_ids: those of the target; empty until it is bound.
+    banned_token_ids: the tokens that it must not draft; set by `bind`.
     """
 
     name: ClassVar[str]
@@ -235,15 +237,15 @@ class Drafter(ABC):
     banned_token_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView, verifier: "Verifier") -> None:
-        """Meet the target and the rule that will judge the drafts; refuse here what cannot work."""
+        """Prepare to draft for a target and a verifier. Raises if the drafter cannot work with them."""
         self.banned_token_ids = target.banned_token_ids
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """What could be drafted now: one entry, or one for each member of a combined drafter."""
+        """The options for this round: one entry, or one for each member of a combined drafter."""
         return (DraftOptions(self.name),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """Measured now, by source: seconds per drafted token and per uncached token; empty where nothing is known."""
+        """Measure the seconds per drafted and per uncached token of each source; empty if that is not possible."""
         return {}
 
     @abstractmethod
@@ -256,16 +258,16 @@ class Drafter(ABC):
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Learn from the round. Called after the sequences took their tokens, before finished ones are released.
 
-        draft: as it was verified: without the tokens that a request's grammar forbids.
-        logits: of the target at every node of the draft, [B, N, V].
+        draft: the draft that was verified, without tokens that a request's grammar forbids.
+        logits: those of the target at every node of the draft, [B, N, V].
         """
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these slots; safe for slots never seen."""
+        """Drop the state of these slots; harmless for unknown slots."""
 
 
 def bind_once(drafter: Drafter, target: TargetView, verifier: "Verifier") -> None:
-    """Bind a drafter. Raises `ConfigError` where it serves another target already: its state is keyed by slot."""
+    """Bind a drafter. Raises `ConfigError` if it is bound to another target: its state is keyed by slot."""
     if drafter.bound_to not in (None, target):
         what = f"the drafter {drafter.name!r} serves another LLM already"
         raise ConfigError(what, fix="make one drafter for each LLM")
@@ -274,7 +276,7 @@ def bind_once(drafter: Drafter, target: TargetView, verifier: "Verifier") -> Non
 
 
 class Verifier(ABC):
-    """Decides which drafted tokens are accepted. Pure: no cache, no model, no state."""
+    """Decides which drafted tokens are accepted. It has no state and uses neither cache nor model."""
 
     name: ClassVar[str]
     lossless: ClassVar[bool]  # the output has the target's distribution
@@ -284,27 +286,29 @@ class Verifier(ABC):
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Seq[int], positions: Seq[int]
     ) -> list[Walk]:
-        """Walk each row's tree from its root. One 64-bit seed for each row, signed.
+        """Walk the tree of each row from its root.
 
+        seeds: a signed 64-bit seed for each row.
         positions: the absolute position of the token after the root, for each row.
         """
 
 
 class DraftPolicy(ABC):
-    """Sets the budgets of a round and learns from what came of it. State is keyed by slot and lives until `release`."""
+    """Sets the budgets of a round and learns from its results. State is keyed by slot and lives until `release`."""
 
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
-        """Meet the drafter; `pass_seconds(rows)` measures one target pass, which takes that long.
+        """Prepare for a drafter.
 
+        pass_seconds: runs a target pass over so many rows and returns its seconds.
         pads_trees: whether every tree of a batch takes as many rows of a pass as the largest one.
         """
 
     @abstractmethod
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """The most to draft for each sequence now; the loop cuts it to the tokens that may still be emitted."""
+        """The most to draft for each sequence now; the loop limits it to the tokens that may still be emitted."""
 
     def observe(self, seq: Sequence, record: Round) -> None:
-        """See what became of the round."""
+        """Learn from the record of a round."""
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these slots; safe for slots never seen."""
+        """Drop the state of these slots; harmless for unknown slots."""

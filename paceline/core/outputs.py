@@ -1,4 +1,4 @@
-"""What the target said, what the verifier decided, and the record every round leaves."""
+"""The target's distributions, the decisions of the verifier, and timings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +15,15 @@ from .figures import Round as Round
 
 @dataclass(frozen=True)
 class TargetDistribution:
-    """p, the distribution of the token after each node, once every processor has been applied on that node's path.
+    """p, the distribution of the token after each node, with all processors applied on the path of that node.
 
-    Verifiers read it with `at`, node by node: no processor is called on a node that plain decoding would not reach.
+    Verifiers read it with `at`, node by node, so that no processor is called on a node that plain decoding would not
+    reach.
 
-    scores:    the log-probabilities up to a constant per node, before `process`; -inf where a token is forbidden.
-    is_greedy: whether each row is at temperature 0. Its distribution is all on the argmax, the limit of sampling.
-    process:   (scores [K, V], their rows, their nodes) -> processed scores [K, V]; None if `scores` are final.
-    errors:    the errors of `process` by (row, node); such a node has no distribution.
+    scores: log-probabilities up to a constant per node, before `process`; -inf for a forbidden token.
+    is_greedy: which rows have temperature 0; their distribution is a point mass on the argmax.
+    process: (scores [K, V], their rows, their nodes) -> processed scores [K, V]; None if `scores` are final.
+    errors: the errors of `process` by (row, node); such a node has no distribution.
     """
 
     scores: Float[Tensor, "B N V"]
@@ -31,14 +32,14 @@ class TargetDistribution:
     errors: dict[tuple[int, int], Exception] = field(default_factory=dict[tuple[int, int], Exception])
 
     def at(self, rows: list[int], nodes: list[int]) -> Float[Tensor, "K V"]:
-        """Processed scores after the K nodes (rows[k], nodes[k]); no finite maximum where there is no distribution."""
+        """Processed scores after the K nodes (rows[k], nodes[k]). Without a distribution, the maximum is not finite."""
         width = self.scores.shape[1]
         index = torch.tensor([row * width + node for row, node in zip(rows, nodes, strict=True)])
         picked = self.scores.flatten(0, 1).index_select(0, index.to(self.scores.device))
         return picked if self.process is None else self.process(picked, rows, nodes)
 
     def error(self, row: int, node: int, position: int) -> Exception:
-        """Why this node has no distribution. `position` is that of the token that it should have decided."""
+        """Why this node has no distribution. position: that of the token after the node."""
         return self.errors.get((row, node)) or NumericsError(
             f"the target's scores give no distribution at row {row}, node {node}, position {position}",
             got="NaN, +inf, or -inf for every token",
@@ -48,12 +49,12 @@ class TargetDistribution:
 
 
 class Walk(NamedTuple):
-    """What a verifier decided on one row: the accepted nodes, then one token more, which is the target's own.
+    """The decision of a verifier on one row: the accepted nodes and one more token, which is the target's own.
 
     path: the accepted nodes from the root down, root excluded.
-    next_token: the *recovered* token after a rejection, or the *bonus* token when a whole path was accepted; -1 where
-        the path leads to a node without a distribution, which is an error unless the answer ends on the path.
-    is_bonus: True where nothing was rejected: the path ended at a leaf of the draft.
+    next_token: the *recovered* token after a rejection, or the *bonus* token after a fully accepted path; -1 if the
+        path leads to a node without a distribution, which is an error unless the answer ends on the path.
+    is_bonus: whether nothing was rejected: the path ended at a leaf of the draft.
     """
 
     path: list[int]
@@ -72,10 +73,9 @@ class Origin(StrEnum):
 
 @dataclass
 class Timings:
-    """Seconds spent in the parts of the loop, summed over rounds.
+    """Seconds spent in the parts of the loop, summed over rounds; for a request, over the rounds it took part in.
 
-    Of a request: over the rounds that one of its answers took part in, whoever shared them.
-    vision: the tower's time before its prefill. queue: until its first answer had a slot of an `AsyncLLM`.
+    vision: encoding images before the prefill. queue: waiting for the first slot of an `AsyncLLM`.
     """
 
     queue: float = 0.0
@@ -96,5 +96,5 @@ class Timings:
 
     @property
     def decode(self) -> float:
-        """Everything after the prompt was read."""
+        """The seconds after the prefill."""
         return self.draft + self.verify + self.rest

@@ -1,4 +1,4 @@
-"""What a user asks for (`SamplingParams`) and the state of one answer in the making (`Sequence`)."""
+"""The options of a request (`SamplingParams`) and the state of one unfinished answer (`Sequence`)."""
 
 import math
 import sys
@@ -19,7 +19,7 @@ from .structured import Listed, StructuredOutputs
 from .vision import VisionPrompt
 
 MAX_ANSWERS = 4096
-"""The most answers to one prompt; each has a copy of the prompt's tokens and a state of its own from the start."""
+"""The most answers to one prompt. Each has its own state and copy of the prompt's tokens from the start."""
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(token ids so far [1, length], scores [1, V]) -> scores [1, V]: the convention of transformers.
@@ -48,11 +48,11 @@ _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
     "method": (lambda value: isinstance(value, str), "the name of a drafter, or none"),
     "prediction": (_is_prediction, "a text or a list of token ids"),
 }
-"""What `SamplingParams.extra_args` may say about drafts: whether a value fits, and what would."""
+"""The keys of `SamplingParams.extra_args` about drafts: a check of the value, and what is expected."""
 
 
 class RequestOutputKind(Enum):
-    """What a chunk of `LLM.stream` holds."""
+    """The content of a chunk of `LLM.stream`."""
 
     CUMULATIVE = 0  # the answer so far
     DELTA = 1  # what came since the last chunk
@@ -176,8 +176,8 @@ class TokenLogprob(Mapping[int, Logprob]):
 
     As a mapping it is vLLM's: `Logprob` by token id, the position's own token first.
 
-    rank: of the position's own token: one more than there are more probable ones.
-    texts: of these tokens, by id; empty without a tokenizer.
+    rank: the rank of the position's own token; 1 is the most probable.
+    texts: the texts of these tokens by id; empty without a tokenizer.
     """
 
     token_id: int
@@ -200,7 +200,7 @@ class TokenLogprob(Mapping[int, Logprob]):
 
 @dataclass
 class Sequence:
-    """One answer in the making. Between rounds the cache holds `token_ids[:-1]`; the last token is fed next."""
+    """One unfinished answer. Between rounds the cache holds `token_ids[:-1]`; the last token is the next input."""
 
     # set when admitted
     prompt_ids: list[int]
@@ -209,13 +209,13 @@ class Sequence:
     eos_ids: frozenset[int]
     max_length: int  # prompt and answer together: the context
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    stops: Any = None  # a `sampling.Detokenizer`, which looks for stop strings, or what has its `feed` and `would_stop`
+    stops: Any = None  # a `sampling.Detokenizer`, which looks for stop strings
     vision: VisionPrompt | None = None  # the images of the prompt
-    grammar: Any = None  # a `sampling.Grammar`, which knows what tokens the answer may have
-    prediction: tuple[int, ...] = ()  # tokens that the answer is likely to have
+    grammar: Any = None  # a `sampling.Grammar`, which decides what tokens are allowed
+    prediction: tuple[int, ...] = ()  # the predicted output
     slot: int = -1  # set by the runner
-    is_unread: bool = False  # whether the end of the text is left to the first pass, see `decoding.first_pass`
-    num_cached_tokens: int = 0  # of the text that it was admitted with, those found in the prefix cache
+    is_unread: bool = False  # whether the last chunk of the prompt is left to the first pass, see `decoding.first_pass`
+    num_cached_tokens: int = 0  # how many tokens the prefix cache had when the sequence was admitted
     # grows with every round
     token_ids: list[int] = field(default_factory=list[int])
     origins: list[Origin] = field(default_factory=list[Origin])
@@ -224,8 +224,8 @@ class Sequence:
     rounds: list[Round] = field(default_factory=list[Round])
     finish_reason: str | None = None  # "stop" or "length"; "abort" where its request was aborted
     stop_reason: str | int | None = None  # the stop string or token id that ended it; None for end of text
-    error: Exception | None = None  # why it cannot go on; others of its batch can
-    timings: Timings = field(default_factory=Timings)  # of the request; its answers share them
+    error: Exception | None = None  # why this sequence cannot continue
+    timings: Timings = field(default_factory=Timings)  # those of the request, shared by its answers
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -257,7 +257,7 @@ class Sequence:
         return min(self.params.most_tokens - self.num_output, self.max_length - len(self.token_ids))
 
     def would_end(self, token: int, ahead: int) -> bool:
-        """Whether `token` ends the answer if it is the `ahead`-th from here, from 1: no draft behind it can count."""
+        """Whether `token` would end the answer as its `ahead`-th next token, counted from 1."""
         if self.num_output + ahead < self.params.min_tokens:
             return False
         return (token in self.eos_ids and not self.params.ignore_eos) or token in (self.params.stop_token_ids or ())
@@ -273,13 +273,13 @@ class Sequence:
 
     @property
     def is_ended_by_token(self) -> bool:
-        """Whether the last token ended the answer, so that it is no part of its text."""
+        """Whether the last token ended the answer and is not part of its text."""
         return self.finish_reason == "stop" and self.would_end(self.token_ids[-1], 0)
 
     def append(self, token: int, origin: Origin, source: str, logprob: TokenLogprob | None = None) -> bool:
-        """Take one token, then test every reason to stop: a token, a text, a complete form, the length.
+        """Append one token and test every reason to stop: a token, a text, a complete form, the length.
 
-        True: finished.
+        Returns whether the answer is finished.
         """
         self.token_ids.append(token)
         self.origins.append(origin)

@@ -1,7 +1,8 @@
 """Counter-based randomness: every number is a pure function of (seed, absolute position, purpose, index).
 
-No state, so a request's noise depends neither on its batch neighbours, nor on how many tokens a round emitted, nor on
-the device. Numbers come from SplitMix64 (Steele, Lea, Flood 2014): a 64-bit mix of a key plus a Weyl sequence.
+There is no state, so the noise of a request depends neither on other rows of the batch, nor on how many tokens a round
+emitted, nor on the device. Numbers come from SplitMix64 (Steele, Lea, Flood 2014): a 64-bit mix of a key plus a Weyl
+sequence.
 """
 
 from enum import IntEnum
@@ -25,7 +26,7 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 class Purpose(IntEnum):
     """Disjoint streams: no number is ever used for two decisions."""
 
-    TARGET = 1  # the shared noise of rule R7: the target's own draw at a position
+    TARGET = 1  # the target's own draw at a position, the shared noise of rule R7
     DRAFT = 2  # tokens sampled by a drafter under a ratio rule
     ACCEPT = 3  # acceptance tests
     RECOVER = 4  # the token drawn from the residual, and the bonus token

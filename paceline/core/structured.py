@@ -1,4 +1,4 @@
-"""What form an answer must have: vLLM's `StructuredOutputsParams`."""
+"""The required form of an answer: vLLM's `StructuredOutputsParams`."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -39,16 +39,16 @@ class StructuredOutputsParams:
         forms = [name for name in FORMS if getattr(self, name) not in (None, False)]
         if len(forms) != 1:
             got, expected = " and ".join(forms) or "none", "one of " + ", ".join(FORMS)
-            raise ConfigError("StructuredOutputsParams is about one form of an answer", got=got, expected=expected)
+            raise ConfigError("StructuredOutputsParams needs exactly one form", got=got, expected=expected)
         unread = [name for name in _OF_JSON if getattr(self, name)]
         if unread and forms[0] not in ("json", "json_object"):
-            raise ConfigError(f"StructuredOutputsParams.{unread[0]} is about JSON", got=forms[0], fix="leave it out")
+            raise ConfigError(f"StructuredOutputsParams.{unread[0]} is for JSON only", got=forms[0], fix="leave it out")
         if self.json is not None:
             object.__setattr__(self, "json", _as_text(self.json))
 
     @property
     def form(self) -> str:
-        """The field that says it."""
+        """The name of the field that is set."""
         return next(name for name in FORMS if getattr(self, name) not in (None, False))
 
 
@@ -69,4 +69,4 @@ def _from_dict(value: object) -> object:
 
 
 StructuredOutputs = Annotated[StructuredOutputsParams, BeforeValidator(_from_dict)]
-"""The same, which may be given as a dict."""
+"""`StructuredOutputsParams`, which may be given as a dict."""

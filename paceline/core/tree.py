@@ -25,7 +25,7 @@ from ..errors import DraftError
 
 
 class TreeLists(NamedTuple):
-    """What a tree is made of, as nested lists [B][N]; never written to."""
+    """The data of trees as nested lists [B][N]; never modified."""
 
     token_ids: list[list[int]]
     parents: list[list[int]]
@@ -37,9 +37,9 @@ class TokenTree:
     """B trees of N nodes; a parent always precedes its child. Made by `from_lists` or `chain`.
 
     lists: the token of each node; the index of its parent, -1 at the root (node 0); whether it is a probe, which is
-        read but never accepted, and has no candidate below it.
-    sizes: the nodes of each tree; those behind them only pad it, and no pass has to compute them.
-    device: where the tensors are that are made of them.
+        never accepted and has no candidate below it.
+    sizes: the number of nodes of each tree without padding.
+    device: the device of the tensors below.
     """
 
     lists: TreeLists
@@ -55,7 +55,7 @@ class TokenTree:
     ) -> "TokenTree":
         """Trees of unequal sizes, one list per row (root first), padded with probes to the longest.
 
-        Raises TypeError for what is no integer, `DraftError` for lists that do not fit together.
+        Raises TypeError for values that are not integers, `DraftError` for lists of different lengths.
         """
         sizes = [len(row) for row in tokens]
         marks = [[False] * size for size in sizes] if probes is None else probes
@@ -122,7 +122,7 @@ class TokenTree:
         return [ids[node] for node in nodes], [place[ups[node]] for node in nodes], [probes[node] for node in nodes]
 
     def behind(self, text: Sequence[int]) -> "TokenTree":
-        """The tree of one row with a text as its trunk: its root follows the last of these tokens."""
+        """The tree of one row with a text before its root, as a chain."""
         count, (ids, ups, probes) = len(text), self.lists
         parents = [*range(-1, count - 1), *(up + count for up in ups[0])]
         return self._of([count + self.sizes[0]], [[*text, *ids[0]]], [parents], [[False] * count + probes[0]])
@@ -160,9 +160,9 @@ class TokenTree:
 
 
 def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
-    """mask[b, i, j] is True iff node j is node i or above it; nothing is read back from the device.
+    """mask[b, i, j] is True iff node j is node i or one of its ancestors; reads nothing back from the device.
 
-    The reflexive-transitive closure of the parent relation by squaring: log2(depth) products instead of N steps.
+    It is the reflexive-transitive closure of the parent relation, by squaring: log2(N) products instead of N steps.
     """
     n = parents.shape[1]
     reach = torch.eye(n, dtype=torch.float32, device=parents.device).repeat(len(parents), 1, 1)

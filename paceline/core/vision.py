@@ -1,9 +1,9 @@
-"""What the images of one prompt are to the engine: where their features go, and how positions and attention change.
+"""The images of one prompt: where their features go, and how they change positions and attention.
 
     columns     0 .. 3 | 4 ....... 67 | 68 .. 71 | 72 ...... 135 | 136 .. 143
     holds       text   | image 0      | text     | image 1       | text           edge = 136
 
-It is set where a `Sequence` with images is made; the runner, and drafters that use images, read it.
+The runner and drafters that use images read it.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from torch import Tensor
 class PromptImage:
     """One image of a prompt.
 
-    key: a hash of the tensors below, so of the pixels that the tower sees, never of text.
+    key: a hash of `inputs`, thus of the pixels that the tower gets.
     places: the prompt positions of its placeholders, ascending; its features go there in this order.
-    inputs: the tensors that the processor made of it alone, by the tower's keywords.
-    source: the opened image, for a draft with a processor of its own.
+    inputs: the processor's tensors for this image alone, by the tower's keywords.
+    source: the opened image, for a draft model with its own processor.
     """
 
     key: str
@@ -35,12 +35,12 @@ class PromptImage:
 
     @property
     def stop(self) -> int:
-        """One past its last placeholder; between the two a tiled image may have text of its own."""
+        """One past its last placeholder. A tiled image may have text between its placeholders."""
         return self.places[-1] + 1
 
     @property
     def num_tokens(self) -> int:
-        """Placeholders, and features."""
+        """The number of placeholders, which is that of features."""
         return len(self.places)
 
 
@@ -48,10 +48,10 @@ class PromptImage:
 class VisionPrompt:
     """The images of one prompt.
 
-    position_ids: the position of every prompt token on each axis, where positions are not columns (M-RoPE).
-    position_delta: a text token behind `edge` has position column + delta, on every axis.
-    blocks: the columns [start, stop) that see one another in both directions. No pass cuts a block.
-    blocks_cross_window: whether they also see one another beyond a sliding window.
+    position_ids: the position of every prompt token on each axis, for models with M-RoPE; else None.
+    position_delta: a text token after `edge` has position column + delta, on every axis.
+    blocks: column ranges [start, stop) whose tokens attend to one another in both directions. No pass cuts a block.
+    blocks_cross_window: whether they do so beyond a sliding window.
     """
 
     images: tuple[PromptImage, ...]
@@ -62,17 +62,17 @@ class VisionPrompt:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of the images, in their order."""
+        """The keys of the images, in order."""
         return tuple(image.key for image in self.images)
 
     @property
     def num_tokens(self) -> int:
-        """Image tokens of the prompt."""
+        """The number of image tokens in the prompt."""
         return sum(image.num_tokens for image in self.images)
 
     @property
     def edge(self) -> int:
-        """Where plain causal text begins: behind the last image and the last block."""
+        """Where plain causal text begins: after the last image and the last block."""
         return max([0, *[image.stop for image in self.images], *[stop for _, stop in self.blocks]])
 
     def without_pixels(self) -> "VisionPrompt":

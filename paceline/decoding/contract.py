@@ -1,4 +1,4 @@
-"""What every drafter owes the loop, checked each round: a bad draft is an error that names the drafter."""
+"""The contract of drafters, checked in each round: a bad draft is an error that names the drafter."""
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
@@ -14,17 +14,17 @@ from ..core.tree import TokenTree
 from ..errors import DraftError, PacelineError
 
 
-def call(drafter: Drafter, verb: str, *given: Any) -> Any:
-    """Call a method of a drafter. What it raises becomes a `DraftError` that names it, with its own error as the cause.
+def call(drafter: Drafter, method: str, *given: Any) -> Any:
+    """Call a method of a drafter and convert its exceptions to a `DraftError` that names the drafter.
 
-    Paceline's errors and a lack of memory pass as they are.
+    Paceline's own errors and out-of-memory errors are passed on unchanged.
     """
     try:
-        return getattr(drafter, verb)(*given)
+        return getattr(drafter, method)(*given)
     except (PacelineError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise DraftError(f"{_name(drafter)} failed in {verb}()", got=f"{type(error).__name__}: {error}") from error
+        raise DraftError(f"{_name(drafter)} failed in {method}()", got=f"{type(error).__name__}: {error}") from error
 
 
 def check_contract(
@@ -36,9 +36,9 @@ def check_contract(
     banned_token_ids: Collection[int] = (),
     drafter: Drafter | None = None,
 ) -> None:
-    """Raise `DraftError` unless the draft is a tree per sequence, in the vocabulary, in budget, with its law.
+    """Raise `DraftError` unless the draft has one tree per sequence, within vocabulary and budget, and a matching law.
 
-    num_masks: mask tokens that the target takes; mask j is a probe with token `vocab_size + j`, see `_check_mask`.
+    num_masks: how many mask tokens the target accepts; mask j is a probe with token `vocab_size + j`.
     banned_token_ids: placeholders of images.
     """
     _check_fields(draft, len(seqs), vocab_size, drafter)
@@ -70,8 +70,8 @@ def check_contract(
             if probes[row][node]:
                 continue
             if ids[row][node] in banned_token_ids:
-                what = f"{draft.source_of(row)} drafted a token that stands for an image"
-                raise DraftError(what, got=ids[row][node], expected="a token of the text")
+                what = f"{draft.source_of(row)} drafted a placeholder of an image"
+                raise DraftError(what, got=ids[row][node], expected="a text token")
             if probes[row][up]:
                 raise DraftError(f"{draft.source}: candidate {node} has a probe as its parent")
             if depth[node] > budget.depth:
@@ -79,11 +79,11 @@ def check_contract(
 
 
 def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: Drafter | None) -> None:
-    """Types, dtypes and shapes of everything that a drafter hands over."""
+    """Check types, dtypes and shapes of the draft's fields."""
 
     def wrong(field: str, got: object, expected: str) -> DraftError:
         got = f"{got.dtype} {list(got.shape)}" if isinstance(got, Tensor) else f"{type(got).__name__} {got!r:.60}"
-        return DraftError(f"{_name(drafter)} handed over a wrong {field}", got=got, expected=expected)
+        return DraftError(f"{_name(drafter)} returned a wrong {field}", got=got, expected=expected)
 
     if not isinstance(draft, Draft):
         raise wrong("draft", draft, "a Draft")
@@ -112,10 +112,7 @@ def _name(drafter: Drafter | None) -> str:
 
 
 def _check_mask(source: str, ids: list[int], probes: list[bool], node: int, up: int, vocab_size: int) -> None:
-    """Mask 0 is a child of the root or of a candidate, mask j of mask j - 1, and all come after the candidates.
-
-    So candidates are in the columns of plain decoding. Mask j predicts the token j + 1 places further.
-    """
+    """Check that mask 0 is a child of the root or of a candidate, and mask j a child of mask j - 1."""
     mask = ids[node] - vocab_size
     if not probes[node]:
         raise DraftError(f"{source} drafted a mask token", got=f"candidate {node}", expected="a probe")

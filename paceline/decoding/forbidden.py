@@ -1,4 +1,4 @@
-"""Drafted tokens that a request's grammar forbids never reach the target's pass, where they would be rows for nothing.
+"""Removes drafted tokens that a request's grammar forbids, before the target's pass computes rows for them.
 
 regex a(b|c)     draft  a ── d       verified  a ── c
                         │    └── e
@@ -16,9 +16,9 @@ from ..core.tree import TokenTree
 
 
 def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
-    """The draft without such tokens and what hangs below them; itself where there are none.
+    """The draft without forbidden tokens and their descendants.
 
-    A draft that has the distribution it was drawn from keeps them: the rule that judges it must see them fail.
+    A draft with a distribution q keeps them: its rejection rule is only correct if it sees every drawn token.
     """
     if draft.q is not None or all(seq.grammar is None for seq in seqs):
         return draft
@@ -37,16 +37,16 @@ def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
 
 
 def _allowed(tree: TokenTree, row: int, seq: Sequence) -> list[int]:
-    """The nodes of a row that stay, in order."""
+    """The nodes of a row to keep, in order."""
     ids, parents, probes, size = *(lists[row] for lists in tree.lists), tree.sizes[row]
     stays = dict[int, bool]()
     if seq.grammar is not None:
-        for node in range(size - 1, 0, -1):  # from the leaves, each of which settles its whole path
+        for node in range(size - 1, 0, -1):  # from the leaves, since one call decides a whole path
             if node not in stays and not probes[node]:
                 path = tree.path_to(row, node)
                 count = seq.grammar.count_allowed(seq.output_ids, [ids[on_path] for on_path in path])
                 stays |= {on_path: place < count for place, on_path in enumerate(path)}
-    for node in range(1, size):  # probes go with the node they hang below
+    for node in range(1, size):  # a probe is kept if its parent is
         if node not in stays:
             stays[node] = parents[node] == 0 or stays[parents[node]]
     return [0, *(node for node in range(1, size) if stays[node])]

@@ -1,4 +1,4 @@
-"""Decode many sequences with few slots: a finished one makes room for the next at once."""
+"""Decode many sequences with few slots: as soon as one is finished, the next gets its slot."""
 
 import weakref
 from collections.abc import Callable, Generator, Iterable
@@ -12,10 +12,10 @@ RoundStream = Generator[list[Sequence], None, None]
 
 
 def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> RoundStream:
-    """Run every sequence to its end, yielding after each round those that took part in it.
+    """Run every sequence to its end; yields the sequences of each round after it.
 
-    One is taken from `seqs` when there is a slot for it. Closing the iterator early, an interrupt or an error releases
-    every slot; where an interrupt comes in the middle of that, the next call does, by the generator that has ended.
+    A sequence is taken from `seqs` when there is a slot for it. All slots are released when the iterator is closed, and
+    after an interrupt or an error. If an interrupt prevents that, the next call releases them.
     """
     rounds = _rounds(decoder, seqs, lambda: (run := made()) is not None and getgeneratorstate(run) != GEN_CLOSED)
     made = weakref.ref(rounds)
@@ -27,7 +27,7 @@ def _rounds(decoder: SpeculativeDecoder, seqs: Iterable[Sequence], is_used: Call
     cache.reclaim()
     try:
         while True:
-            # with none running one is taken in any case: where there is no slot, `admit` says so
+            # If none is running, one is taken even without a free slot, so that `admit` raises.
             for seq in islice(waiting, cache.num_free or int(not running)):
                 running.append(seq)
                 decoder.admit(seq, is_used)

@@ -1,4 +1,4 @@
-"""The loop: draft, verify in one target pass, keep what the target would have said. Plain decoding drafts nothing."""
+"""The loop: draft, verify in one target pass, keep what was accepted. Plain decoding is the same without drafts."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -28,29 +28,29 @@ class SpeculativeDecoder:
     def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, policy: DraftPolicy):
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
         self.timings = Timings()
-        # These never change, and asking the model for them is slow.
+        # These never change, and the model is slow to return them.
         self._device, self._known = runner.loaded.device, (runner.vocab_size, runner.banned_token_ids)
         with runner.lock:
             bind_once(drafter, runner, verifier)
             policy.bind(drafter, runner.pass_seconds, runner.pads_trees)
 
     def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> None:
-        """Give a sequence a slot and read its prompt but for the last token, which is the first root.
+        """Give a sequence a slot and prefill its prompt except the last token, which is the first root.
 
         The last chunk may be left to the first `step`, see `first_pass`. is_used: see `SlotCache.allocate`.
         """
-        for _ in self.reading(seq, is_used):
+        for _ in self.admit_in_chunks(seq, is_used):
             pass
 
-    def reading(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
-        """`admit` in parts, between which rounds of others may come: the slot at once, then a chunk for each item."""
+    def admit_in_chunks(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
+        """`admit` chunk by chunk: it takes the slot now, and each item prefills a chunk. Others may run in between."""
         self._check_room(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
-        self.forget(seq.slot)  # an interrupted release may not have done this
-        return self._read(seq)
+        self.reset_slot(seq.slot)  # an interrupted release may not have done this
+        return self._prefill(seq)
 
     def _check_room(self, seq: Sequence) -> None:
-        """Raise `CacheFull` where the memory cannot hold a whole sequence; with `max_tokens=None` it ends there."""
+        """Raise `CacheFull` if the memory cannot hold the whole sequence; with `max_tokens=None` shorten it instead."""
         length, cache = len(seq.token_ids), self.runner.cache
         if cache.can_hold(length + seq.remaining):
             return
@@ -64,89 +64,89 @@ class SpeculativeDecoder:
             )
         seq.max_length = most
 
-    def _read(self, seq: Sequence) -> Iterator[None]:
-        is_read, seeing, chunks = False, 0.0, self._chunks(seq)
-        while not is_read:
+    def _prefill(self, seq: Sequence) -> Iterator[None]:
+        is_done, vision_s, chunks = False, 0.0, self._chunks(seq)
+        while not is_done:
             self.runner.states.kept = self.drafter.info.reads_states  # others may have run since
             begin = time.perf_counter()
             try:
                 next(chunks)
             except StopIteration as end:
-                is_read, seeing = True, end.value
-            seconds = time.perf_counter() - begin - seeing
+                is_done, vision_s = True, end.value
+            seconds = time.perf_counter() - begin - vision_s
             for timings in (self.timings, seq.timings):
-                timings.vision += seeing
+                timings.vision += vision_s
                 timings.prefill += seconds
-            if not is_read:
+            if not is_done:
                 yield
         seq.is_unread = self.runner.cache.lengths[seq.slot] < seq.num_cached
 
     def _chunks(self, seq: Sequence) -> Generator[None, None, float]:
         prompt = seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill
         seq.num_cached_tokens = self.runner.restore_prefix(*prompt)
-        return (yield from self.runner.reading(*prompt))
+        return (yield from self.runner.prefill_chunks(*prompt))
 
     def release(self, seq: Sequence) -> None:
-        """Give the slot back, whatever the drafter does about it; harmless when there is none."""
+        """Release the slot, even if the drafter or the policy raises; harmless if there is none."""
         if seq.slot >= 0:
             slot, seq.slot = seq.slot, -1
             try:
                 self.runner.keep_prefix(slot, seq.token_ids, seq.vision)
             finally:
                 self.runner.cache.release(slot)
-                self.forget(slot)
+                self.reset_slot(slot)
 
-    def forget(self, slot: int) -> None:
-        """Have the drafter and the policy begin anew with this slot, as they can at any time."""
+    def reset_slot(self, slot: int) -> None:
+        """Drop what the drafter and the policy know of this slot, which is possible at any time."""
         try:
             self.drafter.release([slot])
         finally:
             self.policy.release([slot])
 
     def can_go_on(self, seq: Sequence) -> bool:
-        """Whether a round that raised left the sequence between two rounds: its text and its cache agree."""
+        """Whether a sequence is consistent after a round that raised: its text and its cache agree."""
         cached = self.runner.cache.lengths[seq.slot]
         return seq.error is None and (cached == seq.num_cached or (seq.is_unread and cached < seq.num_cached))
 
     @torch.inference_mode()
     def step(self, seqs: Seq[Sequence]) -> None:
-        """One round for sequences that are admitted and not finished; each gains at least one token.
+        """One round for sequences that are admitted and not finished; each gets at least one token.
 
-        What only one of them is to blame for, such as a processor that raises, becomes its `Sequence.error`.
+        An error that concerns one sequence only, such as a processor that raises, becomes its `Sequence.error`.
         """
-        self.runner.states.kept = self.drafter.info.reads_states  # decoders of several kinds may share the runner
+        self.runner.states.kept = self.drafter.info.reads_states  # decoders with other drafters may share the runner
         begin = time.perf_counter()
-        budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
+        budgets = [self._cut(seq, budget) for seq, budget in zip(seqs, self.policy.budgets(seqs), strict=True)]
         draft = self._propose(seqs, budgets)
         drafted = time.perf_counter()
-        # one target pass over candidates and probes, and over the end of a prompt that is still unread
-        logits, with_prompt, reading_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device))
+        # one target pass over candidates and probes, and over deferred tokens of prompts
+        logits, with_prompt, prefill_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device))
         verified = time.perf_counter()
-        judged = draft.trimmed()  # masks and padding at the end are not verified
+        trimmed = draft.trimmed()  # masks and padding at the end are not verified
         with one_thread(logits):
-            distribution = target_distribution(logits[:, : judged.tree.num_nodes], seqs, judged.tree)
+            distribution = target_distribution(logits[:, : trimmed.tree.num_nodes], seqs, trimmed.tree)
             positions = [len(seq.token_ids) for seq in seqs]
-            walks = self.verifier.verify(judged, distribution, [seq.seed for seq in seqs], positions)
+            walks = self.verifier.verify(trimmed, distribution, [seq.seed for seq in seqs], positions)
             self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in walks])  # the accepted rows stay
             emitted = [
                 _append(seq, row, walk, draft, logits, distribution)
                 for row, (seq, walk) in enumerate(zip(seqs, walks, strict=True))
             ]
             appended = time.perf_counter()
-            seconds = drafted - begin, verified - drafted - reading_s, appended - verified
-            records = records_of(draft, walks, emitted, with_prompt, seconds, self.runner.pads_trees)
+            seconds = drafted - begin, verified - drafted - prefill_s, appended - verified
+            records = make_records(draft, walks, emitted, with_prompt, seconds, self.runner.pads_trees)
             for seq, record in zip(seqs, records, strict=True):
                 seq.rounds.append(record)
-                if record.with_prompt:  # those that come while this one is answered need not read it again
+                if record.with_prompt:  # requests with the same prompt may use it from now on
                     self.runner.keep_prefix(seq.slot, seq.token_ids, seq.vision)
                 self.policy.observe(seq, record)
             call(self.drafter, "observe", seqs, draft, logits, walks)
         rest = seconds[2] + time.perf_counter() - appended
         for timings in {id(one): one for one in (self.timings, *(seq.timings for seq in seqs))}.values():
-            timings.add_round(reading_s, *seconds[:2], rest)
+            timings.add_round(prefill_s, *seconds[:2], rest)
 
     def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
-        """The drafter's draft, checked, less what grammars forbid; empty where no row may draft."""
+        """The drafter's draft, checked and without tokens that grammars forbid; empty if no row may draft."""
         if not any(budget.depth for budget in budgets):
             return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.drafter.name)
         draft: Draft = call(self.drafter, "propose", seqs, budgets)
@@ -154,26 +154,26 @@ class SpeculativeDecoder:
         check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
         return without_forbidden(draft, seqs)
 
-    def _cut(self, seq: Sequence, wish: DraftBudget) -> DraftBudget:
-        """The policy's budget, cut to what may still be emitted besides the target's own token, and to the request's.
+    def _cut(self, seq: Sequence, budget: DraftBudget) -> DraftBudget:
+        """The policy's budget, limited by the cache, the request, and the tokens that may still be emitted.
 
-        Drafters that need the states or the cache of the target's pass draft from the second round on.
+        A drafter that reads the states or the cache of the target's pass drafts from the second round on.
         """
-        if wish.depth == wish.nodes == 0:
-            return wish
-        room = self.runner.room(seq.slot) - len(first_pass.unread(self.runner, seq))
-        waits = seq.is_unread and not self.drafter.info.member(wish.drafter_index).drafts_during_prefill
-        most = min(wish.depth, wish.nodes, seq.remaining - 1, room, seq.params.most_drafted)
-        depth = 0 if waits else max(0, most)
-        return wish if depth == wish.depth > 0 else replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
+        if budget.depth == budget.nodes == 0:
+            return budget
+        room = self.runner.room(seq.slot) - len(first_pass.deferred_tokens(self.runner, seq))
+        must_wait = seq.is_unread and not self.drafter.info.member(budget.drafter_index).drafts_during_prefill
+        most = min(budget.depth, budget.nodes, seq.remaining - 1, room, seq.params.most_drafted)
+        depth = 0 if must_wait else max(0, most)
+        return budget if depth == budget.depth > 0 else replace(budget, depth=depth, nodes=budget.nodes if depth else 0)
 
 
 def _append(
     seq: Sequence, row: int, walk: Walk, draft: Draft, logits: torch.Tensor, distribution: TargetDistribution
 ) -> int:
-    """Append the accepted tokens and the target's own to a sequence, up to its end; returns how many.
+    """Append the accepted tokens and the target's own token to a sequence, up to its end; returns how many.
 
-    A sequence that has not ended before a node without a distribution gets the error of that node.
+    If the walk ends at a node without a distribution before the sequence ends, the sequence gets the node's error.
     """
     seq.is_unread, before = False, seq.num_output
     token_ids, _, probes = draft.tree.lists
@@ -191,12 +191,12 @@ def _append(
         else:
             if walk.next_token < 0:
                 seq.error = distribution.error(row, nodes[-1], position)
-    except Exception as error:  # of its own: a stop string, a grammar, a processor
+    except Exception as error:  # of this sequence alone: a stop string, a grammar, a processor
         seq.error = error
     return seq.num_output - before
 
 
-def records_of(
+def make_records(
     draft: Draft,
     walks: list[Walk],
     emitted: list[int],
@@ -206,7 +206,7 @@ def records_of(
 ) -> list[Round]:
     """One record for each row of the batch, without probes and padding.
 
-    emitted: how many tokens were appended. seconds: of the whole batch's round: draft, verify, other.
+    emitted: how many tokens each row got. seconds: draft, verify and other, of the whole batch.
     pads_trees: whether the pass computed as many rows for each tree as for the largest.
     """
     confidence = None if draft.confidence is None else draft.confidence.tolist()

@@ -1,4 +1,4 @@
-"""Drafters: one file a method. `registry` says how to add one."""
+"""Drafters, one file per method. CONTRIBUTING.md explains how to add one."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Drafting a chain with a model: shared by the draft model, Ouroboros and the quantised self-draft."""
+"""Drafts chains with a model, for the draft model, Ouroboros and the quantised self-draft."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -19,7 +19,7 @@ from .trees import padded_confidences
 
 
 class CommonTokens:
-    """Tokens that a target and a draft both have under different ids. draft_ids: the draft's id by the target's."""
+    """The tokens that both a target and a draft have. draft_ids: from the target's id to the draft's."""
 
     def __init__(self, draft_ids: Mapping[int, int], device: torch.device):
         self.draft_ids = draft_ids
@@ -34,12 +34,12 @@ class CommonTokens:
 
 @dataclass(eq=False)
 class _Row:
-    """The chain of one sequence as it grows.
+    """The unfinished chain of one sequence.
 
-    feed: the runner's tokens that the next pass reads.
-    children: the nodes of that pass that are phrases, by parent and token of the target.
-    path: the nodes of that pass that are in the text or drafted; the last one's logits give the next token.
-    is_open: whether more is to be drafted; else it ends here.
+    feed: the input of the next pass, in the draft's tokens.
+    children: the nodes of that pass that belong to phrases, by parent and target token.
+    path: the nodes of that pass that are text or drafted; the logits of the last one give the next token.
+    is_open: whether more tokens may be drafted.
     """
 
     seq: Sequence
@@ -52,8 +52,8 @@ class _Row:
     path: list[int] = field(default_factory=list[int])
     is_open: bool = True
 
-    def take(self, token: int) -> bool:
-        """Take a drafted token; whether a phrase holds it too, so that the pass also gives the next one."""
+    def append(self, token: int) -> bool:
+        """Append a drafted token. Returns whether a phrase has it too, so that the pass also gives the next token."""
         self.tokens.append(token)
         should_continue = self.budget.should_continue
         if len(self.tokens) >= self.budget.depth or self.seq.would_end(token, len(self.tokens)):
@@ -71,10 +71,10 @@ class _Row:
 class Chains:
     """Drafts chains with a model.
 
-    vocab_size: of the target, whose tokens are drafted.
-    common: for a runner with another vocabulary.
-    phrases: what may follow a token of the target. A pass reads it behind its last token, and drafts on along a phrase
-        as long as it says the same: the draft is the same as without phrases, in fewer passes.
+    vocab_size: that of the target, whose tokens are drafted.
+    common: the common tokens, if the runner has another vocabulary.
+    phrases: returns phrases that may follow a target token. A pass verifies them after its last token, so that it can
+        yield several tokens: the draft is the same as without phrases, in fewer passes.
     """
 
     runner: ModelRunner
@@ -85,7 +85,7 @@ class Chains:
     phrases: Callable[[int], Seq[Seq[int]]] | None = None
 
     def logits(self, own: Tensor) -> Tensor:
-        """The runner's logits [B, V'] as logits over the target's vocabulary [B, V], -inf where it has no token."""
+        """The runner's logits [B, V'] as logits over the target's vocabulary [B, V]; -inf for tokens that it lacks."""
         if self.common is not None:
             return self.common.spread(own, self.vocab_size)
         missing = self.vocab_size - own.shape[-1]
@@ -93,64 +93,65 @@ class Chains:
             return own[..., : self.vocab_size]
         return torch.nn.functional.pad(own, (0, missing), value=float("-inf"))
 
-    def own_id(self, token: int) -> int:
+    def draft_id(self, token: int) -> int:
         return token if self.common is None else self.common.draft_ids[token]
 
     def draft(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]) -> Draft:
-        """Draft up to `budgets[b].depth` tokens for each row, which the runner's cache keeps.
+        """Draft up to `budgets[b].depth` tokens for each row; the runner's cache keeps them.
 
-        uncached_tokens: the runner's tokens of each row that it has not cached yet; the last is the root. All drafted
-        tokens but the last are cached at the end, so a fully accepted draft leaves two uncached tokens.
+        A row ends with a token that would end the answer, or after which `should_continue` of its budget returns False.
+        All drafted tokens but the last are cached at the end, so a fully accepted draft leaves two uncached tokens.
 
-        Where a budget has `should_continue` the draft's confidences are noted, and a row ends with the token that stops
-        it. It also ends with a token that would end the answer.
+        uncached_tokens: for each row the text that the runner has not cached, in its own tokens; the last is the root.
 
             uncached r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
             phrase r x1 x2 y                       [r-1 r x1 x2 y] -> x1, x2, x3
         """
         runner = self.runner
         rows = [_Row(seq, budget, [*ids]) for seq, budget, ids in zip(seqs, budgets, uncached_tokens, strict=True)]
-        weighs = any(budget.should_continue is not None for budget in budgets)
+        needs_confidence = any(budget.should_continue is not None for budget in budgets)
         active = [row for row in rows if row.budget.depth > 0 and row.feed]
         while active:
             slots = [row.seq.slot for row in active]
             ids, parents = zip(*[self._next_pass(row) for row in active], strict=True)
             logits = runner.forward(slots, TokenTree.from_lists(ids, parents, runner.loaded.device))
-            reading = [*range(len(active))]  # rows of the pass whose last node was not read yet
-            while reading:
-                here = [active[i] for i in reading]
-                where = torch.tensor([reading, [row.path[-1] for row in here]], device=logits.device)
+            pending = [*range(len(active))]  # rows whose last node has not been sampled from
+            while pending:
+                here = [active[i] for i in pending]
+                where = torch.tensor([pending, [row.path[-1] for row in here]], device=logits.device)
                 own = self.logits(logits[where[0], where[1]])
                 tokens, q = self.sampler.sample(own, [row.seq for row in here], [len(row.tokens) for row in here])
-                given = confidence(own, tokens).tolist() if weighs else []
+                found = confidence(own, tokens).tolist() if needs_confidence else []
                 for i, row in enumerate(here):
-                    row.confidences += given[i : i + 1]
+                    row.confidences += found[i : i + 1]
                     if q is not None:
                         row.probs.append(q[i])
-                drawn = zip(reading, tokens.tolist(), strict=True)
-                reading = [i for i, token in drawn if active[i].take(token)]
+                drawn = zip(pending, tokens.tolist(), strict=True)
+                pending = [i for i, token in drawn if active[i].append(token)]
             runner.commit(slots, [row.path[1:] for row in active])
             active = [row for row in active if row.is_open]
             for row in active:
-                row.feed = [self.own_id(row.tokens[-1])]
+                row.feed = [self.draft_id(row.tokens[-1])]
         tree = TokenTree.chain([[row.seq.token_ids[-1], *row.tokens] for row in rows])
-        weighed = padded_confidences([row.confidences for row in rows], tree.num_nodes) if weighs else None
+        confidences = None
+        if needs_confidence:
+            confidences = padded_confidences([row.confidences for row in rows], tree.num_nodes)
         if not any(row.probs for row in rows):
-            return Draft(tree, source=self.source, confidence=weighed)
+            return Draft(tree, source=self.source, confidence=confidences)
         first = next(row.probs for row in rows if row.probs)[0]
         q = first.new_zeros(len(seqs), tree.num_nodes, self.vocab_size)
         for b, row in enumerate(rows):
             if row.probs:
                 q[b, : len(row.probs)] = torch.stack(row.probs)
-        return Draft(tree, Law.IID, q, self.source, confidence=weighed)
+        return Draft(tree, Law.IID, q, self.source, confidence=confidences)
 
     def _next_pass(self, row: _Row) -> tuple[list[int], list[int]]:
-        """The tokens and parents of a row's next pass: what is fed, then phrases."""
+        """The tokens and parents of a row's next pass: its feed, then phrases."""
         count, done = len(row.feed), len(row.tokens)
         ids, parents, row.path = [*row.feed], [*range(-1, count - 1)], [*range(count)]
         if self.phrases is not None:
             phrases = self.phrases(row.tokens[-1] if done else row.seq.token_ids[-1])
             length = row.budget.depth - done - 1  # the last token of a draft is not fed
             row.children = add_branches(ids, parents, phrases, row.seq, done + 1, length, 1 << 30)
-            ids[count:] = map(self.own_id, ids[count:])
+            ids[count:] = map(self.draft_id, ids[count:])
         return ids, parents

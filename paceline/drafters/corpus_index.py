@@ -1,4 +1,4 @@
-"""A corpus and its suffix array in a folder: what followed any few tokens, found by binary search.
+"""A corpus and its suffix array in a folder, to find by binary search what followed a few tokens.
 
 Manber and Myers 1990; He et al. 2023 (REST, arXiv 2311.08252) draft from it. `paceline index` writes the folder:
 
@@ -26,21 +26,21 @@ from ..hf.fingerprint import hash_vocabulary
 from ..hf.prompts import tokenizer_of
 from ..schema import checked, validate
 from ..system.files import exists, new_folder, read_json, to_json, write_text
-from .suffix_automaton import LONGEST, NO_CONTEXT, TOP_K, Context
+from .suffix_automaton import MAX_CONTEXT, NO_CONTEXT, TOP_K, Context
 
 SEPARATOR = 2**32 - 1
 """No token: nothing is drafted beyond the end of a document."""
-_MOST = 1024
-"""Occurrences that are looked at; of more, as many evenly spaced ones."""
+_MAX_OCCURRENCES = 1024
+"""How many occurrences of a context are counted; of more, evenly spaced ones."""
 _CHECKED = 256
-"""Places whose order is checked when an index is opened."""
+"""How many suffixes are checked to be in order when an index is opened."""
 _ABOUT, _TOKENS, _SUFFIXES = "index.json", "tokens.bin", "suffixes.bin"
 _MAKE = "`paceline index FILES --out FOLDER --model MODEL` makes one"
 Ids = NDArray[Any]
 
 
 @checked
-class About:
+class IndexInfo:
     """The content of index.json. num_tokens: separators included."""
 
     num_tokens: int
@@ -52,9 +52,9 @@ class About:
 
 @final
 class CorpusIndex:
-    """The continuations of a corpus (`suffix_automaton.Continuations`); a context's state is the places behind it.
+    """The continuations of a corpus (`suffix_automaton.Continuations`). A context's state is the places after it.
 
-    Raises `ConfigError` for a folder that is none, or is not whole.
+    Raises `ConfigError` for a folder that is not an index, or is damaged.
     """
 
     def __init__(self, folder: str | PathLike[str]):
@@ -62,17 +62,17 @@ class CorpusIndex:
         about = self.folder / _ABOUT
         if not exists(about):
             raise ConfigError(f"no corpus index at {str(folder)!r}", expected=f"a folder with {_ABOUT}", fix=_MAKE)
-        self.about = validate(About, read_json(about, "the corpus index"), f"the corpus index {str(about)!r}")
+        self.about = validate(IndexInfo, read_json(about, "the corpus index"), f"the corpus index {str(about)!r}")
         suffixes = self._mapped(_SUFFIXES, self.about.num_tokens - self.about.num_documents)
         self._tokens, self._suffixes = self._mapped(_TOKENS, self.about.num_tokens).view(">u4"), suffixes
         self._bytes = self._tokens.view(np.uint8).data
         some = suffixes[:: max(1, len(suffixes) // _CHECKED)]
-        beginnings = [self._beginning(place, 4 * LONGEST) for place in some]
+        beginnings = [self._beginning(place, 4 * MAX_CONTEXT) for place in some]
         if int(some.max()) >= self.about.num_tokens or beginnings != sorted(beginnings):
             raise self._damaged(f"{_SUFFIXES} that does not fit {_TOKENS}", "the places in order")
 
     def check_tokenizer(self, target: ModelFacts) -> None:
-        """Raise `IncompatibleModels` unless the corpus was read with the target's tokenizer."""
+        """Raise `IncompatibleModels` unless the corpus was encoded with the target's tokenizer."""
         if (found := hash_vocabulary(tokenizer_of(target))) != self.about.tokenizer:
             raise IncompatibleModels(
                 f"the corpus index {str(self.folder)!r} was made with another tokenizer than that of {target.name}",
@@ -82,12 +82,12 @@ class CorpusIndex:
             )
 
     def context(self, tokens: Seq[int], at_least: int = 1) -> Context:
-        """The longest end of these tokens that occurs, of `at_least` to `LONGEST` tokens.
+        """The longest suffix of these tokens that occurs in the corpus, of `at_least` to `MAX_CONTEXT` tokens.
 
-        An end of some length occurs only if the shorter ones do, so the length too is found by halving.
+        A suffix occurs only if all shorter ones do, so its length is found by binary search too.
         """
-        whole = np.array(tokens[-LONGEST:], ">u4").tobytes()
-        low, high = at_least - 1, min(LONGEST, len(tokens))
+        whole = np.array(tokens[-MAX_CONTEXT:], ">u4").tobytes()
+        low, high = at_least - 1, min(MAX_CONTEXT, len(tokens))
         middle = at_least
         while low < high:
             if len(self._places(whole[-4 * middle :], at_most=1)):
@@ -95,7 +95,7 @@ class CorpusIndex:
             else:
                 high = middle - 1
             middle = (low + high + 1) // 2
-        places = self._places(whole[-4 * low :], _MOST) + low if low >= at_least else None
+        places = self._places(whole[-4 * low :], _MAX_OCCURRENCES) + low if low >= at_least else None
         if places is None or (self._tokens[places] == SEPARATOR).all():
             return NO_CONTEXT
         return Context(places, low)
@@ -137,7 +137,7 @@ class CorpusIndex:
 
 def write_index(
     folder: Path, documents: Iterable[Seq[int] | Ids], vocabulary: str, progress: Callable[[str, int, int], None]
-) -> About:
+) -> IndexInfo:
     """Write the index of these documents, whole or not at all; about 50 bytes of memory a token.
 
     vocabulary: `hash_vocabulary` of their tokenizer. Raises `ConfigError` for an existing folder, and for no tokens.
@@ -149,7 +149,7 @@ def write_index(
     if len(tokens) >= SEPARATOR:
         raise ConfigError("the corpus is too large", got=f"{len(tokens):,} tokens", expected=f"below {SEPARATOR:,}")
     order = suffix_array(tokens, progress)
-    about = About(num_tokens=len(tokens), num_documents=len(parts), tokenizer=vocabulary)
+    about = IndexInfo(num_tokens=len(tokens), num_documents=len(parts), tokenizer=vocabulary)
     with new_folder(folder) as made:
         tokens.astype(">u4").tofile(made / _TOKENS)
         order[tokens[order] != SEPARATOR].astype("<u4").tofile(made / _SUFFIXES)
@@ -158,18 +158,18 @@ def write_index(
 
 
 def suffix_array(tokens: Ids, progress: Callable[[str, int, int], None]) -> NDArray[np.int64]:
-    """All places, in the order of the `LONGEST` tokens that begin there, by prefix doubling.
+    """All places, in the order of the `MAX_CONTEXT` tokens that begin there, by prefix doubling.
 
     The rank of the first 2n tokens is that of the pair (rank of the first n, rank of the next n).
     """
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
     order, length = np.argsort(rank, kind="stable"), 1
-    while length < LONGEST and rank.max() < len(rank) - 1:
-        progress("sorting", length, LONGEST)
+    while length < MAX_CONTEXT and rank.max() < len(rank) - 1:
+        progress("sorting", length, MAX_CONTEXT)
         pairs = rank * (len(rank) + 1)
         pairs[:-length] += rank[length:] + 1
         order = np.argsort(pairs, kind="stable")
         rank[order] = np.concatenate([[0], np.cumsum(np.diff(pairs[order]) != 0)])
         length *= 2
-    progress("sorting", LONGEST, LONGEST)
+    progress("sorting", MAX_CONTEXT, MAX_CONTEXT)
     return order

@@ -1,27 +1,27 @@
-"""A draft head's decoder layer, its final norm and its output layer over a cache of its own: native, or in torch.
+"""Runs the decoder layer, final norm and output layer of a draft head on a cache of its own: natively, or in torch.
 
-A level of a tree is a pass: its rows are the nodes of the level, and `old` nodes of the levels above are in the cache
-already, after the columns that are kept.
+Each level of a tree is one pass. Its rows are the nodes of the level; the `old` nodes of the levels above are in the
+cache already, after the committed columns.
 
     columns   0 .. s - 1 | s .. s + old - 1 | s + old .. s + old + N - 1       s: `starts` of the row
-    hold      kept       | levels above     | this level
+    hold      committed  | levels above     | this level
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..attention.kv_cache import SlotCache
+from ..attention.masks import visible
+from ..core.interfaces import TargetView
 from ..core.tree import ancestors
-from ..heads.parts import Attention, Mlp, Output, rotation
-from ..kernels.library import FORMATS, Held, Layer, Model, Norm, Pass, address, library, run
+from ..heads.parts import DecoderLayer, LayerConfig, Output, rotation
+from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, Pointers, address, library, run
 from ..quant.packed import PackedLinear, pack_linears
 from .top_tokens import Best
-
-BLOCK = 64
-"""Columns are added to a cache in multiples of this many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +49,14 @@ class LayerPass:
     """One pass over rows [B, N, E] of some slots of a cache.
 
     keys, values: the cache [slots, H, capacity, d], in the dtype of the weights.
-    slots, starts: the slot of each row of the batch, and how many of its columns are kept.
-    projects: the rows are yet to be made, by `LayerParts.project`, of what is given in their place [B, N, S].
-    ids: the tokens whose embeddings are read beside the rows [B, N].
-    parents: the parents of all nodes of the trees [B, old + N] on the CPU, -1 for the last kept column; None: chains.
+    slots, starts: the slot of each row of the batch, and how many columns it has committed.
+    rows: the inputs [B, N, E]; with `needs_projection` the inputs [B, N, S] of `LayerParts.project`.
+    ids: the tokens [B, N] of an EAGLE-3 layer, which also reads their embeddings.
+    parents: the parents of all nodes of the trees [B, old + N] on the CPU, -1: the last committed column. None: chains.
     old: the number of nodes of the levels above.
     head_rows: the number of last rows that get logits.
     top: how many of the largest logits to find.
-    ends: False for a pass that only writes keys and values.
+    kv_only: whether the pass only writes keys and values.
     """
 
     keys: Tensor
@@ -69,59 +69,36 @@ class LayerPass:
     old: int = 0
     head_rows: int = 0
     top: int = 0
-    ends: bool = True
-    projects: bool = False
+    kv_only: bool = False
+    needs_projection: bool = False
 
 
-@final
-class DraftCache:
-    """Keys and values of a head, a tensor [slots, H, capacity, d] for each of its layers, grown as needed.
-
-    lengths: the columns of each slot that are kept. The next pass overwrites the columns after them.
-    """
-
-    def __init__(
-        self, num_slots: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, layers: int = 1
-    ):
-        # Zeros, not uninitialised memory: a column that is masked weighs 0, and 0 * NaN is NaN.
-        size = num_slots, heads, 4 * BLOCK, head_dim
-        self.keys = [torch.zeros(size, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros_like(keys) for keys in self.keys]
-        self.lengths = [0] * num_slots
-
-    def ensure(self, columns: int) -> None:
-        """Make room for this many columns."""
-        capacity = self.keys[0].shape[2]
-        if columns > capacity:
-            more = max(2 * capacity, -(-columns // BLOCK) * BLOCK) - capacity
-            for tensors in (self.keys, self.values):
-                tensors[:] = [nn.functional.pad(held, (0, 0, 0, more)) for held in tensors]
-
-    def release(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self.lengths[slot] = 0
+def head_cache(target: TargetView, config: LayerConfig, num_layers: int = 1) -> SlotCache:
+    """An empty cache for the layers of a head, with the slots of the target; in its dtype, on its device."""
+    cache = SlotCache(target.num_slots, target.max_length, num_layers)
+    heads, dims = [config.num_key_value_heads] * num_layers, [config.head_dim] * num_layers
+    cache.tensors(heads, dims, target.loaded.dtype, target.loaded.device)
+    return cache
 
 
 @dataclass(frozen=True, eq=False)
 class LayerParts:
-    """The modules of a decoder layer with its output layer `head`; a norm is None where there is none.
+    """The modules that a pass runs: a decoder layer, its norms (None if absent) and its output layer `head`.
 
     theta: the base of its rotary embedding.
-    beside_norm: the norm of the rows, in a layer that also reads their tokens' `embeddings` [V, E], normed by
-        `input_norm`.
-    beside_stays: the residual stream begins with the normed rows.
-    project: the linear layer of passes that give something else in the place of rows.
+    hidden_norm: of an EAGLE-3 layer, which reads the normed rows beside the `embeddings` [V, E] of their tokens, normed
+        by `input_norm`.
+    norm_before_residual: whether the residual stream of such a layer starts with the normed rows.
+    project: the linear layer for passes with `needs_projection`.
     """
 
-    attention: Attention
-    mlp: Mlp
+    layer: DecoderLayer
     head: nn.Module
     theta: float
-    mlp_norm: nn.RMSNorm
     input_norm: nn.RMSNorm | None = None
     final_norm: nn.RMSNorm | None = None
-    beside_norm: nn.RMSNorm | None = None
-    beside_stays: bool = False
+    hidden_norm: nn.RMSNorm | None = None
+    norm_before_residual: bool = False
     embeddings: Tensor | None = None
     project: nn.Module | None = None
 
@@ -132,21 +109,21 @@ def runs_natively(weight: Tensor) -> bool:
 
 
 class NativeLayer:
-    """A layer whose linear layers are packed."""
+    """Runs a layer in the native library; its linear layers are packed."""
 
     def __init__(self, parts: LayerParts):
-        self.held = Held()
-        made, head, embeddings, d = Layer(), parts.head, parts.embeddings, parts.attention.head_dim
+        self.pointers = Pointers()
+        layer, made, head, embeddings = parts.layer, Layer(), parts.head, parts.embeddings
+        d = layer.self_attn.head_dim
         assert isinstance(head, PackedLinear)
-        for module, names in ((parts.attention, ("q", "k", "v", "o")), (parts.mlp, ("gate", "up", "down"))):
+        for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
             for name in names:
                 setattr(made, name, self._matrix(getattr(module, f"{name}_proj")))
         made.heads, made.kv_heads, made.head_dim = made.q.outs // d, made.k.outs // d, d
         made.rotary_dim, made.scale, made.residual = d, d**-0.5, 1.0
-        made.input, made.before_mlp, made.beside = map(
-            self._norm, (parts.input_norm, parts.mlp_norm, parts.beside_norm)
-        )
-        made.beside_stays = parts.beside_stays
+        norms = parts.input_norm, layer.post_attention_layernorm, parts.hidden_norm
+        made.input, made.before_mlp, made.hidden_norm = map(self._norm, norms)
+        made.norm_before_residual = parts.norm_before_residual
         self.vocabulary, self._theta, self._head_dim = head.out_features, parts.theta, d
         self._model = Model(
             layers=(Layer * 1)(made), head=self._matrix(head), final_norm=self._norm(parts.final_norm), num_layers=1,
@@ -158,30 +135,32 @@ class NativeLayer:
         if parts.project is not None:
             assert isinstance(parts.project, PackedLinear)
             self._model.project = self._matrix(parts.project)
-        self.held.append(embeddings)
-        self._tables = torch.empty(2, 0, d)
+        self.pointers.append(embeddings)
+        self._tables = torch.empty(2, 0, d)  # cosines and sines by position
 
     def __call__(self, given: LayerPass) -> Level:
         """Raises `MemoryError`."""
         batch, nodes, _ = given.rows.shape
         where = torch.tensor([given.starts, given.slots])
-        rows = (given.rows if given.projects else given.rows.float()).contiguous()
-        self._reach(max(given.starts) + given.old + nodes)
-        held = Held()
+        rows = (given.rows if given.needs_projection else given.rows.float()).contiguous()
+        self._extend_tables(max(given.starts) + given.old + nodes)
+        pointers = Pointers()
         one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys.shape[2])
         one.max_position = self._tables.shape[1] - 1
-        if given.projects:
+        if given.needs_projection:
             one.inputs, one.input_format = address(rows), FORMATS[rows.dtype]
         else:
             one.rows = address(rows)
         one.ids, one.parents = address(given.ids), address(given.parents)
         one.starts, one.slots = address(where[0]), address(where[1])
-        one.cos, one.sin, one.keys, one.values = (held.tensors([t]) for t in (*self._tables, given.keys, given.values))
-        hidden = torch.empty((batch, nodes, self._model.hidden) if given.ends else 0)
+        one.cos, one.sin, one.keys, one.values = (
+            pointers.tensors([t]) for t in (*self._tables, given.keys, given.values)
+        )
+        hidden = torch.empty(0 if given.kv_only else (batch, nodes, self._model.hidden))
         logits = torch.empty(batch, given.head_rows, self.vocabulary)
         best = None
-        if given.ends:
-            one.last = address(hidden)
+        if not given.kv_only:
+            one.last_hidden = address(hidden)
         if given.head_rows:
             one.head_rows, one.logits = given.head_rows, address(logits)
         if given.head_rows and given.top:
@@ -191,68 +170,67 @@ class NativeLayer:
         run(self._model, one)
         return Level(hidden, logits, best)
 
-    def _reach(self, length: int) -> None:
-        """Have rotations of every position below `length`, and of some more. [2, P, d]."""
+    def _extend_tables(self, length: int) -> None:
+        """Make the tables [2, P, d] hold at least all positions below `length`."""
         if length > self._tables.shape[1]:
             cos, sin = rotation(torch.arange(2 * length + 512)[None], self._head_dim, self._theta)
             self._tables = torch.stack([cos[0, 0], sin[0, 0]])
 
     def _matrix(self, linear: PackedLinear) -> Any:
-        described = linear.matrix
-        self.held.append(described)
-        return described.struct
+        matrix = linear.matrix
+        self.pointers.append(matrix)
+        return matrix.struct
 
     def _norm(self, norm: nn.RMSNorm | None) -> Norm:
         if norm is None:
             return Norm()
         assert norm.eps is not None
-        return Norm(weight=self.held.floats(norm.weight), eps=norm.eps, kind=1)
+        return Norm(weight=self.pointers.floats(norm.weight), eps=norm.eps, kind=1)
 
 
 class TorchLayer:
-    """The same layer in torch, for other devices and dtypes."""
+    """Runs the same layer in torch, for other devices and dtypes."""
 
     def __init__(self, parts: LayerParts):
         self._parts = parts
 
     def __call__(self, given: LayerPass) -> Level:
-        """As `NativeLayer`, but it does not look for the best logits."""
-        parts, attention = self._parts, self._parts.attention
+        """As `NativeLayer`, but without the largest logits."""
+        parts, attention = self._parts, self._parts.layer.self_attn
         rows, keys, values, device = given.rows, given.keys, given.values, given.rows.device
-        if given.projects:
+        if given.needs_projection:
             assert parts.project is not None
             rows = parts.project(rows)
         x = residual = rows
-        if parts.beside_norm is not None and parts.input_norm is not None:
+        if parts.hidden_norm is not None and parts.input_norm is not None:
             assert given.ids is not None
             assert parts.embeddings is not None
-            normed = parts.beside_norm(rows)
+            normed = parts.hidden_norm(rows)
             x = torch.cat([parts.input_norm(nn.functional.embedding(given.ids, parts.embeddings)), normed], -1)
-            residual = normed if parts.beside_stays else rows
+            residual = normed if parts.norm_before_residual else rows
         elif parts.input_norm is not None:
             x = parts.input_norm(rows)
         begin, count = torch.tensor(given.starts), rows.shape[1]
-        positions, seen = _places(begin, given.parents, given.old, count)
+        positions, seen = _positions_and_mask(begin, given.parents, given.old, count)
         cos, sin = rotation(positions.to(device), attention.head_dim, parts.theta)
         where = torch.tensor(given.slots, device=device)
         columns = (begin[:, None] + given.old + torch.arange(count)).to(device)
 
         def write(key: Tensor, value: Tensor) -> None:
-            # Finite: an overflow in a row that is forgotten must not outlive it.
+            # Finite: an overflow in a dropped row must not reach later ones as 0 * NaN.
             keys[where[:, None], :, columns] = torch.nan_to_num(key).transpose(1, 2)
             values[where[:, None], :, columns] = torch.nan_to_num(value).transpose(1, 2)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             write(key, value)
-            known = [held[where, :, : seen.shape[-1]] for held in (keys, values)]
+            cached = [tensor[where, :, : seen.shape[-1]] for tensor in (keys, values)]
             mask = seen.to(device)[:, None]
-            return nn.functional.scaled_dot_product_attention(query, *known, attn_mask=mask, enable_gqa=True)
+            return nn.functional.scaled_dot_product_attention(query, *cached, attn_mask=mask, enable_gqa=True)
 
-        if not given.ends:
+        if given.kv_only:
             write(*attention.keys_values(x, cos, sin))
             return Level(rows.new_empty(0), rows.new_empty(0))
-        hidden = residual + attention(x, cos, sin, attend)
-        hidden = hidden + parts.mlp(parts.mlp_norm(hidden))
+        hidden = parts.layer.add(residual, x, cos, sin, attend)
         last = hidden[:, hidden.shape[1] - given.head_rows :]
         if not given.head_rows:
             return Level(hidden, hidden.new_empty(0))
@@ -260,26 +238,20 @@ class TorchLayer:
 
 
 def make_layer(parts: LayerParts) -> NativeLayer | TorchLayer:
-    """The native layer for a packed output layer, else the one in torch."""
+    """The native layer if the output layer is packed, else the one in torch."""
     return NativeLayer(parts) if isinstance(parts.head, PackedLinear) else TorchLayer(parts)
 
 
-def _places(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:
-    """Positions [B, N] of the `count` newest nodes, and the columns [B, N, S] that each of them sees."""
+def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:
+    """Positions [B, N] of the `count` newest nodes, and the attention mask [B, N, S] over the columns."""
     total = old + count
-    columns = torch.arange(int(starts.max()) + total)
-    if parents is None:  # chains
-        positions = starts[:, None] + old + torch.arange(count)
-        return positions, columns <= positions[..., None]
-    sees = ancestors(parents)
-    depth = sees.sum(-1) - 1
-    seen = (columns < starts[:, None, None]).repeat(1, count, 1)
-    index = starts[:, None, None] + torch.arange(total)
-    return starts[:, None] + depth[:, old:], seen.scatter(2, index.expand(-1, count, -1), sees[:, old:])
+    chains = torch.ones(len(starts), total, total, dtype=torch.bool).tril()
+    mask = (chains if parents is None else ancestors(parents))[:, old:]
+    return starts[:, None] + mask.sum(-1) - 1, visible(starts, mask, int(starts.max()) + total)
 
 
-def native_form(head: nn.Module) -> None:
-    """Pack the linear layers of an attached head, the target's output rows included; its norms become float32."""
+def pack_head(head: nn.Module) -> None:
+    """Pack the linear layers of an attached head, the target's output rows included, and make its norms float32."""
     output = getattr(head, "output", None)
     if isinstance(output, Output) and len(output.rows):
         head.set_submodule("output", linear_of(output.rows))
@@ -290,7 +262,7 @@ def native_form(head: nn.Module) -> None:
 
 
 def linear_of(weight: Tensor) -> nn.Linear:
-    """A layer around weights [out, in] that exist."""
+    """A linear layer that holds these weights [out, in]."""
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight.detach(), requires_grad=False)
     return made

@@ -30,7 +30,7 @@ from .registry import DrafterSpec, vllm_flag
 from .vocabularies import Translation, VocabularyMode, translation
 
 _FEW = 8
-"""More tokens than this are prefilled; fewer ride along with the first drafting pass."""
+"""Up to this many uncached tokens are part of the first drafting pass; more are prefilled before."""
 
 
 @final
@@ -38,14 +38,13 @@ class DraftModel(Drafter):
     """Draft with another model: a folder, a hub id, a name that `paceline models` lists, or one already loaded.
 
     dtype, device: the draft's dtype and device; None takes the target's.
-    weights: "int8" or "int4" rounds the draft's weights when it is loaded. Such a draft is faster and is right a little
-        less often.
-    vision: what it sees of images: "own" (its own processor and tower), "shared" (the target's features, or the
-        target's tower with its own projector) or "none" (the text between them). None is "own" if both models see, else
+    weights: "int8" or "int4" quantises the draft when it is loaded. It is then faster, with a little less acceptance.
+    vision: how it handles images: "own" (its own processor and tower), "shared" (the target's features, or the target's
+        tower with its own projector) or "none" (it gets the text only). None is "own" if both models have vision, else
         "none".
-    vocabulary: how a draft with another tokenizer is read (see `drafters.vocabularies`): "intersection" (it drafts
-        tokens that both have), "strings" (what it drafts is cut into the target's tokens), or "auto", each round by how
-        much of the texts is in the intersection. With the same tokenizer nothing is translated.
+    vocabulary: how a draft with another tokenizer is used (see `drafters.vocabularies`): "intersection" (it drafts the
+        tokens that both have), "strings" (the text it drafts is encoded again with the target's tokenizer), or "auto",
+        which decides in each round by how much of the text is in the intersection.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -69,34 +68,34 @@ class DraftModel(Drafter):
         self.translation: Translation | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Load the draft; raise `IncompatibleModels` if it cannot draft for the target."""
+        """Load the draft model. Raises `IncompatibleModels` if it cannot draft for the target."""
         if isinstance(self._model, LoadedModel):
             loaded = self._model
         else:
-            there = target.loaded
-            loaded = load_model(resolve(self._model), self._dtype or there.dtype, self._device or there.device)
+            of_target = target.loaded
+            loaded = load_model(resolve(self._model), self._dtype or of_target.dtype, self._device or of_target.device)
         self.translation = translation_of(target.loaded, loaded, self._vocabulary)
         if self.translation is not None and self._vision == "shared":
-            raise IncompatibleModels("a draft with another tokenizer sees no images", fix='vision="none"')
+            raise IncompatibleModels("a draft with another tokenizer cannot use images", fix='vision="none"')
         if loaded.model is target.loaded.model:
             raise IncompatibleModels("the draft is the target itself", fix="draft with a smaller model, or none")
         if self._weights is not None:
             loaded, _ = with_weights(loaded, self._weights)
-        self._seeing = vision_of_draft(self._vision, target, loaded)
-        loaded = self._seeing.loaded
+        self._draft_vision = vision_of_draft(self._vision, target, loaded)
+        loaded = self._draft_vision.loaded
         self.runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
         sampler = DraftSampler(verifier.exact, target.banned_token_ids | self.runner.banned_token_ids)
         self.chains = Chains(self.runner, sampler, target.vocab_size, self.name)
         self._prompts.clear()
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """A pass of the draft over one token, and its time to read a token of the prompt."""
-        return {self.name: (self.runner.pass_seconds(1), self.runner.read_seconds())}
+        """A pass of the draft over one token, and its prefill per token."""
+        return {self.name: (self.runner.pass_seconds(1), self.runner.prefill_seconds())}
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Tokens that the draft reads next, a chunk at most; the hint is -1 once its context is full."""
+        """`uncached_tokens` are at most a chunk; the hint is -1 once the draft's context is full."""
         length = len(seq.token_ids)
-        if seq.slot in self._prompts or length >= self.runner.max_length:  # images are not opened to find out a length
+        if seq.slot in self._prompts or length >= self.runner.max_length:  # else no need to process images for it
             length = len(self._text(seq))
         if self.runner.max_length <= length:
             return (DraftOptions(self.name, hint=-1),)
@@ -104,17 +103,17 @@ class DraftModel(Drafter):
         return (DraftOptions(self.name, uncached_tokens=uncached_tokens),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Catch up with what was emitted, then draft; rows that outgrew the draft's own context propose nothing."""
+        """Cache what was emitted since the last round, then draft. Rows beyond the draft's context get no draft."""
         limits, uncached_tokens = self._catch_up(seqs, budgets)
         if self.translation is None:
             return self.chains.draft(seqs, limits, uncached_tokens)
         return self.translation.draft(self.chains, seqs, limits, uncached_tokens)
 
     def _catch_up(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> tuple[list[DraftBudget], list[list[int]]]:
-        """Read what was emitted; returns budgets cut to the draft's context, and the few tokens left for its next pass.
+        """Cache new text; returns budgets limited to the draft's context, and the few tokens left for the first pass.
 
-        Nothing is read, and nothing left, where the depth is 0. A round reads one chunk of prompts in all, so that a
-        long one delays the others no more than the target's reading does; until it is read its row drafts nothing.
+        Rows of depth 0 are skipped. A round prefills one chunk in all, so that a long prompt delays others no more than
+        the target's prefill does; until its prompt is cached, a row drafts nothing.
         """
         runner, uncached_tokens, limits = self.runner, list[list[int]](), list[DraftBudget]()
         most = runner.chunk
@@ -124,14 +123,14 @@ class DraftModel(Drafter):
             depth = max(0, min(budget.depth, room))
             depth *= runner.cache.can_hold(len(text) + depth)
             if depth:
-                most -= self._read(seq.slot, text, most)
+                most -= self._prefill(seq.slot, text, most)
                 depth = depth if len(text) - runner.cache.lengths[seq.slot] <= _FEW else 0
             limits.append(replace(budget, depth=depth))
             uncached_tokens.append(text[runner.cache.lengths[seq.slot] :] if depth else [])
         return limits, uncached_tokens
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
-        """Forget rejected tokens: what stays cached is a prefix of the text, its last token never included."""
+        """Drop rejected tokens: what stays cached is a prefix of the text without its last token."""
         for seq in seqs:
             if cached := self.runner.cache.lengths[seq.slot]:
                 text = self._text(seq)
@@ -146,25 +145,25 @@ class DraftModel(Drafter):
                 self.translation.release(slot)
 
     def _text(self, seq: Sequence) -> list[int]:
-        """The text as the draft reads it: its last token is the target's, unless the draft has no such token."""
+        """The text in the draft's tokens."""
         if seq.slot not in self._prompts:
-            self._prompts[seq.slot] = self._seeing.read(seq, self.runner)
+            self._prompts[seq.slot] = self._draft_vision.read(seq, self.runner)
         text, most = self._prompts[seq.slot].text(seq.token_ids), self.runner.vocab_size
         if self.translation is not None:
             return self.translation.read(seq.slot, text)
         return text if most >= self.chains.vocab_size else [token if token < most else 0 for token in text]
 
-    def _read(self, slot: int, text: list[int], most: int) -> int:
-        """Prefill where many tokens are not cached, `most` at once, a prompt with images whole; returns how many."""
+    def _prefill(self, slot: int, text: list[int], most: int) -> int:
+        """Cache up to `most` tokens if many are missing, or a whole prompt with images; returns how many."""
         runner, vision = self.runner, self._prompts[slot].vision
         cached = runner.cache.lengths[slot]
         if cached == 0 or (vision is not None and cached < min(vision.edge, len(text) - 1)):
             cached = runner.cache.lengths[slot] = 0
-            runner.place(slot, vision)
+            runner.set_offset(slot, vision)
         if cached == 0 and vision is not None:
-            runner.read(slot, text, vision)
+            runner.prefill(slot, text, vision)
         elif len(text) - cached > _FEW:
-            runner.prefill(slot, text[cached : min(cached + max(most, 0), len(text) - 1)])
+            runner.extend_cache(slot, text[cached : min(cached + max(most, 0), len(text) - 1)])
         return runner.cache.lengths[slot] - cached
 
 
@@ -214,7 +213,7 @@ def llama_cpp_draft(file: str, tokens: int, remark: str) -> tuple[str, str]:
 
 
 def translation_of(target: ModelFacts, draft: ModelFacts, mode: VocabularyMode) -> Translation | None:
-    """None where the tokenizers are the same. Raises `IncompatibleModels` where they cannot be translated."""
+    """None if the tokenizers are the same. Raises `IncompatibleModels` if tokens cannot be translated."""
     try:
         return check_same_tokenizer(target, draft)
     except IncompatibleModels:
@@ -224,7 +223,7 @@ def translation_of(target: ModelFacts, draft: ModelFacts, mode: VocabularyMode) 
 
 
 def check_same_tokenizer(target: ModelFacts, draft: ModelFacts) -> None:
-    """Compare the token strings themselves, so that vocabularies padded to different sizes still match."""
+    """Compare the token strings, so that vocabularies padded to different sizes still match."""
     if target.tokenizer is None or draft.tokenizer is None:
         if target.vocab_size != draft.vocab_size:
             raise IncompatibleModels(

@@ -1,11 +1,11 @@
-"""What a draft model sees of the images in a prompt: nothing, its own tower's features, or the target's.
+"""How a draft model handles the images of a prompt: not at all, with its own tower, or with the target's features.
 
     target    text  <i> <i> <i> <i>  text           <i>: placeholders, with features of the target
     none      text  text                            they are dropped; positions are those of the shorter text
     own       text  <i> <i>  text                   the draft's own processor and tower make other features, or fewer
     shared    text  <i> <i> <i> <i>  text           the target's features, or its tower's with another projector
 
-Whatever it sees, the answer is the target's; only how often the draft is right depends on it.
+The answer is the target's in any case; only the acceptance depends on the choice.
 """
 
 from abc import ABC, abstractmethod
@@ -24,15 +24,15 @@ from ..runner import LoadedModel, ModelRunner
 
 VisionMode: TypeAlias = Literal["own", "shared", "none"]
 _Own: TypeAlias = tuple[list[int], PromptImage]
-"""What the draft's processor writes for an image, and the image at its place in that."""
+"""The draft's tokens for an image, and the image with its places in them."""
 
 _LOOK = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "."}]}]
-_KEPT = 256 << 20  # bytes of what processors made
+_CACHE_BYTES = 256 << 20  # of processed images
 
 
 @dataclass(frozen=True, eq=False)
 class DraftPrompt:
-    """What the draft reads in the place of the first `replaced` tokens, the prompt."""
+    """The draft's version of the prompt, which replaces the first `replaced` tokens of the text."""
 
     replaced: int
     prompt: list[int]
@@ -43,14 +43,14 @@ class DraftPrompt:
 
 
 class DraftVision(ABC):
-    """How one draft reads prompts. loaded: the draft as it is to be run."""
+    """Makes the prompts of one draft model. loaded: the draft as it will run."""
 
     def __init__(self, target: TargetView, loaded: LoadedModel):
         self.target, self.loaded = target, loaded
 
     @abstractmethod
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
-        """What `draft`, the runner of `loaded`, reads of this prompt."""
+        """The prompt of a sequence for `draft`, the runner of `loaded`."""
 
     def text_only(self, ids: list[int], replaced: int) -> DraftPrompt:
         half = self.loaded.vision
@@ -59,7 +59,7 @@ class DraftVision(ABC):
 
 @final
 class TextOnly(DraftVision):
-    """Placeholders are dropped from the prompt, save its last token."""
+    """Drops placeholders from the prompt; its last token is always kept."""
 
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
         *before, last = seq.prompt_ids
@@ -69,7 +69,7 @@ class TextOnly(DraftVision):
 
 @final
 class OwnTower(DraftVision):
-    """Every image is processed again from its source, by the draft's own processor."""
+    """Processes every image again from its source, with the draft's own processor."""
 
     def __init__(self, target: TargetView, loaded: LoadedModel):
         super().__init__(target, loaded)
@@ -77,13 +77,13 @@ class OwnTower(DraftVision):
             raise IncompatibleModels(
                 f"the draft {loaded.name} has no vision tower",
                 got='vision="own"',
-                fix='say vision="none" for a draft that never sees the image, or draft with a vision-language model',
+                fix='use vision="none" to draft without images, or draft with a vision-language model',
             )
         if loaded.vision.processor is None:
             raise ConfigError(f"the draft {loaded.name} has no processor", fix="load it from its folder, or pass one")
         self._half: Vision = loaded.vision
         self._seen: BoundedCache[str, _Own] = BoundedCache(
-            _KEPT, lambda own: sum(t.nbytes for t in own[1].inputs.values())
+            _CACHE_BYTES, lambda own: sum(t.nbytes for t in own[1].inputs.values())
         )
 
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
@@ -126,8 +126,8 @@ class OwnTower(DraftVision):
 class SharedTower(DraftVision):
     """The target encodes each image, once for both.
 
-    Where both models have the same hidden size the draft gets the target's projected features; else what the target's
-    tower made goes through the draft's own projector. Raises `IncompatibleModels` where neither is possible.
+    If both models have the same hidden size, the draft gets the target's projected features; else the output of the
+    target's tower goes through the draft's own projector. Raises `IncompatibleModels` if neither is possible.
     """
 
     def __init__(self, target: TargetView, loaded: LoadedModel):
@@ -139,12 +139,12 @@ class SharedTower(DraftVision):
         same_family = mine is not None and mine.family == theirs.family
         if theirs.family.axes and not same_family:
             raise IncompatibleModels(
-                "the target's positions have axes, which the draft does not know",
+                "the target's positions have several axes, which the draft does not support",
                 got=loaded.name,
                 expected="a draft of the same family",
                 fix='vision="none"',
             )
-        self._deep = same_family
+        self._takes_deepstack = same_family
         if self._projected:
             half = replace(theirs) if mine is None else replace(theirs, processor=mine.processor)
         elif mine is not None:
@@ -164,12 +164,12 @@ class SharedTower(DraftVision):
         if self._projected:
             features = self.target.image_features(seq.vision.images)
             for image, seen in zip(seq.vision.images, features, strict=True):
-                draft.images.features.put(image.key, seen if self._deep else Features(seen.rows))
+                draft.images.features.put(image.key, seen if self._takes_deepstack else Features(seen.rows))
         return DraftPrompt(len(seq.prompt_ids), seq.prompt_ids, seq.vision)
 
 
 def vision_of_draft(mode: VisionMode | None, target: TargetView, loaded: LoadedModel) -> DraftVision:
-    """None: its own tower where both models have one, else nothing. Errors as the classes."""
+    """The `DraftVision` of a mode; None means "own" if both models have vision, else "none"."""
     if mode is None:
         mode = "none" if loaded.vision is None or target.loaded.vision is None else "own"
     classes: dict[VisionMode, type[DraftVision]] = {"own": OwnTower, "shared": SharedTower, "none": TextOnly}

@@ -63,22 +63,21 @@ class Eagle(Drafter):
                 expected=f"at most {loaded.num_layers}, the layers of {loaded.name}",
                 fix="train a head for this target, or load the target it was trained for",
             )
-        embeddings = loaded.embeddings
-        rows = embeddings if head.config.own_lm_head else loaded.output_rows()
-        self.layer = EaglePass(head, embeddings, rows, target.num_slots)
+        rows = loaded.embeddings if head.config.own_lm_head else loaded.output_rows()
+        self.layer = EaglePass(head, target, rows)
         self._target, self._ranking = target, TokenRanking.of(self.layer.draft_ids, target, verifier)
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Uncached pairs beyond the usual few; the hint is -1 for a text of one token, which has no pair."""
+        """Uncached pairs beyond the usual few count; the hint is -1 for a text of one token, which has no pair."""
         pairs = len(seq.token_ids) - 1
         uncached_tokens = max(0, pairs - self.layer.cache.lengths[seq.slot] - FEW)
         return (DraftOptions(self.source, 0 if pairs else -1, uncached_tokens, self.top_k),)
 
     @torch.inference_mode()
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """A level of a tree, and reading a token. Only columns after those that the first slot has cached are used."""
+        """A level of a tree, and a prefill per token, both after the columns that the first slot has cached."""
         layer, length = self.layer, self.layer.cache.lengths[0]
         config, loaded = layer.config, self._target.loaded
         size = 64, len(config.states) * config.target_hidden_size
@@ -104,7 +103,7 @@ class Eagle(Drafter):
         return {self.source: (seconds, median_seconds(read) / 64)}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Read what was emitted since, then grow all trees of the batch, one pass a level."""
+        """Cache what was emitted since the last round, then grow all trees of the batch, one pass per level."""
         trees = [self._tree(budget, seq) for budget, seq in zip(budgets, seqs, strict=True)]
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
         if growing:
@@ -113,7 +112,8 @@ class Eagle(Drafter):
         return draft_of(seqs, [tree.finish() for tree in trees], self.source)
 
     def release(self, slots: Seq[int]) -> None:
-        self.layer.cache.release(slots)
+        for slot in slots:
+            self.layer.cache.release(slot)
 
     def _tree(self, budget: DraftBudget, seq: Sequence) -> DynamicTree:
         at_once = self._levels_at_once
@@ -143,7 +143,7 @@ class Eagle(Drafter):
 
     @torch.inference_mode()
     def _grow_at_once(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
-        """Grow the trees from the distributions of one pass, P-EAGLE's."""
+        """Grow the trees from the distributions of one pass (P-EAGLE)."""
         most = min(self.top_k, max(tree.nodes for tree in growing))
         drafted = self._catch_up(seqs, most, max(tree.depth for tree in growing) - 1)
 
@@ -155,12 +155,12 @@ class Eagle(Drafter):
         grow(growing, children)
 
     def _catch_up(self, seqs: Seq[Sequence], most: int, masks: int = 0) -> Level:
-        """Cache all pairs that are not yet cached; the level of the last ones, and of masks, [B, 1 + masks, ...]."""
+        """Cache all uncached pairs; returns the level of the last pairs and the masks, [B, 1 + masks, ...]."""
         layer = self.layer
         tokens, states = list[list[int]](), list[Tensor]()
         for seq in seqs:
             last = len(seq.token_ids) - 2
-            begin = min(layer.cache.lengths[seq.slot], last)  # the last pair is read again where nothing was emitted
+            begin = min(layer.cache.lengths[seq.slot], last)  # the last pair is computed again if nothing is new
             layer.cache.lengths[seq.slot] = begin
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.read_states(seq.slot, begin, last + 1, layer.config.states))
@@ -190,7 +190,7 @@ class EagleSpec(HeadSpec):
 
     def __post_init__(self) -> None:
         if self.tree != "dynamic" and self.top_k is not None:
-            fix = 'leave it out, or say "tree": "dynamic"'
+            fix = 'leave it out, or use "tree": "dynamic"'
             raise ConfigError(f'a "{self.tree}" tree does not take "top_k"', fix=fix)
 
     def tree_nodes(self, depth: int) -> int | None:
@@ -226,7 +226,7 @@ class PEagleSpec(EagleSpec):
     exported = ("vLLM",)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        """An EAGLE-3 head that drafts in parallel, in the words of vLLM."""
+        """In vLLM, an EAGLE-3 head with parallel drafting."""
         found, (folder, _) = HeadSpec.elsewhere(self, tokens), self.export("vLLM")
         flags = {"model": folder, "num_speculative_tokens": tokens, "parallel_drafting": True}
         return {**found, "vLLM": (vllm_flag(method="eagle3", **flags), found["vLLM"][1])}

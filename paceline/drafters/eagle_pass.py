@@ -1,7 +1,7 @@
-"""An EAGLE head attached to its target, with a cache of its own: a pass for each level of a tree.
+"""An EAGLE head attached to its target, with a cache of its own. Each level of a tree is one pass.
 
-A head is one decoder layer, so that key and value of a pair (f_t, x_{t+1}) depend on nothing but that pair. What was
-emitted since the last round is cached by those two products; only the last pairs go through the rest of the layer:
+A head is one decoder layer, so the key and value of a pair (f_t, x_{t+1}) depend on nothing but that pair. For most
+pairs that were emitted since the last round only key and value are computed; the last few go through the whole layer:
 
     pairs      n .. T-10     T-9 .. T-2                                   (T tokens, n pairs cached before)
     computed   key, value    the whole layer, logits for x_T of the last
@@ -15,8 +15,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from ..core.interfaces import TargetView
 from ..heads.eagle import EagleHead
-from .draft_layer import DraftCache, LayerParts, LayerPass, Level, linear_of, make_layer, native_form, runs_natively
+from .draft_layer import LayerParts, LayerPass, Level, head_cache, linear_of, make_layer, pack_head, runs_natively
 from .top_tokens import Best
 
 CHUNK = 512
@@ -27,13 +28,14 @@ FEW = 8  # pairs at the end that go through the whole layer
 
 @final
 class EaglePass:
-    """A head attached to its target; `EagleHead.forward` over all pairs of a path is the slow and obvious form of it.
+    """A head attached to its target; gives the results of `EagleHead.forward` over all pairs of each path.
 
     head: the head, which is copied, so that training it further changes nothing here.
-    embeddings, lm_head: the target's embeddings and output rows [V, E].
+    lm_head: the target's output rows [V, E].
     """
 
-    def __init__(self, head: EagleHead, embeddings: Tensor, lm_head: Tensor, num_slots: int):
+    def __init__(self, head: EagleHead, target: TargetView, lm_head: Tensor):
+        embeddings = target.loaded.embeddings
         dtype, device = embeddings.dtype, embeddings.device
         head = copy.deepcopy(head).to(device, dtype).eval().requires_grad_(False)
         config, layer = head.config, head.midlayer
@@ -43,17 +45,16 @@ class EaglePass:
             head.lm_head = linear_of(lm_head.detach().to(device, dtype)[head.draft_ids])
         self.is_native = runs_natively(embeddings)
         if self.is_native:
-            native_form(head)
-        norm = layer.post_attention_layernorm
-        parts = LayerParts(layer.self_attn, layer.mlp, head.lm_head, config.rope_theta, norm, project=head.fc)
+            pack_head(head)
+        parts = LayerParts(layer, head.lm_head, config.rope_theta, project=head.fc)
         if config.version == 3:
             norms = layer.input_layernorm, head.norm, layer.hidden_norm
-            parts = replace(parts, input_norm=norms[0], final_norm=norms[1], beside_norm=norms[2])
-            parts = replace(parts, beside_stays=config.norm_before_residual, embeddings=self._embeddings)
+            parts = replace(parts, input_norm=norms[0], final_norm=norms[1], hidden_norm=norms[2])
+            parts = replace(parts, norm_before_residual=config.norm_before_residual, embeddings=self._embeddings)
         self._layer = make_layer(parts)
         self._mask_hidden = getattr(head, "mask_hidden", torch.empty(0))
         self._mask_token_id = torch.tensor([config.mask_token_id or 0], device=device)
-        self.cache = DraftCache(num_slots, config.num_key_value_heads, config.head_dim, dtype, device)
+        self.cache = head_cache(target, config)
 
     def extend_cache(
         self,
@@ -63,13 +64,12 @@ class EaglePass:
         most: int = 0,
         masks: int = 0,
     ) -> Level:
-        """Read the pairs that each slot has not cached yet, at least one; the level of the last ones, [B, 1, ...].
-
-        With masks, that many pairs of P-EAGLE's mask are read behind them and not kept: [B, 1 + masks, ...].
+        """Cache the pairs that each slot lacks, at least one. Returns the level of the last pairs, [B, 1, ...].
 
         tokens: x_{n+1} .. x_{T-1} of each row.
         states: f_n .. f_{T-2} of each row, [P, len(states) E].
-        most: how many of the largest logits to find, see `step`.
+        most: how many of the largest logits to find.
+        masks: how many of P-EAGLE's mask pairs follow, without being cached; the level is then [B, 1 + masks, ...].
         """
         device = self._embeddings.device
         ids, rows = list[Tensor](), list[Tensor]()
@@ -77,7 +77,7 @@ class EaglePass:
             begin, own = 0, torch.tensor(row, device=device)
             while len(row) - begin > FEW:
                 end = min(begin + CHUNK, len(row) - 1)
-                self._pass([slot], own[None, begin:end], known[None, begin:end], ends=False)
+                self._pass([slot], own[None, begin:end], known[None, begin:end], kv_only=True)
                 self.cache.lengths[slot] += end - begin
                 begin = end
             ids.append(own[begin:])
@@ -100,10 +100,11 @@ class EaglePass:
         return _picked(level, (last[:, None] + torch.arange(ends)).to(device))
 
     def step(self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0) -> Level:
-        """The next level of the trees, nodes [B, F], and the `most` largest logits of each.
+        """The next level of the trees, with nodes [B, F].
 
-        hidden: h of the level before [B, G, E].
-        parents: which of its rows is the parent of each node, [B, F].
+        hidden: h of the level before, [B, G, E].
+        parents: the row of `hidden` that belongs to the parent of each node, [B, F].
+        most: how many of the largest logits to find.
         """
         (batch, width), before, device = hidden.shape[:2], self._parents.shape[1], hidden.device
         places = (parents + torch.arange(batch)[:, None] * width).flatten().to(device)
@@ -114,28 +115,29 @@ class EaglePass:
         return self._pass(self._slots, ids, rows, before, parents=self._parents, head_rows=count, top=most)
 
     def _pass(self, slots: Sequence[int], ids: Tensor, hidden: Tensor, old: int = 0, **more: Any) -> Level:
-        """One pass over pairs of tokens [B, N] and what stands beside them, after what the slots have cached.
+        """One pass over pairs of tokens [B, N] and states, after the columns that the slots have cached.
 
         hidden: the head's own hidden states [B, N, E], or the target's [B, N, len(states) E], which are projected.
         more: further fields of `LayerPass`.
         """
-        cache, beside = self.cache, ids.contiguous()
+        cache, token_ids = self.cache, ids.contiguous()
         starts = [cache.lengths[slot] for slot in slots]
         cache.ensure(max(starts) + old + ids.shape[1])
         if self.config.version == 1:
-            hidden, beside = torch.cat([nn.functional.embedding(ids, self._embeddings), hidden], -1), None
-        projects = self.config.version == 1 or "parents" not in more
+            hidden, token_ids = torch.cat([nn.functional.embedding(ids, self._embeddings), hidden], -1), None
+        first = self.config.version == 1 or "parents" not in more
         keys, values = cache.keys[0], cache.values[0]
-        return self._layer(LayerPass(keys, values, slots, starts, hidden, beside, old=old, projects=projects, **more))
+        one = LayerPass(keys, values, slots, starts, hidden, token_ids, old=old, needs_projection=first, **more)
+        return self._layer(one)
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
-    """[B, longest, ...], with zeros behind shorter rows."""
+    """[B, longest, ...], shorter rows padded with zeros."""
     return rows[0][None] if len(rows) == 1 else nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 def _picked(level: Level, places: Tensor) -> Level:
-    """Only the rows at `places` [B, M], counted over the batch."""
+    """Only the rows with these indices [B, M] into the flattened batch."""
     pick = lambda t: t.flatten(0, 1)[places]  # noqa: E731
     best = None if level.best is None else Best(pick(level.best.columns), pick(level.best.logps))
     return Level(pick(level.hidden), pick(level.logits), best)

@@ -1,4 +1,4 @@
-"""Make a trained head ready to draft for a target: read it, check that it fits, attach it."""
+"""Loads trained heads, checks that they fit a target, and attaches them to it."""
 
 import copy
 from os import PathLike
@@ -14,14 +14,14 @@ from ..heads.mtp import MtpHead
 from ..heads.parallel import ParallelHeads
 from ..heads.parts import check_sizes
 from ..heads.space import SpaceAdapter
-from .draft_layer import native_form, runs_natively
+from .draft_layer import pack_head, runs_natively
 
 _H = TypeVar("_H", bound=nn.Module)
 _F = TypeVar("_F", bound=MtpHead | ParallelHeads)
 
 
 def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelFacts, **sizes: object) -> _H:
-    """The head, a folder or a module. sizes: attributes of its config that must be as given.
+    """Read a head from a folder, or take a module. sizes: attributes that its config must have.
 
     Raises `ConfigError` for a head of another kind, `IncompatibleModels` for one of another target's sizes.
     """
@@ -34,10 +34,10 @@ def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Mod
     return made
 
 
-def fitted(head: str | PathLike[str] | nn.Module, kind: type[_F], target: TargetView) -> _F:
+def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: TargetView) -> _F:
     """A copy of a head over the last states, in the target's dtype and on its device, attached to it.
 
-    Where native kernels run it, its linear layers are packed and everything else is float32. Errors: as `read_head`.
+    If native kernels run it, its linear layers are packed and everything else is float32. Raises as `read_head`.
     """
     loaded = target.loaded
     shape = {"hidden_size": loaded.hidden_size, "vocab_size": loaded.vocab_size, "states": (loaded.num_layers,)}
@@ -45,17 +45,17 @@ def fitted(head: str | PathLike[str] | nn.Module, kind: type[_F], target: Target
     made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
     made.attach(loaded.embeddings, loaded.embeddings if made.owns_rows else loaded.output_rows())
     if runs_natively(loaded.embeddings):
-        native_form(made)
+        pack_head(made)
     return made
 
 
 def row_dtype(target: TargetView) -> torch.dtype:
-    """The dtype of what enters a fitted head."""
+    """The input dtype of an attached head."""
     return torch.float32 if runs_natively(target.loaded.embeddings) else target.loaded.dtype
 
 
-def fitted_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView) -> SpaceAdapter:
-    """SPACE's adapter, which the target can attach. Errors: as `read_head`."""
+def read_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView) -> SpaceAdapter:
+    """Read a SPACE adapter that the target can attach. Raises as `read_head`."""
     loaded = target.loaded
     shape = {"hidden_size": loaded.hidden_size, "num_layers": loaded.num_layers, "vocab_size": loaded.vocab_size}
     return read_head(adapter, SpaceAdapter, loaded, **shape)

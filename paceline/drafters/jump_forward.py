@@ -1,7 +1,7 @@
-"""Jump-forward decoding: draft the text that a grammar leaves no choice about, such as the names of properties.
+"""Jump-forward decoding: draft the text that a grammar forces, such as the names of JSON properties.
 
-Zheng et al. 2024 (SGLang), here verified like every draft: the same text may be written in other tokens, and the answer
-has those that the model chooses.
+Zheng et al. 2024 (SGLang). Here it is verified like every draft: the model may encode the same text in other tokens,
+and the answer has the tokens that the model chooses.
 """
 
 from collections.abc import Sequence as Seq
@@ -17,9 +17,9 @@ from .registry import DrafterSpec
 
 @final
 class JumpForward(Drafter):
-    """Draft the text that must follow by the grammar of the request, as the tokenizer writes it.
+    """Draft the text that the grammar of the request forces, as the tokenizer encodes it.
 
-    Requests without `structured_outputs` get no drafts; combine it with a drafter that has some for them.
+    Requests without `structured_outputs` get no drafts; combine it with another drafter for them.
     """
 
     name: ClassVar[str] = "jump-forward"

@@ -1,4 +1,4 @@
-"""Lookahead decoding: the target guesses n-grams beside its pass, and verifies those that begin with the last token.
+"""Lookahead decoding: probes in the target's pass generate n-grams; those that begin with the last token are drafted.
 
 Fu et al. 2024 (arXiv 2402.02057). docs/how_it_works.md shows the window: N - 1 rows of W columns, which are probes of
 the tree. Row r, column j guesses the token r + j places after the last one.
@@ -24,19 +24,19 @@ from ..schema import checked, checked_call
 from .ngram_pool import NgramPool, PoolSize, Scope, add_branches
 from .registry import DrafterSpec
 
-Window: TypeAlias = Annotated[int, Field(ge=1, le=64)]
-Ngram: TypeAlias = Annotated[int, Field(ge=2, le=16)]
-Guesses: TypeAlias = Annotated[int, Field(ge=1, le=64)]
+WindowSize: TypeAlias = Annotated[int, Field(ge=1, le=64)]
+NgramSize: TypeAlias = Annotated[int, Field(ge=2, le=16)]
+NumGuesses: TypeAlias = Annotated[int, Field(ge=1, le=64)]
 
 
 @dataclass
 class _State:
-    """What is kept for a slot.
+    """The state of a slot.
 
     rows: the window; its first token is replaced by the text's last one.
     num_read: where the next n-gram of the text starts.
-    ends: the last node of each column in the tree that was proposed; empty where it had no window.
-    candidates: the nodes before the window in that tree, its root among them.
+    ends: the last node of each column in the proposed tree; empty if the tree had no window.
+    candidates: how many nodes precede the window in that tree, the root included.
     """
 
     pool: NgramPool
@@ -48,17 +48,17 @@ class _State:
 
 @final
 class Lookahead(Drafter):
-    """Draft n-grams that the target itself guessed in a window beside earlier passes.
+    """Draft n-grams that the target itself guessed in the window of earlier passes.
 
     Each round that drafts adds up to W (N - 1) - 1 rows to the target's pass for the window, whatever the budget; the
-    policy counts them. It pays where such rows are nearly free, as on a GPU that decodes one text.
+    policy counts them. It pays if such rows are nearly free, as on a GPU that decodes one text.
 
     window: W, the columns of the window.
     ngram: N, the tokens of an n-gram: one to look up and N - 1 to draft.
     guesses: G, the most n-grams that are drafted in a round.
     pool: "request" keeps n-grams of the answer, "prompt" those of its prompt too, "shared" those of all requests.
-    pool_size: the most n-grams of one pool, of at most 400 + 40 N bytes each. "shared" has one pool, the others one a
-        slot.
+    pool_size: the most n-grams of one pool, of at most 400 + 40 N bytes each. "shared" has a single pool, the others
+        have one per slot.
     """
 
     name: ClassVar[str] = "lookahead"
@@ -66,9 +66,9 @@ class Lookahead(Drafter):
     @checked_call
     def __init__(
         self,
-        window: Window = 7,
-        ngram: Ngram = 5,
-        guesses: Guesses = 7,
+        window: WindowSize = 7,
+        ngram: NgramSize = 5,
+        guesses: NumGuesses = 7,
         pool: Scope = "prompt",
         pool_size: PoolSize = 8192,
     ):
@@ -77,7 +77,7 @@ class Lookahead(Drafter):
         self._states: dict[int, _State] = {}  # by slot
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Start with an empty pool. Raises `ConfigError` where the window would not fit into the context."""
+        """Start with an empty pool. Raises `ConfigError` if the window does not fit into the context."""
         if self.window + self.ngram > target.max_length:
             raise ConfigError(
                 "the window of Lookahead is wider than the context",
@@ -89,14 +89,14 @@ class Lookahead(Drafter):
         self._shared = self._new_pool()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """The hint is -1 where the pool has nothing that begins with the last token."""
+        """The hint is -1 if no n-gram of the pool begins with the last token."""
         state = self._read(seq)
         hint = 0 if state.pool.after(seq.token_ids[-1]) else -1
         probes = sum(map(len, state.rows)) - 1 if self._has_room(seq, state) else 0
         return (DraftOptions(self.name, hint, branches=self.guesses, probes=probes, ready=self.ngram - 1),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Candidates from the pool, newest first, then the window; nothing where the budget is 0."""
+        """Candidates from the pool, newest first, then the window; nothing for a budget of 0."""
         tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
         for seq, budget in zip(seqs, budgets, strict=True):
             ids, ups, state = [seq.token_ids[-1]], [-1], self._read(seq)
@@ -113,18 +113,18 @@ class Lookahead(Drafter):
 
     @torch.inference_mode()
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
-        """Move each window on by the target's top tokens behind its last row, and keep its n-grams."""
-        asked = [(row, self._states[seq.slot]) for row, seq in enumerate(seqs) if seq.slot in self._states]
-        asked = [(row, state) for row, state in asked if state.ends]
-        if not asked:
+        """Advance each window by the target's top tokens after its last row, and add its n-grams to the pool."""
+        known = [(row, self._states[seq.slot]) for row, seq in enumerate(seqs) if seq.slot in self._states]
+        with_window = [(row, state) for row, state in known if state.ends]
+        if not with_window:
             return
         rows, nodes = list[int](), list[int]()
-        for row, state in asked:
+        for row, state in with_window:
             dropped = state.candidates - draft.tree.lists.is_probe[row].count(False)
             rows += [row] * len(state.ends)
             nodes += [node - dropped if node else 0 for node in state.ends]
         top_tokens = argmax(logits[rows, nodes]).tolist()
-        for _, state in asked:
+        for _, state in with_window:
             count = len(state.ends)
             state.rows = next_rows(state.rows, top_tokens[:count], state.pool)
             del top_tokens[:count]
@@ -138,7 +138,7 @@ class Lookahead(Drafter):
         return NgramPool(self.ngram, self.guesses, self.pool_size, self.banned_token_ids)
 
     def _read(self, seq: Sequence) -> _State:
-        """The state of a sequence, whose pool has all n-grams of the text so far."""
+        """The state of a sequence, after adding all n-grams of the text so far to its pool."""
         state = self._states.get(seq.slot)
         if state is None:
             # Jacobi iteration may start anywhere; the authors start with tokens of the prompt, too.
@@ -173,7 +173,7 @@ def add_window(ids: list[int], parents: list[int], rows: Seq[Seq[int]]) -> list[
 
 
 def next_rows(rows: list[list[int]], last: list[int], pool: NgramPool) -> list[list[int]]:
-    """The window after a pass. last: what the target gave behind the last row, as the row after it."""
+    """The window after a pass. last: the target's tokens after the last row, which become the next row."""
     rows = [*rows, last]
     if len(rows) < pool.ngram:  # not all rows yet
         return [row[1:] for row in rows]
@@ -186,9 +186,9 @@ def next_rows(rows: list[list[int]], last: list[int], pool: NgramPool) -> list[l
 class LookaheadSpec(DrafterSpec):
     """Options of `Lookahead`."""
 
-    window: Window = 7
-    ngram: Ngram = 5
-    guesses: Guesses = 7
+    window: WindowSize = 7
+    ngram: NgramSize = 5
+    guesses: NumGuesses = 7
     pool: Scope = "prompt"
     pool_size: PoolSize = 8192
     method = "lookahead"

@@ -1,7 +1,7 @@
-"""Draft with MTP modules: module k reads the state of the one before and the token drafted last (see `heads.mtp`).
+"""Drafts with MTP modules: module k reads the state of module k - 1 and the last drafted token (see `heads.mtp`).
 
 docs/how_it_works.md shows a round of T tokens and K modules. Every step runs over the same window of rows, from the
-first that is not known to T-2; its last K-1 rows read drafted tokens and are computed again next round.
+first uncached one to T-2. Its last K-1 rows read drafted tokens and are computed again in the next round.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ from ..core.request import Sequence
 from ..heads.mtp import MtpHead
 from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
-from .draft_layer import DraftCache, LayerParts, LayerPass, NativeLayer, TorchLayer, make_layer
-from .fitting import fitted, row_dtype
+from .draft_layer import LayerParts, LayerPass, NativeLayer, TorchLayer, head_cache, make_layer
+from .fitting import attach_head, row_dtype
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
 from .trees import DynamicTree, draft_of
 
 _CHUNK = 256
-"""Rows read at once."""
+"""Rows of one prefill pass."""
 
 _LAG = 16
-"""The most rows that later modules may be behind, while drafts end before their turn."""
+"""How many rows the later modules may lag behind, if drafts end before these modules run."""
 
 
 @final
@@ -46,26 +46,24 @@ class Mtp(Drafter):
         self._given = head
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        self.head, self._target = fitted(self._given, MtpHead, target), target
+        self.head, self._target = attach_head(self._given, MtpHead, target), target
         self._ranking = TokenRanking.of(self.head.draft_ids, target, verifier)
-        self._dtype, config, loaded = row_dtype(target), self.head.config, target.loaded
-        sizes = config.num_key_value_heads, config.head_dim
-        self._cache = DraftCache(target.num_slots, *sizes, loaded.dtype, loaded.device, config.num_modules)
+        self._dtype, config = row_dtype(target), self.head.config
+        self._cache = head_cache(target, config, config.num_modules)
         self._layers = list[NativeLayer | TorchLayer]()
         for step in range(config.num_modules):  # their projections, norms and output rows stay in Python
             one = self.head.module(step)
-            norms = one.post_attention_layernorm, one.input_layernorm, one.norm
-            parts = LayerParts(one.self_attn, one.mlp, self.head.output, config.rope_theta, *norms)
+            parts = LayerParts(one, self.head.output, config.rope_theta, one.input_layernorm, one.norm)
             self._layers.append(make_layer(parts))
-        target.watch_states([loaded.num_layers])
+        target.watch_states([target.loaded.num_layers])
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Uncached rows beyond those of an ordinary step; the hint is -1 where the target has no state yet."""
+        """Uncached rows beyond those of an ordinary step count; the hint is -1 if the target has no state yet."""
         known, count = self._cache.lengths[seq.slot], self.head.config.num_modules
         return (DraftOptions(self.name, 0 if seq.num_cached else -1, max(0, seq.num_cached - known - count)),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """A step of one row with its logits; and a row of all modules among many that are read together."""
+        """A step over one row with its logits; and a prefill per row, through all modules."""
         length = self._cache.lengths[0]  # the next pass overwrites what is written here
         many = min(64, self._target.max_length)
 
@@ -82,11 +80,12 @@ class Mtp(Drafter):
         return {self.name: (median_seconds(step), median_seconds(read) / many)}
 
     def release(self, slots: Seq[int]) -> None:
-        self._cache.release(slots)
+        for slot in slots:
+            self._cache.release(slot)
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Catch up with what was emitted, then draft a chain, each token read by the next step."""
+        """Cache what was emitted since the last round, then draft a chain; each step reads the token before."""
         chains = [
             DynamicTree(budget, 1, None if seq.num_cached else 0) for seq, budget in zip(seqs, budgets, strict=True)
         ]
@@ -98,7 +97,7 @@ class Mtp(Drafter):
         return draft_of(seqs, [chain.finish() for chain in chains], self.name)
 
     def _catch_up(self, seq: Sequence) -> None:
-        """Read rows in whole chunks, as long as no drafted token is among what they read."""
+        """Prefill whole chunks of rows that read no drafted token."""
         lengths, count = self._cache.lengths, self.head.config.num_modules
         while len(seq.token_ids) - count - lengths[seq.slot] > _CHUNK:
             begin = lengths[seq.slot]
@@ -109,7 +108,7 @@ class Mtp(Drafter):
             lengths[seq.slot] = begin + _CHUNK
 
     def _draft(self, seqs: Seq[Sequence], chains: Seq[DynamicTree]) -> None:
-        """Fill in the chains, all of them a step at a time."""
+        """Draft all chains together, step by step."""
         cache, count = self._cache, self.head.config.num_modules
         slots = [seq.slot for seq in seqs]
         starts = [cache.lengths[slot] for slot in slots]
@@ -136,13 +135,13 @@ class Mtp(Drafter):
         while rows := [row for row, chain in enumerate(chains) if chain.frontier]:
             places = [seqs[row].num_cached + step - count for row in rows]
             tokens = [chains[row].tokens[-1:] for row in rows]
-            went_on = self._step(step, [slots[row] for row in rows], tokens, last[rows].unsqueeze(1), places)
-            last[rows] = went_on.squeeze(1)
+            hidden = self._step(step, [slots[row] for row in rows], tokens, last[rows].unsqueeze(1), places)
+            last[rows] = hidden.squeeze(1)
             self._take(step, last, seqs, chains)
             step += 1
 
     def _take(self, step: int, last: Tensor, seqs: Seq[Sequence], chains: Seq[DynamicTree]) -> None:
-        """One token more for each open chain, from the hidden states [R, E] of a step."""
+        """Add a token to each open chain, from the hidden states [R, E] of a step."""
         rows = [row for row, chain in enumerate(chains) if chain.frontier]
         if not rows:
             return
@@ -153,7 +152,7 @@ class Mtp(Drafter):
             chains[row].add([token], [logp])
 
     def _step(self, step: int, slots: list[int], tokens: list[list[int]], hidden: Tensor, starts: list[int]) -> Tensor:
-        """One step over rows that begin at `starts`, keys and values written there. [R, N], [R, N, E] -> [R, N, E]."""
+        """One step over rows in the columns from `starts` on. [R, N], [R, N, E] -> [R, N, E]."""
         cache, module, ids = self._cache, self.head.module(step), torch.tensor(tokens, device=hidden.device)
         cache.ensure(max(starts) + hidden.shape[1])
         rows, index = module.begin(self.head.embed(ids, hidden), hidden), self.head.module_of(step)

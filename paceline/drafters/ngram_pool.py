@@ -1,4 +1,4 @@
-"""A pool of n-grams and the tree of candidates that it gives: what Lookahead and Ouroboros share."""
+"""A pool of n-grams and the candidates from it, shared by Lookahead and Ouroboros."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -13,7 +13,7 @@ from ..schema import brief, validate
 from ..system.files import read_kind, to_json, write_text
 
 Scope: TypeAlias = Literal["request", "prompt", "shared"]
-"""What a pool holds: n-grams of the answer, of its prompt too, or of all requests so far."""
+"""The n-grams in a pool: those of the answer, of its prompt too, or of all requests so far."""
 PoolSize: TypeAlias = Annotated[int, Field(ge=1, le=1 << 20)]
 """The most n-grams of one pool."""
 _KIND, _VERSION = "paceline n-grams", 1
@@ -21,12 +21,12 @@ _KIND, _VERSION = "paceline n-grams", 1
 
 @final
 class NgramPool:
-    """The newest n-grams by their first token. What was not added for the longest time goes first.
+    """The newest n-grams by their first token. The least recently added ones are dropped first.
 
     ngram: the tokens of each n-gram, N.
     guesses: the most n-grams with the same first token, G.
     size: the most n-grams in all.
-    banned_token_ids, vocab_size: n-grams with any of these, or with a token from this one on, are not taken.
+    banned_token_ids, vocab_size: n-grams with a banned token, or with a token outside the vocabulary, are not added.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class NgramPool:
         return self._count
 
     def add(self, tokens: Seq[int]) -> None:
-        """Take one n-gram, or note that it was seen again."""
+        """Add an n-gram, or make it the newest if it is there."""
         if max(tokens) >= self._vocab_size or not self._banned.isdisjoint(tokens):
             return
         first, rest = tokens[0], tuple(tokens[1:])
@@ -67,7 +67,7 @@ class NgramPool:
                 del self._known[first]
 
     def read(self, text: Seq[int], begin: int) -> int:
-        """Take the n-grams of a text that start at `begin` or later; returns where the next one will start."""
+        """Add the n-grams of a text that start at `begin` or later; returns where the next one will start."""
         end = max(begin, len(text) - self.ngram + 1)
         for start in range(max(begin, end - self.size), end):
             self.add(text[start : start + self.ngram])
@@ -110,12 +110,12 @@ class NgramPool:
 def add_branches(
     ids: list[int], parents: list[int], phrases: Iterable[Seq[int]], seq: Sequence, ahead: int, length: int, nodes: int
 ) -> dict[tuple[int, int], int]:
-    """Add phrases behind the last node of a chain; what begins alike is added once.
+    """Add phrases after the last node of a chain; common prefixes are added once.
 
-    Nothing is added behind a token that would end the answer. Returns the new nodes by parent and token.
+    Nothing is added after a token that would end the answer. Returns the new nodes by parent and token.
 
-    ids, parents: the chain, root first; they grow, to no more than `nodes` without the root.
-    ahead: the place of a phrase's first token behind the end of the text, from 1.
+    ids, parents: the chain, root first; they are extended to at most `nodes` nodes without the root.
+    ahead: how many places after the end of the text the first token of a phrase is, from 1.
     length: the most tokens of a phrase.
     """
     stem, children = len(ids) - 1, dict[tuple[int, int], int]()

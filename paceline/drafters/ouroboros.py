@@ -1,8 +1,8 @@
-"""Ouroboros: a draft model that drafts phrases, and a pool of phrases that rejected drafts fill.
+"""Ouroboros: a draft model that drafts phrases, and a pool of phrases from rejected drafts.
 
 Zhao et al. 2024 (arXiv 2402.13720); docs/how_it_works.md shows a round. A phrase is an n-gram of a pool, looked up by
-its first token. It saves passes of the draft model, lengthens the draft, and is made of what the target would have said
-behind tokens that it rejected. Drafts are verified as a point mass.
+its first token. Phrases save passes of the draft model and lengthen the draft. New ones are made of the target's tokens
+after the drafted tokens, rejected ones included. Drafts are verified as a point mass.
 """
 
 from collections.abc import Mapping
@@ -38,11 +38,11 @@ class Ouroboros(Drafter):
 
     The pool is shared by all requests, and lives as long as the drafter.
 
-    draft: the draft model. One with another tokenizer drafts by intersection, and phrases hold common tokens alone.
-    ngram: N, the tokens of a phrase, its key included. At most a third of a draft is a suffix.
-    phrases: K, the most phrases behind a token, both in a pass of the draft model and behind the draft.
-    pool_size: the most phrases of the pool, of some 500 bytes each.
-    pool_file: a file of `save`, to start with its phrases. It belongs to the target's tokenizer.
+    draft: the draft model. With another tokenizer it drafts by intersection, and phrases have only common tokens.
+    ngram: N, the tokens of a phrase, its key included. At most a third of a draft is its phrase suffix.
+    phrases: K, the most phrases after a token, both in a pass of the draft model and at the end of the draft.
+    pool_size: the most phrases of the pool, of about 500 bytes each.
+    pool_file: a file that `save` wrote, to start with its phrases. It must be of the target's tokenizer.
     """
 
     name: ClassVar[str] = "ouroboros"
@@ -64,7 +64,7 @@ class Ouroboros(Drafter):
         """Load the draft model and the pool.
 
         Raises as `DraftModel.bind`; `ConfigError` for a file of another kind; `IncompatibleModels` for one of another
-        tokenizer, and for a draft model by strings, which cannot read phrases.
+        tokenizer, and for a draft model that drafts by strings, which cannot verify phrases.
         """
         self.draft.bind(target, verifier)
         translation = self.draft.translation
@@ -73,10 +73,10 @@ class Ouroboros(Drafter):
             raise IncompatibleModels(
                 "the draft model of Ouroboros has another tokenizer than the target and drafts by strings",
                 got=self.draft.runner.loaded.name,
-                expected="a draft model that has the tokens of a phrase",
-                fix='say vocabulary="intersection", or use model:PATH without phrases',
+                expected="a draft model whose vocabulary has tokens in common with the target's",
+                fix='use vocabulary="intersection", or model:PATH without phrases',
             )
-        # The draft model reads phrases, so they are of tokens that it has.
+        # The draft model verifies phrases, so they may only have tokens of its vocabulary.
         runner, vocab_size = self.draft.runner, target.vocab_size
         banned_token_ids = target.banned_token_ids | runner.banned_token_ids
         if translation is None or common is None:
@@ -97,16 +97,16 @@ class Ouroboros(Drafter):
         self.pool.save(path, self._vocabulary)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        return [replace(look, source=self.name, branches=self.phrases) for look in self.draft.draft_options(seq)]
+        return [replace(one, source=self.name, branches=self.phrases) for one in self.draft.draft_options(seq)]
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """Those of the draft model, as if no phrase saved a pass."""
+        """Those of the draft model without phrases."""
         return {self.name: self.draft.seconds()[self.draft.name]}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         for seq in seqs:
             self._num_read[seq.slot] = self.pool.read(seq.token_ids, self._num_read.get(seq.slot, 0))
-        # With phrases a token costs less than the policy thinks, so that it may not stop the draft.
+        # With phrases a token costs less than the policy assumes, so the policy must not stop the draft.
         chained = [replace(one, depth=one.depth - self._suffix(one), should_continue=None) for one in budgets]
         chains = self.draft.propose(seqs, chained).tree
         tokens = [row[:size] for row, size in zip(chains.lists.token_ids, chains.sizes, strict=True)]
@@ -120,7 +120,7 @@ class Ouroboros(Drafter):
 
     @torch.inference_mode()
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
-        """Recycle the rows that were verified, and keep the draft model in step."""
+        """Add phrases from the verified rows to the pool, then let the draft model observe."""
         tree = draft.tree.trimmed()
         top_tokens = argmax(logits[:, : tree.num_nodes]).tolist()
         for fields in zip(*tree.lists, top_tokens, strict=True):
@@ -137,9 +137,9 @@ class Ouroboros(Drafter):
 
 
 def recycle(pool: NgramPool, tokens: Seq[int], parents: Seq[int], probes: Seq[bool], top_tokens: Seq[int]) -> None:
-    """Take each run of drafted tokens that the target confirms, wherever it begins, with the token behind it.
+    """Add each run of drafted tokens that the target confirms, wherever it begins, with the target's token after it.
 
-    top_tokens: the target's token behind each node of the tree.
+    top_tokens: the target's token after each node of the tree.
     """
     children = {(parents[node], tokens[node]): node for node in range(len(tokens)) if not probes[node]}
     for start, token in enumerate(tokens):
@@ -171,7 +171,7 @@ class OuroborosSpec(DraftModelSpec):
         return f"{self.method}:{super().name}"
 
     def tree_nodes(self, depth: int) -> int:
-        """The draft and all phrases behind it."""
+        """The draft and all phrases after it."""
         return depth + (self.phrases - 1) * min(self.ngram - 1, depth // 3)
 
     def build(self) -> Ouroboros:

@@ -1,7 +1,7 @@
-"""Drafters whose heads predict the next tokens side by side, from one state of the target (docs/how_it_works.md).
+"""Drafters with parallel heads, which predict the next tokens from one state of the target (docs/how_it_works.md).
 
-They keep nothing between rounds and have nothing to read first: the state is there since the last pass of the target.
-Only the first token of a text has no state before it: with a prompt of one token, the first round drafts nothing.
+They have no state and no cache: the last pass of the target has left the hidden state they need. After a prompt of one
+token there is none yet, so the first round drafts nothing.
 """
 
 from abc import ABC
@@ -19,14 +19,14 @@ from ..core.request import Sequence
 from ..heads.parallel import BlockwiseHead, MedusaHead, ParallelHeads
 from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
-from .fitting import fitted, row_dtype
+from .fitting import attach_head, row_dtype
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
 from .trees import DynamicTree, draft_of
 
 
 class HeadsDrafter(Drafter, ABC):
-    """What Medusa and blockwise decoding share: one product with the output rows gives the logits of all heads."""
+    """The common part of Medusa and blockwise decoding. One product with the output rows gives all logits."""
 
     kind: ClassVar[type[ParallelHeads]]
 
@@ -35,17 +35,17 @@ class HeadsDrafter(Drafter, ABC):
         self.info = DrafterInfo(branches=top_k, reads_states=True)
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        self.heads, self._target = fitted(self._given, self.kind, target), target
+        self.heads, self._target = attach_head(self._given, self.kind, target), target
         self._ranking = TokenRanking.of(self.heads.draft_ids, target, verifier)
         self._dtype = row_dtype(target)
         target.watch_states([target.loaded.num_layers])
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Nothing is ever left to read; the hint is -1 where the target has no state yet."""
+        """There are never uncached tokens; the hint is -1 if the target has no state yet."""
         return (DraftOptions(self.name, hint=0 if seq.num_cached else -1, branches=self.top_k),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """The time of all heads, shared among their tokens; there is nothing to read."""
+        """The time of all heads, divided by their number; there is no prefill."""
         loaded, heads = self._target.loaded, self.heads
         state = torch.zeros(1, loaded.hidden_size, dtype=self._dtype, device=loaded.device)
         seconds = median_seconds(lambda: heads(state).topk(1).indices.tolist())
@@ -53,7 +53,7 @@ class HeadsDrafter(Drafter, ABC):
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """The best tree from the heads' distributions, which depend on each row's last state alone."""
+        """The best tree by the heads' distributions, which depend on each row's last state only."""
         heads = self.heads
         trees = [
             DynamicTree(budget, self.top_k, heads.num_heads if seq.num_cached else 0, width=budget.nodes)

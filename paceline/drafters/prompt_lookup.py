@@ -17,26 +17,27 @@ from .registry import DrafterSpec, vllm_flag
 from .trees import up_to_end
 
 LONGEST_HINT = 8
-"""Matches of different length count as different up to this length: longer ones are not more reliable."""
+"""Hints tell apart matches up to this length; longer ones are not more reliable."""
 
 
 @dataclass
 class _Index:
-    """Where each n-gram of one sequence ends: for n = min_ngram .. max_ngram, {n-gram: index of its last token}.
+    """The n-grams of one sequence.
 
-    found: the place to copy from, as (index of the last matching token, length of the match), for a text of `num_found`
-    tokens; None where nothing matches.
+    tables: for n = min_ngram .. max_ngram, {n-gram: index of its last token}.
+    num_indexed: how many tokens have their n-grams in the tables.
+    found: for a text of `num_found` tokens, (index of the last matching token, length of the match), or None.
     """
 
     tables: list[dict[tuple[int, ...], int]]
-    num_indexed: int = 0  # tokens whose n-grams are in the tables
+    num_indexed: int = 0
     num_found: int = -1
     found: tuple[int, int] | None = None
 
 
 @final
 class PromptLookup(Drafter):
-    """Find the last `max_ngram` tokens earlier in prompt and answer and draft what came after; else one token fewer.
+    """Find the last `max_ngram` tokens, or else fewer, earlier in prompt and answer, and draft what followed there.
 
     match: which of several places to copy from, the most recent (chat, code) or the first (summaries).
 
@@ -59,7 +60,7 @@ class PromptLookup(Drafter):
         self._indexes: dict[int, _Index] = {}
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """The hint is the length of the match, counted on past `max_ngram` up to 8; -1 where there is none."""
+        """The hint is the length of the match, at most 8 and possibly above `max_ngram`; -1 if there is none."""
         found = self._match(seq)
         return (DraftOptions(self.name, hint=found[1] if found else -1),)
 
@@ -93,7 +94,7 @@ class PromptLookup(Drafter):
         return index
 
     def _match(self, seq: Sequence) -> tuple[int, int] | None:
-        """Searched once for a text; `draft_options` and `propose` share it."""
+        """The place to copy from, which is searched once for each text."""
         tokens, index = seq.token_ids, self._updated(seq)
         if index.num_found != len(tokens):
             index.num_found, index.found = len(tokens), self._search(index, tokens)
@@ -116,9 +117,10 @@ def _continuation(tokens: list[int], end: int, depth: int) -> list[int]:
     return drafted
 
 
-def _check_range(least: int, most: int) -> None:
-    if least > most:
-        raise ConfigError("the n-gram range is empty", got=f"min {least}, max {most}", expected="1 <= min <= max")
+def _check_range(smallest: int, largest: int) -> None:
+    if smallest > largest:
+        got = f"min {smallest}, max {largest}"
+        raise ConfigError("the n-gram range is empty", got=got, expected="1 <= min <= max")
 
 
 _Length = Annotated[int, Field(ge=1, le=32)]

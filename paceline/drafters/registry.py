@@ -1,6 +1,6 @@
-"""The drafters by method, and the options of each: its keys in JSON, its name on the command line.
+"""The drafters by method, with their options: the keys in JSON and the name on the command line.
 
-CONTRIBUTING.md says how a drafter gets in. No module of a drafter is imported before it is used.
+CONTRIBUTING.md explains how to add one. The module of a drafter is imported when it is first used.
 """
 
 import json
@@ -79,19 +79,18 @@ _ALIASES = {
 _HEADS = ("eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "self_int4")
 """Methods whose weights are a folder."""
 
-
 TREE_NODES = 24
 """Nodes of a tree where no policy chooses their number."""
 
 
 class DrafterSpec:
-    """The options of a drafter: subclasses are checked dataclasses (`schema.checked`) whose fields are keys of JSON.
+    """The options of a drafter. Subclasses are checked dataclasses (`schema.checked`) whose fields are keys of JSON.
 
     method: the name in JSON.
-    label: the name in results, if it is another one.
-    drafter: the class that `build` makes with the options that are not None.
+    label: the name in results, if it is a different one.
+    drafter: the class that `build` instantiates with the options that are not None.
     tokens: how many tokens the policy "fixed" drafts by default.
-    needs: the content of required keys, for messages.
+    needs: descriptions of the required keys, for messages.
     draws_tree: whether it drafts trees of `TREE_NODES` nodes.
     """
 
@@ -104,7 +103,7 @@ class DrafterSpec:
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> Self:
-        """From keys of JSON. Raises `ConfigError` for a value that is missing or wrong."""
+        """Read the options from JSON keys. Raises `ConfigError` for a value that is missing or wrong."""
         for field in fields(cast("Any", cls)):
             if field.default is MISSING and field.name not in given:
                 raise ConfigError(f'method "{cls.method}" needs "{field.name}"', expected=cls.needs.get(field.name))
@@ -112,21 +111,21 @@ class DrafterSpec:
 
     @property
     def name(self) -> str:
-        """The drafter in a few words, as it can be typed where that is possible."""
+        """A short name of the drafter with its options; as on the command line, if possible."""
         return self.label or self.method
 
     @property
     def parts(self) -> "tuple[DrafterSpec, ...]":
-        """The drafters that it combines; itself for all others."""
+        """The members of a combined drafter; for any other drafter, itself."""
         return (self,)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that it loads; heads and trained weights are no models."""
+        """The models that it loads, without heads and trained weights."""
         return ()
 
     def tree_nodes(self, depth: int) -> int | None:
-        """Nodes of a tree so deep, the root not counted, where nothing else says how many; None: it drafts chains."""
+        """The default number of nodes of a tree of this depth, without the root; None if it drafts chains."""
         return max(TREE_NODES, depth) if self.draws_tree else None
 
     def as_dict(self) -> dict[str, object]:
@@ -136,7 +135,7 @@ class DrafterSpec:
         return self.drafter(**{key: value for key, value in self.as_dict().items() if value is not None})
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        """The same drafter in "vLLM", "SGLang" and "llama.cpp": by engine its flags ("" for none) and a remark."""
+        """The flags ("" for none) and a remark for the same drafter in "vLLM", "SGLang" and "llama.cpp"."""
         return {}
 
 
@@ -181,7 +180,7 @@ class HeadSpec(DrafterSpec):
         return {"vLLM": (flags, "; ".join(filter(None, ["a chain, no tree", export]))), **found}
 
     def export(self, engine: str) -> tuple[str, str]:
-        """The folder that the export for an engine goes to, and the command as a remark; a published head's own."""
+        """The folder of the export for an engine and the command that makes it; a published head needs no export."""
         from ..zoo.packaged import published_head
 
         if published := published_head(self.model):
@@ -191,7 +190,7 @@ class HeadSpec(DrafterSpec):
 
 
 def vllm_flag(**given: object) -> str:
-    """`--speculative-config` for vLLM."""
+    """The flag `--speculative-config` for vLLM."""
     return "--speculative-config " + shlex.quote(json.dumps(given))
 
 
@@ -221,7 +220,7 @@ def spec_class(method: str) -> type[DrafterSpec]:
 
 
 def table() -> list[tuple[str, str, str]]:
-    """What one types, method and summary of every drafter."""
+    """Usage, method and summary of every drafter."""
     own = {method: row.summary for method, row in REGISTRY.items()}
     others = {method: (spec_class(method).__doc__ or "").partition("\n")[0] for method in _installed()}
     return [(usage(method), method, summary) for method, summary in (own | others).items()]
@@ -234,12 +233,12 @@ def usages() -> str:
 
 
 def usage(method: str) -> str:
-    """What one types for a drafter."""
+    """The value of --drafter for a method."""
     return REGISTRY[method].usage if method in REGISTRY else method
 
 
 def from_short_name(name: str) -> dict[str, object]:
-    """Keys of JSON from a name as on the command line. Raises `ConfigError` that lists what is known."""
+    """JSON keys from a name on the command line. Raises `ConfigError` that lists the known drafters."""
     if "+" in name:
         return {"method": "choose", "drafters": [part.strip() for part in name.split("+")]}
     word, colon, rest = name.partition(":")
@@ -257,7 +256,7 @@ def from_short_name(name: str) -> dict[str, object]:
         allowed = {"head": methods(), "eagle": ("eagle", "eagle3")}.get(word, (method,))
         if (found := method_of_head(rest)) not in allowed:
             raise ConfigError(
-                f"the head {rest!r} is not of such a method",
+                f"the head {rest!r} is of another method",
                 got=repr(found),
                 expected=one_of(allowed),
                 fix=f"head:{rest}",
@@ -267,7 +266,7 @@ def from_short_name(name: str) -> dict[str, object]:
 
 
 def _options(kind: type[DrafterSpec], text: str) -> dict[str, object]:
-    """Keys of JSON from what follows the colon: the first key's value, @weights, then key=value, joined by commas."""
+    """JSON keys from the text after the colon: the value of the first key, @weights, then ,key=value for others."""
     keys, (first, *options) = keys_of(kind), text.split(",")
     given: dict[str, object] = {}
     if "=" in first or not keys:
@@ -290,7 +289,7 @@ def _options(kind: type[DrafterSpec], text: str) -> dict[str, object]:
 
 
 def method_of_head(name: str) -> str:
-    """The method of a folder or packaged head. Raises `ConfigError` where there is none, or of a method not known."""
+    """The method of a folder or packaged head. Raises `ConfigError` if there is no head, or its method is unknown."""
     from ..zoo.packaged import head_method
 
     method = head_method(name)
@@ -300,7 +299,7 @@ def method_of_head(name: str) -> str:
 
 
 def one_of(names: Sequence[object]) -> str:
-    """The names, for a message."""
+    """The names as "one of a, b, c", for messages."""
     return "one of " + ", ".join(map(str, names))
 
 

@@ -34,11 +34,12 @@ from .registry import DrafterSpec
 class SelfQuantized(Drafter):
     """INT4 self-draft.
 
-    group_size: weights that share a scale (32, 64, 128 or 256); smaller drafts better and costs a little more memory.
-    lm_head: `"int4"`, or `"shared"`: the target's own.
-    bits: 3 and 2 round further, in the memory and time of 4: they show what such a draft would earn.
-    weights: a folder of trained weights, or an `Int4Draft`, whose bits and group size then count. A folder is refused
-    (`IncompatibleModels`) for any target but the one it was trained for, in whatever dtype or rounding that runs.
+    group_size: how many weights share a scale (32, 64, 128 or 256); smaller groups draft better and need a little more
+        memory.
+    lm_head: `"int4"`, or `"shared"` for the target's own.
+    bits: 3 and 2 round further, but take the memory and time of 4; they are for experiments.
+    weights: a folder of trained weights, or an `Int4Draft`, which have their own bits and group size. Raises
+        `IncompatibleModels` for a folder that was trained for another target.
     """
 
     name: ClassVar[str] = "self-int4"
@@ -62,12 +63,12 @@ class SelfQuantized(Drafter):
         self._chains = Chains(self._runner, sampler, target.vocab_size, self.name)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """A pass of the draft over one token; it has nothing to read."""
+        """A pass of the draft over one token; there is no prefill."""
         token = self._runner.pass_seconds(1)
         return {self.name: (token, token)}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Draft past the committed length and roll back, leaving only rows that verification overwrites."""
+        """Draft after the committed columns and roll back; verification overwrites the drafted columns."""
         with self._runner.tentative([seq.slot for seq in seqs]):
             return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])
 
@@ -80,7 +81,7 @@ class SelfQuantized(Drafter):
         draft = weights if isinstance(weights, Int4Draft) else load_head(weights, target)
         if not isinstance(draft, Int4Draft):
             raise ConfigError(
-                f"{str(weights)!r} holds no weights of a self-draft", got=type(draft).__name__,
+                f"{str(weights)!r} has no weights of a self-draft", got=type(draft).__name__,
                 expected="a folder that `paceline train qat` wrote",
             )  # fmt: skip
         made = put_int4(model, draft)

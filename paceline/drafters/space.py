@@ -3,9 +3,8 @@
 Yi et al. 2024, arXiv 2402.11809; see `heads.space` for what a mask is, and docs/how_it_works.md for a round. Mask j
 below a node predicts the token that comes j + 2 places after it, since the target itself predicts the next one.
 
-Nothing is read first, and only what the masks of the last accepted node predicted is kept. Without it (in the first
-round, and after a round of another drafter or of none) no candidates are drafted, and the round only adds the root's
-masks.
+There is no prefill. Only the predictions of the masks below the last accepted node are kept. Without them (in the first
+round, and after a round without masks) no candidates are drafted, and the round only adds the masks of the root.
 """
 
 from collections.abc import Mapping
@@ -26,20 +25,20 @@ from ..core.tree import TokenTree
 from ..heads.space import SpaceAdapter
 from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
-from .fitting import fitted_adapter
+from .fitting import read_adapter
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
 from .trees import Children, DraftTree, DynamicTree, grow, padded_confidences
 
 SHORTLIST = 64
-"""Of a mask's tokens so many are ranked again by the token before them; others can hardly win by that."""
+"""How many of a mask's top tokens are ranked again by the token before them; others can hardly become the best."""
 
 
 @dataclass(frozen=True)
 class _Predicted:
-    """What the masks below the last token but one predicted for a sequence of `length` tokens. logits: [d, V]."""
+    """The predictions [d, V] for a sequence of `length` tokens, from the masks below its last token but one."""
 
-    seq: Sequence  # slots tell apart the sequences of one target only
+    seq: Sequence  # a slot is unique within one target only
     length: int
     logits: Tensor
 
@@ -48,14 +47,14 @@ class _Predicted:
 class Space(Drafter):
     """Draft from mask tokens in the target's last pass (SPACE), ranked as in `drafters.top_tokens`.
 
-    With a transition, the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone.
-    The confidence in a token is then the probability of the shortlist by the mask alone, times the token's probability
-    in the corrected shortlist. Without one the predictions do not depend on the path.
+    With a transition, the scores of the `SHORTLIST` best tokens of a mask are corrected by the token before them. The
+    confidence in a token is then the probability of the shortlist before the correction, times the token's probability
+    in the corrected shortlist. Without a transition the predictions do not depend on the path.
 
     adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
     top_k: the most children of a node; 1 is the paper's chain.
-    max_rows: the most rows of a pass that candidates and their masks take, (1 + candidates) * (1 + masks). It is for
-        policies that count nodes and not masks; None for as many as the budget has.
+    max_rows: the most rows of candidates and masks in a pass, (1 + candidates) * (1 + masks), for policies that do not
+        count masks; None for no limit.
     """
 
     name: ClassVar[str] = "space"
@@ -68,18 +67,18 @@ class Space(Drafter):
         max_rows: Annotated[int, Field(ge=1)] | None = None,
     ):
         self.top_k, self.max_rows, self._given = top_k, max_rows, adapter
-        self.info = DrafterInfo(branches=top_k)  # masks are known when it is bound
+        self.info = DrafterInfo(branches=top_k)  # `bind` sets the masks
         self._predicted: dict[int, _Predicted] = {}  # by slot
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Attach the adapter to the target. Bound to another target of its sizes, it drafts for both from then on.
+        """Attach the adapter to the target.
 
-        Raises `ConfigError` for another method's or a second adapter, `IncompatibleModels` for one of another target's
-        sizes, or a transition where there are no output rows.
+        Raises `ConfigError` for a head of another method or a second adapter, `IncompatibleModels` for an adapter of
+        other sizes, or with a transition for a target whose output rows cannot be used.
         """
-        given = fitted_adapter(self._given, target)
+        given = read_adapter(self._given, target)
         rows = target.loaded.output_rows() if given.config.transition_rank else None
-        adapter = target.attach_adapter(given)  # first: where that raises, this drafter still serves the target it had
+        adapter = target.attach_adapter(given)  # first: if it raises, this drafter must stay unchanged
         self._rows, self._target, self._adapter, self._embeddings = rows, target, adapter, target.loaded.embeddings
         self.info = DrafterInfo(branches=self.top_k, masks=adapter.num_masks)
         ids = torch.arange(target.vocab_size, device=target.loaded.device)
@@ -87,12 +86,12 @@ class Space(Drafter):
         self._predicted.clear()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Ready for as many tokens as the last masks predicted; at none, this round adds masks for the next one."""
+        """`ready` is how many tokens the last masks predicted; at 0 this round only adds masks for the next one."""
         ready = len(self._known(seq))
         return (DraftOptions(self.name, branches=self.top_k, masks=self._adapter.num_masks, ready=ready),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """Ranking a level; the masks' rows are part of the target's pass. There is nothing to read."""
+        """Ranking a level; the rows of masks are part of the target's pass. There is no prefill."""
         loaded = self._target.loaded
         logits = torch.zeros(1, self._target.vocab_size, dtype=loaded.dtype, device=loaded.device)
 
@@ -105,7 +104,7 @@ class Space(Drafter):
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Candidates from what the last masks predicted, then masks below every node."""
+        """Candidates from the predictions of the last masks, then masks below every node."""
         budgets = [self._fitting(budget) for budget in budgets]
         known = [self._known(seq) for seq in seqs]
         trees = [
@@ -127,23 +126,23 @@ class Space(Drafter):
             group = masks_below(last, tokens[row], parents[row], self._target.vocab_size)
             if group and not seq.is_finished:
                 found = logits[row, group.start : group.stop]
-                sound = found.amax(-1).isfinite().cumprod(0).sum()  # those before the first that overflowed
+                num_finite = found.amax(-1).isfinite().cumprod(0).sum()  # those before the first overflow
                 # A copy, since a view would keep the whole pass alive.
-                self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), found[:sound].clone())
+                self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), found[:num_finite].clone())
 
     def release(self, slots: Seq[int]) -> None:
         for slot in slots:
             self._predicted.pop(slot, None)
 
     def _fitting(self, budget: DraftBudget) -> DraftBudget:
-        """The budget with no more nodes than `max_rows` has room for; the depth, thus the masks, stays."""
+        """The budget with at most as many nodes as `max_rows` allows; the depth, thus the masks, is unchanged."""
         if self.max_rows is None:
             return budget
         group = 1 + min(budget.depth, self._adapter.num_masks)
         return replace(budget, nodes=min(budget.nodes, max(0, self.max_rows // group - 1)))
 
     def _known(self, seq: Sequence) -> Tensor:
-        """Logits [d, V] of the tokens that follow this very text; d = 0 where the last masks were of an older one."""
+        """Logits [d, V] of the next d tokens; d = 0 if the last predictions were made for another text."""
         known = self._predicted.get(seq.slot)
         if known is None or known.seq is not seq or known.length != len(seq.token_ids):
             return torch.empty(0, self._target.vocab_size)
@@ -163,7 +162,7 @@ class Space(Drafter):
         grow(trees, children)
 
     def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> Children:
-        """The best tokens by a mask's logits [R, V] after each of the tokens `before` (of each row its parents)."""
+        """The best tokens by a mask's logits [R, V] after each parent. before: the parents' tokens for each row."""
         assert self._rows is not None
         scores = self._ranking.scores(logits, seqs, level)
         short = scores.topk(min(SHORTLIST, scores.shape[1]))  # [R, K]
@@ -172,22 +171,21 @@ class Space(Drafter):
         parents = torch.tensor([ids + [0] * (width - len(ids)) for ids in before], device=logits.device)  # [R, F]
         shift = self._adapter.shift(nn.functional.embedding(parents.flatten(), self._embeddings))  # [R F, E]
         assert shift is not None
-        moved = shift.unflatten(0, parents.shape) @ self._rows[short.indices].mT  # [R, F, K]
-        moved = moved.float()
+        correction = (shift.unflatten(0, parents.shape) @ self._rows[short.indices].mT).float()  # [R, F, K]
         if seqs:
-            moved /= self._ranking.divisors(seqs).to(logits.device)[..., None]
-        ranked = short.values.unsqueeze(1) + moved
-        logps = ranked.log_softmax(-1) + share[:, None, None]
+            correction /= self._ranking.divisors(seqs).to(logits.device)[..., None]
+        corrected = short.values.unsqueeze(1) + correction
+        logps = corrected.log_softmax(-1) + share[:, None, None]
         best = logps.topk(min(self.top_k, logps.shape[-1]))
         tokens = short.indices.unsqueeze(1).expand_as(logps).gather(-1, best.indices)
         return tokens.tolist(), best.values.tolist()
 
     def _with_masks(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
-        """The draft: root, candidates, then the masks of each; no mask whose token could not be drafted any more."""
+        """The draft: root, candidates, then the masks of each, without masks whose tokens could not be used."""
         tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
         for seq, budget, made in zip(seqs, budgets, grown, strict=True):
             ids, ups = [seq.token_ids[-1], *made.tokens], [-1, *made.parents]
-            # After `depth` accepted tokens and the target's own, a last one is the target's in any case.
+            # The last token of the answer is the target's in any case.
             useful = seq.remaining - 2
             depth = list[int]()
             for node in range(len(ids)):
@@ -216,7 +214,7 @@ class SpaceSpec(HeadSpec):
     tokens = 3
 
     def tree_nodes(self, depth: int) -> int:
-        """As many as a chain has: each node brings mask tokens of its own."""
+        """As many as a chain has, since each node has its own mask tokens."""
         return depth
 
 

@@ -1,4 +1,4 @@
-"""The text that a tokenizer's tokens stand for, as bytes, and the tokens of any bytes."""
+"""Converts between the tokens of a tokenizer and the bytes of the text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,13 +14,12 @@ _PLAIN = "The quick brown fox jumps over the lazy dog"
 
 @final
 class Spelling:
-    """The bytes that each token of a tokenizer stands for, and the tokens of any bytes.
+    """The bytes of each token of a tokenizer, and the tokens of any bytes.
 
-    pieces: the bytes of each token id; special and added tokens stand for their name, unused ids for nothing.
-    index: the token id of (whether it is special, its bytes). Of two with the same bytes it is the one that is no
-        byte fallback.
+    pieces: the bytes of each token id. Special and added tokens have the bytes of their name, unused ids have none.
+    index: the token id of (whether it is special, its bytes). Byte-fallback tokens come last if several have the same.
 
-    Raises `IncompatibleModels` for a tokenizer whose tokens do not spell the text, for instance in lower case.
+    Raises `IncompatibleModels` for a tokenizer whose tokens do not spell the text, for instance a lower-casing one.
     """
 
     def __init__(self, model: ModelFacts):
@@ -51,10 +50,10 @@ class Spelling:
         return b"".join(self.pieces[index] if index < len(self.pieces) else b"" for index in ids)
 
     def encode(self, data: bytes, before: bytes = b"") -> list[int]:
-        """The tokens of `data` in the middle of a text, where it follows `before`.
+        """The tokens of `data` in the middle of a text, after `before`.
 
-        They spell `data`, except for bytes that the tokenizer has no token for. What is no UTF-8, such as a part of a
-        character, is spelled byte by byte.
+        They spell `data`, except for bytes without a token. Bytes that are not UTF-8, such as part of a character, are
+        spelled one by one.
         """
         ids, context = list[int](), (_parts(before) or [""])[-1]
         for part in _parts(data):
@@ -66,9 +65,9 @@ class Spelling:
         return ids
 
     def _tokens(self, text: str, context: str) -> list[int]:
-        """The tokens of a text that follows the context, if their boundary is there; else of the text alone.
+        """The tokens of a text after a context, if a token boundary is between the two; else of the text alone.
 
-        A tokenizer may put a space before a text or normalise it. Whatever cannot be spelled as a whole is halved.
+        A tokenizer may add a space before a text or normalise it. A text that cannot be spelled as a whole is halved.
         """
         data = text.encode()
         for anchor in dict.fromkeys((context, "", "\n", ".")):
@@ -81,7 +80,7 @@ class Spelling:
         return self._tokens(text[:half], "") + self._tokens(text[half:], "")
 
     def _behind(self, ids: list[int], anchor: bytes) -> Iterator[list[int]]:
-        """The tokens behind those that spell the anchor, which may have got a space before it."""
+        """The tokens after those that spell the anchor, before which the tokenizer may have added a space."""
         spelled = b""
         for place in range(len(ids) + 1):
             if spelled in (anchor, b" " + anchor):
@@ -95,7 +94,7 @@ class Spelling:
 
 
 def _parts(data: bytes) -> list[str]:
-    """The text in `data`, with each byte that is no UTF-8 apart, as Python escapes it."""
+    """The text in `data`, split so that each byte that is not UTF-8 is a part of its own, in Python's escaped form."""
     return _PARTS.findall(data.decode(errors="surrogateescape"))
 
 
@@ -114,11 +113,11 @@ _ALPHABET = _byte_alphabet()
 
 
 def _of_byte_level(token: str) -> bytes:
-    """The bytes of a token of byte-level BPE; none where it is of another alphabet."""
+    """The bytes of a token of byte-level BPE; empty if it has other characters."""
     return bytes(_ALPHABET[one] for one in token) if all(one in _ALPHABET for one in token) else b""
 
 
 def _of_sentencepiece(token: str) -> bytes:
-    """The bytes of a SentencePiece: U+2581 is a space, <0xNN> a byte."""
+    """The bytes of a SentencePiece token: U+2581 is a space, <0xNN> a byte."""
     byte = _BYTE.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()

@@ -1,4 +1,4 @@
-"""Suffix decoding: the text so far says how often each token followed the words it ends with.
+"""Suffix decoding: drafts what followed earlier in the text after the tokens with which it ends.
 
 Oliaro et al. 2024 (SuffixDecoding, arXiv 2411.04975), Hu et al. 2024 (SAM-Decoding, arXiv 2411.10666). With the index
 of a corpus it is retrieval as well (He et al. 2023, REST, arXiv 2311.08252).
@@ -23,7 +23,7 @@ from .trees import DraftTree, DynamicTree, draft_of
 
 @dataclass
 class _Text:
-    """What is known of one sequence. source, context: where the most of its last tokens occur, and these."""
+    """The state of one sequence. source, context: the longest match of its last tokens, and where it was found."""
 
     automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     source: Continuations = field(init=False)
@@ -37,18 +37,17 @@ class _Text:
 
 @final
 class Suffix(Drafter):
-    """Find the longest end of the text that occurs earlier, and draft what followed it there, as a tree.
+    """Find the longest suffix of the text that occurs earlier, and draft what followed it there, as a tree.
 
-    A token that followed a context of L tokens c times out of n has the probability c / (n + 1 / L). A path has the
-    product of its tokens, and the most likely nodes are drafted. The context of a node is the longest end of its path
-    that occurs in the text; a copy that reaches the end of the text goes on periodically.
+    A token that followed a context of L tokens c times out of n has the probability c / (n + 1 / L). The probability of
+    a path is the product of its tokens', and the most probable nodes are drafted. The context of a node is the longest
+    suffix of its path that occurs in the text; a copy that reaches the end of the text continues periodically.
 
     Example: tokens `a b c a b d a b`: `c` and `d` follow `a b`, each with the probability 1 / (2 + 1/2), the newer
     one, `d`, first.
 
-    corpus: a folder that `paceline index` wrote with this model's tokenizer; it is used where the text itself has a
-    shorter match. Raises `ConfigError` for one that is damaged, and `IncompatibleModels`, when the drafter meets its
-    model, for one of another tokenizer.
+    corpus: a folder that `paceline index` wrote with this model's tokenizer; it is used if the text has only a shorter
+        match. Raises `ConfigError` if it is damaged; `bind` raises `IncompatibleModels` for another tokenizer.
     """
 
     name: ClassVar[str] = "suffix"
@@ -79,7 +78,7 @@ class Suffix(Drafter):
             self._texts.pop(slot, None)
 
     def _read(self, seq: Sequence) -> _Text:
-        """The text, with the tokens that are new since the last round."""
+        """The state of a sequence, updated with its new tokens."""
         text = self._texts.setdefault(seq.slot, _Text())
         if text.automaton.num_tokens < len(seq.token_ids):
             for token in seq.token_ids[text.automaton.num_tokens :]:
@@ -92,7 +91,7 @@ class Suffix(Drafter):
         return text
 
     def _tree(self, seq: Sequence, text: _Text, budget: DraftBudget) -> DraftTree:
-        """Grown level by level; nothing comes behind a token that would end the answer."""
+        """A tree grown level by level; tokens that would end the answer get no children."""
         tree = DynamicTree(budget, TOP_K, None if text.context.length else 0)
         contexts = {-1: text.context}
         while tree.frontier:
@@ -108,7 +107,7 @@ class Suffix(Drafter):
         return tree.finish()
 
     def _children(self, source: Continuations, context: Context) -> dict[int, float]:
-        """Log-probabilities of the most likely tokens; none where no context is left."""
+        """Log-probabilities of the most likely tokens; empty without a context."""
         if not context.length:
             return {}
         total, found = source.following(context)

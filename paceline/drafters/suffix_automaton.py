@@ -1,19 +1,19 @@
-"""What followed each part of a text: the suffix automaton of Blumer et al. (1985), grown token by token."""
+"""What followed each part of a text: the suffix automaton of Blumer et al. (1985), built token by token."""
 
 from heapq import nsmallest
 from typing import Any, NamedTuple, Protocol, final
 
-LONGEST = 32
-"""Tokens of the longest context: its continuations are counted, and more context tells no more."""
+MAX_CONTEXT = 32
+"""The most tokens of a context; a longer one does not predict better."""
 TOP_K = 8
 """The most children of a node."""
 
 
 class Context(NamedTuple):
-    """The last tokens of a path that occur somewhere with a token after them.
+    """The longest suffix of a path that occurs somewhere with a token after it.
 
-    state: where; each `Continuations` has its own kind.
-    length: how many they are; 0 where not even the last token occurs.
+    state: where it occurs; each `Continuations` has its own type of state.
+    length: its number of tokens; 0 if not even the last token occurs.
     """
 
     state: Any
@@ -24,10 +24,10 @@ NO_CONTEXT = Context(0, 0)
 
 
 class Continuations(Protocol):
-    """Knows what followed a context, and goes along a path."""
+    """Tells what followed a context, and steps to the next context."""
 
     def following(self, context: Context) -> tuple[int, list[tuple[int, int]]]:
-        """Tokens that followed in all, and the `TOP_K` most frequent with their counts, most frequent first."""
+        """How many tokens followed in total, and the `TOP_K` most frequent with their counts, in descending order."""
         ...
 
     def step(self, context: Context, token: int) -> Context:
@@ -37,21 +37,21 @@ class Continuations(Protocol):
 
 @final
 class SuffixAutomaton:
-    """Every context of a growing text with what followed it: Blumer et al. 1985, and the occurrences of each state.
+    """Every context of a text with what followed it: the automaton of Blumer et al. 1985, with counts for each state.
 
-    A state stands for the parts of the text that end at the same places; the longest of them has `_lengths` tokens. Its
-    link leads to their longest suffix that also ends elsewhere, so a chain of links is a context that gets shorter:
+    A state represents the parts of the text that end at the same places; the longest has `_lengths` tokens. Its link
+    leads to their longest suffix that also ends elsewhere. So following links shortens the context:
 
         text a b c a b    state of `a b` (2 occurrences)  --c-->  state of `a b c` (1)
                           link: the empty context
 
-    A token costs O(1) on average, and at most `longest` + 1 steps along the links to count it. There are at most two
-    states and three edges a token: usually 0.4 KB, at most 0.8.
+    Appending a token takes O(1) on average, and at most `longest` + 1 steps along links to update counts. There are at
+    most two states and three edges per token: usually 0.4 KB, at most 0.8.
 
     longest: the most tokens of a context.
     """
 
-    def __init__(self, longest: int = LONGEST):
+    def __init__(self, longest: int = MAX_CONTEXT):
         self.longest, self.num_tokens = longest, 0
         self._edges: list[dict[int, int]] = [{}]
         self._links, self._lengths, self._counts, self._newest = [-1], [0], [0], [0]
@@ -81,7 +81,7 @@ class SuffixAutomaton:
         return self._with_edges(self._edges[context.state][token], context.length + 1)
 
     def following(self, context: Context) -> tuple[int, list[tuple[int, int]]]:
-        """Tokens that followed in all, and the `TOP_K` most frequent with their counts; of equals the newest first."""
+        """See `Continuations`; of equally frequent tokens the newest comes first."""
         edges, counts, newest = self._edges[context.state], self._counts, self._newest
         best = nsmallest(TOP_K, edges.items(), key=lambda edge: (-counts[edge[1]], -newest[edge[1]]))
         return sum([counts[state] for state in edges.values()]), [(token, counts[state]) for token, state in best]
@@ -95,7 +95,7 @@ class SuffixAutomaton:
         return len(self._edges) - 1
 
     def _split(self, at: int, token: int) -> int:
-        """The state of the longest part of `at` with this token; made from the one that has held it, if need be."""
+        """The state of the longest part of `at` extended by this token, split from a larger state if necessary."""
         old, length = self._edges[at][token], self._lengths[at] + 1
         if self._lengths[old] == length:
             return old
@@ -107,7 +107,7 @@ class SuffixAutomaton:
         return new
 
     def _of_length(self, state: int, length: int) -> int:
-        """The state of the last `length` tokens of what this one stands for."""
+        """The state of the last `length` tokens of this state's parts."""
         while state and self._lengths[self._links[state]] >= length:
             state = self._links[state]
         return state

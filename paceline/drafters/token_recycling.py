@@ -25,7 +25,7 @@ SUCCESSORS = 8
 """Tokens kept for each token."""
 _DEPTH, _NODES = 6, 80
 """The size of the paper's tree."""
-_OF_RANK = (0.4, 0.13, 0.045, 0.035, 0.025, 0.02, 0.017, 0.015)
+_RANK_PROBS = (0.4, 0.13, 0.045, 0.035, 0.025, 0.02, 0.017, 0.015)
 """How often the next token was a kept successor, by its rank; measured with SmolLM2-135M on chats."""
 
 
@@ -34,7 +34,7 @@ class TokenRecycling(Drafter):
     """Draft a tree of the successors that the target found likely last.
 
     The matrix [V, 8] of int32 is shared by all requests and lives as long as the drafter: 1.6 MB for 49,152 tokens. A
-    token that was never read has no successors, and nothing is drafted below it.
+    token that the target has not processed yet has no successors, and nothing is drafted below it.
     """
 
     name: ClassVar[str] = "recycling"
@@ -58,9 +58,9 @@ class TokenRecycling(Drafter):
         return draft_of(seqs, [self._tree(*both) for both in zip(seqs, budgets, strict=True)], self.name)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
-        """Keep the successors of every token that was read; where a token was read twice, those on the accepted path.
+        """Store the successors of every token of the pass. If a token occurs twice, the accepted path takes precedence.
 
-        Rejected tokens count too: the target computed what follows them.
+        Rejected tokens count too, since the target computed what follows them.
         """
         ids, _, probes = draft.tree.lists
         width, place = draft.tree.num_nodes, dict[int, int]()  # token: its row of the logits, flattened
@@ -77,11 +77,11 @@ class TokenRecycling(Drafter):
         return [-1 if one in self.banned_token_ids else one for one in found]
 
     def _tree(self, seq: Sequence, budget: DraftBudget) -> DraftTree:
-        """The nodes of the shape, the most likely first, whose tokens are known, within the budget."""
+        """The most probable nodes of the shape whose tokens are known, within the budget."""
         deepest = _deepest(budget)
         made = DraftTree([], [], [])
-        place, depths = {0: 0}, [0]  # by node of the shape: its node in what is made; by that: its depth
-        below = {0: self._below(seq.token_ids[-1])}  # by node in what is made
+        place, depths = {0: 0}, [0]  # node of the shape -> node of the tree; depth of each node of the tree
+        below = {0: self._below(seq.token_ids[-1])}  # node of the tree -> successors
         for node, (rank, above, score) in enumerate(_shape(), start=1):
             if not deepest or len(made.tokens) >= budget.nodes or score < budget.min_prob:
                 break
@@ -93,7 +93,7 @@ class TokenRecycling(Drafter):
                 continue
             made.tokens.append(token)
             made.parents.append(parent)
-            made.confidences.append(_OF_RANK[rank])
+            made.confidences.append(_RANK_PROBS[rank])
             place[node] = len(made.tokens)
             depths.append(depths[parent] + 1)
             if not seq.would_end(token, depths[-1]):
@@ -111,12 +111,12 @@ def _best(logits: Tensor) -> Tensor:
 
 @cache
 def _shape() -> list[tuple[int, int, float]]:
-    """The tree of 80 nodes that is right most often if rank alone decides, best first.
+    """The best tree of 80 nodes if the chance of a token depends on its rank only.
 
-    Of each node its rank, its parent, where 0 is the root, and the chance of its path.
+    Returns for each node its rank, its parent (0: the root), and the probability of its path, in descending order.
     """
     tree = DynamicTree(DraftBudget(_DEPTH, _NODES), SUCCESSORS, width=_NODES)
-    logps = [math.log(chance) for chance in _OF_RANK]
+    logps = [math.log(chance) for chance in _RANK_PROBS]
     while tree.frontier:
         tree.add([range(SUCCESSORS)] * len(tree.frontier), [logps] * len(tree.frontier))
     nodes = sorted(tree.kept(), key=lambda node: -tree.scores[node])
@@ -125,10 +125,10 @@ def _shape() -> list[tuple[int, int, float]]:
 
 
 def _deepest(budget: DraftBudget) -> int:
-    """How deep the tree may be: the budget's depth, or where it stops the path of first ranks."""
+    """The depth of the tree: the budget's, or where `should_continue` stops the path of first ranks."""
     depth, path = min(budget.depth, _DEPTH), list[float]()
     while len(path) < depth:
-        path.append(_OF_RANK[0])
+        path.append(_RANK_PROBS[0])
         if budget.should_continue is not None and not budget.should_continue(path):
             break
     return len(path)

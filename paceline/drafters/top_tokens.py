@@ -1,13 +1,13 @@
 """The most probable tokens by a head's logits, for heads that draft over a part of the vocabulary.
 
 The target emits argmax(log p + T g), with T its temperature and g the noise of the position (rule R7), which an exact
-verifier shares with its drafters. So a sampled row ranks its tokens by logits + T g, less what its truncation forbids:
-q close to p then drafts the target's very choice, as at T = 0. The tokens remain a function of text and seed, the
-draft's law is a point mass.
+verifier shares with its drafters. So a sampled row ranks its tokens by logits + T g, without those that its truncation
+forbids: if q is close to p, this drafts exactly the target's choice, as at T = 0. The tokens are still a function of
+text and seed, so the draft is a point mass.
 
-The confidence in a token is softmax(logits + T g): the probability that it is the target's, if log p differs from the
-logits by noise of its own, Gumbel of scale 1. If noise is not shared, it is softmax(logits / max(T, 1)): a colder
-target is more certain of its token, but the head does not know better which one that is.
+The confidence in a token is softmax(logits + T g). It is the probability that the target chooses the token, if log p
+differs from the logits by independent Gumbel noise of scale 1. If noise is not shared, the confidence is
+softmax(logits / max(T, 1)): at a lower temperature the target is more certain of its token, but the head is not.
 """
 
 from collections.abc import Sequence as Seq
@@ -21,16 +21,16 @@ from ..core.interfaces import TargetView, Verifier
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel
 from ..kernels.library import largest, reads
-from ..sampling.scores import bar, columns_of
+from ..sampling.scores import banned_columns, mask_banned
 from ..sampling.warpers import warp
 from ..system.hardware import one_thread
 from .trees import Children, DynamicTree, grow
 
 
 class Best(NamedTuple):
-    """The largest of some logits, largest first, whose softmax is over all of them.
+    """The k largest of some logits, in descending order.
 
-    columns: int32 [..., k]. logps: float32 [..., k].
+    columns: int32 [..., k]. logps: their log-softmax over all logits, float32 [..., k].
     """
 
     columns: Tensor
@@ -57,14 +57,14 @@ class TokenRanking:
     @classmethod
     def of(cls, draft_ids: Tensor, target: TargetView, verifier: Verifier) -> Self:
         """The ranking for a drafter that is bound to this target and verifier."""
-        return cls(draft_ids, verifier.exact, columns_of(target.banned_token_ids, draft_ids))
+        return cls(draft_ids, verifier.exact, banned_columns(target.banned_token_ids, draft_ids))
 
     def top(
         self, logits: Tensor, seqs: Seq[Sequence], offset: int, count: int, found: Best | None = None
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """The `count` best tokens of each row, best first, and the log-probability of the draft's belief in each.
+        """The `count` best tokens of each row, best first, and the logarithms of the confidence in them.
 
-        found: the largest logits [R, count], if they are known. Rows that rank by logits alone need no more.
+        found: the largest logits [R, count], if they are known, which suffice for rows that are ranked by logits.
         """
         unchanged = self.banned is None and all(self._ranks_by_logits(seq) for seq in seqs)
         if not unchanged or found is None:
@@ -98,18 +98,18 @@ class TokenRanking:
 
         Tokens whose logit is not finite are not drafted.
         """
-        lowest = torch.finfo(torch.float32).min / 4  # finite: a row of nothing else is a bad draft, but a draft
-        scores = bar(logits.float().nan_to_num(lowest, lowest, lowest), self.banned)
+        lowest = torch.finfo(torch.float32).min / 4  # finite, so that a row without finite logits has a softmax
+        scores = mask_banned(logits.float().nan_to_num(lowest, lowest, lowest), self.banned)
         sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
         if sampled:
-            rows, warm = torch.tensor(sampled, device=logits.device), [seqs[row] for row in sampled]
-            old = scores if len(warm) == len(scores) else scores.index_select(0, rows)
+            rows, chosen = torch.tensor(sampled, device=logits.device), [seqs[row] for row in sampled]
+            old = scores if len(chosen) == len(scores) else scores.index_select(0, rows)
             if self.uses_noise:
-                temperatures = torch.tensor([seq.params.temperature for seq in warm], device=scores.device).unsqueeze(1)
-                truncated = warp(old, [seq.params for seq in warm])  # scores over temperature
-                new = temperatures * (truncated + _noise(self.draft_ids, warm, offset))
+                temperatures = torch.tensor([seq.params.temperature for seq in chosen], device=scores.device)[:, None]
+                truncated = warp(old, [seq.params for seq in chosen])  # scores over temperature
+                new = temperatures * (truncated + _noise(self.draft_ids, chosen, offset))
             else:
-                new = old / self.divisors(warm).to(scores.device)
+                new = old / self.divisors(chosen).to(scores.device)
             scores = new if old is scores else scores.index_copy(0, rows, new)
         return scores
 
@@ -118,12 +118,12 @@ class TokenRanking:
         return torch.tensor([1.0 if self.uses_noise else max(1.0, seq.params.temperature) for seq in seqs])[:, None]
 
     def _ranks_by_logits(self, seq: Sequence) -> bool:
-        """Whether `scores` leaves the logits of this row unchanged, but for those that are not finite."""
+        """Whether `scores` leaves the finite logits of this row unchanged."""
         return seq.params.temperature == 0 or (not self.uses_noise and seq.params.temperature <= 1)
 
 
 def _noise(draft_ids: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
-    """The noise of the target's choice at this position, made once for each sequence. [R, Vd]."""
+    """The target's noise at this position, computed once for each sequence. [R, Vd]."""
     distinct = list({id(seq): seq for seq in seqs}.values())
     seeds = torch.tensor([seq.seed for seq in distinct], device=draft_ids.device)
     positions = torch.tensor([[len(seq.token_ids) + offset] for seq in distinct], device=draft_ids.device)

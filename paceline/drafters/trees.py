@@ -1,12 +1,13 @@
-"""Trees of drafted tokens, grown level by level: no model, plain lists, one sequence at a time.
+"""Builds trees of drafted tokens level by level, as plain lists, for one sequence at a time.
 
-A drafter finds the children of the `frontier`, adds them in descending probability, and goes on with the next frontier:
+A drafter finds the children of the `frontier`, adds them in descending probability, and continues with the next one:
 
     level 1   root's children          a .6   b .3   c .1        score of a node: log of the product along its path
     level 2   frontier a, b            aa .5  ab .1  ba .2       (.3, .06, .06)
     finish    the best nodes overall   a .6   b .3   aa .3       parents before children
 
-A child scores no higher than its parent, and a tie goes to the shallower, then the earlier: what is kept is a tree.
+A child scores no higher than its parent, and ties go to the shallower, then the earlier node. So the best nodes form a
+tree.
 """
 
 import heapq
@@ -30,12 +31,12 @@ MC_SIM_7B_63: tuple[tuple[int, ...], ...] = (
 )  # fmt: skip
 """EAGLE-1's tree of 25 nodes as paths of ranks: (0, 1) is the second best child of the best child of the root."""
 
-_OF_RANK = (0.6, 0.2, 0.1, 0.05)
-"""Assumed chance of a child by its rank: which paths of a table stay when the budget is smaller than the table."""
+_RANK_PROBS = (0.6, 0.2, 0.1, 0.05)
+"""The assumed probability of a child by its rank, which decides what paths of the table a small budget keeps."""
 
 
 class DraftTree(NamedTuple):
-    """The nodes below one root: a parent is counted from 1 in the order of the lists, the root is 0."""
+    """The nodes below one root, numbered from 1 in the order of the lists; the root is 0."""
 
     tokens: list[int]
     parents: list[int]
@@ -45,15 +46,15 @@ class DraftTree(NamedTuple):
 class DynamicTree:
     """The tree of EAGLE-2 (Li et al. 2024, arXiv 2406.16858): expand the best nodes of a level, keep the best of all.
 
-    What cannot be among the best `budget.nodes` any more is neither kept nor expanded: a node's children score no
-    higher than itself, so a small budget feeds few rows. While it grows, nodes are numbered from 0 in the order of
-    their arrival, and -1 is the root.
+    A node that cannot be among the best `budget.nodes` any more is neither kept nor expanded: its children score no
+    higher. So a small budget needs few rows. Until `finish`, nodes are numbered from 0 in the order in which they were
+    added, and -1 is the root.
 
     top_k: the most children of a node; 1 makes a chain.
-    depth: the most levels, if there are fewer than the budget has.
+    depth: a limit on the levels, besides the budget's.
     width: the most nodes of a level that get children; None for `top_k`. As many as the budget has nodes gives the best
         tree of all where the distribution of a level does not depend on the path (DDTree, arXiv 2604.12989).
-    frontier: the nodes whose children are wanted next.
+    frontier: the nodes whose children are to be added next.
     """
 
     def __init__(self, budget: DraftBudget, top_k: int, depth: int | None = None, width: int | None = None):
@@ -68,9 +69,9 @@ class DynamicTree:
         self._best: list[float] = []  # heap of the best `nodes` scores so far
 
     def add(self, tokens: Sequence[Sequence[int]], logps: Sequence[Sequence[float]]) -> None:
-        """The children of each node of the frontier, best first, and log-probabilities given their parents.
+        """Add the children of each node of the frontier, best first, with log-probabilities given their parents.
 
-        Children of no probability, NaN included, are passed over. Then `should_continue` of the budget is called with
+        Children without a probability (-inf or NaN) are skipped. Then `should_continue` of the budget is called with
         the probabilities along the best path.
         """
         self.level += 1
@@ -90,9 +91,7 @@ class DynamicTree:
             self.frontier = []
 
     def takes(self, parent: int, rank: int, score: float) -> bool:
-        """Whether this child is among the best so far, where a tie goes to what came earlier; if not, no later sibling
-        is.
-        """
+        """Whether this child is among the best so far. If not, no later sibling is; ties go to earlier nodes."""
         if rank >= self.top_k:
             return False
         if len(self._best) < self.nodes:
@@ -104,17 +103,17 @@ class DynamicTree:
         return True
 
     def next_frontier(self) -> list[int]:
-        """The best of the level that leave room for a child: fewer than `nodes` others score at least as high."""
+        """The best nodes of the newest level whose children can still be among the best `nodes`."""
         full = len(self._best) == self.nodes
         able = [n for n in range(self._first, len(self.tokens)) if not full or self.scores[n] > self._best[0]]
         return sorted(able, key=lambda node: -self.scores[node])[: self.width]
 
     def kept(self) -> list[int]:
-        """The best `nodes`; on a tie the one that came earlier, which is the shallower. Closed under parents."""
+        """The best `nodes`, including all their parents; ties go to the earlier node, which is not deeper."""
         return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.scores[node])[: self.nodes])
 
     def best_path(self) -> list[float]:
-        """Probabilities along the best path to the newest level, given each parent; empty if nothing came."""
+        """Probabilities along the best path to the newest level, each given its parent; empty if no node was added."""
         path: list[float] = []
         node = max(range(self._first, len(self.tokens)), key=lambda index: self.scores[index], default=-1)
         while node >= 0:
@@ -134,16 +133,16 @@ class DynamicTree:
 
 @final
 class StaticTree(DynamicTree):
-    """A tree of fixed shape, as EAGLE-1 has it: the table `MC_SIM_7B_63`, of which a small budget keeps a part.
+    """EAGLE-1's tree of fixed shape: the table `MC_SIM_7B_63`, of which a small budget keeps a part.
 
-    That part has the paths most likely to be accepted if rank alone decided. It is closed under parents and earlier
-    siblings, since those are always more likely.
+    It keeps the paths with the highest acceptance probability by rank. They include all parents and earlier siblings,
+    which are always more probable.
     """
 
     def __init__(self, budget: DraftBudget, depth: int | None = None):
-        super().__init__(budget, len(_OF_RANK), depth, len(MC_SIM_7B_63))
+        super().__init__(budget, len(_RANK_PROBS), depth, len(MC_SIM_7B_63))
         fitting = [path for path in MC_SIM_7B_63 if len(path) <= self.depth]
-        fitting.sort(key=lambda path: -math.prod(_OF_RANK[rank] for rank in path))
+        fitting.sort(key=lambda path: -math.prod(_RANK_PROBS[rank] for rank in path))
         self._table = set(fitting[: max(0, budget.nodes)])
         self._paths: list[tuple[int, ...]] = []
 
@@ -163,7 +162,7 @@ Children = tuple[Sequence[Sequence[Sequence[int]]], Sequence[Sequence[Sequence[f
 
 
 def grow(trees: Sequence[DynamicTree], children: Callable[[list[int], int], Children]) -> None:
-    """Grow the trees of a batch side by side. `children` gets the rows that still grow and their level, from 0."""
+    """Grow the trees of a batch level by level. children: called with the unfinished rows and their level, from 0."""
     while rows := [row for row, tree in enumerate(trees) if tree.frontier]:
         for row, tokens, logps in zip(rows, *children(rows, trees[rows[0]].level), strict=True):
             trees[row].add(tokens, logps)
@@ -177,7 +176,7 @@ def draft_of(seqs: Sequence[TextSequence], rows: Sequence[DraftTree], source: st
 
 
 def up_to_end(seq: TextSequence, tokens: list[int]) -> list[int]:
-    """A chain up to the first token that would end the answer: what comes behind it could not be emitted."""
+    """A chain up to the first token that would end the answer."""
     ends = (place for place, token in enumerate(tokens, start=1) if seq.would_end(token, place))
     return tokens[: next(ends, len(tokens))]
 

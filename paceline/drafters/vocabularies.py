@@ -1,12 +1,12 @@
-"""A draft model with another tokenizer: the draft reads the same text in its own tokens, and drafts the target's.
+"""Draft models with another tokenizer: they get the same text in their own tokens, and draft tokens of the target.
 
-Timor et al. 2025 (arXiv 2502.05202). What both tokenizers share is the text, as bytes.
+Timor et al. 2025 (arXiv 2502.05202). Both tokenizers encode the same bytes.
 
 intersection   The draft's logits at the tokens that both have, as logits over the target's ids (TLI, algorithm 4 of the
                paper). It is an ordinary distribution over the target's vocabulary, so every verifier can use it.
-strings        The draft drafts in its own tokens, and their text is cut into the target's tokens (SLEM, algorithm 2).
-               Such a draft has no distribution: a point mass.
-auto           In each round one of the two, by the share of the texts' last tokens that both have.
+strings        The draft drafts its own tokens, and their text is encoded by the target's tokenizer (SLEM, algorithm 2).
+               Such a draft has no distribution: it is a point mass.
+auto           In each round one of the two, by the share of common tokens at the end of the texts.
 """
 
 import codecs
@@ -30,21 +30,21 @@ from .trees import padded_confidences, up_to_end
 
 VocabularyMode: TypeAlias = Literal["auto", "intersection", "strings"]
 
-_ENOUGH = 0.9
-"""The share of a text's tokens in the intersection from which on "auto" takes it."""
+_MIN_SHARE = 0.9
+"""The share of common tokens from which on "auto" drafts by intersection."""
 _RECENT = 256
-"""Tokens at the end of each text whose share is measured."""
+"""How many tokens at the end of each text are counted for that."""
 _LOOK_BACK = 8
-"""Tokens at the end of a text that are cut anew when it goes on, and as many before them for context."""
+"""How many tokens at the end of a text are encoded again when it continues; as many before them are the context."""
 
 
 @dataclass
 class _Text:
     """One text in the draft's tokens.
 
-    num_read: how many tokens of the target are in it.
-    fed: the tokens that the draft has read, drafted ones included.
-    num_same: how many tokens of the text, from its beginning, are as they are in `fed`.
+    num_read: how many target tokens it covers.
+    fed: the tokens that the draft has cached, drafted ones included.
+    num_same: the length of the common prefix of the text and `fed`.
     """
 
     num_read: int = 0
@@ -54,10 +54,10 @@ class _Text:
 
 
 class Translation:
-    """How a draft model with another tokenizer reads texts and drafts, by slot.
+    """Translates texts and drafts between a target and a draft model with another tokenizer. State is keyed by slot.
 
-    ours, theirs: of the target and of the draft.
-    common: the tokens that both have; None where drafts are by strings alone.
+    ours, theirs: the spelling of the target and of the draft.
+    common: the tokens that both have; None if drafts are by strings only.
     """
 
     def __init__(self, mode: VocabularyMode, target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling):
@@ -70,7 +70,7 @@ class Translation:
         self._texts: dict[int, _Text] = {}
 
     def read(self, slot: int, token_ids: list[int]) -> list[int]:
-        """The target's text in the draft's tokens. What is new is cut into tokens together with the end of the old."""
+        """The target's text in the draft's tokens. New text is encoded together with the end of the old."""
         text, begin = self._texts.setdefault(slot, _Text()), self._begins[0]
         if text.num_read == 0 and token_ids[: len(begin)] == begin:
             text.num_read = len(begin)
@@ -94,9 +94,9 @@ class Translation:
     def draft(
         self, chains: Chains, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]
     ) -> Draft:
-        """As `Chains.draft`; `uncached_tokens` are tokens of the draft, all others the target's.
+        """As `Chains.draft`; `uncached_tokens` are the draft's tokens, all others the target's.
 
-        By strings the draft drafts its own top tokens, and `should_continue` of a budget gets their confidences.
+        By strings, the draft drafts its own top tokens, and `should_continue` gets their confidences.
         """
         if (common := self.common_for([seq.token_ids for seq in seqs])) is not None:
             made = replace(chains, common=common).draft(seqs, budgets, uncached_tokens)
@@ -115,24 +115,24 @@ class Translation:
         return Draft(tree, source=chains.source, confidence=confidence)
 
     def common_for(self, texts: Iterable[Seq[int]]) -> CommonTokens | None:
-        """The common tokens where these texts, of the target's tokens, are drafted by intersection; None: by strings.
+        """The common tokens if these texts, in target tokens, are drafted by intersection; None: by strings.
 
-        A batch drafts in one way, so that its rows share the passes of the draft.
+        The whole batch is drafted in the same way, so that its rows share the passes of the draft.
         """
         if self.common is None or self.mode == "intersection":
             return self.common
         recent = [token in self.common.draft_ids for text in texts for token in text[-_RECENT:]]
-        return self.common if sum(recent) >= _ENOUGH * len(recent) else None
+        return self.common if sum(recent) >= _MIN_SHARE * len(recent) else None
 
     def _has_read(self, seqs: Seq[Sequence], drafted: Seq[Seq[int]]) -> None:
-        """Note what the draft has read, for rows that drafted something."""
+        """Record what the draft has cached, for rows with a draft."""
         for seq, tokens in zip(seqs, drafted, strict=True):
             if tokens:
                 text = self._texts[seq.slot]
                 text.num_same, text.fed = len(whole := self._whole(text)), [*whole, *tokens]
 
     def _whole(self, text: _Text) -> list[int]:
-        """A text has a token at least."""
+        """The text after its beginning-of-text token; never empty."""
         return self._begins[1] + text.ids or [0]
 
     def _as_read(self, seq: Sequence) -> Sequence:
@@ -141,10 +141,10 @@ class Translation:
         return Sequence(self._whole(self._texts[seq.slot]), SamplingParams(), 0, ends, 1 << 62, slot=seq.slot)
 
     def _cut(self, seq: Sequence, drafted: list[int], depth: int, banned: Collection[int]) -> list[int]:
-        """The target's tokens of what was drafted, up to one that would end the answer."""
+        """The drafted text in target tokens, up to one that would end the answer."""
         ends = bool(drafted) and drafted[-1] == self._ends[1]
         spelled = self._theirs.join(drafted[:-1] if ends else drafted)
-        # The decoder keeps back a part of a character at the end.
+        # The decoder drops an incomplete character at the end.
         data = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(spelled)
         tokens = self._ours.encode(data.encode(errors="surrogateescape"), self._ours.join(seq.token_ids[-_LOOK_BACK:]))
         if ends and self._ends[0] is not None:
@@ -152,7 +152,7 @@ class Translation:
         return up_to_end(seq, before_banned(tokens[:depth], banned))
 
     def _confidences(self, tokens: list[int], drafted: list[int], given: list[float]) -> list[float]:
-        """The confidence in each of the target's tokens: the product over the drafted tokens that begin in it.
+        """The confidence in each target token: the product over the drafted tokens that begin in it.
 
         given: the confidences in the drafted tokens, padded.
         """
@@ -165,9 +165,9 @@ class Translation:
 
 
 def translation(mode: VocabularyMode, target: ModelFacts, draft: ModelFacts) -> Translation:
-    """For a draft with another tokenizer; "auto" without a common token is "strings".
+    """The translation for a draft with another tokenizer; "auto" without common tokens is "strings".
 
-    Raises `IncompatibleModels` where one of them cannot be translated, or has no token in common for "intersection".
+    Raises `IncompatibleModels` if a tokenizer is not supported, or if "intersection" has no common tokens.
     """
     if draft.vision is not None:
         raise IncompatibleModels(
@@ -182,7 +182,7 @@ def translation(mode: VocabularyMode, target: ModelFacts, draft: ModelFacts) -> 
 
 
 def common_tokens(target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling) -> dict[int, int]:
-    """The draft's id of each token of the target that spells the same, and of the end of text; one to one."""
+    """From target ids to draft ids, for tokens with the same bytes and for the end of text; one to one."""
     ends = target.tokenizer.eos_token_id, draft.tokenizer.eos_token_id
     same = {one: theirs.index[key] for key, one in ours.index.items() if key in theirs.index}
     if None not in ends:
@@ -191,7 +191,7 @@ def common_tokens(target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs:
 
 
 def _begin(tokenizer: Any) -> list[int]:
-    """What a tokenizer puts before every text: nothing, or the token that begins it."""
+    """The tokens that a tokenizer puts before every text: the beginning-of-text token, or nothing."""
     return [token for token in tokenizer("")["input_ids"] if token == tokenizer.bos_token_id]
 
 

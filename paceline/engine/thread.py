@@ -1,7 +1,7 @@
-"""The thread that runs the turns of a scheduler, and what it exchanges with asyncio.
+"""The thread that runs the steps of a scheduler, and its communication with asyncio.
 
-asyncio     submit, abort ->  inbox  -> thread: turn, turn, turn ...
-            Ticket.take   <-  put    <- outputs and errors, once a turn for each loop
+asyncio     submit, abort ->  inbox  -> thread: step, step, step ...
+            Ticket.take   <-  put    <- outputs and errors, once per step for each loop
 """
 
 import asyncio
@@ -19,18 +19,19 @@ from ..errors import EngineStopped
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..requests import Answer, Request
-from .scheduler import Scheduler, Turn
+from .scheduler import Scheduler, StepOutput
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.01  # how long others that have all slots are waited for, before slots are looked for again
-_JOIN_S = 10.0  # how long the end of a round is waited for when the thread is stopped
+_POLL_S = 0.01  # how long to wait before looking for free slots again, while others hold all of them
+_JOIN_S = 10.0  # how long `stop` waits for the end of a round
 
 
 class Ticket:
-    """A request between asyncio, whose loop is `loop`, and the thread.
+    """A request as asyncio and the thread share it.
 
+    loop: the event loop of the caller.
     request: None until the prompt is tokenised.
-    ended: done once the engine has nothing more to do with it and its slots are free.
+    ended: done once the request has ended and its slots are free.
     """
 
     def __init__(self, request_id: str, params: SamplingParams, loop: asyncio.AbstractEventLoop):
@@ -44,12 +45,12 @@ class Ticket:
 
     @property
     def is_running(self) -> bool:
-        """Whether its first answer has a slot, or had one."""
+        """Whether its first answer has, or had, a slot."""
         first = None if self.request is None else self.request.seqs[0]
         return first is not None and (first.slot >= 0 or first.num_output > 0)
 
     async def take(self) -> RequestOutput:
-        """What came since the last call, as soon as there is any. Raises what ended the request."""
+        """Wait for output since the last call and return it. Raises the error that ended the request."""
         while self._output is None:
             if self._error is not None:
                 raise self._error
@@ -59,7 +60,7 @@ class Ticket:
         return output
 
     def put(self, given: RequestOutput | Exception) -> None:
-        """Called by the loop: a further output, or the error that ended the request."""
+        """Add an output, or the error that ended the request. Called in the event loop."""
         if isinstance(given, Exception):
             self._error = given
         else:
@@ -67,7 +68,7 @@ class Ticket:
         self._ready.set()
 
     def output(self, answers: list[Answer]) -> RequestOutput | None:
-        """Called by the thread: what came of these answers since the last call; None where nothing is asked for yet."""
+        """The output of these answers since the last call; None if none is due yet. Called by the thread."""
         request = self.request
         assert request is not None
         if self.kind is RequestOutputKind.FINAL_ONLY:
@@ -81,8 +82,8 @@ _Post: TypeAlias = tuple[Ticket, RequestOutput | Exception]
 class EngineThread:
     """Runs requests on the decoder of an `LLM` until `stop`.
 
-    tickets: of all requests that have not ended, by id.
-    error: why nothing more is taken; None while the thread runs.
+    tickets: the requests that have not ended, by id.
+    error: why it accepts no more requests; None while the thread runs.
     """
 
     def __init__(self, llm: LLM):
@@ -100,7 +101,7 @@ class EngineThread:
         return self._thread.is_alive() and self.error is None
 
     def submit(self, ticket: Ticket) -> None:
-        """Let a request with its prompt wait for slots. Raises `EngineStopped`."""
+        """Queue a request whose prompt is tokenised. Raises `EngineStopped`."""
         ticket.is_submitted = True
         self._inbox.put((ticket, None))
         if ticket.is_aborted:
@@ -109,12 +110,12 @@ class EngineThread:
             raise self.error
 
     def abort(self, ticket: Ticket, is_read: bool = True) -> None:
-        """End a request after the round in progress. is_read: somebody waits for its last output."""
+        """End a request after the round in progress. is_read: whether somebody waits for its last output."""
         if ticket.is_submitted:
             if not ticket.ended.done():
                 self._inbox.put((ticket, is_read))
         elif is_read:
-            ticket.is_aborted = True  # once its prompt is there
+            ticket.is_aborted = True  # `submit` will abort it
         else:
             self._post([], [ticket])
 
@@ -128,17 +129,17 @@ class EngineThread:
         reason = EngineStopped("the engine was shut down")
         try:
             while self._read_inbox():
-                with self.llm.runner.turn():
+                with self.llm.runner.fair_lock():
                     begin = time.perf_counter()
-                    turn = self.scheduler.turn()
+                    output = self.scheduler.step()
                     self.scheduler.stats.seconds += time.perf_counter() - begin
-                self._tell(turn)
+                self._publish(output)
         except BaseException as error:
             _log.exception("the engine broke")
             reason = EngineStopped("the engine broke", got=f"{type(error).__name__}: {error}", fix="start another")
             reason.__cause__ = error
         self.error = reason
-        with self.llm.runner.turn():
+        with self.llm.runner.fair_lock():
             for ticket in list(self.tickets.values()):
                 if ticket.request is not None:
                     self.scheduler.remove(ticket.request)
@@ -146,7 +147,7 @@ class EngineThread:
                 self._post([(ticket, reason)], [ticket])
 
     def _read_inbox(self) -> bool:
-        """Take in what came, or wait for it where there is nothing else to do. False: the thread is to end."""
+        """Handle new messages; wait for one if there is nothing else to do. False: the thread must end."""
         waits, timeout = self.scheduler.is_idle, _POLL_S if self.scheduler.has_waiting else None
         while True:
             try:
@@ -166,7 +167,7 @@ class EngineThread:
         request = ticket.request
         if request is None or ticket.ended.done():
             return
-        with self.llm.runner.turn():
+        with self.llm.runner.fair_lock():
             self.scheduler.remove(request)
         self.scheduler.stats.aborted += 1
         left = [answer for answer in request.answers if not answer.seq.is_finished]
@@ -174,38 +175,38 @@ class EngineThread:
             answer.seq.finish_reason = "abort"
         self._post([(ticket, self._output(ticket, left))] if is_read else [], [ticket])
 
-    def _tell(self, turn: Turn) -> None:
+    def _publish(self, step: StepOutput) -> None:
         posts, ended = list[_Post](), list[Ticket]()
-        for request, answers in turn.grown.items():
-            if request in turn.failed:
+        for request, answers in step.updated.items():
+            if request in step.failed:
                 continue
             ticket = self.tickets[request.request_id]
             output = self._output(ticket, answers)
             if isinstance(output, Exception):
-                with self.llm.runner.turn():
+                with self.llm.runner.fair_lock():
                     self.scheduler.remove(request)
-                turn.failed[request] = output
+                step.failed[request] = output
                 continue
             if output is not None:
                 posts.append((ticket, output))
             if request.is_finished:
                 self.scheduler.stats.finished += 1
                 ended.append(ticket)
-        for request, error in turn.failed.items():
+        for request, error in step.failed.items():
             self.scheduler.stats.failed += 1
             ended.append(self.tickets[request.request_id])
             posts.append((ended[-1], error))
         self._post(posts, ended)
 
     def _output(self, ticket: Ticket, answers: list[Answer]) -> RequestOutput | Exception | None:
-        """The output, or why there is none: the text of an answer could not be made."""
+        """The output, or the error of making it."""
         try:
             return ticket.output(answers)
         except Exception as error:
             return error
 
     def _post(self, posts: Iterable[tuple[Ticket, RequestOutput | Exception | None]], ended: Iterable[Ticket]) -> None:
-        """Hand outputs and errors to the loops that wait for them. ended: requests whose last output is among these."""
+        """Send outputs and errors to their event loops. ended: the requests whose last output is among these."""
         for ticket in ended:
             self.tickets.pop(ticket.request_id, None)
         by_loop = dict[asyncio.AbstractEventLoop, list[_Post]]()

@@ -11,7 +11,7 @@ from ..drafters.lookahead import LookaheadSpec
 from ..drafters.token_recycling import SUCCESSORS
 from ..hf.load import chosen_device
 from ..kernels import load as load_kernels
-from ..kernels.packing import BLOCK
+from ..kernels.packing import OUTPUTS_PER_BLOCK
 from ..llm import LLM
 from ..quant.int4 import Int4Linear
 from ..quant.packed import PackedLinear, device_of, has_kernels
@@ -216,7 +216,7 @@ def int4_bytes(model: nn.Module) -> int:
     total = 0
     for module in model.modules():
         if isinstance(module, nn.Linear | PackedLinear) and Int4Linear.fits(module, _GROUP_SIZE):
-            padding = -module.out_features % BLOCK if has_kernels(device_of(module)) else 0
+            padding = -module.out_features % OUTPUTS_PER_BLOCK if has_kernels(device_of(module)) else 0
             weights = module.in_features * (module.out_features + padding)
             total += weights // 2 + 4 * (weights // _GROUP_SIZE)
     return total
@@ -230,7 +230,7 @@ def _measure_passes(llm: LLM, progress: Progress) -> tuple[int, dict[int, float]
     slot = runner.admit([0])
     try:
         progress("reading a prompt", 0, 1)
-        runner.prefill(slot, [i % runner.vocab_size for i in range(context)])
+        runner.extend_cache(slot, [i % runner.vocab_size for i in range(context)])
         progress("reading a prompt", 1, 1)
         times: dict[int, list[float]] = {count: [] for count in rows}
         # In turn, so that a machine that slows down meanwhile slows all of them.

@@ -1,6 +1,6 @@
 """An independent reference for answers, and how far rounding alone changes its scores.
 
-    reference   [prompt a b c]      the whole text in one pass, see `runner.prefill.whole_text`
+    reference   [prompt a b c]      the whole text in one pass, see `runner.prefill.reference_logits`
     noise       [prompt a b c]'     the same, with the last bit of every input of the first layer changed
 
 Such a pass has no cache, tree, commit or padding, so no fault in them can affect it or increase the noise. It shares
@@ -21,7 +21,7 @@ from ..core.request import Sequence, TokenLogprob
 from ..core.rng import Purpose, gumbel
 from ..core.tree import TokenTree
 from ..runner import LoadedModel
-from ..runner.prefill import look, whole_text
+from ..runner.prefill import encode_images, reference_logits
 from ..sampling.distribution import target_distribution
 
 NUM_TOP = 20
@@ -86,8 +86,9 @@ def measure_scores(loaded: LoadedModel, seq: Sequence, plain: Decoded, speculati
     All but the last of these tokens are the same on both sides. count: at least 1.
     """
     text, rows = [*seq.prompt_ids, *plain.token_ids[: count - 1]], min(count, _MOST_ROWS)
-    features = look(loaded, seq.vision)
-    logits, *moved = [whole_text(loaded, text, rows, seq.vision, features, dither) for dither in (None, *_DITHERS)]
+    features = encode_images(loaded, seq.vision)
+    dithers = (None, *_DITHERS)
+    logits, *moved = [reference_logits(loaded, text, rows, seq.vision, features, dither) for dither in dithers]
     exact = _log_softmax(logits)
     best = exact.topk(min(NUM_TOP, exact.shape[-1])).indices
     noise = _rms(torch.stack([(_log_softmax(one) - exact).gather(-1, best) for one in moved], -1).flatten(1))

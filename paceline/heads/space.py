@@ -45,7 +45,7 @@ class SpaceConfig:
                 got=f"rank {self.rank}, {len(self.linears)} linears, {len(self.shapes)} shapes",
                 expected="a shape for each linear, and a rank exactly where there are any",
             )
-        if len({short(name) for name in self.linears}) != len(self.linears):
+        if len({last_part(name) for name in self.linears}) != len(self.linears):
             raise ConfigError("two linears of a SPACE adapter have the same last part", got=", ".join(self.linears))
 
 
@@ -81,7 +81,7 @@ class SpaceAdapter(nn.Module):
         if config.rank:
             pairs = list(zip(config.linears, config.shapes, strict=True))
             for _ in range(config.num_layers):
-                made = {short(name): Factors(*shape, config.rank) for name, shape in pairs}
+                made = {last_part(name): Factors(*shape, config.rank) for name, shape in pairs}
                 self.layers.append(nn.ModuleDict(made))
         self.transition_in: nn.Parameter | None = None
         self.transition_out: nn.Parameter | None = None
@@ -99,7 +99,7 @@ class SpaceAdapter(nn.Module):
 
     def factors(self, layer: int, linear: str) -> Factors:
         """The factors of one of `config.linears`."""
-        return cast("Factors", cast("nn.ModuleDict", self.layers[layer])[short(linear)])
+        return cast("Factors", cast("nn.ModuleDict", self.layers[layer])[last_part(linear)])
 
     def shift(self, before: Tensor) -> Tensor | None:
         """Hidden vectors whose product with the output rows is added to a mask's logits; None without a transition.
@@ -113,6 +113,6 @@ class SpaceAdapter(nn.Module):
         return nn.functional.linear(inner, self.transition_out)
 
 
-def short(linear: str) -> str:
+def last_part(linear: str) -> str:
     """The last part of a linear layer's name: "self_attn.q_proj" -> "q_proj"."""
     return linear.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Takes chats apart: what the chat template is given, and the images in their order."""
+"""Splits chats into the messages for the chat template and the images, in order."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq

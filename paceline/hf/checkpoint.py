@@ -1,4 +1,4 @@
-"""The files of a model folder: what they say before `transformers` opens them, and checks of what it loads."""
+"""The files of a model folder: checks before `transformers` opens them, and of what it has loaded."""
 
 import copy
 import re
@@ -56,7 +56,7 @@ def refused(
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in one line of bounded length, or its type."""
+    """The message of an exception in one line of bounded length, or else its type."""
     text = " ".join(str(error).split())
     return (text if len(text) <= _LENGTH else text[: _LENGTH - 3] + "...") or type(error).__name__
 
@@ -284,7 +284,7 @@ def check_config(name: str, config: Any, generation: Any = None) -> None:
     validate(_Relied, given, f"the configuration of {name!r}")
 
 
-def check_sizes(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping[str, Stored]) -> None:
+def check_model_size(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping[str, Stored]) -> None:
     """Raise `ConfigError` where config.json describes a far larger model than the weights are, before it takes memory.
 
     What the files lack would be made up: memory of the sizes in config.json, filled with random numbers.

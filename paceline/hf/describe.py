@@ -1,7 +1,7 @@
-"""What the native library must know of a model, found by looking at its loaded modules.
+"""Describes a loaded model for the native library, from its modules.
 
-The layers stay transformers' own; what they compute in the library is compared with plain transformers when a model is
-loaded (`runner.self_test`), and a model that cannot be described is run by transformers.
+The layers remain those of transformers. `runner.self_test` compares the results of the library with plain transformers.
+A model that cannot be described is run by transformers.
 """
 
 import ctypes
@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import IncompatibleModels
-from ..kernels.library import ACTIVATIONS, FORMATS, Held, Layer, Matrix, Model, Norm, address, library
+from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, Pointers, address, library
 from ..kernels.packing import pack
-from ..quant.packed import Described
+from ..quant.packed import PackedMatrix
 
 MAX_RANK = 256
-"""The largest rank of an adapter's factors that `pass.h` has room for."""
+"""The largest rank of an adapter's factors, `INNER` of `pass.h`."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the layers of a family differ from Llama's.
+    """How the layers of an architecture differ from Llama's.
 
-    norms: the names of the norms before and behind attention and MLP, None where there is none.
-    plus_one: norms multiply by 1 + their weight.
-    whole: q and k are normed over all heads together.
+    norms: the names of the norms before and after attention and before and after the MLP; None if absent.
+    plus_one: whether norms multiply by 1 + their weight.
+    whole: whether q and k are normed over all heads together.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -52,18 +52,18 @@ FORMS: dict[str, Form] = {
 
 
 def ropes_of(config: Any) -> list[dict[str, Any]]:
-    """The rotations of a text config: one for each kind of layer, or one for all."""
+    """The rope parameters of a text config: one dict for each kind of layer, or one for all."""
     ropes = getattr(config, "rope_parameters", None) or {}
     return [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
 
 
 def has_fixed_ropes(config: Any) -> bool:
-    """Whether the rotations of a text config have fixed frequencies: nothing to update as a text grows."""
+    """Whether the rope frequencies of a text config are fixed, that is, do not depend on the length of the text."""
     return all(rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn") for rope in ropes_of(config))
 
 
 def describe(model: PreTrainedModel) -> "Description | None":
-    """What the library must know of a model; None where there is no library, or a layer it does not know."""
+    """The description of a model; None if there is no library, or if it does not support the model."""
     config: Any = model.config.get_text_config()
     weight: Any = model.get_input_embeddings().weight  # type: ignore[union-attr]
     if config.model_type not in FORMS or weight.device.type != "cpu" or weight.dtype not in FORMATS:
@@ -77,16 +77,16 @@ def describe(model: PreTrainedModel) -> "Description | None":
 
 
 class Description:
-    """A model as the library takes it, and what its pointers point to.
+    """A model as a structure of the library, and the memory that its pointers point to.
 
-    ropes: the kinds of rotations, which layers name by their index.
-    multiplier: the factor of embeddings that a pass is given.
+    ropes: the kinds of rotary embeddings; layers refer to them by index.
+    multiplier: the factor for embeddings that are passed in.
     """
 
     def __init__(self, model: PreTrainedModel):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
-        self._held = Held()
+        self._held = Pointers()
         base: Any = model.base_model
         kinds = getattr(base.rotary_emb, "layer_types", None)
         self.ropes: list[str | None] = [None] if kinds is None else list(kinds)
@@ -169,9 +169,9 @@ class Description:
         return self._matrices(linear, 1)[0]
 
     def _matrices(self, linear: Any, count: int) -> list[Matrix]:
-        """The outputs of a linear layer as so many matrices of the same size."""
+        """The outputs of a linear layer as `count` matrices of the same size."""
         base: Any = getattr(linear, "base", linear)  # below the factors of an adapter, see `AdaptedLinear`
-        whole: Described = base.matrix  # AttributeError: a layer of another kind
+        whole: PackedMatrix = base.matrix  # AttributeError: a layer of another kind
         size = whole.outs // count
         parts = [whole.part(first, first + size) for first in range(0, whole.outs, size)]
         self._held += parts
@@ -181,11 +181,11 @@ class Description:
         return [part.struct for part in parts]
 
     def _correct(self, matrix: Matrix, a: Tensor, b: Tensor) -> None:
-        """Let mask rows have b (a x) added. Raises `IncompatibleModels` for a rank that a pass has no room for."""
+        """Add the correction b (a x) in mask rows. Raises `IncompatibleModels` if its rank is too large."""
         if len(a) > MAX_RANK:
             raise IncompatibleModels(
                 "the SPACE adapter's rank is too large for a CPU", got=len(a), expected=f"at most {MAX_RANK}"
             )
-        factors = [Described(len(one), one.shape[1], pack(one.detach()), None) for one in (a, b)]
+        factors = [PackedMatrix(len(one), one.shape[1], pack(one.detach()), None) for one in (a, b)]
         self._held += factors
         matrix.a, matrix.b = (ctypes.pointer(factor.struct) for factor in factors)

@@ -1,4 +1,4 @@
-"""Which checkpoint is this? A hash of its architecture and weights that survives a change of dtype."""
+"""Identifies a checkpoint by a hash of its architecture and weights that does not depend on the dtype."""
 
 import hashlib
 import json
@@ -71,7 +71,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def remember(model: PreTrainedModel, value: str) -> None:
-    """Note the fingerprint on a module tree of ours, whose layers are about to be replaced; copies of it keep it."""
+    """Store the fingerprint in a module tree whose layers are about to be replaced; copies keep it."""
     vars(model)[_KEPT] = value
 
 

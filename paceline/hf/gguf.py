@@ -1,7 +1,7 @@
-"""What a GGUF file becomes: a transformers model and tokenizer, as if they came from a Hugging Face folder.
+"""Reads a GGUF file as a transformers model and tokenizer, as if from a Hugging Face folder.
 
-Quantised weights become bfloat16. What a file says must all be understood: an unknown tensor, or an unknown entry about
-the layers, is an error, since leaving it out would make another model.
+Quantised weights become bfloat16. An unknown tensor, or an unknown entry about the layers, is an error, since ignoring
+it would give another model.
 """
 
 import logging
@@ -28,13 +28,11 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError, IncompatibleModels
-from ..system.files import read_json, to_json, write_text
-from .checkpoint import Stored, check_config, check_loaded_weights, check_sizes, refused
+from ..system.files import Progress, read_json, to_json, write_text
+from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, refused
 from .gguf_file import GGUFFile, GGUFTensor, read_gguf
 
 _LOG = logging.getLogger("paceline")
-Progress = Callable[[str, int, int | None], None]
-"""progress(stage, done, total), whose stage is "convert" here."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def open_gguf(
         config = _config(file)
     check_config(str(path), config)
     kind = _class_of(config)
-    check_sizes(
+    check_model_size(
         str(path), AutoModelForCausalLM, config, False, {one.name: Stored("F32", one.shape) for one in file.tensors}
     )
     tokenizer = tokenizer or gguf_tokenizer(file)

@@ -1,4 +1,4 @@
-"""Opens images from wherever they are: files, URLs, bytes, Pillow's own."""
+"""Opens images from files, URLs, bytes or Pillow."""
 
 import base64
 import binascii

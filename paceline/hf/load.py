@@ -34,7 +34,7 @@ from .checkpoint import (
     check_folder,
     check_layers,
     check_loaded_weights,
-    check_sizes,
+    check_model_size,
     local_folder,
     one_line,
     read_headers,
@@ -54,7 +54,7 @@ _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float
 
 
 def chosen_device(device: str | torch.device | None) -> torch.device:
-    """None takes CUDA where there is one. Raises `ConfigError` for a device that is not there."""
+    """The device; None means CUDA if available. Raises `ConfigError` for a device that does not exist."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -71,7 +71,7 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
 
 
 def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
-    """False iff the device is a CPU without instructions for products in this dtype of 16 bits, which are then slow."""
+    """False iff the device is a CPU without instructions for products in this 16-bit dtype."""
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
         return True
     if not torch.backends.mkldnn.is_available():
@@ -81,10 +81,10 @@ def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def usual_dtype(config: PretrainedConfig, device: torch.device) -> torch.dtype | None:
-    """What a model is loaded in by default: None, the checkpoint's dtype, or float32 where the CPU lacks that.
+    """The default dtype of a model: None for the checkpoint's, or float32 if the CPU has no instructions for it.
 
-    Native passes widen 16 bits in registers, so that text models keep theirs. Others: on two AVX2 cores `generate` with
-    SmolLM2-135M took 55 s in the bfloat16 it is stored in, and 21 s in float32, both in torch.
+    Models with native passes keep 16 bits, which are widened in registers. Torch needs float32: on two AVX2 cores
+    `generate` with SmolLM2-135M took 55 s in bfloat16 and 21 s in float32.
     """
     text = config.get_text_config()
     stored = config.dtype or text.dtype
@@ -103,7 +103,7 @@ def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 class _NoVideo:
-    """What SmolVLM's processor looks at before it asks whether there is a video."""
+    """The attributes that SmolVLM's processor reads even if there is no video."""
 
     num_frames: int | None = None
     fps: float | None = None
@@ -111,7 +111,7 @@ class _NoVideo:
 
 @cache
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """The same class for images alone: `transformers` makes no part for videos where torchvision is missing."""
+    """A processor class without its video part, which transformers cannot make without torchvision."""
     parts: list[str] = kind.get_attributes()
     if _VIDEO not in parts:
         return kind
@@ -189,7 +189,7 @@ def open_checkpoint(
             expected=f"{WEIGHTS}, or {WEIGHTS}.index.json and what it names: other formats can run code when read",
         )
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    check_sizes(name_or_path, auto, config, trust_remote_code, stored)
+    check_model_size(name_or_path, auto, config, trust_remote_code, stored)
     with refused(
         f"the weights of {name_or_path!r} cannot be read",
         "complete *.safetensors files that match config.json",

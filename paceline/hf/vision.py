@@ -1,6 +1,6 @@
-"""The insides of transformers' vision-language models: two halves, how each family sees, towers that models share.
+"""The internals of transformers' vision-language models: their halves, differences of families, shared towers.
 
-VisionPrompt ── tower and projector ── features ── in the place of the placeholders' embeddings ── text half
+VisionPrompt ── tower and projector ── features, which replace the embeddings of placeholders ── text half
 """
 
 import copy
@@ -21,18 +21,18 @@ from ..core.vision import PromptImage
 from ..errors import IncompatibleModels
 
 _NAME = "vision_tower"
-_KEPT = 256 << 20  # bytes of what shared towers made
+_CACHE_BYTES = 256 << 20  # of the outputs of a shared tower
 
 
 @dataclass(frozen=True)
 class Family:
-    """How the models of a family read images.
+    """How the models of a family process images.
 
-    pixels: how the processor's tensors divide into images: "rows" of pixel_values, "tiles" along its second dimension,
-        "anyres" (a row of tiles and a size each), "grid" (patches counted by image_grid_thw).
-    blocks: the tokens that see one another in both directions: those of each "image", or the whole "prompt".
+    pixels: how the processor's tensors are divided into images: "rows" of pixel_values, "tiles" along its second
+        dimension, "anyres" (a row of tiles and a size for each), "grid" (patches counted by image_grid_thw).
+    blocks: the tokens that attend to one another in both directions: those of each "image", or the whole "prompt".
     text_offset: the position of the first token of any text.
-    axes: positions are the model's own `get_rope_index`.
+    axes: whether positions have several axes, from the model's own `get_rope_index`.
     """
 
     pixels: Literal["rows", "tiles", "anyres", "grid"] = "rows"
@@ -57,10 +57,10 @@ FAMILIES: Mapping[str, Family] = {
 
 
 class Features(NamedTuple):
-    """The features of an image from the tower: one for each placeholder [M, E], and those for each of some layers."""
+    """The features of an image from the tower: one for each placeholder [M, E], and those of DeepStack by layer."""
 
     rows: Tensor
-    deep: tuple[Tensor, ...] = ()
+    deepstack: tuple[Tensor, ...] = ()
 
 
 @final
@@ -82,7 +82,7 @@ class Vision:
 
     @torch.inference_mode()
     def features(self, image: PromptImage) -> Features:
-        """Run the tower and the projector on one image. Raises `IncompatibleModels` where placeholders go empty."""
+        """Run tower and projector on one image. Raises `IncompatibleModels` unless each placeholder gets a feature."""
         like = next(self.tower.parameters())
         inputs = {
             name: tensor.to(like.device, like.dtype if tensor.is_floating_point() else tensor.dtype)
@@ -105,7 +105,7 @@ class Vision:
 
 
 def _joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """[M, E] of the tiles of an image, which a family gives as one tensor or as several."""
+    """The features of an image's tiles, given as one tensor or several, as one tensor [M, E]."""
     parts = list(features) if isinstance(features, list | tuple) else [features]
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
@@ -116,7 +116,7 @@ def is_vlm(config: Any) -> bool:
 
 
 def family_of(config: Any) -> Family:
-    """How the models of a configuration see. Raises `IncompatibleModels` for a family that is not supported."""
+    """The family of a configuration. Raises `IncompatibleModels` for one that is not supported."""
     kind, tower = config.model_type, getattr(config.vision_config, "model_type", "")
     if kind not in FAMILIES or tower == "pixtral":
         got = f"{kind} with a {tower} tower" if kind in FAMILIES else kind
@@ -130,8 +130,7 @@ def family_of(config: Any) -> Family:
 def text_half(model: PreTrainedModel) -> PreTrainedModel:
     """The language model and output head as a causal LM over the same modules.
 
-    Where transformers has a causal class for the text config, it is that class, so that whatever works on such a model
-    works on this half.
+    If transformers has a causal class for the text config, the result is of that class.
     """
     language, head = language_model(model), model.get_output_embeddings()
     if head is None:
@@ -163,7 +162,7 @@ def _other_class(model: PreTrainedModel, expected: str) -> IncompatibleModels:
 
 
 def vision_half(model: PreTrainedModel, processor: ProcessorMixin | None) -> Vision:
-    """Tower, projector and rules of a model; its language model is not held, so that quantising it frees it."""
+    """The tower and projector of a model, without its language model, so that quantising that frees its memory."""
     base, config = model.base_model, model.config
     shared = {id(t): t for t in (*base.parameters(), *base.buffers())}
     tower = copy.deepcopy(base, {**shared, id(language_model(model)): nn.Module()})
@@ -177,7 +176,7 @@ class TextHalf(PreTrainedModel):
     """The language model and the output head of another model, over the same tensors."""
 
     base_model_prefix = "model"
-    # The language model's config names its attention; these only keep transformers from refusing it here.
+    # The language model's config selects the attention; these flags only prevent an error of transformers.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
 
     def __init__(self, language_model: PreTrainedModel, lm_head: nn.Module):
@@ -194,7 +193,7 @@ class TextHalf(PreTrainedModel):
     def forward(
         self, input_ids: Tensor | None = None, logits_to_keep: int = 0, **options: object
     ) -> CausalLMOutputWithPast:
-        """Logits [B, N, V]; options that are None do not reach the language model, which may not know them."""
+        """Logits [B, N, V]. Options that are None are not passed to the language model, which may not accept them."""
         out = self.model(input_ids=input_ids, **{name: value for name, value in options.items() if value is not None})
         logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
         return CausalLMOutputWithPast(logits=logits, hidden_states=out.hidden_states)
@@ -210,7 +209,7 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Key, Value]):
-    """Values by key, at most `max_bytes` in all, measured by `size`; one that is larger by itself is not kept."""
+    """An LRU cache of at most `max_bytes`, measured by `size`; a larger value is not stored."""
 
     def __init__(self, max_bytes: int, size: Callable[[Value], int]):
         self.max_bytes, self.num_bytes, self._size = max_bytes, 0, size
@@ -220,14 +219,14 @@ class BoundedCache(Generic[Key, Value]):
         return len(self._held)
 
     def get(self, key: Key) -> Value | None:
-        """The value of the key, which becomes the most recent one; None where there is none."""
+        """The value of the key, which becomes the most recently used; None if it is not cached."""
         if key not in self._held:
             return None
         self._held.move_to_end(key)
         return self._held[key]
 
     def put(self, key: Key, value: Value) -> None:
-        """Hold the value, in the place of an older one of that key."""
+        """Store a value, replacing an older one of the same key."""
         self.drop(key)
         size = self._size(value)
         if size > self.max_bytes:
@@ -238,7 +237,7 @@ class BoundedCache(Generic[Key, Value]):
         self.num_bytes += size
 
     def drop(self, key: Key) -> None:
-        """Forget one; harmless where it is not held."""
+        """Remove a value; harmless if it is not cached."""
         if key in self._held:
             self.num_bytes -= self._size(self._held.pop(key))
 
@@ -249,15 +248,15 @@ class BoundedCache(Generic[Key, Value]):
 
 @final
 class SharedVisionTower(nn.Module):
-    """A tower that two models use. It remembers what it made of the last images, by their pixels."""
+    """A tower that two models use. It caches its outputs by the pixels of images."""
 
     def __init__(self, tower: nn.Module):
         super().__init__()
         self.tower = tower
-        self.held: BoundedCache[str, Any] = BoundedCache(_KEPT, num_bytes)
+        self.held: BoundedCache[str, Any] = BoundedCache(_CACHE_BYTES, num_bytes)
 
     def forward(self, pixel_values: Tensor, *others: object, **options: object) -> Any:
-        """As the tower; in transformers' convention, which differs between families."""
+        """Run the tower or return its cached output. The arguments differ between families."""
         if any(isinstance(value, Tensor) for value in (*others, *options.values())):
             return self.tower(pixel_values, *others, **options)
         digest = hashlib.sha256(repr((tuple(pixel_values.shape), pixel_values.dtype, others, options)).encode())
@@ -269,7 +268,7 @@ class SharedVisionTower(nn.Module):
         return found
 
     def __getattr__(self, name: str) -> Any:
-        """What else a projector asks of a tower, such as its dtype."""
+        """Forward other attributes, such as the dtype, to the tower."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -277,13 +276,13 @@ class SharedVisionTower(nn.Module):
 
 
 def share_tower(owner: Vision, other: Vision) -> tuple[Vision, Vision]:
-    """Both vision halves with the owner's tower: new halves, the given ones stay as they are.
+    """Copies of both vision halves that share the owner's tower.
 
     Raises `IncompatibleModels` unless the towers have the same form.
     """
     theirs, ours = getattr(owner.tower, _NAME, None), getattr(other.tower, _NAME, None)
     if theirs is None or ours is None:
-        what, got = "tower and projector of this family cannot be told apart", type(owner.tower).__name__
+        what, got = "the tower of this family cannot be shared", type(owner.tower).__name__
         raise IncompatibleModels(what, got=got, fix='vision="own"')
     forms = [_form(half.tower.config) for half in (owner, other)]
     if forms[0] != forms[1] or owner.family != other.family:

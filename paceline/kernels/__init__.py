@@ -1,4 +1,4 @@
-"""Kernels in C++, compiled when they are first needed; without them torch does the work."""
+"""Native kernels in C++, compiled when they are first needed; without them torch is used."""
 
 from .build import Loaded, load
 

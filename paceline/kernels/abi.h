@@ -27,13 +27,13 @@ struct Norm {
 struct Layer {
   struct Matrix q, k, v, o, gate, up, down;  // k, v null: q holds all three; gate null: a plain MLP
   struct Norm input, after_attention, before_mlp, after_mlp, q_norm, k_norm;
-  struct Norm beside;  // EAGLE-3: q, k, v read [input(embedding); beside(row)], the residual is the row. First layer only
+  struct Norm hidden_norm;  // EAGLE-3, first layer only: q, k, v read [input(embedding); hidden_norm(row)]
   int32_t heads, kv_heads, head_dim, rotary_dim;  // rotary_dim 0: no rotation in this layer
   int32_t window;                                 // columns seen, own included; 0: all
   int32_t rope;                                   // which table of the pass
   int32_t norm_whole;  // q_norm and k_norm over all heads together
   int32_t activation;
-  int32_t beside_stays;  // ... or what `beside` made of it
+  int32_t norm_before_residual;  // EAGLE-3: the residual is hidden_norm(row); 0: the row itself
   float scale, softcap, residual;
 };
 
@@ -63,8 +63,8 @@ struct Pass {
   const int64_t* starts;   // [batch]
   const int64_t* slots;    // [batch]
   const int64_t* offsets;  // [batch], position less column; null: 0
-  const int32_t* ends;     // [batch, nodes] columns that a row sees at least, or null
-  const int32_t* firsts;   // [batch, nodes] first column that a row sees whatever the window, or null
+  const int32_t* block_ends;    // [batch, nodes] a row sees all columns before this one, or null
+  const int32_t* block_firsts;  // [batch, nodes] a row sees columns from this one on even outside the window, or null
   const uint8_t* is_mask;  // [batch, nodes] rows that take the low-rank corrections, or null
   const float* const* cos;  // for each rope table [positions, rotary_dim], see `positions`
   const float* const* sin;
@@ -74,8 +74,8 @@ struct Pass {
   int64_t capacity;
   void* const* states;     // for state 0 .. num_layers null, or as keys: [slots, state_columns], `state_row` numbers each
   int64_t state_columns, state_row;
-  const float* const* deep;  // for each layer what is added behind it [batch, nodes, hidden], or null; may be null
-  float* last;             // what leaves the last layer, before the final norm [batch, nodes, hidden], or null
+  const float* const* deepstack;  // for each layer what is added to its output [batch, nodes, hidden] or null; may be null
+  float* last_hidden;      // the output of the last layer before the final norm [batch, nodes, hidden], or null
   float* logits;           // [batch, head_rows, vocabulary] or null; given where the model has neither layers nor head
   int64_t head_rows;       // of the last nodes of each row
   int64_t top;             // so many of the largest logits of each of them are found, 0: none

@@ -1,4 +1,4 @@
-"""The kernels' library of this process: prebuilt, from the cache, or compiled now, once for all who ask together."""
+"""Loads the kernels' library: prebuilt, from the cache, or compiled now, by one process for all that wait for it."""
 
 import ctypes
 import functools
@@ -23,9 +23,10 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class Loaded:
-    """The kernels, or in one line the reason why there are none and torch does the work.
+    """The kernels, or in one line the reason why there are none and torch is used.
 
-    isas: the instruction sets that were built and that this CPU has, the lowest first. isa: the one in use.
+    isas: the instruction sets that were built and that this CPU has, the lowest first.
+    isa: the one in use.
     """
 
     library: ctypes.CDLL | None
@@ -38,22 +39,22 @@ class Loaded:
 
 
 def load() -> Loaded:
-    """The kernels of this process: the first call may compile for some seconds, later ones return the same.
+    """The kernels of this process. The first call may compile them, which takes some seconds.
 
-    $PACELINE_ISA forces an instruction set, or "none" for torch; raises `ConfigError` for one that is not there.
-    Nothing else raises: what went wrong is the reason.
+    $PACELINE_ISA forces an instruction set, or torch with "none". Raises `ConfigError` for an unavailable one. Other
+    errors do not raise; they become the `reason`.
     """
     with _LOCK:
         return _load()
 
 
 def open_kernels(sources: Path = SOURCES) -> Loaded:
-    """As `load`, from a folder of sources, and anew at every call."""
+    """As `load`, from a folder of sources, and without caching the result."""
     asked = os.environ.get("PACELINE_ISA", "")
     if asked == "none":
         return Loaded(None, "PACELINE_ISA is none")
     if asked:
-        _check(asked, tuple(ISAS), "there are no such kernels")
+        _check(asked, tuple(ISAS), "unknown instruction set")
     digest = source_hash(sources)
     library, reason = _prebuilt(sources / LIBRARY, digest), "prebuilt"
     if library is None:
@@ -63,7 +64,7 @@ def open_kernels(sources: Path = SOURCES) -> Loaded:
             return Loaded(None, " ".join(str(error).split()))
     isas = tuple(isa for isa in ISAS if library.paceline_select(isa.encode()))
     if asked:
-        _check(asked, isas, f"this CPU or this library, {reason}, has no such kernels")
+        _check(asked, isas, f"this CPU or this library ({reason}) lacks the instruction set")
     library.paceline_select(asked.encode())
     library.paceline_isa.restype = ctypes.c_char_p
     return Loaded(library, reason, isas, asked or library.paceline_isa().decode())
@@ -74,12 +75,12 @@ _load = functools.cache(open_kernels)
 
 def _check(asked: str, known: tuple[str, ...], what: str) -> None:
     if asked not in known:
-        expected, fix = f"none or one of {', '.join(known)}", "unset PACELINE_ISA: the best is taken"
+        expected, fix = f"none or one of {', '.join(known)}", "unset PACELINE_ISA to use the best one"
         raise ConfigError(f"PACELINE_ISA: {what}", got=asked, expected=expected, fix=fix)
 
 
 def _prebuilt(path: Path, digest: str) -> ctypes.CDLL | None:
-    """The library of a wheel, if it was made of these sources and this system can load it."""
+    """The library of a wheel, if it was compiled from these sources and this system can load it."""
     try:
         library = ctypes.CDLL(str(path))
         library.paceline_source_hash.restype = ctypes.c_char_p
@@ -89,9 +90,9 @@ def _prebuilt(path: Path, digest: str) -> ctypes.CDLL | None:
 
 
 def _built(sources: Path, digest: str) -> tuple[ctypes.CDLL, str]:
-    """The library of the cache, which is compiled if it is not there, and who compiled it.
+    """The library from the cache, compiled if it is missing, and a description of how it was made.
 
-    Where the cache cannot be written, it is compiled for this process alone. Raises `CompileError` and OSError.
+    If the cache cannot be written, it is compiled for this process only. Raises `CompileError` and OSError.
     """
     from filelock import FileLock
 
@@ -102,13 +103,13 @@ def _built(sources: Path, digest: str) -> tuple[ctypes.CDLL, str]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / ".lock"):
-                if not (folder / LIBRARY).is_file():  # another process made it while we waited
+                if not (folder / LIBRARY).is_file():  # else another process compiled it meanwhile
                     _build(folder, compiler, sources)
         except (OSError, NotImplementedError):  # the latter: a file system without locks
-            with tempfile.TemporaryDirectory(prefix="paceline-") as own:  # what is loaded needs its file no more
+            with tempfile.TemporaryDirectory(prefix="paceline-") as own:  # a loaded library does not need its file
                 _build(Path(own), compiler, sources)
                 library, reason = _open(Path(own))
-            return library, f"{reason}, for this process alone, since {folder.parent} cannot be written"
+            return library, f"{reason}, for this process only, since {folder.parent} cannot be written"
     return _open(folder)
 
 
@@ -117,7 +118,7 @@ def _open(folder: Path) -> tuple[ctypes.CDLL, str]:
 
 
 def _cache() -> Path:
-    """Beside the pulled models: under $PACELINE_CACHE, else in the user's cache."""
+    """The folder for compiled kernels, under $PACELINE_CACHE or in the user's cache."""
     import platformdirs
 
     root = os.environ.get("PACELINE_CACHE") or platformdirs.user_cache_path("paceline")
@@ -126,11 +127,11 @@ def _cache() -> Path:
 
 def _build(folder: Path, compiler: Compiler, sources: Path) -> None:
     """Put the library into `folder`, whole or not at all. The caller holds the folder's lock."""
-    said = "Compiling paceline's kernels (once, some seconds) ..."
-    _LOG.info(said)
+    message = "Compiling paceline's kernels (once, some seconds) ..."
+    _LOG.info(message)
     if sys.stderr is not None and sys.stderr.isatty():
-        print(said, file=sys.stderr)
-    for leftover in folder.glob(".partial-*"):  # of a process that was killed, since we hold the lock
+        print(message, file=sys.stderr)
+    for leftover in folder.glob(".partial-*"):  # from a killed process, since we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
     try:
@@ -140,7 +141,7 @@ def _build(folder: Path, compiler: Compiler, sources: Path) -> None:
         without = f", which cannot compile {', '.join(missing)}" if missing else ""
         (work / _REASON).write_text(f"compiled with {compiler.name}{without}", encoding="utf-8")
         with (work / LIBRARY).open("rb+") as file:
-            os.fsync(file.fileno())  # a library that a crash left without its end would load, and then kill
+            os.fsync(file.fileno())  # a library that a crash truncated would load, and then crash this process
         for name in (_REASON, LIBRARY):
             (work / name).replace(folder / name)
     finally:

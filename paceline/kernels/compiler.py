@@ -1,6 +1,6 @@
-"""From C++ sources to one shared library, with whatever compiler is there.
+"""Compiles the C++ sources to one shared library, with any compiler that is installed.
 
-It imports the standard library alone: the hook that builds wheels runs this file where nothing else is installed.
+It only imports the standard library, since the hook that builds wheels runs it where nothing else is installed.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ LIBRARY = "libpaceline.so"
 _X86 = platform.machine() in ("x86_64", "AMD64")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
 ISAS: dict[str, tuple[str, ...]] = {"portable": ()}
-"""The instruction sets that `body.cpp` is compiled for, each with all of the one before it, and their flags."""
+"""The instruction sets that `body.cpp` is compiled for, with their flags; each includes the ones before it."""
 if _X86:
     ISAS |= {
         "avx2": ("-mavx2", "-mfma", "-mf16c"),
@@ -28,7 +28,7 @@ if _X86:
         "avx512_vnni": (*_AVX512, "-mavx512vnni"),
         "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
     }
-# No fast math and no contraction: a sum has the same bits wherever it is written down.
+# No fast math and no contraction, so that the same sum has the same bits everywhere.
 FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off"),
     *("-fno-threadsafe-statics", "-pthread"),
@@ -41,7 +41,7 @@ class CompileError(Exception):
 
 
 class Compiler(NamedTuple):
-    """command: the words before the flags. name: for people. identity: what its products depend on."""
+    """A C++ compiler. name: for messages. identity: changes when its output may change."""
 
     command: tuple[str, ...]
     name: str
@@ -53,24 +53,24 @@ def find_compiler() -> Compiler:
     asked = os.environ.get("CXX", "").split()
     for words in [asked] if asked else [["c++"], ["g++"], ["clang++"]]:
         path = shutil.which(words[0])
-        told, error = _run([path, *words[1:], "--version"]) if path else ("", "there is no such program")
+        printed, error = _run([path, *words[1:], "--version"]) if path else ("", "there is no such program")
         if not error:
-            maker = "clang" if "clang" in told else "g++" if "Free Software" in told else Path(words[0]).name
-            version = re.search(r"\d+\.\d+(\.\d+)?", told)
+            maker = "clang" if "clang" in printed else "g++" if "Free Software" in printed else Path(words[0]).name
+            version = re.search(r"\d+\.\d+(\.\d+)?", printed)
             name = f"{maker} {version[0]}" if version else maker
-            return Compiler((str(path), *words[1:]), name, f"{path} {words[1:]} {told}")
+            return Compiler((str(path), *words[1:]), name, f"{path} {words[1:]} {printed}")
         if asked:
             raise CompileError(f"CXX={' '.join(asked)} does not work: {error}")
     try:
         name = f"zig {metadata.version('ziglang')}"
     except metadata.PackageNotFoundError:
         raise CompileError("no C++ compiler: install one, or pip install ziglang") from None
-    command = (sys.executable, "-m", "ziglang", "cc")  # as `c++` it would first compile a C++ standard library
+    command = (sys.executable, "-m", "ziglang", "cc")  # `c++` would first compile a C++ standard library
     return Compiler(command, name, f"{name} {command}")
 
 
 def source_hash(sources: Path = SOURCES) -> str:
-    """What a library was made of: its sources' names and texts, and the flags, as 32 hexadecimal digits."""
+    """A hash of the sources' names and contents and of the flags, as 32 hexadecimal digits."""
     digest = hashlib.sha256(repr((FLAGS, ISAS)).encode())
     for path in sorted(path for path in sources.iterdir() if path.suffix in (".cpp", ".h")):
         text = path.read_bytes()
@@ -81,12 +81,12 @@ def source_hash(sources: Path = SOURCES) -> str:
 def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES) -> dict[str, str]:
     """Write the library to `out`; objects and the compiler's caches stay beside it.
 
-    Returns the instruction sets that are missing, for compilers older than they are, each with the compiler's error.
-    Raises `CompileError` where not even the portable kernels compile, or the library does not link.
+    Returns the instruction sets that the compiler does not support, each with its error. Raises `CompileError` if not
+    even the portable kernels compile, or if the library cannot be linked.
     """
-    # zig keeps caches in the user's home otherwise, 50 MB
+    # otherwise zig writes 50 MB of caches to the user's home
     caches = {key: str(out.parent / "zig") for key in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
-    # Some compile for the CPU they run on, which is not always the one that the library will.
+    # Some compilers target the CPU that they run on by default, but the library must run on others too.
     zig = not {"zig", "ziglang"}.isdisjoint(Path(word).name for word in compiler.command)
     base = [*compiler.command, *FLAGS, *(["-mcpu=baseline"] if zig else ["-march=x86-64"] if _X86 else [])]
 
@@ -108,12 +108,12 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES) -> d
         tail = ["-lm", *(["-Wl,--as-needed"] if sys.platform == "linux" else []), "-o", str(out)]
         error = _run([*base, *defines, "-shared", str(sources / "library.cpp"), *objects, *tail], caches)[1]
     if error:
-        raise CompileError(f"{compiler.name} does not compile the kernels: {error}")
+        raise CompileError(f"{compiler.name} cannot compile the kernels: {error}")
     return missing
 
 
 def _run(command: list[str], environment: dict[str, str] | None = None) -> tuple[str, str]:
-    """What a program prints, and the first line of its error; "" for none."""
+    """The output of a program, and the first line of its error or ""."""
     try:
         done = subprocess.run(
             command,

@@ -14,7 +14,7 @@ from torch import Tensor
 from .build import load
 
 
-class Format(IntEnum):
+class NumberFormat(IntEnum):
     """How the numbers of a matrix or a cache are stored."""
 
     BF16 = 0
@@ -24,12 +24,12 @@ class Format(IntEnum):
     INT4 = 4
 
 
-FORMATS = {torch.bfloat16: Format.BF16, torch.float16: Format.F16, torch.float32: Format.F32}
+FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
 
 
 class Matrix(ctypes.Structure):
-    """A linear layer, see `packing`."""
+    """A linear layer; its layout is in `packing`."""
 
 
 Matrix._fields_ = [
@@ -50,8 +50,11 @@ class Norm(ctypes.Structure):
 
 
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-_NORMS = ("input", "after_attention", "before_mlp", "after_mlp", "q_norm", "k_norm", "beside")
-_LAYER = ("heads", "kv_heads", "head_dim", "rotary_dim", "window", "rope", "norm_whole", "activation", "beside_stays")
+_NORMS = ("input", "after_attention", "before_mlp", "after_mlp", "q_norm", "k_norm", "hidden_norm")
+_LAYER = (
+    *("heads", "kv_heads", "head_dim", "rotary_dim", "window", "rope", "norm_whole", "activation"),
+    "norm_before_residual",
+)
 
 
 class Layer(ctypes.Structure):
@@ -87,14 +90,14 @@ class Pass(ctypes.Structure):
         *((name, c_int64) for name in ("batch", "nodes", "old")),
         *((name, c_void_p) for name in ("sizes", "ids", "rows", "inputs")),
         ("input_format", c_int64),
-        *((name, c_void_p) for name in ("parents", "starts", "slots", "offsets", "ends")),
-        *((name, c_void_p) for name in ("firsts", "is_mask", "cos", "sin")),
+        *((name, c_void_p) for name in ("parents", "starts", "slots", "offsets", "block_ends")),
+        *((name, c_void_p) for name in ("block_firsts", "is_mask", "cos", "sin")),
         ("max_position", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),
         ("capacity", c_int64),
         ("states", c_void_p),
         *((name, c_int64) for name in ("state_columns", "state_row")),
-        *((name, c_void_p) for name in ("deep", "last", "logits")),
+        *((name, c_void_p) for name in ("deepstack", "last_hidden", "logits")),
         *((name, c_int64) for name in ("head_rows", "top")),
         *((name, c_void_p) for name in ("top_ids", "top_logps")),
     ]
@@ -102,7 +105,7 @@ class Pass(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The loaded library with its signatures, or None where there is none; `build.load` says why."""
+    """The loaded library with its signatures; None if there is none, and `build.load` has the reason."""
     found = load().library
     if found is None:
         return None
@@ -118,36 +121,36 @@ def library() -> Any:
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where the numbers of a contiguous tensor lie; None for None."""
+    """The address of a contiguous tensor's data; None for None."""
     if tensor is None:
         return None
     assert tensor.is_contiguous()
     return tensor.data_ptr()
 
 
-Places: TypeAlias = "ctypes.Array[c_void_p]"
-"""Addresses of tensors."""
+Addresses: TypeAlias = "ctypes.Array[c_void_p]"
+"""An array of the addresses of tensors."""
 
 
-def addresses(tensors: Sequence[Tensor | None]) -> Places:
-    """An array of them."""
+def addresses(tensors: Sequence[Tensor | None]) -> Addresses:
+    """The addresses of contiguous tensors, null for None."""
     return (c_void_p * len(tensors))(*(address(tensor) for tensor in tensors))
 
 
-class Held(list[object]):
-    """Makes pointers, and holds what they point to, which must live as long."""
+class Pointers(list[object]):
+    """Makes pointers, and keeps alive what they point to."""
 
     def tensor(self, tensor: Tensor | None) -> int | None:
-        """A pointer to the numbers of a contiguous tensor, null for None."""
+        """A pointer to the data of a contiguous tensor, null for None."""
         self.append(tensor)
         return address(tensor)
 
     def floats(self, tensor: Tensor | None) -> int | None:
-        """The same of its numbers in float32."""
+        """A pointer to the tensor's values in float32."""
         return self.tensor(None if tensor is None else tensor.detach().float().contiguous())
 
     def tensors(self, tensors: Sequence[Tensor | None]) -> int:
-        """A pointer to an array of pointers, null for None."""
+        """A pointer to an array of pointers to these tensors, null for None."""
         self.extend((tensors, array := addresses(tensors)))
         return ctypes.addressof(array)
 
@@ -162,9 +165,9 @@ def run(model: Model, one: Pass) -> None:
     failed = library().paceline_run(byref(model), byref(one), torch.get_num_threads())
     if failed == errno.EINVAL:
         raise IndexError(f"a token has no embedding: ids are below {model.vocabulary}")
-    assert failed != errno.ERANGE, "a pass behind the last column of the cache"
+    assert failed != errno.ERANGE, "a pass writes beyond the last column of the cache"
     if failed:
-        raise MemoryError("there is no memory for a pass of so many rows")
+        raise MemoryError("there is not enough memory for a pass with this many rows")
 
 
 def multiply(matrix: Matrix, rows: Tensor) -> Tensor:
@@ -174,7 +177,7 @@ def multiply(matrix: Matrix, rows: Tensor) -> Tensor:
     if len(rows) and library().paceline_multiply(
         byref(matrix), rows.data_ptr(), len(rows), out.data_ptr(), torch.get_num_threads()
     ):
-        raise MemoryError("there is no memory for a product of so many rows")
+        raise MemoryError("there is not enough memory for a product with this many rows")
     return out
 
 
@@ -198,9 +201,9 @@ def draw(scores: Tensor, seeds: Sequence[int], positions: Sequence[int], purpose
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Of float32 [R, V] the columns int32 [R, count] of the largest, largest first, and their log-softmax [R, count].
+    """The columns int32 [R, count] of the largest scores float32 [R, V], in descending order, and their log-softmax.
 
-    On a tie the first column comes first. NaN and infinity count as very low; -inf has no probability.
+    On a tie the lower column comes first. NaN and infinity count as very low; -inf has no probability.
     Raises `MemoryError`.
     """
     scores = scores.contiguous()
@@ -214,6 +217,6 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def ask_large_pages(tensor: Tensor) -> None:
-    """Let the system put large pages under a tensor that will be read whole in every pass."""
+    """Ask the system for large pages for a tensor that every pass reads completely."""
     if library() is not None:
         library().paceline_advise(tensor.data_ptr(), tensor.nbytes)

@@ -1,26 +1,26 @@
-"""How weights [out, in] lie for the kernels: in blocks of 32 outputs, so that one load holds many outputs.
+"""The layout of weights [out, in] for the kernels: blocks of 32 outputs, so that one load reads many outputs.
 
 format      tensor                                  a weight
-BF16        [blocks, in / 2, 32, 2]                 itself; pairs of inputs lie together
+BF16        [blocks, in / 2, 32, 2]                 itself; pairs of inputs are adjacent
 F16, F32    [blocks, in, 32]                        itself
-INT8        [blocks, in / 4, 32, 4]                 code * scale of its output
-INT4        [blocks, in / 8, 32], int32             (code - 8) * scale + zero of its group; bits 4 j hold input 2 j,
+INT8        [blocks, in / 4, 32, 4]                 code * the output's scale
+INT4        [blocks, in / 8, 32], int32             (code - 8) * the group's scale + zero; bits 4 j hold input 2 j,
                                                     bits 16 + 4 j input 2 j + 1
 
-Outputs are padded to whole blocks, inputs to what lies together, with zeros.
+Outputs are padded with zeros to whole blocks, inputs to a multiple of 2 (BF16), 4 (INT8) or 8 (INT4).
 """
 
 import torch
 from torch import Tensor, nn
 
-BLOCK = 32
+OUTPUTS_PER_BLOCK = 32
 
 
 def _blocks(weight: Tensor, together: int) -> Tensor:
     """[out, in] -> [blocks, 32, in / together, together]."""
     outs, ins = weight.shape
-    padded = nn.functional.pad(weight, (0, -ins % together, 0, -outs % BLOCK))
-    return padded.view(len(padded) // BLOCK, BLOCK, -1, together)
+    padded = nn.functional.pad(weight, (0, -ins % together, 0, -outs % OUTPUTS_PER_BLOCK))
+    return padded.view(len(padded) // OUTPUTS_PER_BLOCK, OUTPUTS_PER_BLOCK, -1, together)
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ def unpack_codes(packed: Tensor, outs: int, ins: int) -> Tensor:
 def pack_params(params: Tensor) -> Tensor:
     """Scales and zeros bfloat16 [in / group, out, 2] -> [blocks, in / group, 32, 2]."""
     groups, outs, _ = params.shape
-    padded = nn.functional.pad(params, (0, 0, 0, -outs % BLOCK))
-    return padded.view(groups, -1, BLOCK, 2).transpose(0, 1).contiguous()
+    padded = nn.functional.pad(params, (0, 0, 0, -outs % OUTPUTS_PER_BLOCK))
+    return padded.view(groups, -1, OUTPUTS_PER_BLOCK, 2).transpose(0, 1).contiguous()
 
 
 def unpack_params(packed: Tensor, outs: int) -> Tensor:

@@ -96,9 +96,9 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
   s->rows = rows;
   s->hidden = model->hidden;
   s->width = round_up(most + nodes + 1, COLUMNS) + COLUMNS;
-  if (pass->ends)
+  if (pass->block_ends)
     for (int64_t t = 0; t < pass->batch * pass->nodes; t++)
-      s->width = max_(s->width, round_up(pass->ends[t], COLUMNS) + COLUMNS);
+      s->width = max_(s->width, round_up(pass->block_ends[t], COLUMNS) + COLUMNS);
   s->reach = cut.take<Reach>(pass->batch * nodes);
   s->place = cut.take<int64_t>(rows);
   s->begins = cut.take<int64_t>(pass->batch + 1);
@@ -156,8 +156,8 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
       r.count = r.own;
       if (n < pass->old) continue;
       const int64_t place = b * pass->nodes + n - pass->old;
-      r.first = pass->firsts ? pass->firsts[place] : INT32_MAX;
-      if (pass->ends && pass->ends[place] > r.count) r.count = r.straight = pass->ends[place];
+      r.first = pass->block_firsts ? pass->block_firsts[place] : INT32_MAX;
+      if (pass->block_ends && pass->block_ends[place] > r.count) r.count = r.straight = pass->block_ends[place];
       int64_t position = r.own - 1;
       if (pass->max_position >= 0) position = min_(position, pass->max_position);
       s.position[row] = pass->max_position < 0 ? place : position + (pass->offsets ? pass->offsets[b] : 0);
@@ -366,7 +366,7 @@ static void add_product(const Scratch& s, const Layer& l, const Matrix& m, const
 
 // Whether anything is asked for that is made behind the keys and values of the last layer.
 static bool wants_end(const Model* model, const Pass* pass) {
-  return pass->logits || pass->last || (pass->states && pass->states[model->num_layers]);
+  return pass->logits || pass->last_hidden || (pass->states && pass->states[model->num_layers]);
 }
 
 // The rows that the first layer reads, of the pass's inputs.
@@ -385,21 +385,21 @@ static void project(const Model* model, const Pass* pass, const Scratch& s, Work
 
 static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, Worker& me) {
   const Layer& l = model->layers[index];
-  const bool beside = l.beside.kind != NO_NORM;
+  const bool has_hidden_norm = l.hidden_norm.kind != NO_NORM;
   phase(me, (int)s.rows, [&](int row) {
     float* x = s.x + row * s.hidden;
     const int64_t place = s.place[row];
     if (index == 0 && pass->rows) memcpy(x, pass->rows + place * s.hidden, 4 * s.hidden);
     else if (index == 0 && !pass->inputs) embed(model, pass, place, x);
-    else if (index > 0 && pass->deep && pass->deep[index - 1])
-      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[index - 1][place * s.hidden + i];
+    else if (index > 0 && pass->deepstack && pass->deepstack[index - 1])
+      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deepstack[index - 1][place * s.hidden + i];
     keep_state(model, pass, s, index, row, x);
     float* to = s.normed.wide + row * s.normed.stride;
-    if (beside) {
+    if (has_hidden_norm) {
       embed(model, pass, place, to);
       norm_row(l.input, to, to, s.hidden);
-      norm_row(l.beside, x, to + s.hidden, s.hidden);
-      if (l.beside_stays) memcpy(x, to + s.hidden, 4 * s.hidden);
+      norm_row(l.hidden_norm, x, to + s.hidden, s.hidden);
+      if (l.norm_before_residual) memcpy(x, to + s.hidden, 4 * s.hidden);
     } else {
       norm_row(l.input, x, to, s.hidden);
     }
@@ -497,9 +497,9 @@ void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
   phase(me, (int)s.rows, [&](int row) {
     const int64_t place = s.place[row];
     float* x = s.x + (int64_t)row * s.hidden;
-    if (pass->deep && pass->deep[model->num_layers - 1])
-      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[model->num_layers - 1][place * s.hidden + i];
-    if (pass->last) memcpy(pass->last + place * s.hidden, x, 4 * s.hidden);
+    if (pass->deepstack && pass->deepstack[model->num_layers - 1])
+      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deepstack[model->num_layers - 1][place * s.hidden + i];
+    if (pass->last_hidden) memcpy(pass->last_hidden + place * s.hidden, x, 4 * s.hidden);
     const int64_t head = s.head[row];
     float* to = head >= 0 ? s.normed.wide + head * s.normed.stride : s.y + (int64_t)row * s.hidden;
     if (head >= 0 || keeps_last) norm_row(model->final_norm, x, to, s.hidden);

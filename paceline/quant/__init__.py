@@ -1,1 +1,1 @@
-"""Weight formats of a few bits and the kernels that multiply with them."""
+"""Linear layers with quantised or packed weights."""

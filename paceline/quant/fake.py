@@ -1,10 +1,10 @@
-"""A linear layer that is trained as its own INT4 rounding: fake quantisation by torchao, with learnt grids.
+"""Quantisation-aware training of a linear layer in INT4: fake quantisation by torchao, with learnt grids.
 
-    weight  = levels * 8 s0                       s0, z0: the grid that it began with, one of each a group
-    s, z    = s0 exp(a), z0 + s0 b                rounded to bfloat16, as the kernel holds them
-    forward = (clamp(round((weight - z) / s)) s + z) x        the gradient goes through the rounding as if it were none
+    weight  = levels * 8 s0                       s0, z0: the initial scale and zero point of each group
+    s, z    = s0 exp(a), z0 + s0 b                rounded to bfloat16, as in the kernel
+    forward = (clamp(round((weight - z) / s)) s + z) x        the gradient ignores the rounding (straight-through)
 
-What is learnt (levels, a, b) is counted in steps of the grid, so that one learning rate fits every layer.
+The parameters (levels, a, b) are in units of the grid, so that one learning rate suits every layer.
 `Int4Linear.of` makes a layer with the forward's weights, bit for bit, from what `packable` returns.
 """
 
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .int4 import BITS, SMALLEST_SCALE, codes_on, fitted_grid, grid_of, params_of
+from .int4 import BITS, SMALLEST_SCALE, codes_on, fitted_grid, grid_of, int4_params
 
 _WEIGHT_UNIT = 8.0  # levels
 
 
 @final
 class FakeInt4Linear(nn.Module):
-    """Takes the place of a linear layer in training; its bias stays that layer's.
+    """Replaces a linear layer in training; the bias of that layer is shared.
 
     bits: 4, 3 or 2.
     start: the first grid, "nearest" (`int4.grid_of`) or "fitted" (`int4.fitted_grid`).
@@ -38,7 +38,7 @@ class FakeInt4Linear(nn.Module):
             raise ConfigError("unknown bits", got=bits, expected="one of " + ", ".join(map(str, BITS)))
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.group_size, self.bits = group_size, bits
-        self._bias = (linear.bias,)  # not a parameter of this module: it is the target's, and is not trained
+        self._bias = (linear.bias,)  # in a tuple, so that it is not a parameter of this module
         weight = linear.weight.detach().float()
         scale, zero = (fitted_grid if start == "fitted" else grid_of)(weight, group_size, bits)
         self.scale0, self.zero0 = nn.Buffer(scale), nn.Buffer(zero)
@@ -74,11 +74,11 @@ class FakeInt4Linear(nn.Module):
     def packable(self) -> tuple[Tensor, Tensor]:
         """Codes int32 [out, in] in 0..15 and params bfloat16 [in / group_size, out, 2], for `Int4Linear.of`."""
         scale, zero = self.grid
-        return codes_on(self.weight, scale, zero, self.bits), params_of(scale, zero)
+        return codes_on(self.weight, scale, zero, self.bits), int4_params(scale, zero)
 
 
 def _as_bfloat16(x: Tensor) -> Tensor:
-    """Rounded, with the gradient of no rounding."""
+    """Rounded to bfloat16, with a straight-through gradient."""
     return x + (x.bfloat16().float() - x).detach()
 
 

@@ -1,9 +1,9 @@
-"""FP8 weights (e4m3), one scale an output; activations are rounded to FP8 as well, with one scale a row.
+"""FP8 weights (e4m3) with one scale per output; activations are rounded to FP8 too, with one scale per row.
 
     x = s_x X     W = s_w C     x W' = s_x s_w (X C')        X, C in float8_e4m3fn, sums in float32 on tensor cores
 
-Half the bytes of bfloat16 and no unpacking; a value keeps 4 significant bits. Tested on CPU tensors with the same
-calls; not run yet on a card that has it (compute capability 8.9 or later: Ada, Hopper, Blackwell).
+Half the bytes of bfloat16 and no unpacking; a value keeps 4 significant bits. Tested with the same calls on CPU
+tensors; it needs a card of compute capability 8.9 or later (Ada, Hopper, Blackwell).
 """
 
 from typing import final
@@ -16,11 +16,11 @@ from .packed import PackedLinear, QuantizedLinear
 
 _LARGEST = 448.0  # of e4m3
 _CAPABILITY = (8, 9)
-_PIECE = 4096  # outputs rounded at once: the float32 copy of a whole layer would be the peak of memory
+_PIECE = 4096  # outputs rounded at once, to keep the float32 copy small
 
 
 def require_fp8(device: torch.device) -> None:
-    """Raises `ConfigError` where no kernel multiplies FP8 by FP8."""
+    """Raise `ConfigError` if the device has no kernels for FP8."""
     found, got = (0, 0), device.type
     if device.type == "cuda":
         found = torch.cuda.get_device_capability(device)
@@ -33,12 +33,12 @@ def require_fp8(device: torch.device) -> None:
 def quantize_fp8(values: Tensor) -> tuple[Tensor, Tensor]:
     """[R, K] -> codes float8_e4m3fn [R, K] and scales float32 [R, 1]: the largest of a row becomes 448."""
     scales = (values.abs().amax(1, keepdim=True).float() / _LARGEST).clamp_(min=1e-12)
-    # Clamped: what rounding lifts above the largest number would become NaN, for FP8 has no infinity.
+    # Clamped, since FP8 has no infinity: a number that rounding lifts above the largest would become NaN.
     return (values / scales).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scales
 
 
 def dequantize_fp8(codes: Tensor, scales: Tensor) -> Tensor:
-    """The float32 values [R, K] that the codes stand for: the oracle of the kernels."""
+    """The float32 values [R, K] of the codes."""
     return codes.float() * scales
 
 
@@ -60,7 +60,7 @@ class Fp8Linear(QuantizedLinear):
 
     @property
     def weight(self) -> Tensor:
-        """The values of the codes, in bfloat16 [out, in]: a draft of this model is rounded from them."""
+        """The dequantised weight, bfloat16 [out, in]."""
         return dequantize_fp8(self.codes, self.scales).bfloat16()
 
     def product(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""INT4 weights in groups, asymmetric, round to nearest; multiplied by the native kernels on CPU, by ATen's elsewhere.
+"""INT4 weights in groups, asymmetric, round to nearest; multiplied by native kernels on CPU, by ATen elsewhere.
 
 A group of `group_size` weights of one output row shares a scale s and a zero point z, both in bfloat16:
 
@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.packing import pack_codes, pack_params, unpack_params
-from .packed import Described, PackedLinear, Place, QuantizedLinear, anywhere, device_of, has_kernels
+from .packed import PackedLinear, PackedMatrix, Place, QuantizedLinear, device_of, has_kernels, in_place
 
 GROUP_SIZES = (32, 64, 128, 256)
 BITS = (4, 3, 2)
 SMALLEST_SCALE = 1e-6  # of a group without any spread
 _INNER_K_TILES = 8  # of the CUDA kernel's layout
-_ROWS = 4096  # quantised at once: the float32 copy of a whole output head would be the peak of memory
+_ROWS = 4096  # quantised at once, to keep the float32 copy small
 
 
 def grid_of(weight: Tensor, group_size: int, bits: int = 4) -> tuple[Tensor, Tensor]:
-    """Scales and zero points of round to nearest, from the least and the largest of each group. [out, in / group_size].
+    """Scales and zero points from the minimum and maximum of each group, [out, in / group_size] each.
 
-    They are rounded to bfloat16 here, before any code is chosen, so that the codes fit the scale that is really used.
+    They are rounded to bfloat16 before any code is chosen, so that the codes fit the scale that is really used.
     """
     groups = weight.float().view(len(weight), -1, group_size)
     low, high = groups.amin(-1), groups.amax(-1)
@@ -35,9 +35,10 @@ def grid_of(weight: Tensor, group_size: int, bits: int = 4) -> tuple[Tensor, Ten
 
 
 def fitted_grid(weight: Tensor, group_size: int, bits: int) -> tuple[Tensor, Tensor]:
-    """Scales and zero points of least squared error, as far as alternating finds them: codes, then a line through them.
+    """Scales and zero points with a small squared error, by alternating between codes and a linear fit.
 
-    The range shrinks where that serves the many small weights. With 2 bits about half the error of `grid_of` is left.
+    The range becomes smaller if that suits the many small weights. With 2 bits the error is about half that of
+    `grid_of`.
     """
     groups = weight.float().view(len(weight), -1, group_size)
     scale, zero = grid_of(weight, group_size, bits)
@@ -62,8 +63,8 @@ def codes_on(weight: Tensor, scale: Tensor, zero: Tensor, bits: int = 4) -> Tens
     return codes.int().view(weight.shape)
 
 
-def params_of(scale: Tensor, zero: Tensor) -> Tensor:
-    """Scales and zero points [out, in / group_size] as the kernels take them: bfloat16 [in / group_size, out, 2]."""
+def int4_params(scale: Tensor, zero: Tensor) -> Tensor:
+    """Scales and zero points [out, in / group_size] in the kernels' form, bfloat16 [in / group_size, out, 2]."""
     return torch.stack([scale.t(), zero.t()], dim=-1).bfloat16().contiguous()
 
 
@@ -73,13 +74,13 @@ def quantize_int4(weight: Tensor, group_size: int, bits: int = 4) -> tuple[Tenso
     bits: 4, or 3 or 2, which use 8 or 4 of the 16 codes.
     """
     scale, zero = grid_of(weight, group_size, bits)
-    return codes_on(weight, scale, zero, bits), params_of(scale, zero)
+    return codes_on(weight, scale, zero, bits), int4_params(scale, zero)
 
 
 def _pack(codes: Tensor) -> Tensor:
-    """Codes int32 [out, in] in the layout of the device's kernel, whose first dimension goes over blocks of rows."""
+    """Codes int32 [out, in] in the layout of the device's kernel, whose first dimension is blocks of outputs."""
     if codes.device.type == "cuda":
-        # The CUDA layout takes two codes a byte, the even one in the high half.
+        # The CUDA layout has two codes per byte, the even one in the high half.
         pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
         return torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_K_TILES)
     if has_kernels(codes.device):
@@ -98,7 +99,7 @@ class Int4Linear(QuantizedLinear):
         linear: nn.Linear | PackedLinear | QuantizedLinear,
         group_size: int,
         bits: int = 4,
-        place: Place = anywhere,
+        place: Place = in_place,
     ):
         super().__init__()
         weight = cast("Tensor", linear.weight).detach()
@@ -107,8 +108,8 @@ class Int4Linear(QuantizedLinear):
         self._hold(weight.shape, torch.cat(packed), torch.cat(params, 1), linear.bias, place)
 
     @classmethod
-    def of(cls, codes: Tensor, params: Tensor, bias: Tensor | None = None, place: Place = anywhere) -> "Int4Linear":
-        """The layer of codes int32 [out, in] and params bfloat16 [in / group_size, out, 2] that were chosen before."""
+    def of(cls, codes: Tensor, params: Tensor, bias: Tensor | None = None, place: Place = in_place) -> "Int4Linear":
+        """A layer with these codes, int32 [out, in], and params, bfloat16 [in / group_size, out, 2]."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._hold(codes.shape, _pack(codes), params, bias, place)
@@ -136,11 +137,11 @@ class Int4Linear(QuantizedLinear):
         return unpack_params(self.packed_params, self.out_features) if self._native else self.packed_params
 
     @property
-    def matrix(self) -> Described | None:
+    def matrix(self) -> PackedMatrix | None:
         if not self._native:
             return None
         outs, ins = self.out_features, self.in_features
-        return Described(outs, ins, self.packed, self.bias, self.packed_params, group=self.group_size)
+        return PackedMatrix(outs, ins, self.packed, self.bias, self.packed_params, group=self.group_size)
 
     def product(self, rows: Tensor) -> Tensor:
         on_cpu = rows.device.type != "cuda"

@@ -1,11 +1,12 @@
-"""INT8 weights, symmetric, one scale an output; activations keep 16 bits, so that only the weights are rounded.
+"""INT8 weights, symmetric, one scale per output; activations keep 16 bits, so that only the weights are rounded.
 
-Where the processor multiplies bytes by bytes and adds in int32 (VNNI), the native kernel takes a row of activations as
-two rows of bytes, a coarse one and what it leaves over:
+If the processor multiplies bytes and adds in int32 (VNNI), the native kernel splits a row of activations into two rows
+of bytes, the high part and the remainder:
 
     y = 127 x / max|x|     hi = round(y)     lo = round(254 (y - hi))     x W' = max|x| / 127 (hi W' + lo W' / 254)
 
-Elsewhere it widens the codes to float32. Without the native library ATen multiplies, with activations in bfloat16.
+Otherwise it uses integers of 16 bits, or converts the codes to float32. Without the native library ATen multiplies,
+with activations in bfloat16.
 """
 
 from typing import final
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.packing import pack, unpack
-from .packed import Described, PackedLinear, Place, QuantizedLinear, anywhere, device_of, has_kernels
+from .packed import PackedLinear, PackedMatrix, Place, QuantizedLinear, device_of, has_kernels, in_place
 
-_PIECE = 4096  # outputs rounded at once: the float32 copy of a whole output head would be the peak of memory
+_PIECE = 4096  # outputs rounded at once, to keep the float32 copy small
 _MAX_INPUTS = (1 << 31) // (128 * 127) - 1  # more could overflow int32
 
 
@@ -30,7 +31,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_int8(codes: Tensor, scales: Tensor) -> Tensor:
-    """The float32 weights [out, in] that the codes stand for: the oracle of the kernels."""
+    """The float32 weights [out, in] of the codes."""
     return codes.float() * scales[:, None]
 
 
@@ -42,7 +43,7 @@ class Int8Linear(QuantizedLinear):
     sums: the sum of each output's codes, int32 [out], for the native kernels.
     """
 
-    def __init__(self, linear: nn.Linear | PackedLinear, place: Place = anywhere):
+    def __init__(self, linear: nn.Linear | PackedLinear, place: Place = in_place):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         weight = linear.weight.detach()
@@ -67,19 +68,19 @@ class Int8Linear(QuantizedLinear):
 
     @property
     def codes(self) -> Tensor:
-        """int8 [out, in], made anew on every read."""
+        """The codes, int8 [out, in], unpacked on every read."""
         return self.packed if self.sums is None else unpack(self.packed, self.out_features, self.in_features)
 
     @property
     def weight(self) -> Tensor:
-        """The plain weight [out, in] that the codes stand for, made anew on every read."""
+        """The dequantised weight [out, in], computed on every read."""
         return dequantize_int8(self.codes, self.scales).to(self._dtype)
 
     @property
-    def matrix(self) -> Described | None:
+    def matrix(self) -> PackedMatrix | None:
         if self.sums is None:
             return None
-        return Described(self.out_features, self.in_features, self.packed, self.bias, self.scales, self.sums)
+        return PackedMatrix(self.out_features, self.in_features, self.packed, self.bias, self.scales, self.sums)
 
     def product(self, rows: Tensor) -> Tensor:
         return torch.ops.aten._weight_int8pack_mm(rows.bfloat16(), self.packed, self.scales.bfloat16())

@@ -1,4 +1,4 @@
-"""Replace the linear layers of a module tree by quantised ones: a self-draft's, or the target's own."""
+"""Replaces the linear layers of a model by quantised ones, for a target or a self-draft."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ..errors import ConfigError, IncompatibleModels
 from .fp8 import Fp8Linear, require_fp8
 from .int4 import BITS, GROUP_SIZES, Int4Linear
 from .int8 import Int8Linear
-from .packed import PackedLinear, QuantizedLinear, Shelf
+from .packed import PackedLinear, QuantizedLinear, WeightArena
 
 Weights: TypeAlias = Literal["int8", "int4", "fp8"]
 """Formats of the target's weights."""
@@ -25,9 +25,11 @@ _Make: TypeAlias = Callable[[Dense], QuantizedLinear | None]
 
 @dataclass(frozen=True)
 class QuantReport:
-    """How many layers are in the format, and how many are not, since the kernels do not take their shape.
+    """What was quantised.
 
-    num_bytes: the memory of the quantised layers. lm_head: "int4", "int8", or "shared" if it was left as it was.
+    num_quantized, num_kept: how many layers are quantised, and how many are not since the kernels lack their shape.
+    num_bytes: the memory of the quantised layers.
+    lm_head: "int4", "int8", or "shared" if it is unchanged.
     """
 
     num_quantized: int
@@ -38,15 +40,16 @@ class QuantReport:
 
 @torch.inference_mode()
 def quantize_target(model: PreTrainedModel, weights: Weights, group_size: int = 64) -> QuantReport:
-    """Replace the target's own linear layers. The output head becomes INT8; with FP8 layers it stays as it was.
+    """Replace the target's own linear layers. The output head becomes INT8; with FP8 layers it is unchanged.
 
-    group_size: the weights that share an INT4 scale. Raises `ConfigError` for an unknown one, or for FP8 on a device
-        without it, `IncompatibleModels` where no layer can be quantised.
+    Raises `ConfigError` for an unknown group size, or for FP8 on a device without it, `IncompatibleModels` if no layer
+    can be quantised.
+    group_size: how many weights share an INT4 scale.
     """
     if weights == "fp8":
         require_fp8(model.device)
-    shelf = Shelf()
-    make = _maker(weights, group_size, 4, shelf)
+    arena = WeightArena()
+    make = _maker(weights, group_size, 4, arena)
     needs = {
         "int4": f"inputs divisible by {group_size}, and outputs by 16 without native kernels",
         "int8": "inputs divisible by 32 without native kernels",
@@ -55,8 +58,8 @@ def quantize_target(model: PreTrainedModel, weights: Weights, group_size: int = 
     report = _replace_layers(model, nn.Linear | PackedLinear, make, f"{weights.upper()}: {needs}")
     if weights == "fp8":
         return report
-    # Not INT4: few rows of the vocabulary are near ties, and 4 bits decide them wrongly.
-    make_head = _maker("int8", group_size, 4, shelf)
+    # Not INT4, which decides near ties of tokens wrongly.
+    make_head = _maker("int8", group_size, 4, arena)
     return _replace_head(model, lambda linear: make_head(linear) or make(linear), report)
 
 
@@ -64,15 +67,14 @@ def quantize_target(model: PreTrainedModel, weights: Weights, group_size: int = 
 def quantize_linears(
     model: PreTrainedModel, group_size: int = 32, lm_head: LmHead = "int4", bits: int = 4
 ) -> QuantReport:
-    """Replace the linear layers by INT4 ones, in this module tree only: a draft of the model it was copied from.
+    """Replace the linear layers of a module tree by INT4 ones, which makes it a self-draft.
 
-    bits: 3 and 2 round further and draft worse, in the memory and time of 4: they show what such a draft would bring.
-
-    Raises `ConfigError` for an unknown group size or bits, `IncompatibleModels` where no layer can be quantised.
+    Raises `ConfigError` for an unknown group size or bits, `IncompatibleModels` if no layer can be quantised.
+    bits: 3 and 2 round further, but take the memory and time of 4; they are for experiments.
     """
     if bits not in BITS:
         raise ConfigError("unknown bits", got=bits, expected="one of " + ", ".join(map(str, BITS)))
-    make = _maker("int4", group_size, bits, Shelf())
+    make = _maker("int4", group_size, bits, WeightArena())
     kinds = nn.Linear | PackedLinear | Int8Linear | Fp8Linear
     needs = f"INT4: inputs divisible by {group_size}, outputs by 16 without native kernels, and not yet in INT4"
     report = _replace_layers(model, kinds, make, needs)
@@ -81,11 +83,11 @@ def quantize_linears(
 
 @torch.inference_mode()
 def quantize_head(model: PreTrainedModel, group_size: int, report: QuantReport) -> QuantReport:
-    """Replace the output head alone, in 4 bits, as `quantize_linears` does; returns the report with it."""
-    return _replace_head(model, _maker("int4", group_size, 4, Shelf()), report)
+    """Replace the output head only, in 4 bits, as `quantize_linears` does; returns the updated report."""
+    return _replace_head(model, _maker("int4", group_size, 4, WeightArena()), report)
 
 
-def _maker(weights: Weights, group_size: int, bits: int, shelf: Shelf) -> _Make:
+def _maker(weights: Weights, group_size: int, bits: int, arena: WeightArena) -> _Make:
     if group_size not in GROUP_SIZES:
         raise ConfigError("unknown group size", got=group_size, expected="one of " + ", ".join(map(str, GROUP_SIZES)))
 
@@ -93,14 +95,14 @@ def _maker(weights: Weights, group_size: int, bits: int, shelf: Shelf) -> _Make:
         if weights == "fp8":
             return Fp8Linear(linear) if Fp8Linear.fits(linear) else None
         if weights == "int8":
-            return Int8Linear(linear, shelf) if Int8Linear.fits(linear) else None
-        return Int4Linear(linear, group_size, bits, shelf) if Int4Linear.fits(linear, group_size) else None
+            return Int8Linear(linear, arena) if Int8Linear.fits(linear) else None
+        return Int4Linear(linear, group_size, bits, arena) if Int4Linear.fits(linear, group_size) else None
 
     return make
 
 
 def _replace_layers(model: PreTrainedModel, kinds: object, make: _Make, needs: str) -> QuantReport:
-    """Replace the layers of these kinds but the output head; needs: the format, and what shapes it takes."""
+    """Replace the layers of these kinds except the output head. needs: the format and its shapes, for the error."""
     head, made, kept = model.get_output_embeddings(), list[QuantizedLinear](), 0
     for path, module in list(model.named_modules()):
         if module is head or not isinstance(module, nn.Linear | PackedLinear | QuantizedLinear):

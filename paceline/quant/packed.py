@@ -1,4 +1,4 @@
-"""Linear layers whose weights are in the native kernels' order (see `kernels.packing`), and what they share."""
+"""Linear layers with weights in the layout of the native kernels (see `kernels.packing`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..kernels.library import FORMATS, Format, Matrix, address, ask_large_pages, library, multiply
-from ..kernels.packing import BLOCK, pack, pack_codes, pack_params, unpack, unpack_codes, unpack_params
+from ..kernels.library import FORMATS, Matrix, NumberFormat, address, ask_large_pages, library, multiply
+from ..kernels.packing import OUTPUTS_PER_BLOCK, pack, pack_codes, pack_params, unpack, unpack_codes, unpack_params
 
-_FORMATS = {**FORMATS, torch.int8: Format.INT8, torch.int32: Format.INT4}
+_FORMATS = {**FORMATS, torch.int8: NumberFormat.INT8, torch.int32: NumberFormat.INT4}
 _PIECE, _PAGE, _LINE = 32 << 20, 2 << 20, 64
 Place: TypeAlias = Callable[[Tensor], Tensor]
-"""Copies a packed weight to its place in memory."""
+"""Copies a packed weight to its final place in memory, see `WeightArena`."""
 
 
-def anywhere(packed: Tensor) -> Tensor:
-    """The weight where it is."""
+def in_place(packed: Tensor) -> Tensor:
+    """A `Place` that does not copy."""
     return packed
 
 
@@ -39,8 +39,8 @@ class QuantizedLinear(nn.Module):
     bias: Tensor | None
 
     @property
-    def matrix(self) -> "Described | None":
-        """The weights as the kernels take them; None where ATen multiplies."""
+    def matrix(self) -> "PackedMatrix | None":
+        """The weights for the native kernels; None if ATen multiplies."""
         return None
 
     @property
@@ -61,9 +61,9 @@ class QuantizedLinear(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """A linear layer on CPU in bfloat16, float16 or float32; a row's bits do not depend on how many rows there are."""
+    """A linear layer on CPU in bfloat16, float16 or float32. The bits of a row do not depend on the number of rows."""
 
-    def __init__(self, linear: nn.Linear, place: Place = anywhere):
+    def __init__(self, linear: nn.Linear, place: Place = in_place):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.packed = nn.Buffer(place(pack(linear.weight.detach())), persistent=False)
@@ -77,13 +77,13 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The plain weight [out, in], made anew on every read."""
+        """The plain weight [out, in], unpacked on every read."""
         return unpack(self.packed, self.out_features, self.in_features)
 
     @property
-    def matrix(self) -> "Described":
-        """The weights as the kernels take them."""
-        return Described(self.out_features, self.in_features, self.packed, self.bias)
+    def matrix(self) -> "PackedMatrix":
+        """The weights for the native kernels."""
+        return PackedMatrix(self.out_features, self.in_features, self.packed, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
@@ -91,11 +91,12 @@ class PackedLinear(nn.Module):
 
 
 @dataclass(eq=False)
-class Described:
-    """A `Matrix` and the tensors that it points to.
+class PackedMatrix:
+    """A `Matrix` of the kernels and the tensors that it points to.
 
-    packed: the weights, or their codes, int8 or int32 (INT4). scales: of codes; packed params for INT4. sums: of INT8
-        codes.
+    packed: the weights, or their codes, int8 or int32 (INT4).
+    scales: the scales of codes; packed params for INT4.
+    sums: the sums of INT8 codes.
     """
 
     outs: int
@@ -113,12 +114,12 @@ class Described:
             outs=self.outs, ins=self.ins, format=_FORMATS[self.packed.dtype], group=self.group,
         )  # fmt: skip
 
-    def part(self, first: int, last: int) -> "Described":
-        """Outputs `first` .. `last` - 1 as a matrix of their own; packed anew where the first is within a block."""
+    def part(self, first: int, last: int) -> "PackedMatrix":
+        """Outputs `first` .. `last` - 1 as a separate matrix; packed again if the first is within a block."""
         cut = slice(first, last)
         packed, scales, bias = self.packed, self.scales, None if self.bias is None else self.bias[cut]
-        blocks = slice(first // BLOCK, -(-last // BLOCK))
-        if first % BLOCK == 0:
+        blocks = slice(first // OUTPUTS_PER_BLOCK, -(-last // OUTPUTS_PER_BLOCK))
+        if first % OUTPUTS_PER_BLOCK == 0:
             packed = packed[blocks]
             if scales is not None:
                 scales = scales[blocks if self.group else cut]
@@ -130,7 +131,7 @@ class Described:
             packed = pack(unpack(packed, self.outs, self.ins)[cut])
             scales = None if scales is None else scales[cut]
         sums = None if self.sums is None else self.sums[cut]
-        return Described(last - first, self.ins, packed, bias, scales, sums, self.group)
+        return PackedMatrix(last - first, self.ins, packed, bias, scales, sums, self.group)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
@@ -138,20 +139,20 @@ class Described:
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every `nn.Linear` that fits, freeing the plain weights that nothing else holds; returns how many."""
+    """Replace every `nn.Linear` that fits by a `PackedLinear`; returns how many."""
     names = [name for name, one in model.named_modules() if type(one) is nn.Linear and PackedLinear.fits(one)]
-    place = Shelf()
-    for name in names:  # one after another, so that the plain weights are never all held beside the packed ones
+    place = WeightArena()
+    for name in names:  # one by one, so that plain and packed weights are never both in memory completely
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
         model.set_submodule(name, PackedLinear(linear, place))
     return len(names)
 
 
-class Shelf:
-    """Memory for the weights of a model, side by side, on large pages where the system has them.
+class WeightArena:
+    """Contiguous memory for the weights of a model, on large pages if the system has them.
 
-    A pass reads all of it: with pages of 4 KB it took 6% longer, with weights of 4 bits 20% to 30%.
+    A pass reads all weights: with pages of 4 KB it took 6% longer, with 4-bit weights 20% to 30% longer.
     """
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""Runs a transformers model over token trees: layers, adapters, numerics. Decides nothing about tokens."""
+"""Runs a transformers model over token trees: layers, adapters, numerics. It never chooses tokens."""
 
 from ..attention.kv_cache import SlotCache
 from .load import load_model, with_weights, wrap_model

@@ -1,13 +1,13 @@
-"""Adapters and trained drafts put into a module tree: linear layers that are replaced, and those for mask tokens alone.
+"""Attaches SPACE adapters and trained INT4 drafts to a model, by replacing linear layers of its module tree.
 
-Mask tokens of SPACE have embeddings of their own, and low-rank factors at linear layers that act on them alone:
+The mask tokens of SPACE have embeddings of their own, and low-rank factors at linear layers that act on them only:
 
     tokens of a pass      r   a   b   V   V+1  V   V+1      V: size of the vocabulary; mask j is token V + j
     rows (flat)           0   1   2   3   4    5   6
     mask rows                             3 .. 6            these get mask embeddings, and b (a x) at adapted layers
 
-Every other row goes through the very operations of a pass without an adapter, so its bits are the same. In torch mask
-rows are hidden by -inf, which a key that overflows would turn into NaN: hence `bounded`. Native passes need no bound.
+Every other row goes through the same operations as without an adapter, so its bits are the same. In torch, mask rows
+are hidden by adding -inf, which becomes NaN if a key overflows: hence `bounded`. Native passes need no bound.
 """
 
 import copy
@@ -26,43 +26,45 @@ from ..heads.space import Factors, SpaceAdapter, SpaceConfig
 from ..quant.fp8 import Fp8Linear
 from ..quant.int4 import Int4Linear
 from ..quant.int8 import Int8Linear
-from ..quant.packed import PackedLinear, Shelf, device_of
+from ..quant.packed import PackedLinear, WeightArena, device_of
 
-_MAX_GAIN = 2.0**20  # factors that raise the largest input by no more cannot overflow: their outputs are not bounded
+_MAX_GAIN = 2.0**20  # factors that amplify the largest input by no more cannot overflow and need no bound
 _LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear, Fp8Linear)
 
 
 @final
 class AttachedAdapter:
-    """An adapter in a model, and which rows of the pass in progress are its mask tokens (none between passes).
+    """An adapter in a model, and the mask rows of the pass in progress (none between passes).
 
     All adapted layers of a module tree share one. A copy of the tree gets another one.
-    source: the adapter that the caller gave; adapter: its copy in the dtype and on the device of the model.
+
+    source: the adapter that the caller passed.
+    adapter: its copy in the dtype and on the device of the model.
     """
 
     def __init__(self, source: SpaceAdapter, adapter: SpaceAdapter):
         self.source, self.adapter = source, adapter
         self.vocab_size = adapter.config.vocab_size
-        self.rows: slice | Tensor | None = None  # of the nodes of all sequences, one after another; a slice is cheaper
-        self.num_rows = 0  # of the pass, plain ones included
+        self.rows: slice | Tensor | None = None  # indices into the flattened nodes of the batch; a slice is cheaper
+        self.num_rows = 0  # all rows of the pass, plain ones included
         self._vectors = torch.empty(0)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "AttachedAdapter":
         return AttachedAdapter(self.source, self.adapter)
 
-    def holds(self, adapter: SpaceAdapter) -> bool:
-        """Whether the attached weights are those of this adapter as they are now, in the precision of the model."""
+    def matches(self, adapter: SpaceAdapter) -> bool:
+        """Whether the attached weights equal the adapter's present ones, in the precision of the model."""
         if adapter.config != self.adapter.config:
             return False
-        same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)  # broken weights are weights too
+        same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
         pairs = zip(self.adapter.parameters(), adapter.parameters(), strict=True)
         return all(same(attached, given.detach().to(attached.device, attached.dtype)) for attached, given in pairs)
 
     @contextmanager
     def applied(self, token_ids: Tensor, is_mask: Tensor) -> Iterator[Tensor]:
-        """Act on the mask rows of one pass over token_ids [B, N]; yields the ids with 0 in the place of masks.
+        """Apply the adapter to the mask rows of one pass over token_ids [B, N]; yields the ids with 0 for each mask.
 
-        Raises `DraftError` for ids past the masks.
+        Raises `DraftError` for a mask that the adapter does not have.
         """
         found = is_mask.reshape(-1).nonzero()[:, 0]
         which = token_ids.reshape(-1)[found] - self.vocab_size
@@ -82,7 +84,7 @@ class AttachedAdapter:
             self.rows, self._vectors = None, torch.empty(0)
 
     def embed(self, embeddings: Tensor) -> Tensor:
-        """Put the mask embeddings in their rows of [..., E], in place; they are what `inputs_embeds` would hold."""
+        """Write the mask embeddings into their rows of `inputs_embeds` [..., E], in place."""
         if self.rows is not None:
             embeddings.view(-1, embeddings.shape[-1])[self.rows] = self._vectors.to(embeddings.dtype)
         return embeddings
@@ -90,7 +92,7 @@ class AttachedAdapter:
 
 @final
 class AdaptedLinear(nn.Module):
-    """A linear layer of any kind whose outputs in mask rows are corrected: out[rows] += b (a x[rows]).
+    """A linear layer of any kind with a low-rank correction of mask rows: out[rows] += b (a x[rows]).
 
     Its factors are a [r, in] and b [out, r].
     """
@@ -100,12 +102,12 @@ class AdaptedLinear(nn.Module):
         self.base, self.attached = base, attached
         self.a = nn.Parameter(a.contiguous(), requires_grad=False)
         self.b = nn.Parameter(b.contiguous(), requires_grad=False)
-        # Each output is at most `gain` times the largest input, which is a normed one where keys are made.
+        # Each output is at most `gain` times the largest input; the inputs of key projections are normed.
         gain = float(a.abs().sum(1, dtype=torch.float32).max() * b.abs().sum(1, dtype=torch.float32).max())
         self._is_bounded = a.dtype == torch.float16 or gain > _MAX_GAIN
 
     def __getattr__(self, name: str) -> Any:
-        """The other attributes of a linear layer, such as its sizes or the dtype of its weight."""
+        """Forward other attributes, such as sizes or the weight, to the base layer."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -116,17 +118,17 @@ class AdaptedLinear(nn.Module):
         return self.corrected(self.base.forward(x), x)
 
     def corrected(self, out: Tensor, x: Tensor) -> Tensor:
-        """What the layer below made of x, with its mask rows corrected in place."""
+        """The outputs of the base layer for x, with mask rows corrected in place."""
         rows = self.attached.rows
         if rows is None:
             return out
         x, flat = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
         if len(x) != self.attached.num_rows:
             raise IncompatibleModels(
-                "an adapted layer does not see the rows of the pass one by one",
+                "an adapted layer does not get all rows of the pass",
                 got=f"{len(x)} rows",
                 expected=self.attached.num_rows,
-                fix="train the adapter without this layer (experts, for example, see the rows routed to them)",
+                fix="train the adapter without this layer (experts, for example, only get the rows routed to them)",
             )
         inner = nn.functional.linear(x[rows], self.a)
         if isinstance(rows, slice):
@@ -139,19 +141,19 @@ class AdaptedLinear(nn.Module):
 
 
 def bounded(rows: Tensor) -> Tensor:
-    """Mask rows without NaN and so small, in place, that no score of a key made from them overflows.
+    """Replace NaN in mask rows and limit their values, in place, so that no attention score of a mask overflows.
 
-    A score q k is at most d |q| times the bound, less than what an element holds, with room for the largest q. Values
-    of a sound adapter are far below it, but for float16: its bound suits models whose scores are float16 too.
+    A score q k is at most d |q| times the bound, which stays below the largest number of the dtype. Values of a working
+    adapter are far smaller, except in float16, whose bound is for models with scores in float16.
     """
     most = 1024.0 if rows.dtype == torch.float16 else torch.finfo(rows.dtype).max ** 0.5 / 64
     return rows.nan_to_num_(0.0).clamp_(-most, most)
 
 
 def share_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A second module tree over the same tensors: modules may be replaced in it without touching the original.
+    """A second module tree over the same tensors, whose modules can be replaced without changing the original.
 
-    An attached adapter is left out: a draft that is made of a target with an adapter drafts as the target alone.
+    An attached adapter is not copied, so that a self-draft of a target with an adapter drafts without it.
     """
     shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
     made = copy.deepcopy(model, shared)
@@ -166,7 +168,7 @@ def attach_adapter(
 ) -> AttachedAdapter:
     """Replace the linear layers that the adapter names by adapted ones, in this module tree.
 
-    The adapter is copied. Raises `IncompatibleModels` where it does not fit the model.
+    The adapter is copied. Raises `IncompatibleModels` if it does not fit the model.
     """
     config, text = adapter.config, model.config.get_text_config()
     head: Any = model.get_output_embeddings()
@@ -191,11 +193,11 @@ def attach_adapter(
 def _linears(
     model: PreTrainedModel, config: SpaceConfig | Int4DraftConfig, what: str
 ) -> Iterator[tuple[int, nn.Module, str, list[tuple[int, str]]]]:
-    """The linear layers of a model that hold those named: layer, submodule, first output and name of each part.
+    """The submodules that contain the linear layers of a config: layer, path, and (first output, name) of each part.
 
-    A fused layer holds q, k and v in one matrix, whose rows are those of its parts one below another.
+    A submodule of a fused layer has several parts: q, k and v are one matrix.
 
-    what: the beginning of the error where the shapes do not fit.
+    what: the beginning of the error message if shapes do not fit.
     """
     for index, layer in enumerate(decoder_layers(model, config.num_layers)):
         pieces: dict[str, list[tuple[int, str]]] = {}
@@ -210,7 +212,7 @@ def _linears(
 
 
 def decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
-    """The list of so many decoder layers. Raises `IncompatibleModels` where there is none."""
+    """The module list of this many decoder layers. Raises `IncompatibleModels` if there is none."""
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
@@ -218,8 +220,8 @@ def decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
 
 
 def place_of(layer: nn.Module, name: str) -> tuple[str, int, int]:
-    """Where a linear, named as transformers does, is in a layer: submodule, first of its outputs, how many."""
-    places: Any = getattr(layer, "places", {})  # of fused layers, which have no linear of such a name
+    """The place of a linear layer, by its name in transformers: submodule, first output, number of outputs."""
+    places: Any = getattr(layer, "places", {})  # of fused layers, which have no linear layer of this name
     if name in places:
         return places[name]
     with suppress(AttributeError):
@@ -235,7 +237,7 @@ def place_of(layer: nn.Module, name: str) -> tuple[str, int, int]:
 
 
 def _joined(parts: list[tuple[int, Factors]], outputs: int) -> tuple[Tensor, Tensor]:
-    """Factors that act on slices of the outputs, as one pair a [R, in], b [outputs, R]."""
+    """Factors for slices of the outputs, joined to one pair a [R, in], b [outputs, R]."""
     a = torch.cat([factors.a for _, factors in parts])
     b, rank = a.new_zeros(outputs, len(a)), 0
     for first, factors in parts:
@@ -245,11 +247,11 @@ def _joined(parts: list[tuple[int, Factors]], outputs: int) -> tuple[Tensor, Ten
 
 
 def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
-    """Replace the linear layers that the draft has weights for; the others stay as they are. Returns those made.
+    """Replace the linear layers that the draft has weights for; returns the new layers.
 
-    Raises `IncompatibleModels` where layers, names or shapes are others than the draft was trained for.
+    Raises `IncompatibleModels` if layers, names or shapes differ from those that the draft was trained for.
     """
-    config, made, shelf = draft.config, list[Int4Linear](), Shelf()
+    config, made, arena = draft.config, list[Int4Linear](), WeightArena()
     shapes = dict(zip(config.linears, config.shapes, strict=True))
     for index, layer, path, parts in _linears(model, config, "the trained self-draft does not fit"):
         old: Any = layer.get_submodule(path)
@@ -261,6 +263,6 @@ def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
             )  # fmt: skip
         codes, params = zip(*(draft.packable(index, name) for name in names), strict=True)
         device = device_of(old)
-        made.append(Int4Linear.of(torch.cat(codes).to(device), torch.cat(params, 1).to(device), old.bias, shelf))
+        made.append(Int4Linear.of(torch.cat(codes).to(device), torch.cat(params, 1).to(device), old.bias, arena))
         layer.set_submodule(path, made[-1])
     return made

@@ -1,4 +1,4 @@
-"""Makes a `LoadedModel`: load, describe, compare with plain transformers; refuses what cannot be decoded in trees."""
+"""Makes a `LoadedModel`: loads a model, prepares it for trees, and compares it with plain transformers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ from .self_test import check, own_reference, plain_image_reference, plain_refere
 from .torch_decoder import fuse, is_fused
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_INT4_GROUP_SIZE = 32  # with 64, small models answer visibly differently from their bfloat16 selves
+_INT4_GROUP_SIZE = 32  # with 64, the answers of small models differ visibly from those in bfloat16
 
 
 def load_model(
@@ -41,12 +41,12 @@ def load_model(
     """Load a model folder or hub id. Weights come from safetensors only. A vision-language model comes with its
     processor.
 
-    dtype: None and "auto" keep the checkpoint's, except on a CPU without instructions for its 16 bits: float32 there.
-    device: None takes CUDA where there is one.
-    tokenizer: in place of the checkpoint's. hub: revision, token and cache_dir of a hub id.
+    dtype: None and "auto" keep the checkpoint's, or use float32 on a CPU without instructions for its 16-bit dtype.
+    device: None uses CUDA if available.
+    tokenizer: replaces the checkpoint's. hub: revision, token and cache_dir for a hub id.
 
-    Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is neither a
-    causal LM nor a vision-language model of a known family, or whose logits are not those of plain transformers.
+    Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for a model that is neither
+    a causal LM nor a vision-language model of a known family, or whose logits differ from plain transformers'.
     """
     opened = open_checkpoint(name_or_path, dtype, device, trust_remote_code, tokenizer, hub)
     return check(_prepare(*opened, Path(name_or_path).name))
@@ -58,9 +58,9 @@ def wrap_model(
     name: str = "",
     processor: ProcessorMixin | None = None,
 ) -> LoadedModel:
-    """Describe a model that the caller loaded. It is not changed: ours is a second module tree over its tensors.
+    """Prepare a model that the caller loaded. It is not changed: ours is a second module tree over its tensors.
 
-    processor: the processor of a vision-language model. Without one it takes prompts of token ids alone.
+    processor: the processor of a vision-language model. Without one, prompts must be token ids.
     """
     if is_vlm(model.config):
         family_of(model.config)
@@ -70,9 +70,9 @@ def wrap_model(
 
 
 def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, QuantReport]:
-    """The model with its linear layers in INT8 or INT4; what is not replaced is shared with `loaded`.
+    """A copy of the model with quantised linear layers; everything else is shared with `loaded`.
 
-    Its trees are compared with its own paths. Raises `ConfigError` and `IncompatibleModels` as `quantize_target` does.
+    The self-test compares its trees with its own paths. Raises as `quantize_target`.
     """
     model = share_copy(loaded.model)
     report = quantize_target(model, weights, _INT4_GROUP_SIZE)
@@ -83,7 +83,7 @@ def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, Qu
 def _prepare(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: ProcessorMixin | None, name: str
 ) -> LoadedModel:
-    """The text model, or the two halves of a vision-language model: what decodes, and what sees."""
+    """Prepare a text model, or the text and vision halves of a vision-language model."""
     if not is_vlm(model.config):
         return _prepare_text(model, tokenizer, name)
     model.eval()
@@ -93,18 +93,18 @@ def _prepare(
     with refused(f"{name} cannot be run by transformers", kind=IncompatibleModels):
         text, image_reference = text_half(model), plain_image_reference(model, vision)
     if vision.family.blocks == "prompt":
-        text.set_attn_implementation("eager")  # with others the reference below would see both ways for want of a mask
+        text.set_attn_implementation("eager")  # without a mask, other implementations would attend in both directions
     loaded = _prepare_text(text, tokenizer or getattr(processor, "tokenizer", None), name)
     return replace(loaded, vision=vision, eos_ids=eos_ids_of(model) or loaded.eos_ids, image_reference=image_reference)
 
 
 def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LoadedModel:
-    """Refuse what cannot be decoded in trees; route the attention through ours and pack the linear layers."""
+    """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers."""
     check_architecture(name or type(model).__name__, model)
     config = model.config.get_text_config()
     name = name or config.model_type
     check_config(name, config, getattr(model, "generation_config", None))
-    if model.config._attn_implementation == NAME:  # wrapped before: the reference needs an attention of its own again
+    if model.config._attn_implementation == NAME:  # wrapped before: the reference needs transformers' attention
         model.set_attn_implementation("eager")
     model.eval()
     which = fingerprint(model)
@@ -133,9 +133,9 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
 
 @torch.inference_mode()
 def _route_attention(model: PreTrainedModel) -> bool:
-    """True if every layer goes through our attention function; False leaves it its own, driven by 4-D masks.
+    """Install our attention function; returns False, and leaves "eager", if not every layer calls it.
 
-    Found by trying: some architectures take attention functions but do not hand keywords through to them.
+    This is tried out, since some architectures accept attention functions but do not pass keywords on to them.
     """
     place: torch.device = model.get_input_embeddings().weight.device  # type: ignore[union-attr, assignment]
     cache = SlotCache(1, 8)

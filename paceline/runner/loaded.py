@@ -1,4 +1,4 @@
-"""A loaded model with what the engine must know about it."""
+"""A loaded model, prepared for passes over trees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
 
 @dataclass(frozen=True, eq=False)
 class ImageReference:
-    """What the model in plain transformers says after a chat with a made-up image: logits [V]."""
+    """The logits [V] of plain transformers after a chat with a made-up image."""
 
     token_ids: Sequence[int]
     prompt: VisionPrompt
@@ -31,11 +31,11 @@ class ImageReference:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedModel(ModelFacts):
-    """A causal language model that is ready for trees.
+    """A causal language model that can run passes over trees.
 
-    attends_trees: the model calls our attention function; otherwise it is given a 4-D mask.
-    mixes_rows: experts, or outliers of INT8 weights, make the numerics of a row depend on the others.
-    decoder: what runs its layers.
+    attends_trees: whether the model calls our attention function; otherwise it is given a 4-D mask.
+    mixes_rows: whether the numerics of a row depend on other rows (experts, outliers of INT8 weights).
+    decoder: runs its layers.
     reference: logits [V] of plain transformers after each path of a small tree, for `self_test`.
     image_reference: the same after an image.
     """
@@ -68,7 +68,7 @@ class LoadedModel(ModelFacts):
         text: int | None = None,
         **options: Any,
     ) -> PassLayout:
-        """Announce a pass to the cache; where its nodes lie. text: see `SlotCache.begin`; options: of `PassLayout`."""
+        """Begin a pass and return its layout. text: see `SlotCache.begin`. options: further fields of `PassLayout`."""
         starts = cache.begin(slots, num_nodes, text, self.attends_trees)
         offsets, device = [cache.offsets[slot] for slot in slots], self.device if tree is None else tree.device
         return PassLayout(starts, num_nodes, tree, slots=list(slots), offsets=offsets, device=device, **options)
@@ -78,8 +78,8 @@ class LoadedModel(ModelFacts):
     ) -> Tensor:
         """Raw logits [B, N, V] of the last `layout.head_rows` nodes; hidden states are written to `states`.
 
-        token_ids: [B, N]; None: those of the layout's tree, which native passes read as lists. Where `layout.is_mask`
-        is given, the attached adapter acts on these rows.
+        token_ids: [B, N]; None: those of the layout's tree, which native passes read as lists. The attached adapter
+            acts on the rows of `layout.is_mask`.
         """
         if token_ids is None and not self.is_native:
             assert layout.tree is not None
@@ -91,13 +91,13 @@ class LoadedModel(ModelFacts):
             return self.decoder.logits(plain_ids, layout, cache, states)
 
     def offset_of(self, prompt: VisionPrompt | None) -> int:
-        """What is added to a column behind the images of a prompt to get its position."""
+        """The difference between position and column after the images of a prompt."""
         if prompt is not None:
             return prompt.position_delta
         return 0 if self.vision is None else self.vision.family.text_offset
 
     def with_model(self, model: PreTrainedModel, attached: AttachedAdapter | None = None) -> "LoadedModel":
-        """The same description around another module tree of the same architecture; attached: the adapter in it."""
+        """A copy for another module tree of the same architecture. attached: the adapter in it."""
         decoder = decoder_of(model, self.attends_trees, attached)
         return replace(self, model=model, decoder=decoder, image_reference=None)
 
@@ -105,7 +105,7 @@ class LoadedModel(ModelFacts):
 def decoder_of(
     model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None
 ) -> NativeDecoder | FusedDecoder | TransformersDecoder:
-    """The decoder that runs a model; attached: the adapter in it."""
+    """A decoder for a model. attached: the adapter in it."""
     if is_fused(model):
         return FusedDecoder(model, attached)
     described = describe(model) if attends_trees else None

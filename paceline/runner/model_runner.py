@@ -1,4 +1,4 @@
-"""Runs one model over token trees and keeps its cache in step. Decides nothing about tokens."""
+"""Runs one model over token trees and manages its cache. It never chooses tokens."""
 
 import statistics
 import threading
@@ -33,12 +33,14 @@ PREFILL_CHUNK = 512
 class ModelRunner:
     """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
 
-    invariant: the bits of a row do not depend on what shares its pass, as in native passes by construction. In torch
-    passes are then padded to a multiple of `row_multiple` rows, and trees are computed as the chains they consist of.
-    static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where layers are of the Llama
-    form; None: on CUDA. Not for trees that branch where numerics are invariant, nor for mask tokens.
+    invariant: the bits of a row do not depend on what shares its pass. Native passes have this property by
+        construction. In torch, passes are padded to a multiple of `row_multiple` rows, and a tree is computed as the
+        chains it consists of.
+    static: whether passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs; None means on CUDA.
+        Needs fused layers. Mask tokens never use them, nor do branching trees where numerics are invariant.
     share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
-    can_fuse_prefill: the end of a prompt and the first draft may share a pass; not where bits were measured without.
+    can_fuse_prefill: whether the last chunk of a prompt and the first draft may share a pass. False where invariance
+        was measured without such passes.
     """
 
     def __init__(
@@ -52,8 +54,8 @@ class ModelRunner:
         self.loaded = loaded
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
         self.cache = share.cache if share else SlotCache(max_num_seqs, self.max_length, loaded.num_layers)
-        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model, see `turn`
-        self._asking: list[object] = share._asking if share else []
+        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
+        self._waiting: list[object] = share._waiting if share else []
         self.states = StateStore(self.cache.num_slots)
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
@@ -90,27 +92,27 @@ class ModelRunner:
         return self.states.read(slot, begin, end, layers)
 
     def image_features(self, images: Sequence[PromptImage]) -> list[Features]:
-        return self.images.look(self._vision(), images)[0]
+        return self.images.encode(self._vision(), images)[0]
 
     def share_vision_tower(self, vision: Vision) -> Vision:
-        """The vision half of a draft with this model's tower in it, which from now on sees each image once for both."""
+        """A draft's vision half with this model's tower in it, which from now on encodes each image once for both."""
         own, shared = share_tower(self._vision(), vision)
         self.loaded = replace(self.loaded, vision=own)
         return shared
 
     def attach_adapter(self, adapter: SpaceAdapter) -> SpaceAdapter:
-        """Take mask tokens from now on, whose rows alone the adapter changes; returns the copy that is attached.
+        """Accept mask tokens from now on; returns the attached copy of the adapter, which changes mask rows only.
 
-        The model gets a module tree of its own over the same tensors; the static passes keep the old one. Attaching the
-        same weights again does nothing. Raises `ConfigError` while others are attached, or where the adapter was
-        changed since, `IncompatibleModels` where it does not fit.
+        The model gets a second module tree over the same tensors; static passes keep the first. Attaching the same
+        weights again does nothing. Raises `ConfigError` if other weights are attached or the adapter has changed since,
+        `IncompatibleModels` if it does not fit.
         """
         attached = self.loaded.attached
         if attached is None:
             model = share_copy(self.loaded.model)
             attached = attach_adapter(model, adapter, self.loaded.device, self.loaded.dtype)
             self.loaded = self.loaded.with_model(model, attached)
-        elif not attached.holds(adapter):
+        elif not attached.matches(adapter):
             changed = attached.source is adapter
             raise ConfigError(
                 "the attached SPACE adapter was changed" if changed else "another SPACE adapter is attached",
@@ -122,7 +124,7 @@ class ModelRunner:
 
     @contextmanager
     def restored_on_error(self):
-        """Where the body raises, the runner has the adapter again that it had before, or none."""
+        """If the body raises, restore the adapter that was attached before, or none."""
         before = self.loaded
         try:
             yield
@@ -135,9 +137,9 @@ class ModelRunner:
         return "invariant" if self.invariant else "fast"
 
     def sharing_cache(self, change: Callable[[PreTrainedModel], None]) -> "ModelRunner":
-        """A runner of a copy of the model on this runner's cache, for the quantised self-draft.
+        """A runner for a copy of the model that uses this runner's cache, for the quantised self-draft.
 
-        change: replaces layers of the copy, whose other parts are shared.
+        change: replaces layers of the copy in place; all other parts are shared.
         """
         model = share_copy(self.loaded.model)
         change(model)
@@ -145,59 +147,59 @@ class ModelRunner:
 
     @property
     def banned_token_ids(self) -> frozenset[int]:
-        """Tokens that are placeholders of images. They are never drafted."""
+        """Placeholders of images, which are never drafted."""
         return frozenset() if self.loaded.vision is None else self.loaded.vision.placeholder_ids
 
     def admit(
         self, token_ids: Sequence[int], vision: VisionPrompt | None = None, is_used: Callable[[], bool] | None = None
     ) -> int:
-        """Take a slot for a sequence that does not fill the context yet. For `is_used` see `SlotCache.allocate`."""
+        """Allocate a slot for a sequence that does not fill the context yet. is_used: see `SlotCache.allocate`."""
         check_length(len(token_ids), vision, self.max_length)
         slot = self.cache.allocate(is_used)
-        self.place(slot, vision)
+        self.set_offset(slot, vision)
         return slot
 
-    def place(self, slot: int, vision: VisionPrompt | None) -> None:
-        """Say which positions the columns of an empty slot have, by the images of its prompt."""
+    def set_offset(self, slot: int, vision: VisionPrompt | None) -> None:
+        """Set the position offset of an empty slot, which depends on the images of its prompt."""
         self.cache.offsets[slot] = self.loaded.offset_of(vision)
 
     @contextmanager
-    def turn(self):
-        """The lock, for one of several threads that run the model by turns: who leaves it lets the others go first."""
+    def fair_lock(self):
+        """The lock, for threads that run the model in turns: a thread that leaves it lets waiting threads go first."""
         ticket = object()
         try:
-            self._asking.append(ticket)
+            self._waiting.append(ticket)
             with self.lock:
                 yield
         finally:
             with suppress(ValueError):
-                self._asking.remove(ticket)
-            if self._asking:
+                self._waiting.remove(ticket)
+            if self._waiting:
                 time.sleep(0.0005)
 
-    def read(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
-        """Cache a text but for its last token, the first root, in the slot that `admit` gave for it."""
+    def prefill(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
+        """Cache a text except its last token, the first root, in its slot from `admit`."""
         self.restore_prefix(slot, token_ids, vision)
-        for _ in self.reading(slot, token_ids, vision):
+        for _ in self.prefill_chunks(slot, token_ids, vision):
             pass
 
     @torch.inference_mode()
-    def reading(
+    def prefill_chunks(
         self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
     ) -> Generator[None, None, float]:
-        """`read` in parts, between which passes over other slots may come; behind what the slot holds of the text.
+        """`prefill` chunk by chunk, after what the slot holds of the text. Other slots may run between two chunks.
 
-        Returns the seconds in the vision tower.
-        defer_last_chunk: the last chunk of the text after the images is left to the pass of the first draft.
+        Returns the seconds spent in the vision tower.
+        defer_last_chunk: leave the last chunk of text after the images to the pass of the first draft.
         """
         begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
         if vision is not None and begin < (edge := min(vision.edge, last)):
-            seconds = yield from self._read_images(slot, token_ids, vision)
+            seconds = yield from self._prefill_images(slot, token_ids, vision)
             # A block may hold the last token: it is computed with its block, and once more as the root.
             self.cache.truncate(slot, edge)
             begin = edge
             yield
-        yield from self._prefilling(slot, token_ids[begin:last], defer_last_chunk)
+        yield from self._extend_chunks(slot, token_ids[begin:last], defer_last_chunk)
         self.prefixes.keep(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
         return seconds
 
@@ -207,33 +209,35 @@ class ModelRunner:
             raise ConfigError(what, got="a prompt with images", fix=fix)
         return self.loaded.vision
 
-    def _read_images(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt) -> Generator[None, None, float]:
+    def _prefill_images(
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt
+    ) -> Generator[None, None, float]:
         """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
         held = self.cache.lengths[slot]
         unseen = replace(vision, images=tuple(image for image in vision.images if image.stop > held))
-        features, seconds = self.images.look(self._vision(), unseen.images)
+        features, seconds = self.images.encode(self._vision(), unseen.images)
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
         for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
             if end > held:
                 yield
                 begin = max(begin, held)
                 ids = token_ids[begin:end]
-                self.read_chunk(slot, ids, prompt_rows(embeddings, ids, begin, unseen, features))
+                self.prefill_chunk(slot, ids, prompt_rows(embeddings, ids, begin, unseen, features))
         return seconds
 
     def restore_prefix(
         self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
     ) -> int:
-        """Fill an empty slot with the longest beginning of a text that is in the prefix cache; returns its columns.
+        """Fill an empty slot with the longest cached prefix of a text; returns its number of columns.
 
-        The last token is never among them. What is read behind them has the bits that it would have without.
+        The last token is never included. The columns after the prefix get the same bits as without the cache.
         """
         return self.prefixes.restore(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
 
     def keep_prefix(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
-        """Keep what a slot holds of a text, read or generated, for later texts that begin like it.
+        """Put the columns of a slot into the prefix cache, for later texts with the same prefix.
 
-        Only native passes: elsewhere the bits of a row depend on its pass, and `reading` keeps whole chunks.
+        Only for native passes: elsewhere the bits of a row depend on its pass, and `prefill_chunks` keeps whole chunks.
         """
         if self.loaded.is_native:
             self.prefixes.keep(slot, token_ids, vision, page_ends(len(token_ids), vision))
@@ -241,27 +245,27 @@ class ModelRunner:
     def _page_ends(
         self, token_ids: Sequence[int], vision: VisionPrompt | None, defer_last_chunk: bool
     ) -> Iterable[int]:
-        """Where the pages of a text end that is read in one go: chunks in torch, as bits depend on the pass there."""
+        """Where the pages of a text end. In torch they are the chunks of its prefill, since bits depend on the pass."""
         if self.loaded.is_native:
             return page_ends(len(token_ids), vision)
         return chunk_ends(len(token_ids) - 1 - defer_last_chunk, vision, self.chunk)
 
-    def prefill(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Cache `token_ids` behind what the slot holds, in chunks; one sequence at a time, so that rows never mix."""
-        for _ in self._prefilling(slot, token_ids):
+    def extend_cache(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Cache text tokens after those of the slot, in chunks."""
+        for _ in self._extend_chunks(slot, token_ids):
             pass
 
-    def _prefilling(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool = False) -> Iterator[None]:
+    def _extend_chunks(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool = False) -> Iterator[None]:
         for begin in range(0, len(token_ids), self.chunk):
             if defer_last_chunk and begin + self.chunk >= len(token_ids):
                 return
             if begin:
                 yield
-            self.read_chunk(slot, token_ids[begin : begin + self.chunk])
+            self.prefill_chunk(slot, token_ids[begin : begin + self.chunk])
 
     @torch.inference_mode()
-    def read_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
-        """Cache tokens in one pass. `rows` replace their embeddings."""
+    def prefill_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
+        """Cache tokens in one pass. rows: replace their embeddings."""
         count = len(token_ids)
         layout = self.loaded.begin(
             self.cache, [slot], count, rows=rows, head_rows=0, batch_invariant=self.invariant,
@@ -273,10 +277,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, slots: Sequence[int], tree: TokenTree, text: Sequence[int] = ()) -> Tensor:
-        """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given.
+        """One pass over the trees without committing any node. Returns logits [B, N, V].
 
-        Mask tokens (ids from `vocab_size` on, of the attached adapter) come after the candidates of their row.
-        text: tokens of a single slot that the pass reads before its root, and keeps.
+        Mask tokens (ids from `vocab_size` on) need an attached adapter and come after the candidates of their row.
+        text: tokens of a single slot that the pass caches before the root.
         """
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
         masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
@@ -301,19 +305,19 @@ class ModelRunner:
 
     @property
     def _kept_states(self) -> StateStore | None:
-        """Where a pass writes its hidden states; None where nobody reads them."""
+        """Where a pass writes its hidden states; None if no drafter reads them."""
         return self.states if self.states.wanted else None
 
     def pass_seconds(self, rows: int) -> float:
         """Median seconds of one pass over a chain of `rows` tokens.
 
-        It writes past what the first slot has committed, so it may run between any two rounds.
+        It writes after the committed columns of the first slot, so it may run between any two rounds.
         """
         chain = TokenTree.chain([[i % self.vocab_size for i in range(rows)]], self.loaded.device)
         return median_seconds(lambda: self.forward([0], chain).argmax(-1).tolist())
 
-    def read_seconds(self, tokens: int = 64) -> float:
-        """Seconds per token of reading a text behind what the first slot holds, which is left as it was."""
+    def prefill_seconds(self, tokens: int = 64) -> float:
+        """Seconds per token of a prefill after the committed columns of the first slot, which is then rolled back."""
         text = [i % self.vocab_size for i in range(min(tokens, self.room(0)))]
         if not text:
             return self.pass_seconds(1)
@@ -321,7 +325,7 @@ class ModelRunner:
         for _ in range(2):  # the first warms up
             with self.tentative([0]):
                 begin = time.perf_counter()
-                self.prefill(0, text)
+                self.extend_cache(0, text)
                 times.append(time.perf_counter() - begin)
         return times[-1] / len(text)
 
@@ -332,7 +336,7 @@ class ModelRunner:
 
     @contextmanager
     def tentative(self, slots: Sequence[int]):
-        """Whatever is committed inside is rolled back at the end, also after an error."""
+        """Roll back at the end whatever the body commits, also after an error."""
         lengths = [self.cache.lengths[s] for s in slots]
         try:
             yield
@@ -341,12 +345,12 @@ class ModelRunner:
                 self.cache.truncate(slot, min(length, self.cache.lengths[slot]))
 
     def room(self, slot: int) -> int:
-        """Tokens that still fit behind the root of this slot."""
+        """How many tokens still fit after the root of this slot."""
         return self.max_length - self.cache.lengths[slot] - 1
 
 
 def median_seconds(once: Callable[[], object]) -> float:
-    """Median seconds of three calls, after one that warms up. `once` reads its result, so it waits for the device."""
+    """Median seconds of three calls after a warm-up call. `once` must wait for the device."""
     times: list[float] = []
     with torch.inference_mode():
         for _ in range(4):

@@ -1,8 +1,8 @@
-"""Do the bits of a row depend on how many rows share its pass? Measured here, not assumed.
+"""Measures whether the bits of a row depend on the number of rows in its pass.
 
-A matrix product picks its kernel by shape, and another kernel sums in another order: in bfloat16 that flips near-ties,
-and a speculative answer drifts from the plain one. Usually all row counts that are multiples of a small number share a
-kernel, and padding every pass to that multiple makes rows repeat bit for bit.
+A matrix product selects its kernel by shape, and another kernel sums in another order. In bfloat16 this decides near
+ties differently, and a speculative answer deviates from the plain one. Usually all row counts that are multiples of a
+small number use the same kernel: padding every pass to that multiple makes rows equal bit by bit.
 """
 
 import torch
@@ -17,9 +17,9 @@ from .self_test import check_image, check_tree
 MULTIPLES = (2, 4, 8, 16)
 """Never fewer than 2 rows: one row is a matrix-vector product nearly everywhere."""
 _PASSES = ((3, 32), (61, 32), (190, 128))
-"""Prefix and most rows: the second and third end just past a block of columns, the last is as wide as several trees."""
+"""Prefix and row count: the second and third prefix end just before a block, the last is as wide as several trees."""
 _PARENTS = (-1, 0, 0, 1, 2, 2, 4, 4)
-_STATIC_PREFIXES = (3, 61, 190, 250)  # the second and third end just past a block, the last past a column bucket
+_STATIC_PREFIXES = (3, 61, 190, 250)  # passes cross a block after the second and third, a column bucket after the last
 _STATIC_CHAINS = (1, 3, 8, 17)
 
 
@@ -30,16 +30,16 @@ def make_runner(
     invariant: bool | None = False,
     static: bool | None = None,
 ) -> ModelRunner:
-    """A runner. Native passes have invariant numerics, others by a row multiple that is measured on this device.
+    """A runner. Native passes have invariant numerics; others use a row multiple that is measured on this device.
 
-    invariant: True requires that the bits of a row do not depend on the other rows of its pass, None takes it if
-        possible. Static passes then stay only where they give the same bits.
+    invariant: True requires that the bits of a row do not depend on the other rows of its pass, None prefers it. Static
+        passes are then used only if they give the same bits.
 
-    Raises `NumericsError` where invariance is required and impossible, `CacheFull` where the memory cannot hold the
-    cache, `IncompatibleModels` as `self_test.check`.
+    Raises `NumericsError` if invariance is required and impossible, `CacheFull` if the memory cannot hold the cache,
+    `IncompatibleModels` as `self_test.check`.
     """
     runner = ModelRunner(loaded, max_num_seqs, max_length, static=static)
-    check_tree(runner)  # with these slots and static passes; it also makes the cache's tensors, or says they do not fit
+    check_tree(runner)  # with these slots and static passes; it also allocates the cache, or raises `CacheFull`
     if loaded.is_native or invariant is False:
         return runner
     multiple = measure_row_multiple(runner)
@@ -48,7 +48,7 @@ def make_runner(
         multiple = measure_row_multiple(runner)
     if multiple is not None:
         runner.invariant, runner.row_multiple, runner.can_fuse_prefill = True, multiple, False
-        check_image(runner)  # as prompts will be read: padded
+        check_image(runner)  # with padding, as in later prefills
     elif invariant:
         raise _refusal(loaded)
     return runner
@@ -58,7 +58,7 @@ def make_runner(
 def measure_row_multiple(runner: ModelRunner) -> int | None:
     """The smallest multiple in `MULTIPLES` whose row counts all give the same bits; None if there is none.
 
-    Measured on the very passes that invariant numerics takes: chains of many lengths, and a tree that branches.
+    It is measured with the passes of invariant numerics: chains of many lengths, and a branching tree.
     """
     loaded = runner.loaded
     if loaded.mixes_rows or not loaded.attends_trees:
@@ -78,12 +78,12 @@ def measure_row_multiple(runner: ModelRunner) -> int | None:
 
 
 def _holds(runner: ModelRunner, slot: int, tokens: list[int], passes: list[tuple[int, int]], multiple: int) -> bool:
-    """Whether rows keep their bits behind each prefix, whatever the number of rows and the shape of the tree."""
+    """Whether rows keep their bits after each prefix, for all tested row counts and tree shapes."""
     some = {multiple, 2 * multiple, 3 * multiple, 4 * multiple, 8, 16, 24, 48, 64}
     for prefix, rows in passes:
         runner.row_multiple = 1
         runner.cache.truncate(slot, 0)
-        runner.prefill(slot, tokens[:prefix])
+        runner.extend_cache(slot, tokens[:prefix])
         chain = tokens[prefix : prefix + rows]
         full = _chain_logits(runner, [slot], chain)
         counts = sorted(some & set(range(multiple, len(chain), multiple)))
@@ -100,7 +100,7 @@ def _holds(runner: ModelRunner, slot: int, tokens: list[int], passes: list[tuple
 def static_passes_agree(runner: ModelRunner, multiple: int | None) -> bool:
     """True iff rows of static and other passes have the same bits with row counts that are multiples of `multiple`.
 
-    Compared after several prefixes: chains, alone and beside a neighbour, and the paths of a tree that branches.
+    Chains, alone and in a batch of two, and the paths of a branching tree are compared after several prefixes.
     """
     longest = min(max(_STATIC_PREFIXES), runner.max_length - max(_STATIC_CHAINS) - 1)
     if multiple is None or longest < 1:
@@ -113,7 +113,7 @@ def static_passes_agree(runner: ModelRunner, multiple: int | None) -> bool:
             for slot in slots:
                 runner.cache.truncate(slot, 0)
             for slot, length in zip(slots, (prefix, max(1, prefix // 2)), strict=False):
-                runner.prefill(slot, tokens[:length])
+                runner.extend_cache(slot, tokens[:length])
             pairs = _paths(runner, slots[0], tokens[prefix : prefix + len(_PARENTS)])  # the tree branches: not static
             for count in _STATIC_CHAINS:
                 chain = tokens[prefix : prefix + count]
@@ -135,12 +135,12 @@ def _random_tokens(loaded: LoadedModel, count: int) -> list[int]:
 
 
 def _chain_logits(runner: ModelRunner, slots: list[int], chain: list[int]) -> Tensor:
-    """Logits [N, V] of a chain in the first row; the others are given the same one."""
+    """Logits [N, V] of a chain in the first row of a batch of the same chain."""
     return runner.forward(slots, TokenTree.chain([chain] * len(slots), runner.loaded.device))[0]
 
 
 def _paths(runner: ModelRunner, slot: int, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
-    """For each path of a tree the logits of the path by itself, and those of its nodes in the tree."""
+    """For each path of a tree, the logits of the path on its own and those of its nodes in the tree."""
     tree = TokenTree.from_lists([tokens], [list(_PARENTS)], runner.loaded.device)
     rows = runner.forward([slot], tree)[0]
     paths = [[0, *tree.path_to(0, leaf)] for leaf in set(range(len(_PARENTS))) - set(_PARENTS)]
@@ -148,15 +148,15 @@ def _paths(runner: ModelRunner, slot: int, tokens: list[int]) -> list[tuple[Tens
 
 
 def _refusal(loaded: LoadedModel) -> NumericsError:
-    """Why `numerics="invariant"` cannot be had."""
+    """The error that explains why `numerics="invariant"` is impossible."""
     if loaded.mixes_rows:
-        why = "experts, or outliers of LLM.int8, are shared by the rows of a pass, so a row depends on the others"
+        why = "experts, or outliers of LLM.int8, make a row depend on the other rows of its pass"
     elif not loaded.attends_trees:
-        why = "this architecture brings an attention of its own"
+        why = "this architecture does not call custom attention functions"
     else:
         why = f"rows differ between row counts that are multiples of {max(MULTIPLES)}, or between a tree and its paths"
     return NumericsError(
-        'numerics="invariant" cannot be had for this model on this device',
+        'numerics="invariant" is not possible for this model on this device',
         got=why,
         fix='use numerics="fast"; `paceline check` reports the rounding ties that remain',
     )

@@ -1,4 +1,4 @@
-"""What is needed to read prompts with images: features, chunks, and the rows of a pass over a prompt."""
+"""Prefill of prompts with images: features, chunks, and the input rows of a pass."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,13 +19,13 @@ FEATURE_BYTES = 512 << 20
 
 @final
 class ImagePrefill:
-    """Features of images that one runner has computed; their `max_bytes` may be changed."""
+    """Encodes images for one runner and caches their features, at most `features.max_bytes`."""
 
     def __init__(self) -> None:
         self.features: BoundedCache[str, Features] = BoundedCache(FEATURE_BYTES, num_bytes)
 
-    def look(self, vision: Vision, images: Sequence[PromptImage]) -> tuple[list[Features], float]:
-        """Features of each image, and the seconds that the tower took for those that were not at hand."""
+    def encode(self, vision: Vision, images: Sequence[PromptImage]) -> tuple[list[Features], float]:
+        """The features of each image, and the seconds that the tower took for those that were not cached."""
         begin, own = time.perf_counter(), {image.key: self.features.get(image.key) for image in images}
         missing = {image.key: image for image in images if own[image.key] is None}
         for key, image in missing.items():
@@ -38,7 +38,7 @@ class ImagePrefill:
 
 
 def chunks(end: int, blocks: Sequence[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
-    """Cut columns 0 to `end` into chunks of at most `most`, save where a block, which is never cut, is longer.
+    """Cut columns 0 to `end` into chunks of at most `most` columns. A block is never cut, even if it is longer.
 
     Example: chunks(10, [(3, 7)], 4) gives (0, 3), (3, 7), (7, 10).
     """
@@ -53,7 +53,7 @@ def chunks(end: int, blocks: Sequence[tuple[int, int]], most: int) -> Iterator[t
 
 
 def chunk_ends(length: int, vision: VisionPrompt | None, most: int) -> list[int]:
-    """Where whole chunks end when so many tokens are read: images and text are cut apart."""
+    """Where the whole chunks of a prefill of `length` tokens end. No chunk spans the edge between images and text."""
     edge, blocks = (0, ()) if vision is None else (vision.edge, vision.blocks)
     return [end for _, end in chunks(edge, blocks, most)] + list(range(edge + most, length + 1, most))
 
@@ -61,13 +61,13 @@ def chunk_ends(length: int, vision: VisionPrompt | None, most: int) -> list[int]
 def prompt_rows(
     embeddings: nn.Module, token_ids: Sequence[int], begin: int, prompt: VisionPrompt, features: Sequence[Features]
 ) -> PromptRows:
-    """What columns from `begin` on read: embeddings of the text, features in the place of the placeholders."""
+    """The input rows of the columns from `begin` on: embeddings of the text, and features in place of placeholders."""
     like: Tensor = embeddings.weight  # type: ignore[assignment]
     end, device = begin + len(token_ids), like.device
-    known = [token if token < like.shape[0] else 0 for token in token_ids]  # placeholders may have no embedding
+    known = [token if token < like.shape[0] else 0 for token in token_ids]  # a placeholder may have no embedding
     embeds = embeddings(torch.tensor([known], device=device))
     is_image = torch.zeros(1, len(token_ids), dtype=torch.bool, device=device)
-    deep: list[list[Tensor]] = []
+    deepstack: list[list[Tensor]] = []
     for image, seen in zip(prompt.images, features, strict=True):
         inside = [index for index, place in enumerate(image.places) if begin <= place < end]
         if not inside:
@@ -76,10 +76,10 @@ def prompt_rows(
         taken = slice(inside[0], inside[-1] + 1)
         embeds[0, columns] = seen.rows[taken].to(device, embeds.dtype)
         is_image[0, columns] = True
-        deep.append([part[taken].to(device, embeds.dtype) for part in seen.deep])
-    joined = tuple(torch.cat(parts) for parts in zip(*deep, strict=True))
+        deepstack.append([part[taken].to(device, embeds.dtype) for part in seen.deepstack])
+    joined = tuple(torch.cat(parts) for parts in zip(*deepstack, strict=True))
     positions = None
-    if prompt.position_ids is not None:  # on each axis, [A, 1, N]; behind the prompt they count on
+    if prompt.position_ids is not None:  # [A, 1, N]; after the prompt each axis counts up by one
         axes, length = prompt.position_ids.shape
         places = torch.arange(begin, end)
         behind = (places + prompt.position_delta).expand(axes, -1)
@@ -89,7 +89,7 @@ def prompt_rows(
 
 
 @torch.inference_mode()
-def whole_text(
+def reference_logits(
     loaded: LoadedModel,
     token_ids: Sequence[int],
     rows: int = 1,
@@ -97,14 +97,14 @@ def whole_text(
     features: Sequence[Features] = (),
     dither: int | None = None,
 ) -> Tensor:
-    """Logits [rows, V] after the last `rows` tokens of a text: the slow, obvious pass that others are compared with.
+    """Logits [rows, V] after the last `rows` tokens of a text, computed in the simplest way, for comparisons.
 
-        engine      [prompt][root a b c][c d e]     many passes, columns kept, moved and read again, rows of guesses
-        here        [prompt a b c d e]              one pass in a cache of its own: no tree, no commit, no padding
+        engine      [prompt][root a b c][c d e]     many passes over trees, whose accepted columns are moved
+        here        [prompt a b c d e]              one pass with its own cache: no tree, no commit, no padding
 
-    features: the features of each image of `vision`, see `look`.
-    dither: a seed. Every number that enters the first layer is then moved up or down by its last bit, so that all later
-        roundings fall differently.
+    features: the features of each image of `vision`, see `encode_images`.
+    dither: a seed. If given, every input of the first layer is randomly moved up or down by one unit in the last place,
+        so that all later roundings change.
     """
     cache = SlotCache(1, len(token_ids))
     return _read_on(loaded, cache, cache.allocate(), token_ids, vision, features, min(rows, len(token_ids)), dither)
@@ -118,7 +118,7 @@ def text_logits(
     features: Sequence[Features] = (),
     most: int = 512,
 ) -> Iterator[Tensor]:
-    """Logits [M, V] after each token of a text, in chunks of at most `most` tokens, in a cache of its own."""
+    """Logits [M, V] after each token of a text, chunk by chunk (at most `most` tokens), with a cache of its own."""
     cache = SlotCache(1, len(token_ids))
     slot = cache.allocate()
     for begin, end in chunks(len(token_ids), vision.blocks if vision else (), most):
@@ -136,7 +136,7 @@ def _read_on(
     head_rows: int | None = None,
     dither: int | None = None,
 ) -> Tensor:
-    """Logits [M, V] of tokens behind what a slot holds, see `whole_text`; they are not committed."""
+    """Logits [M, V] of tokens after those of a slot, see `reference_logits`. They are not committed."""
     cache.offsets[slot] = loaded.offset_of(vision)
     layout = loaded.begin(cache, [slot], len(token_ids), head_rows=head_rows)
     ids = torch.tensor([list(token_ids)], device=loaded.device)
@@ -149,8 +149,8 @@ def _read_on(
     return loaded.forward(ids, layout, cache)[0]
 
 
-def look(loaded: LoadedModel, vision: VisionPrompt | None) -> list[Features]:
-    """What the tower sees in each image of a prompt."""
+def encode_images(loaded: LoadedModel, vision: VisionPrompt | None) -> list[Features]:
+    """The features of each image of a prompt."""
     if vision is None:
         return []
     assert loaded.vision is not None, "images for a model that takes text alone"
@@ -158,7 +158,7 @@ def look(loaded: LoadedModel, vision: VisionPrompt | None) -> list[Features]:
 
 
 def _dithered(values: Tensor, seed: int) -> Tensor:
-    """Each value one unit in the last place up or down, by a coin."""
+    """Each value moved up or down by one unit in the last place, at random."""
     coins = torch.randint(2, values.shape, generator=torch.Generator().manual_seed(seed))
     steps = (coins.to(values.device, values.dtype) - 0.5) * torch.finfo(values.dtype).eps
     return values + values * steps

@@ -1,14 +1,13 @@
-"""The prefix cache: what was computed for the beginning of one text, kept for later texts that begin alike.
+"""The prefix cache: keys and values of finished texts, reused for later texts with the same beginning.
 
-vLLM calls this automatic prefix caching; see also SGLang's RadixAttention (Zheng et al. 2023, arXiv 2312.07104). A page
-is found behind the very pages before it, and by all that its columns read, not by a hash of it. Texts are cut only
-where that changes no bit, see `page_ends`.
+vLLM calls this automatic prefix caching; see also SGLang's RadixAttention (Zheng et al. 2023, arXiv 2312.07104). The
+key of a page is its predecessor and everything its columns were computed from, not a hash. Texts are cut into pages
+only where that changes no bit, see `page_ends`.
 
     columns    0 ...... 15 | 16 ...... 31 | 32 ...... 47 | 48 .. 52
-    page       A             B              C              not kept: no page ends here
-    key        (root, what   (A, what       (B, what
-                 0-15 read)    16-31 read)    32-47 read)
-
+    page       A             B              C              not kept: the page is not full
+    key        (root, ids    (A, ids        (B, ids
+                 of 0-15)      of 16-31)      of 32-47)
 """
 
 import itertools
@@ -26,20 +25,21 @@ from ..core.vision import VisionPrompt
 from ..hf.vision import BoundedCache
 
 PAGE = 16
-"""Columns of a page of native passes; vLLM's block size."""
+"""The columns of a page of native passes; vLLM's block size."""
 
 PREFIX_BYTES = 1 << 30
 
 _ROOT = 0
 _Key: TypeAlias = tuple[int, Hashable]
-"""The number of the page before, `_ROOT` for none, and all that the columns were computed from besides."""
+"""The number of the previous page (or `_ROOT`), and everything else that the columns were computed from."""
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Keys and values of n columns, [H, n, d] for each layer, and their states [n, E], where these were watched.
+    """Keys and values of n columns, [H, n, d] for each layer, and the watched states [n, E].
 
-    number: of this page, for the keys of those behind it. The page at the end of a text may lack its last column.
+    The last page of a text may lack its last column.
+    number: identifies this page in the keys of its successors.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Page:
     states: dict[int, Tensor]
 
     def has(self, num_columns: int, layers: Iterable[int]) -> bool:
-        """Whether it has so many columns, and the states of these layers."""
+        """Whether it has this many columns, and the states of these layers."""
         return num_columns <= self.layers[0][0].shape[1] and self.states.keys() >= set(layers)
 
     @property
@@ -57,24 +57,24 @@ class Page:
 
 @final
 class PrefixCache(BoundedCache[_Key, Page]):
-    """Pages of a slot cache and its states, at most `max_bytes` in all, see `resize`; the least recently used go first.
+    """Pages of a slot cache and its states, at most `max_bytes` in all; the least recently used are dropped first.
 
-    keeps_text: False keeps only what comes before the end of a prompt's last image. It may be changed at any time.
+    keeps_text: False keeps only pages before the end of a prompt's last image. It may be changed at any time.
 
-    The methods' `ends` are where the pages of a text end, the last at the text's end or before.
+    The argument `ends` of methods lists where the pages of a text end.
     """
 
     def __init__(self, cache: SlotCache, states: StateStore):
-        super().__init__(PREFIX_BYTES, lambda page: page.num_bytes)  # a page is older than the one before it
+        super().__init__(PREFIX_BYTES, lambda page: page.num_bytes)  # `_touch` makes a page older than its predecessor
         self._cache, self._states = cache, states
         self.keeps_text = False
         self._numbers = itertools.count(1)
         self._watched = dict[int, tuple[int, ...]]()  # the states that each slot has from its first column on
 
     def restore(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None, ends: Iterable[int]) -> int:
-        """Begin a slot with the pages of a text that are here, but for its last token; returns the columns.
+        """Copy the cached pages of a text, without its last token, to an empty slot; returns the number of columns.
 
-        A page without the states that are watched now is as good as none.
+        A page that lacks states which are watched now counts as missing.
         """
         keys, pages, length, last = list[_Key](), list[Page](), 0, len(token_ids) - 1
         watched = self._watched[slot] = self._states.wanted
@@ -95,9 +95,9 @@ class PrefixCache(BoundedCache[_Key, Page]):
         return length
 
     def keep(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None, ends: Iterable[int]) -> None:
-        """Hold the pages of a text that a slot has, as many as there is room for.
+        """Cache the pages of a text from a slot, as many as fit.
 
-        The last token is left out: what is behind it may be of a draft.
+        The last token is left out, since its column may belong to a draft.
         """
         last, held, number = len(token_ids) - 1, self._cache.lengths[slot], _ROOT
         keys, watched = dict[_Key, None](), self._watched.get(slot, ())
@@ -120,30 +120,30 @@ class PrefixCache(BoundedCache[_Key, Page]):
         self._touch(keys)
 
     def resize(self, max_bytes: int) -> None:
-        """Hold at most so many bytes from now on, of any text; 0: nothing."""
+        """Hold at most this many bytes from now on, of any text; 0 turns the cache off."""
         self.max_bytes, self.keeps_text = max_bytes, True
         self.shrink(self.num_bytes - max_bytes)
 
     def shrink(self, num_bytes: int) -> None:
-        """Drop pages until so many bytes fewer are held, or all of them."""
+        """Drop pages until this many bytes are free, or none is left."""
         most = max(0, self.num_bytes - num_bytes)
         while self._held and self.num_bytes > most:
             self.drop(next(iter(self._held)))
 
     def _kept(self, vision: VisionPrompt | None, ends: Iterable[int]) -> list[int]:
-        """The ends of the pages that may be kept at all."""
+        """The ends of the pages that may be kept."""
         if self.max_bytes == 0:
             return []
         edge = 0 if vision is None else vision.edge
         return list(ends) if self.keeps_text else [end for end in ends if end <= edge]
 
     def _touch(self, keys: Iterable[_Key]) -> None:
-        """Make these pages of a text the most recent; its first is the last to go."""
+        """Make these pages of a text the most recently used, its first page most of all."""
         for key in reversed([*keys]):
             self._held.move_to_end(key)
 
     def _make_room(self, num_bytes: int, needed: Container[_Key]) -> bool:
-        """Drop pages for so many bytes; False where those that are needed leave no room."""
+        """Drop pages to make this many bytes fit; returns False if that would drop needed ones."""
         while self.num_bytes + num_bytes > self.max_bytes:
             oldest = next(iter(self._held), None)
             if oldest is None or oldest in needed:
@@ -153,12 +153,12 @@ class PrefixCache(BoundedCache[_Key, Page]):
 
 
 def page_ends(length: int, vision: VisionPrompt | None, page: int = PAGE) -> Iterator[int]:
-    """Where pages of native passes end, in a text of so many tokens: anywhere but within a block.
+    """Where the pages of native passes end in a text of `length` tokens: anywhere but within a block.
 
-    The bits of a native row do not depend on what shares its pass, so any cut will do. Images end a page, so that a
-    later question about them needs none of their features.
+    The bits of a native row do not depend on other rows, so any cut is allowed. A page also ends after each image, so
+    that a later question about the image does not need its features.
 
-    Example: page 4, 14 tokens, an image at 2 to 6, of which all columns see one another: 6, 8, 12.
+    Example: page 4, 14 tokens, an image at 2 to 6 whose columns form a block: 6, 8, 12.
     """
     blocks = () if vision is None else vision.blocks
     stops = () if vision is None else [image.stop for image in vision.images]
@@ -168,9 +168,9 @@ def page_ends(length: int, vision: VisionPrompt | None, page: int = PAGE) -> Ite
 
 
 def _read_by(token_ids: Sequence[int], vision: VisionPrompt | None, begin: int, end: int) -> Hashable:
-    """All that the columns from `begin` to `end` are computed from, besides the columns before them.
+    """Everything that the columns from `begin` to `end` are computed from, besides the columns before them.
 
-    Positions are left out: tokens and images before a column decide its position.
+    Positions are not included: they follow from the tokens and images before.
     """
     ids = tuple(token_ids[begin:end])
     if vision is None:
@@ -181,6 +181,6 @@ def _read_by(token_ids: Sequence[int], vision: VisionPrompt | None, begin: int, 
         if image.start < end and begin < image.stop
     ]
     blocks = [(first - begin, last - begin) for first, last in vision.blocks if first < end and begin < last]
-    # Before the edge embeddings enter a pass as rows, which round otherwise where a model scales its embeddings.
+    # Before the edge, embeddings enter a pass as rows, which are rounded differently if a model scales its embeddings.
     num_rows = max(0, min(vision.edge, end) - begin)
     return ids, tuple(images), tuple(blocks), num_rows

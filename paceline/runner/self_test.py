@@ -1,7 +1,7 @@
-"""A model is compared with plain transformers when it is loaded: the rows of a tree, and the answer to an image.
+"""Compares a model with plain transformers when it is loaded: the logits of a tree, and those after an image.
 
-Architectures differ in how they place positions, masks and windows: rather than trust a list, a branching pass over a
-few made-up tokens is compared with each path on its own. A chat with a made-up image is left out where it takes long.
+Architectures differ in how they handle positions, masks and windows. So a branching pass over a few made-up tokens is
+compared with each path on its own. The chat with a made-up image is skipped if it would take long.
 """
 
 import torch
@@ -16,7 +16,7 @@ from ..hf.vision import Vision, language_model
 from ..quant.packed import QuantizedLinear
 from .loaded import ImageReference, LoadedModel
 from .model_runner import ModelRunner
-from .prefill import whole_text
+from .prefill import reference_logits
 
 _PREFIX = 5
 _PARENTS = [-1, 0, 0, 1, 2]  # root -> 1 -> 3 and root -> 2 -> 4
@@ -24,12 +24,15 @@ _PATHS = ([1, 3], [2, 4])
 _TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.02}  # of the logits' standard deviation
 _IN_16_BITS = 0.35
 _CHAT = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}]
-_OPERATIONS = {"cpu": 1e11, "cuda": 1e14}  # the most that the image may cost the untouched model
+_OPERATIONS = {"cpu": 1e11, "cuda": 1e14}  # the most that the image test may take, by device
 _NOT_FOR_THE_MODEL = ("text_replacement_offsets", "labels", "return_metadata")
 
 
 def check(loaded: LoadedModel) -> LoadedModel:
-    """The model, if it says what plain transformers said. Raises `IncompatibleModels` or `NumericsError`."""
+    """Return the model if its logits are those of plain transformers; else raise `IncompatibleModels`.
+
+    Raises `NumericsError` for NaN and infinity.
+    """
     image = loaded.image_reference
     length = max(_PREFIX + len(_PARENTS), 0 if image is None else len(image.token_ids) + 1)
     runner = ModelRunner(loaded, 1, length)
@@ -39,7 +42,7 @@ def check(loaded: LoadedModel) -> LoadedModel:
 
 
 def tolerance(loaded: LoadedModel) -> float:
-    """How far logits may be apart, in standard deviations. Layers that round their inputs count as 16-bit ones."""
+    """The largest difference of logits, in standard deviations. Layers that round their inputs count as 16-bit ones."""
     rounds = any(isinstance(layer, QuantizedLinear) for layer in loaded.model.modules())
     return _IN_16_BITS if rounds else _TOLERANCE.get(loaded.dtype, _IN_16_BITS)
 
@@ -51,32 +54,32 @@ def _tokens(model: PreTrainedModel) -> list[int]:
 
 
 def _path_texts(model: PreTrainedModel) -> list[list[int]]:
-    """The text that ends with each of `_PATHS`."""
+    """The prefix, root and path of each of `_PATHS`."""
     tokens = _tokens(model)
     return [tokens[: _PREFIX + 1] + [tokens[_PREFIX + node] for node in path] for path in _PATHS]
 
 
 @torch.inference_mode()
 def plain_reference(model: PreTrainedModel) -> list[Tensor]:
-    """Logits [V] after each of `_PATHS`, from the model's own attention without a cache."""
+    """Logits [V] after each of `_PATHS`, by plain transformers without a cache."""
     device = model.get_input_embeddings().weight.device  # type: ignore[union-attr]
     texts = [torch.tensor([ids], device=device) for ids in _path_texts(model)]  # type: ignore[arg-type]
     return [model(ids, use_cache=False).logits[0, -1].float() for ids in texts]
 
 
 def own_reference(loaded: LoadedModel) -> list[Tensor]:
-    """What a model that transformers cannot run itself says after each path, read as plain text."""
-    return [whole_text(loaded, ids)[-1].float() for ids in _path_texts(loaded.model)]
+    """Logits [V] after each of `_PATHS` read as plain text, for a model that plain transformers cannot run."""
+    return [reference_logits(loaded, ids)[-1].float() for ids in _path_texts(loaded.model)]
 
 
 def check_tree(runner: ModelRunner) -> None:
-    """Raise `IncompatibleModels` if a branching pass does not say what plain transformers said."""
+    """Raise `IncompatibleModels` if a branching pass does not give the logits of plain transformers."""
     loaded, tokens = runner.loaded, _tokens(runner.loaded.model)
     if runner.max_length < len(tokens):
         return
     slot = runner.cache.allocate()
     try:
-        runner.prefill(slot, tokens[:_PREFIX])
+        runner.extend_cache(slot, tokens[:_PREFIX])
         logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device))[0]
     finally:
         runner.cache.release(slot)
@@ -95,14 +98,14 @@ def check_tree(runner: ModelRunner) -> None:
 
 @torch.inference_mode()
 def plain_image_reference(model: PreTrainedModel, vision: Vision) -> ImageReference | None:
-    """Run the whole model before its halves are separated; None if that would be expensive or there is no processor."""
+    """Run the whole model before its halves are separated. None if that is expensive, or if there is no processor."""
     image = Image.linear_gradient("L").resize((48, 32)).convert("RGB")
     if vision.processor is None:
         return None
     try:
         inputs = process_chat(vision, _CHAT, [image])
         ids, prompt = prompt_of(vision, inputs, [image])
-    except ConfigError:  # no template, or one that takes no images: it cannot be asked
+    except ConfigError:  # there is no chat template for images
         return None
     weights = sum(p.numel() for p in language_model(model).parameters())
     if 2 * weights * len(ids) > _OPERATIONS.get(model.device.type, 0.0):
@@ -116,13 +119,13 @@ def plain_image_reference(model: PreTrainedModel, vision: Vision) -> ImageRefere
 
 
 def check_image(runner: ModelRunner) -> None:
-    """Raise `IncompatibleModels` if the runner does not say what the untouched model said of the image."""
+    """Raise `IncompatibleModels` if the runner's logits after the image are not those of plain transformers."""
     loaded, expected = runner.loaded, runner.loaded.image_reference
     if expected is None or len(expected.token_ids) >= runner.max_length:
         return
     slot = runner.admit(expected.token_ids, expected.prompt)
     try:
-        runner.read(slot, expected.token_ids, expected.prompt)
+        runner.prefill(slot, expected.token_ids, expected.prompt)
         root = TokenTree.chain([[expected.token_ids[-1]]], loaded.device)
         logits = runner.forward([slot], root)[0, 0]
     finally:
@@ -130,14 +133,14 @@ def check_image(runner: ModelRunner) -> None:
         runner.images.features.clear()
         runner.prefixes.clear()
     _compare(
-        loaded, logits, expected.logits, "does not say of an image what plain transformers says",
+        loaded, logits, expected.logits, "does not give the logits of plain transformers after an image",
         "this model cannot be decoded here; decode it with plain transformers",
     )  # fmt: skip
 
 
 def _compare(loaded: LoadedModel, logits: Tensor, expected: Tensor, what: str, fix: str) -> None:
     apart, most = logits.float() - expected, tolerance(loaded)
-    apart -= apart.mean()  # what is added to all logits changes no probability; in bfloat16 Gemma's rounds off so
+    apart -= apart.mean()  # a constant changes no probability; Gemma's logits in bfloat16 differ by one
     error = apart.abs().max() / expected.std().clamp(min=1e-6)
     if not error <= most:  # a NaN fails too
         raise IncompatibleModels(

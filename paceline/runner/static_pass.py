@@ -1,6 +1,6 @@
-"""A pass whose shapes and addresses never change: the same tree pass, written so that a device can replay it.
+"""A tree pass whose shapes and addresses never change, so that a device can replay it as a CUDA graph.
 
-What differs between two passes is in buffers, so nothing is read back and no shape depends on a value.
+Whatever differs between two passes is in buffers. So nothing is read back, and no shape depends on a value.
 
     slots            0    1    2    3        a pass over slots 1 and 3, 3 nodes each
     rows             0    1    2    3        bucket: slots 0 to 3 (a slice of the cache, not a copy), 4 nodes
@@ -29,7 +29,7 @@ from ..core.tree import TokenTree, ancestors
 from .torch_decoder import FusedDecoder
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
-_LEAST_COLUMNS = 256
+_MIN_COLUMNS = 256
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Bucket:
     @staticmethod
     def of(window: tuple[int, int], nodes: int, length: int, capacity: int) -> "Bucket":
         """The smallest bucket that reads `length` columns of at most `capacity`; `nodes` is one of `NODES`."""
-        columns = _LEAST_COLUMNS
+        columns = _MIN_COLUMNS
         while columns < length:
             columns *= 2
         return Bucket(*window, nodes, min(columns, capacity))
 
 
 def window_of(slots: Sequence[int], num_slots: int) -> tuple[int, int]:
-    """First slot and size of the smallest window around `slots` that begins at a multiple of its size, a power of two.
+    """First slot and size of the smallest window that contains `slots` and begins at a multiple of its size.
 
-    So there are few of them. Example: slots 4 and 5 of 8 give (4, 2), slots 3 and 4 give (0, 8).
+    The size is a power of two, so there are few windows. Example: of 8 slots, 4 and 5 give (4, 2), 3 and 4 give (0, 8).
     """
     low, high, size = min(slots), max(slots), 1
     while low // size != high // size:
@@ -64,13 +64,13 @@ def window_of(slots: Sequence[int], num_slots: int) -> tuple[int, int]:
 
 @final
 class _Writer:
-    """Takes the place of the cache in the layers of a static pass: writes to columns that a tensor names."""
+    """Replaces the cache in the layers of a static pass: it writes to the columns that a tensor holds."""
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, columns: Tensor):
         self._layers, self._where = layers, (slots, columns)  # [B, N] each
 
     def update(self, key: Tensor, value: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Write `[B, H, N, d]`, finite as `SlotCache.update` does for drafts; returns the tensors of all slots."""
+        """Write finite `[B, H, N, d]`, as `SlotCache.update` does for drafts; returns the tensors of all slots."""
         for cached, states in zip(self._layers[index], (key, value), strict=True):
             cached.transpose(1, 2).index_put_(self._where, torch.nan_to_num(states).transpose(1, 2))
         return self._layers[index]
@@ -78,10 +78,10 @@ class _Writer:
 
 @final
 class StaticPass:
-    """One bucket: the buffers that a pass is loaded into, and the computation over them.
+    """One bucket: the input buffers of a pass, and the computation on them.
 
-    watched: layers whose states are returned too, counted as in `states`.
-    run: `compute`, or its recording.
+    watched: layers whose hidden states are returned too, numbered as in `attention.states`.
+    run: `compute`, or the CUDA graph of it.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StaticPass:
         self._parents = torch.zeros_like(self._tokens)
         self._place = torch.zeros(bucket.batch, 3, dtype=torch.long, device=self._device)
         self._rows = torch.zeros(0, dtype=torch.long, device=self._device)
-        # Held, not looked up again: a graph reads and writes at the addresses that these have now.
+        # Kept, not looked up again: a graph reads and writes at the present addresses of these tensors.
         self._layers = list(zip(cache.keys, cache.values, strict=True))
         self._cos, self._sin = decoder.rotations(cache.capacity, decoder.embeddings)
         self.run = self.compute
@@ -122,10 +122,7 @@ class StaticPass:
         return 0, slots[0], starts[0] + self.bucket.nodes
 
     def compute(self) -> tuple[Tensor, dict[int, Tensor]]:
-        """Logits [B', N', V] of what is loaded, and the states [B', N', E] that are watched.
-
-        Tensor operations of fixed shapes, in a fixed order.
-        """
+        """Logits [B', N', V] and watched hidden states [B', N', E], by operations of fixed shapes in a fixed order."""
         bucket, decoder = self.bucket, self._decoder
         starts, slots, columns = self._place.unbind(1)
         reach = ancestors(self._parents)
@@ -136,16 +133,16 @@ class StaticPass:
         segments = {
             (w, g): [self._segment(visible(starts, reach, bucket.columns, w, positions), g)] for w, g in self._kinds
         }
-        shape = TokenTree.chain([[0] * bucket.nodes] * bucket.batch)  # the segments say who sees whom
+        shape = TokenTree.chain([[0] * bucket.nodes] * bucket.batch)  # the segments hold the masks of the true tree
         layout = PassLayout([0] * bucket.batch, bucket.nodes, shape, batch_invariant=False, _segments=segments)
         x = nn.functional.embedding(self._tokens.view(-1), decoder.embeddings)
         cos, sin = self._cos[positions.view(-1)], self._sin[positions.view(-1)]
-        x, passing = decoder.through_layers(x, cos, sin, layout, writer, self._watched)  # type: ignore[arg-type]
+        x, hidden_states = decoder.run_layers(x, cos, sin, layout, writer, self._watched)  # type: ignore[arg-type]
         size = (bucket.batch, bucket.nodes, -1)
-        return decoder.head(x).view(size), {layer: state.view(size) for layer, state in passing.items()}
+        return decoder.head(x).view(size), {layer: state.view(size) for layer, state in hidden_states.items()}
 
     def take(self, result: Tensor, num_nodes: int) -> Tensor:
-        """The live rows and nodes of the result, in the order of `load`, in memory of their own. [B, N, V or E]."""
+        """A copy of the live rows and nodes of the result, in the order of `load`. [B, N, V or E]."""
         return result.index_select(0, self._rows)[:, :num_nodes]
 
     def _segment(self, seen: Tensor, groups: int) -> Segment:
@@ -156,8 +153,8 @@ class StaticPass:
 
 
 Result = TypeVar("Result")
-_MOST = 256  # buckets kept; the oldest goes first
-_WARM_UPS = 2  # before a capture, so that libraries have chosen their kernels and made their workspaces
+_MAX_PASSES = 256  # the oldest is dropped first
+_WARM_UPS = 2  # before a capture, so that libraries have chosen their kernels and allocated their workspaces
 
 
 @final
@@ -174,16 +171,16 @@ class StaticPasses:
         return len(self._passes)
 
     def takes(self, num_nodes: int, row_multiple: int = 1) -> bool:
-        """Whether there is a bucket for so many nodes, and the cache has its tensors: the first pass makes them."""
+        """Whether there is a bucket for so many nodes, and the cache has its tensors, which the first pass creates."""
         return max(num_nodes, row_multiple) <= NODES[-1] and len(self._cache) == len(self._decoder.layers)
 
     def run(
         self, slots: Sequence[int], tree: TokenTree, row_multiple: int = 1, states: StateStore | None = None
     ) -> Tensor:
-        """Logits [B, N, V] of every node; keys and values lie behind the committed ones, as after any pass.
+        """Logits [B, N, V] of every node; keys and values are written after the committed ones, as in any pass.
 
-        row_multiple: no fewer nodes than these are computed. Needs `takes(tree.num_nodes, row_multiple)`. Hidden
-        states are written to `states`.
+        Needs `takes(tree.num_nodes, row_multiple)`. Hidden states are written to `states`.
+        row_multiple: the smallest number of nodes to compute.
         """
         nodes = next(n for n in NODES if n >= max(tree.num_nodes, row_multiple))
         window = window_of(slots, self._cache.num_slots)
@@ -195,20 +192,20 @@ class StaticPasses:
         found = self._passes.get((bucket, watched))
         made = found or StaticPass(bucket, self._decoder, self._cache, self._max_length, watched)
         made.load(slots, starts, tree)
-        if found is None:  # captured with its first pass loaded: warming up writes what the pass itself will write
-            if len(self._passes) >= _MOST:
+        if found is None:  # captured with its first pass loaded, so that the warm-up writes what this pass will write
+            if len(self._passes) >= _MAX_PASSES:
                 del self._passes[next(iter(self._passes))]
             made.run = repeatable(made.compute, self._decoder.embeddings.device)
             self._passes[bucket, watched] = made
         self.num_runs += 1
-        logits, passing = made.run()
+        logits, hidden_states = made.run()
         if states is not None:
-            kept = {layer: made.take(passing[layer], tree.num_nodes) for layer in watched}
+            kept = {layer: made.take(hidden_states[layer], tree.num_nodes) for layer in watched}
             states.write(slots, starts, kept, tree.num_nodes, self._cache.capacity)
         return made.take(logits, tree.num_nodes)
 
     def _forget_if_moved(self) -> None:
-        """Drop what was built on other tensors than the cache has now."""
+        """Drop all passes if the cache has replaced its tensors."""
         now = self._cache.keys
         if len(now) != len(self._built_on) or any(a is not b for a, b in zip(now, self._built_on, strict=True)):
             self._passes.clear()
@@ -217,13 +214,13 @@ class StaticPasses:
 
 @cache
 def _memory_pool(device: torch.device):
-    """Shared by all graphs of a device: they run one after another, and results are copied out after each."""
+    """The pool that all graphs of a device share: they run one after another, and results are copied after each."""
     with torch.cuda.device(device):
         return torch.cuda.graph_pool_handle()
 
 
 def repeatable(work: Callable[[], Result], device: torch.device) -> Callable[[], Result]:
-    """`work`, or on a CUDA device its recording; what a recording returns holds until any recording runs again."""
+    """`work`, or on a CUDA device its graph. The result of a graph is valid until any graph runs again."""
     if device.type != "cuda":
         return work
     with torch.cuda.device(device):

@@ -1,7 +1,7 @@
-"""Runs models in torch: transformers' own layers, or for the Llama form layers in as few operations as there are.
+"""Runs models in torch, with the layers of transformers or, for Llama-like models, with fused layers.
 
-At a few rows a small model spends most of a pass on small operations, not on weights. Fused layers take the place of
-transformers' own in the module tree; other architectures keep these. `self_test` compares what they compute.
+A small model on few rows spends most of a pass on small operations, not on weights. Fused layers need fewer operations;
+they replace those of transformers in the module tree. `self_test` compares their results.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def _rms_norm(norm: Any) -> nn.RMSNorm:
-    """Torch's norm, which is one operation, with the weight of transformers'."""
+    """A norm of transformers as torch's, which is a single operation."""
     made = nn.RMSNorm(norm.weight.shape, float(norm.variance_epsilon), device="meta")
     made.weight = norm.weight
     return made
@@ -32,8 +32,8 @@ def _rms_norm(norm: Any) -> nn.RMSNorm:
 class FusedLayer(nn.Module):
     """x + o(attend(qkv(norm x))), then x + down(silu(gate(norm x)) * up(norm x)).
 
-    Takes over the weights of a transformers layer; q, k and v are joined in one matrix
-    [(Hq + 2 H) d, E], gate and up in one [2 I, E].
+    It takes over the weights of a transformers layer. q, k and v are joined in one matrix [(Hq + 2 H) d, E], gate and
+    up in one [2 I, E].
     """
 
     def __init__(self, layer: Any, index: int):
@@ -42,7 +42,7 @@ class FusedLayer(nn.Module):
         self.index, self.head_dim = index, int(attention.head_dim)
         self.kv_heads = int(attention.k_proj.out_features) // self.head_dim
         self.heads = int(attention.q_proj.out_features) // self.head_dim
-        everywhere = getattr(attention.config, "sliding_window", None)  # Mistral; others decide layer by layer
+        everywhere = getattr(attention.config, "sliding_window", None)  # Mistral; other models set it for each layer
         self.scores = Scores(float(attention.scaling), getattr(attention, "sliding_window", everywhere))
         self.qkv: nn.Module = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o: nn.Module = attention.o_proj
@@ -65,16 +65,16 @@ class FusedLayer(nn.Module):
         }
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
-        """From x [B N, E] to the next x; cos, sin [B N, 1, d] as `FusedDecoder` made them."""
+        """[B N, E] -> [B N, E]; cos and sin [B N, 1, d] are those of `FusedDecoder.rotations`."""
         batch, heads, d = len(layout.starts), self.heads, self.head_dim
-        turning = heads + self.kv_heads
-        qkv = project(self.qkv, self.norm.forward(x)).view(-1, turning + self.kv_heads, d)
+        rotated_heads = heads + self.kv_heads
+        qkv = project(self.qkv, self.norm.forward(x)).view(-1, rotated_heads + self.kv_heads, d)
         if self.q_norm is not None and self.k_norm is not None:
             qkv[:, :heads] = self.q_norm.forward(qkv[:, :heads])
-            qkv[:, heads:turning] = self.k_norm.forward(qkv[:, heads:turning])
-        turned = qkv[:, :turning]
-        swapped = turned.roll(d // 2, -1)
-        turned.mul_(cos).addcmul_(swapped, sin)
+            qkv[:, heads:rotated_heads] = self.k_norm.forward(qkv[:, heads:rotated_heads])
+        qk = qkv[:, :rotated_heads]
+        swapped = qk.roll(d // 2, -1)
+        qk.mul_(cos).addcmul_(swapped, sin)
         query, key, value = (
             qkv.view(batch, -1, heads + 2 * self.kv_heads, d)
             .transpose(1, 2)
@@ -114,31 +114,31 @@ class FusedDecoder:
         places = layout.position_ids.reshape(-1)
         cos, sin = self.rotations(int(places.max()) + 1, x)
         watched = () if states is None else states.layers
-        x, passing = self.through_layers(x, cos[places], sin[places], layout, cache, watched)
+        x, hidden_states = self.run_layers(x, cos[places], sin[places], layout, cache, watched)
         if states is not None:
-            made = {layer: state.view(*token_ids.shape, -1) for layer, state in passing.items()}
+            made = {layer: state.view(*token_ids.shape, -1) for layer, state in hidden_states.items()}
             states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
         if layout.head_rows == 0:
             return torch.empty(0)
         x = x.view(*token_ids.shape, -1)[:, -(layout.head_rows or 0) :]
         return self.head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
-    def through_layers(
+    def run_layers(
         self, x: Tensor, cos: Tensor, sin: Tensor, layout: PassLayout, cache: SlotCache, watched: Sequence[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """From x [B N, E] to the normed last states, and the states that are watched."""
-        passing = dict[int, Tensor]()
+        """The last states [B N, E] after the final norm, and the hidden states of the watched layers."""
+        hidden_states = dict[int, Tensor]()
         for index, layer in enumerate(self.layers):
-            if index in watched:  # no others: what is held takes memory in every recording
-                passing[index] = x
+            if index in watched:  # no others: they would take memory in every CUDA graph
+                hidden_states[index] = x
             x = layer.forward(x, cos, sin, layout, cache)
         x = self.norm(x)
         if len(self.layers) in watched:
-            passing[len(self.layers)] = x
-        return x, passing
+            hidden_states[len(self.layers)] = x
+        return x, hidden_states
 
     def rotations(self, longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin of every position below `longest`, and of some more, [P, 1, d]; the first half of sin is negated.
+        """Cosines and sines [P, 1, d] of at least all positions below `longest`; the first half of sin is negated.
 
         rotate_half(x) = (-x2, x1)      so      x cos + rotate_half(x) sin = x cos + (x2, x1) (-sin, sin)
         """
@@ -151,7 +151,10 @@ class FusedDecoder:
 
 
 class TransformersDecoder:
-    """Runs a model by transformers' own layers. attends_trees: they call our attention; otherwise they get a mask."""
+    """Runs a model with the layers of transformers.
+
+    attends_trees: whether they call our attention function; if not, they get a 4-D mask.
+    """
 
     def __init__(self, model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None):
         self.attached = attached
@@ -173,8 +176,8 @@ class TransformersDecoder:
         rows = layout.rows
         if rows is not None:
             options["inputs_embeds"] = rows.embeds
-            if rows.deep:
-                options |= {"visual_pos_masks": rows.is_image, "deepstack_visual_embeds": list(rows.deep)}
+            if rows.deepstack:
+                options |= {"visual_pos_masks": rows.is_image, "deepstack_visual_embeds": list(rows.deepstack)}
         elif self.attached is not None and layout.is_mask is not None:
             embeddings: nn.Module = self._model.get_input_embeddings()  # type: ignore[assignment]
             options["inputs_embeds"] = self.attached.embed(embeddings(token_ids))
@@ -189,7 +192,7 @@ class TransformersDecoder:
 
 
 def fuse(model: PreTrainedModel) -> bool:
-    """Replace the decoder layers of a model of the Llama form; False leaves one of another form as it is."""
+    """Replace the decoder layers of a Llama-like model; returns False for any other model, which is left unchanged."""
     config = model.config
     if config.model_type not in MODEL_TYPES or not has_fixed_ropes(config):
         return False
@@ -202,15 +205,15 @@ def fuse(model: PreTrainedModel) -> bool:
 
 
 def is_fused(model: PreTrainedModel) -> bool:
-    """Whether `fuse` has been here."""
+    """Whether `fuse` has replaced the layers."""
     return any(isinstance(module, FusedLayer) for module in model.modules())
 
 
 def _joined(*linears: nn.Linear) -> nn.Linear:
-    """One linear layer whose outputs are those of all, one after another."""
+    """One linear layer with the outputs of all given layers, one after another."""
     first = linears[0]
     rows = sum(linear.out_features for linear in linears)
-    joined = nn.Linear(first.in_features, rows, first.bias is not None, device="meta")  # no weights made up first
+    joined = nn.Linear(first.in_features, rows, first.bias is not None, device="meta")
     joined.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
     if first.bias is not None:
         joined.bias = nn.Parameter(torch.cat([linear.bias for linear in linears]), requires_grad=False)
@@ -218,9 +221,9 @@ def _joined(*linears: nn.Linear) -> nn.Linear:
 
 
 def project(linear: nn.Module, x: Tensor, plus: Tensor | None = None) -> Tensor:
-    """From x [T, in] to [T, out], plus another [T, out] in the same operation."""
+    """Apply a linear layer, [T, in] -> [T, out], and add `plus` [T, out] to the result in place."""
     if plus is None:
         return linear.forward(x)
-    if type(linear) is AdaptedLinear:  # the same operation as without an adapter, for the same bits in plain rows
+    if type(linear) is AdaptedLinear:  # the same operation as without an adapter, so that plain rows keep their bits
         return linear.corrected(project(linear.base, x, plus), x)
     return linear.forward(x).add_(plus)

@@ -1,7 +1,7 @@
-"""Token ids to text as they come: the same text that decoding the whole answer gives, and the stop strings in it.
+"""Incremental detokenization: the text equals that of decoding the whole answer. Also finds stop strings.
 
 Decoding one token at a time is wrong: a character may span tokens, and a decoder may treat the first token of a
-sequence apart. So each step decodes a short window twice, and what the new tokens add is the difference:
+sequence differently. So each step decodes a short window twice, without and with the new tokens:
 
     ids      ... a b | c d | e         `_start` = index of a, `_read` = index of c or d: all before is final
     decode      [a b]                  text of the window that is known already
@@ -23,10 +23,10 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class Detokenizer:
     """The text of one answer.
 
-    stop_hit: the stop string that ended the text, None so far. The text is cut before it, with `include_stop` behind
-    it. Where several end with the same token the one that ends earliest in the text counts, and of those the longest.
-    Feeding another token declines the hit (as `min_tokens` asks): only stop strings that end later are looked for.
-    spaces_between_special: False leaves out the space that a few tokenizers put between two added tokens, as vLLM does.
+    stop_hit: the stop string that ended the text, or None. The text is cut before it, with `include_stop` after it. If
+        the same token completes several, the one that ends first in the text counts, and of those the longest. Feeding
+        another token discards the hit (for `min_tokens`): only stop strings that end later are then looked for.
+    spaces_between_special: False omits the space that a few tokenizers put between two added tokens, as in vLLM.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Detokenizer:
         self._known = ""  # text of the window's tokens up to `_read`
         self._final = ""
         self._pending = ""  # text of the tokens from `_read` on, which later tokens may change
-        self._taken = 0  # characters handed out
+        self._taken = 0  # characters that `take` and `finish` have returned
         self._floor = 0  # where a declined stop string ended
         self._hit_end = 0
         self._cut: int | None = None
@@ -64,7 +64,7 @@ class Detokenizer:
     def feed(self, token_id: int) -> bool:
         """Take one token; True iff a stop string is complete now."""
         self.decline()
-        if token_id in self._special:  # not even in the window: its empty text would hide that a word follows others
+        if token_id in self._special:  # not even in the window, where its empty text would hide a leading space
             return False
         searched = len(self._final)
         self._decode(token_id)
@@ -77,20 +77,20 @@ class Detokenizer:
         return [ahead.feed(token) for token in token_ids][-1]
 
     def decline(self) -> None:
-        """Take back a stop string that was found too early; without one, nothing happens."""
+        """Discard a stop string that was found too early; harmless if there is none."""
         if self._cut is not None:
             self._floor, self._cut, self.stop_hit = self._hit_end, None, None
 
     def take(self) -> str:
-        """Text that became certain since the last call: no incomplete character, no beginning of a stop string."""
-        return self._hand_out(min(self._certain(), len(self._final) if self._cut is None else self._cut))
+        """The new final text since the last call, without an incomplete character or a beginning of a stop string."""
+        return self._take_to(min(self._certain(), len(self._final) if self._cut is None else self._cut))
 
     def finish(self) -> str:
-        """The rest of the text; the answer is over."""
-        return self._hand_out(len(self.text))
+        """The rest of the text, at the end of the answer."""
+        return self._take_to(len(self.text))
 
     def pieces(self, token_ids: Sequence[int], is_end: bool) -> list[str]:
-        """Take these tokens; the text that became certain with each, and at the end of the answer all of the rest."""
+        """Feed tokens; returns the new final text after each, and at the end of the answer all of the rest."""
         found = list[str]()
         for token in token_ids:
             self.feed(token)
@@ -99,7 +99,7 @@ class Detokenizer:
             found[-1] += self.finish()
         return found
 
-    def _hand_out(self, end: int) -> str:
+    def _take_to(self, end: int) -> str:
         begin, self._taken = self._taken, max(self._taken, end)
         return self.text[begin : self._taken]
 
@@ -109,7 +109,7 @@ class Detokenizer:
         self._pending = whole[len(self._known) :]
         if self._read == len(self._ids) - 1 > 0 and self._joined.issuperset(self._ids[-2:]):
             self._pending = self._pending.removeprefix(" ")
-        # a run of byte tokens is decoded as one and may still turn into replacement characters altogether
+        # a run of byte tokens is decoded together and may still become replacement characters
         if not self._pending or self._pending.endswith(_REPLACEMENT) or self._is_byte(token_id):
             return
         self._final += self._pending
@@ -127,7 +127,7 @@ class Detokenizer:
         return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
 
     def _find_stop(self, begin: int) -> bool:
-        """Look for the stop strings in the text from `begin` on; remember the one that ends first."""
+        """Find the stop string that ends first in the text from `begin` on, and cut the text there."""
         text = self._final[begin:] + self._pending
         best: tuple[int, int, str] | None = None
         for stop in self._stop:
@@ -142,7 +142,7 @@ class Detokenizer:
         return True
 
     def _certain(self) -> int:
-        """Length of the final text less the longest end of it with which a stop string could begin."""
+        """The length of the final text without its longest suffix that could begin a stop string."""
         length = len(self._final)
         for begin in range(max(0, length - self._overlap), length):
             if any(stop.startswith(self._final[begin:]) for stop in self._stop):
@@ -151,6 +151,6 @@ class Detokenizer:
 
 
 def _special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids that decoding skips."""
+    """The ids of special tokens, which decoding can skip."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset([*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)])

@@ -1,4 +1,4 @@
-"""p, the target's distribution after every node of a tree: each node's processors see the path of that node."""
+"""p, the target's distribution after every node of a tree. Processors are applied on the path of each node."""
 
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -21,11 +21,11 @@ def target_distribution(
 ) -> TargetDistribution:
     """The distribution of the token after each candidate, in the order that SamplingParams documents.
 
-    logits: raw, of every node; never written to. Processed scores are float32; a greedy row without processors keeps
-    its logits as they are, in their dtype. Nothing is processed before a verifier asks for a node.
+    A node is processed when a verifier reads it, so processors are called as in plain decoding, see docs/exactness.md.
+    If one raises, or leaves NaN or no token, that becomes the error of the answer, as in plain decoding.
 
-    Processors are thus called as in plain decoding, see docs/exactness.md. What one raises becomes the answer's error
-    where plain decoding would have met it, and so do NaN and the lack of any token.
+    logits: the raw logits of every node, which are not modified. Processed scores are float32; a greedy row without
+        processors keeps its logits, in their dtype.
     """
     is_greedy = [seq.params.temperature == 0 for seq in seqs]
     if all(_is_raw(seq) for seq in seqs):
@@ -47,9 +47,9 @@ def _process(
     rows: list[int],
     nodes: list[int],
 ) -> Tensor:  # [K, V]
-    """Processors and warpers of some nodes, each on the path that leads to it.
+    """Apply processors and warpers to some nodes, each on the path that leads to it.
 
-    logits: a private copy. Rows without a distribution come back without a finite maximum.
+    logits: a private copy. The maximum of a row without a distribution is not finite.
     """
     seqs = [batch[row] for row in rows]
     raw = [_is_raw(seq) for seq in seqs]
@@ -68,18 +68,18 @@ def _process(
             if is_edited(seq):
                 scores[k] = _processed(scores[k : k + 1], seq, path)
                 _check_allowed(scores[k], row, node, position)
-        except Exception as error:  # a user's processor may raise anything; the answer may end before it counts
+        except Exception as error:  # a user's processor may raise anything; the answer may end before this node
             errors[row, node] = error
             scores[k] = torch.nan
     warped = [k for k, seq in enumerate(seqs) if is_warped(seq.params) and (rows[k], nodes[k]) not in errors]
     scores = on_rows(warp, scores, [seq.params for seq in seqs], warped)
-    if any(raw):  # float64 logits stay what they are alone
+    if any(raw):  # raw float64 logits keep their precision
         scores = torch.where(torch.tensor(raw, device=scores.device).unsqueeze(1), logits, scores)
     return scores
 
 
 def _processed(scores: Tensor, seq: Sequence, path: list[int]) -> Tensor:  # [1, V] -> [V]
-    """Scores after a path of drafted tokens; NaN where the answer ends with it, since nothing comes after."""
+    """Scores after a path of drafted tokens; NaN if the answer ends with the path."""
     may_raise = seq.params.logits_processors or seq.grammar is not None
     if may_raise and path and seq.ends_with(path):
         return torch.full_like(scores[0], torch.nan)

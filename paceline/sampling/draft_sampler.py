@@ -1,7 +1,7 @@
-"""How a draft model's logits become drafted tokens, and the distribution those tokens carry.
+"""Draws drafted tokens from a draft model's logits, and returns their distribution q.
 
-For `Coupled` (rule R7) the draft takes the noise that the target will use at the same position, so equal distributions
-give equal tokens, and no q is needed. For `Ratio` tokens are drawn independently of the target, from the q handed over.
+For `Coupled` (rule R7) the draft uses the noise of the target at the same position: equal distributions give equal
+tokens, and no q is needed. For `Ratio` tokens are drawn from q, independently of the target.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from ..core.request import Sequence
 from ..core.rng import Purpose, inverse_cdf, uniforms
 from ..system.hardware import one_thread
 from .processors import edit_named, mask_endings, names_tokens
-from .scores import argmax, bar, gumbel_argmax
+from .scores import argmax, gumbel_argmax, mask_banned
 from .warpers import is_warped, on_rows, warp
 
 _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
@@ -39,10 +39,11 @@ class DraftSampler:
         seqs: Seq[Sequence],  # B
         offsets: Seq[int],  # B
     ) -> tuple[Tensor, Tensor | None]:  # [B], [B, V]
-        """Tokens [B] (int64) and q [B, V] (float32, rows sum to 1), None when coupled.
+        """Tokens [B] (int64) and q [B, V] (float32, rows sum to 1; None when coupled).
 
-        offsets: how many tokens this round drafted already in each row, so the one drawn here is at
-        `len(seq.token_ids) + offset`. Rows at temperature 0 take the argmax, and q is one-hot there.
+        Rows at temperature 0 take the argmax, and their q is one-hot.
+        offsets: how many tokens this round has drafted already in each row; the new one is at
+            `len(seq.token_ids) + offset`.
         """
         with one_thread(logits):
             return self._sample(logits, seqs, offsets)
@@ -78,7 +79,7 @@ class DraftSampler:
                 edit_named(scores[row : row + 1], seq.params)
                 mask_endings(scores[row : row + 1], seq, ahead[row])
         if self._banned is not None:
-            scores = bar(scores, self._banned[self._banned < scores.shape[1]])
+            scores = mask_banned(scores, self._banned[self._banned < scores.shape[1]])
         params = [seq.params for seq in seqs]
         return on_rows(warp, scores, params, [row for row, one in enumerate(params) if is_warped(one)])
 

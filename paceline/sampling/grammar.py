@@ -1,13 +1,11 @@
-"""Answers of a given form: which tokens may follow, by llguidance.
+"""Structured outputs: which tokens may follow in an answer of a given form, by llguidance.
 
-    grammar     [0-9]+(cm|mm)
-    output      1 2                   the parser stands here between rounds
-    draft       1 2 ── 5 ── c ── m    it goes down a path and back up again, token by token
-                 └──── m
-    after 5     digits, c, m          `mask`
-    after c     m, which is forced    `forced`
-
-A parser goes on from where the answer was. The tokens of a path are read and taken back.
+grammar     [0-9]+(cm|mm)
+output      1 2                   the state of the parser between rounds
+draft       1 2 ── 5 ── c ── m    on a path it consumes tokens, and rolls them back afterwards
+             └──── m
+after 5     digits, c, m          `mask`
+after c     m, which is forced    `forced`
 """
 
 import json
@@ -34,7 +32,7 @@ class Grammar:
 
     def __init__(self, matcher: Any, tokenizer: Any, banned: Sequence[int], eos_ids: frozenset[int]):
         self._matcher, self._tokenizer, self._banned, self._eos_ids = matcher, tokenizer, banned, eos_ids
-        self._read: list[int] = []  # what the parser has read
+        self._read: list[int] = []  # the tokens that the parser has consumed
 
     def mask(self, tokens: list[int]) -> Tensor:
         """Whether each token of the tokenizer may come after these: [Vt], bool, on CPU. Raises `ConfigError`."""
@@ -45,24 +43,24 @@ class Grammar:
         return mask
 
     def is_complete(self, tokens: list[int]) -> bool:
-        """Whether these tokens are an answer that nothing may follow. Raises `ConfigError`."""
+        """Whether these tokens are a complete answer that nothing may follow. Raises `ConfigError`."""
         self._go(tokens)
         return bool(self._matcher.is_stopped()) and bool(self._matcher.is_accepting())
 
     def count_allowed(self, tokens: list[int], path: list[int]) -> int:
-        """How many tokens of a path may come after the answer so far; an end of the text is never among them."""
+        """How many tokens of a path may follow the answer so far; end-of-text tokens never count."""
         self._go(tokens)
         end = next((place for place, token in enumerate(path) if token in self._eos_ids), len(path))
         return int(self._matcher.validate_tokens(path[:end]))
 
     def forced(self, tokens: list[int]) -> list[int]:
-        """The text that must follow, as the tokenizer would write it; empty where there is a choice."""
+        """The tokens of the text that must follow, as the tokenizer encodes it; empty if there is a choice."""
         self._go(tokens)
         text = b"" if self._matcher.is_stopped() else self._matcher.compute_ff_bytes()
         return list(self._tokenizer.tokenize_bytes(text)) if text else []
 
     def _go(self, tokens: list[int]) -> None:
-        """Move the parser behind these tokens."""
+        """Move the parser to the end of these tokens."""
         same = min(len(self._read), len(tokens))
         while self._read[:same] != tokens[:same]:
             same -= 1
@@ -81,7 +79,7 @@ class Grammar:
     def _check(self) -> None:
         if self._matcher.is_error():
             got = _shown(self._matcher.get_error())
-            raise ConfigError("no token of the model may follow in an answer of this form", got=got)
+            raise ConfigError("this structured output allows no further token", got=got)
 
 
 def make_grammar(
@@ -94,10 +92,10 @@ def make_grammar(
     """The grammar of one answer; each form is compiled once for a tokenizer.
 
     vocab_size: V, the logits of the model.
-    ignore_eos: the answer goes on until nothing may follow.
+    ignore_eos: the answer continues until nothing may follow.
 
-    Raises `ConfigError` where llguidance is missing or cannot read the tokenizer, for a form that it cannot read, and
-    for one that no token begins.
+    Raises `ConfigError` if llguidance is missing or cannot read the tokenizer, for a form that it cannot read, and for
+    one that no token can begin.
     """
     compilers, key = _COMPILERS.setdefault(tokenizer, {}), (vocab_size, eos_ids)
     if key not in compilers:
@@ -108,7 +106,7 @@ def make_grammar(
 
 
 def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_ids: frozenset[int]) -> _Compiler:
-    """A function that gives a parser at its start, and the vocabulary that it knows."""
+    """A function that makes a parser of a form, together with llguidance's vocabulary."""
     try:
         import llguidance
         from llguidance.hf import from_tokenizer
@@ -117,7 +115,7 @@ def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_ids: froz
     try:
         size, ends = max(vocab_size, len(tokenizer)), sorted(eos_ids) or None
         vocabulary = from_tokenizer(cast("Any", tokenizer), n_vocab=size, eos_token=ends)
-    except Exception as error:  # of any kind: it looks into what the tokenizer is made of
+    except Exception as error:  # of any kind, since it inspects the parts of the tokenizer
         got, expected = f"{type(tokenizer).__name__}: {_shown(error)}", "a fast tokenizer, of bytes or SentencePiece"
         raise ConfigError("the grammars cannot read this tokenizer", got=got, expected=expected) from error
 
@@ -132,7 +130,7 @@ def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_ids: froz
             raise ConfigError(f"{form} cannot be read", got=_shown(refused))
         begins = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)[:vocab_size]
         if matcher.is_error() or not begins.any():
-            raise ConfigError(f"{form} is a form that no text of the model has")
+            raise ConfigError(f"{form} matches no text that this model can write")
         return matcher, vocabulary
 
     return compiled
@@ -155,7 +153,7 @@ def _source(llguidance: Any, params: StructuredOutputsParams) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema with no more properties than it names, where it does not speak of more."""
+    """The schema with `additionalProperties: false` in every object that lists properties and does not set it."""
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
     if not isinstance(schema, dict):
@@ -165,5 +163,5 @@ def _closed(schema: Any) -> Any:
 
 
 def _shown(error: object) -> str:
-    """What llguidance says, in one line and without the state of its parser."""
+    """An error of llguidance in one line, without the state of its parser."""
     return " ".join(str(error).partition("<state>")[0].split())

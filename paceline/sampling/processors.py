@@ -1,6 +1,7 @@
-"""The processors that depend on the past: applied to one node, on the path of that node.
+"""The processors that depend on earlier tokens: applied to one node, on the path of that node.
 
-Repetition, n-gram and bad-word rules are those of transformers; presence and frequency those of the OpenAI API.
+Repetition, n-gram and bad-word rules are those of transformers; presence and frequency penalties those of the OpenAI
+API.
 """
 
 from functools import lru_cache
@@ -24,7 +25,7 @@ def is_edited(seq: Sequence) -> bool:
 
 
 def names_tokens(params: SamplingParams) -> bool:
-    """Whether scores of tokens change by their ids alone."""
+    """Whether some processor changes scores by token id alone."""
     return bool(params.logit_bias) or params.allowed_token_ids is not None
 
 

@@ -1,7 +1,7 @@
 """Operations on rows of scores: the largest, log-probabilities for the user, and tokens that no draft may hold.
 
-Banned tokens are those that stand for images. Whatever ranks or draws tokens calls `bar` first, what copies tokens
-stops before one, and the loop refuses a draft that has one (`decoding.contract`).
+Banned tokens are the placeholders of images. Drafters that rank or sample tokens call `mask_banned` first, drafters
+that copy tokens stop before a banned one, and the loop refuses a draft that has one (`decoding.contract`).
 """
 
 from collections.abc import Collection
@@ -16,9 +16,9 @@ from ..kernels.library import draw, reads
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """Index of the first largest score along the last dimension: [..., V] -> [...], int64. A NaN is the largest.
+    """Index of the first largest score along the last dimension: [..., V] -> [...], int64. NaN counts as the largest.
 
-    On CPU numpy finds it ten times as fast as torch does; it has no bfloat16, which is widened first, exactly.
+    On CPU, numpy is ten times as fast as torch. It has no bfloat16, so bfloat16 is converted to float32 first.
     """
     if scores.device.type != "cpu":
         return scores.argmax(-1)
@@ -64,8 +64,8 @@ def token_logprob(
     return TokenLogprob(token, float(logprobs[token]), top, int((logprobs > logprobs[token]).sum()) + 1)
 
 
-def columns_of(banned_token_ids: Collection[int], draft_ids: Tensor) -> Tensor | None:
-    """Columns of a draft's logits that belong to these tokens; None where there are none.
+def banned_columns(banned_token_ids: Collection[int], draft_ids: Tensor) -> Tensor | None:
+    """The columns of a draft's logits that belong to these tokens; None if there are none.
 
     draft_ids: the target's token of each column, [Vd].
     """
@@ -76,12 +76,12 @@ def columns_of(banned_token_ids: Collection[int], draft_ids: Tensor) -> Tensor |
     return columns if len(columns) else None
 
 
-def bar(scores: Tensor, columns: Tensor | None) -> Tensor:
-    """The scores [..., Vd] with -inf in these columns; themselves where there are none."""
+def mask_banned(scores: Tensor, columns: Tensor | None) -> Tensor:
+    """The scores [..., Vd] with -inf in these columns; unchanged if `columns` is None."""
     return scores if columns is None else scores.index_fill(-1, columns.to(scores.device), -torch.inf)
 
 
 def before_banned(tokens: list[int], banned_token_ids: Collection[int]) -> list[int]:
-    """The tokens before the first that cannot be drafted."""
+    """The tokens before the first banned one."""
     end = next((i for i, token in enumerate(tokens) if token in banned_token_ids), len(tokens))
     return tokens[:end]

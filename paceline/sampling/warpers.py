@@ -1,14 +1,14 @@
-"""Temperature, top_k, top_p and min_p: the part of the distribution that does not depend on the past.
+"""Temperature, top_k, top_p and min_p, which do not depend on earlier tokens.
 
 All three truncations keep the most probable tokens, so they are decided on a short sorted *window* of the largest
-scores, and the vocabulary is sorted only for rows whose kept set does not fit:
+scores. The whole vocabulary is sorted only for rows whose kept set does not fit:
 
     scores   [V]   -2  3  1  3 -9  0 ...          unsorted, V = 50 000 to 150 000
     window   [K]    3  3  1  0 ...                largest first; of equal scores the lower token id first, as argmax
     kept           |------|                       a prefix of `count` tokens: the least of what the three allow
 
-A row is decided once its last kept score is above the window's last. No bit of a row depends on the other rows:
-every reduction runs within a row, and cumulative mass is summed in integers, in any order the same.
+A row is decided once its last kept score is above the window's last. No bit of a row depends on other rows: every
+reduction runs within a row, and cumulative mass is summed in integers, so that its order does not matter.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def warp(
 
 
 def on_rows(change: _Change, scores: Tensor, params: Sequence[SamplingParams], rows: list[int]) -> Tensor:
-    """What `change`, such as `warp`, makes of these rows of the scores [R, V]; the others as they are."""
+    """Apply `change`, such as `warp`, to these rows of the scores [R, V]."""
     if len(rows) in (0, len(scores)):
         return change(scores, params) if rows else scores
     index = torch.tensor(rows, device=scores.device)

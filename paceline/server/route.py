@@ -42,7 +42,7 @@ class RouteSettings(GateSettings):
 
 
 @dataclass
-class Verdict:
+class Decision:
     """Which model answers and why, and the answer: first the small model's, if it was asked, then the large one's."""
 
     reason: Reason
@@ -92,13 +92,13 @@ class Router(Gated):
         answer.headers[DECIDED_BY] = verdict.decided_by
         return answer
 
-    async def _decide(self, sent: Mapping[str, Any], body: protocol.ChatRequest) -> Verdict:
+    async def _decide(self, sent: Mapping[str, Any], body: protocol.ChatRequest) -> Decision:
         """Ask the small model, unless its answer could not be used, and decide which model answers."""
         params = body.params(self._defaults, body.num_logprobs)
         if params.n != 1 or body.tools or sampling_options(params) != self.calibration.sampling:
-            return Verdict(Reason.OTHER_SAMPLING)
+            return Decision(Reason.OTHER_SAMPLING)
         if self.alarm.raised:
-            return Verdict(Reason.ALARM)
+            return Decision(Reason.ALARM)
         is_drawn = (
             random.random() < self.settings.audit_share
         )  # before the models answer, so that the draw is independent
@@ -108,15 +108,15 @@ class Router(Gated):
         except ApiError as error:
             if error.code != "context_length_exceeded":
                 raise
-            verdict = Verdict(Reason.NO_ROOM)
+            verdict = Decision(Reason.NO_ROOM)
         else:
             logprobs, finish_reason = read_logprobs(answer, self.small.url), answer["choices"][0]["finish_reason"]
-            verdict = Verdict(*decide(finish_reason, logprobs, self.choice, True, True), answer)
+            verdict = Decision(*decide(finish_reason, logprobs, self.choice, True, True), answer)
         if is_drawn:
             await self._audit(short, verdict)
         return verdict
 
-    async def _audit(self, short: Mapping[str, Any], verdict: Verdict) -> None:
+    async def _audit(self, short: Mapping[str, Any], verdict: Decision) -> None:
         """Count an audited request; compare the small model's answer, if it was given, with the large model's."""
         differs = False
         if verdict.reason is Reason.CONFIDENT:
@@ -140,7 +140,7 @@ class Router(Gated):
         return {**kept, **asked, "max_tokens": min(one for one in limits if one is not None)}
 
     async def _events(
-        self, sent: Mapping[str, Any], body: protocol.ChatRequest, verdict: Verdict, watch: Watch
+        self, sent: Mapping[str, Any], body: protocol.ChatRequest, verdict: Decision, watch: Watch
     ) -> AsyncGenerator[str]:
         """The chunks of an answer: of the small model's complete one, or of the large one's stream."""
         told = {"cascade": self._told(verdict)}
@@ -156,7 +156,7 @@ class Router(Gated):
         finally:
             watch.end()
 
-    def _told(self, verdict: Verdict) -> dict[str, Any]:
+    def _told(self, verdict: Decision) -> dict[str, Any]:
         """The field `cascade` of an answer. lossless: whether it is guaranteed to be the large model's."""
         choice = self.choice
         return {

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from pydantic_core import from_json, to_jsonable_python
 
 from ..errors import ConfigError
 
+Progress = Callable[[str, int, int | None], None]
+"""progress(stage, done, total): stage is wait, download, extract, convert or hash; total is None when unknown."""
 MAX_BYTES = 1 << 30
 """The largest file that is read; more is a mistake, such as an endless device."""
 _KERNEL = 1 << 20  # bytes to read of a file with size 0, as files of the kernel have

@@ -26,9 +26,9 @@ from ..heads.folder import read_record, trained_info
 from ..hf.chats import has_images
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
-from ..system.files import write_text
+from ..system.files import Progress, write_text
 from ..zoo import resolve
-from ..zoo.registry import Progress, silent
+from ..zoo.registry import silent
 from .artefact import check_same_run, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
 from .data import DATA, Answers, AnswerTask, read_begun

@@ -1,4 +1,4 @@
-"""`Coupled`, the default: the very tokens that plain decoding gives with the same seed, greedy or sampled."""
+"""`Coupled`, the default: exactly the tokens of plain decoding with the same seed, greedy or sampled."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ def choose_tokens(
 ) -> dict[tuple[int, int], int]:
     """The target's token at some nodes, by (row, node): argmax(scores + noise), or argmax(scores) in greedy rows.
 
-    Greedy and sampled rows are read apart, so that neither takes on the dtype of the other.
+    Greedy and sampled rows are processed separately, so that their dtypes do not mix. The token is -1 where the scores
+    give no distribution.
 
     places: (row, node, absolute position of the token to choose).
-    Returns -1 where the scores give no distribution.
     """
     chosen = {(row, node): -1 for row, node, _ in places}
     for greedy in (True, False):
@@ -44,7 +44,7 @@ def _if_finite(scores: Float[Tensor, "*K V"], tokens: Int[Tensor, "*K"]) -> Int[
 
 
 def _choose(scores: Float[Tensor, " V"]) -> int:
-    """The same of one greedy node; on a CPU every small operation counts."""
+    """The token of one greedy node, or -1, in few operations since they count on a CPU."""
     token = int(argmax(scores))
     return token if math.isfinite(scores[token]) else -1
 
@@ -53,11 +53,11 @@ def _choose(scores: Float[Tensor, " V"]) -> int:
 class Coupled(Verifier):
     """R7, sample-and-match on shared noise: descend while a child holds the target's own choice, then emit that choice.
 
-    Drafter-invariant speculative decoding (Daliri et al. 2408.07978). Takes a draft of any distribution and never reads
-    q. Proof: docs/exactness.md, lemma 5.
+    Drafter-invariant speculative decoding (Daliri et al. 2408.07978). Accepts a draft of any distribution and never
+    reads q. Proof: docs/exactness.md, lemma 5.
 
-    whole_tree: choose for greedy rows at every node at once, with one copy to the host, rather than level by level
-    along the walk, where nothing is left to process. None: on accelerators, where waiting costs more than the argmax.
+    whole_tree: whether to choose the tokens of greedy rows at all nodes at once, with one copy to the host, instead of
+        level by level. Only for scores without processors. None: on accelerators, where waiting costs more.
     """
 
     name: ClassVar[str] = "coupled"
@@ -71,7 +71,7 @@ class Coupled(Verifier):
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> list[Walk]:
-        """Walk all trees together, one level a turn. `positions[b]` is the position of the token after the root."""
+        """Walk all trees together, level by level. `positions[b]` is the position of the token after the root."""
         trees = Branches.read(draft.tree)
         walks = dict[int, Walk]()
         if distribution.process is None and any(distribution.is_greedy):
@@ -91,7 +91,7 @@ class Coupled(Verifier):
         return [walks[row] for row in range(len(trees))]
 
     def _greedy(self, scores: Float[Tensor, "B N V"]) -> Callable[[int, int], int]:
-        """What gives the choice of a greedy row at a node."""
+        """A function that returns the target's choice in a greedy row at a node."""
         if self.whole_tree is False or (self.whole_tree is None and scores.is_cpu):
             return lambda row, node: _choose(scores[row, node])
         known: list[list[int]] = to_list(_if_finite(scores, argmax(scores)))

@@ -1,4 +1,4 @@
-"""`Typical`: lossy; keeps whatever the target finds plausible enough, which changes the distribution of the answer."""
+"""`Typical`: lossy; accepts what the target finds plausible enough, which changes the distribution of the answer."""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Typical(Verifier):
         self.epsilon, self.delta = epsilon, delta
 
     def threshold(self, p: Float64[Tensor, " V"]) -> float:
-        """The probability a token must exceed: less where the target itself is undecided."""
+        """The probability that a token must exceed; lower for a p of high entropy."""
         entropy = float(-p.xlogy(p).sum())
         return min(self.epsilon, self.delta * math.exp(-entropy))
 
@@ -78,9 +78,9 @@ class Typical(Verifier):
             p = p_at(distribution, row, node) if branches.children[node] else None
             if p is None:
                 continue
-            least = self.threshold(p)
+            threshold = self.threshold(p)
             for child in branches.children[node]:
                 mass = float(probability(p, branches.tokens[child]))
-                if mass > least:
+                if mass > threshold:
                     open_paths.append(([*path, child], logprob + math.log(mass)))
         return best

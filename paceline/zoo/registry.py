@@ -10,10 +10,8 @@ from typing import ClassVar, final
 
 from ..errors import ConfigError
 from ..schema import meant
+from ..system.files import Progress
 from .packaged import INSTALL, distributions, packaged_models
-
-Progress = Callable[[str, int, int | None], None]
-"""progress(stage, done, total): stage is wait, download, extract, convert or hash; total is None when unknown."""
 
 
 def silent(stage: str, done: int, total: int | None) -> None:

@@ -16,7 +16,7 @@ from paceline import (
 from tests.adversaries import RandomTrees
 from tests.async_llm.common import TEXTS, facts, run, schedule, serve, tiny_llm, wrong
 from tests.lossless.drafters import small_draft
-from tests.vision.families import picture, seeing, user
+from tests.vision.families import make_image, seeing, user
 
 DRAFTERS = {
     "plain": lambda: None,
@@ -51,7 +51,7 @@ def test_many_schedules_on_one_engine():
 def test_images():
     llm = LLM(seeing(), drafter=PromptLookup(), max_num_seqs=3)
     llm.runner.chunk = 8
-    small, wide = picture(1), picture(2, 60, 24)
+    small, wide = make_image(1), make_image(2, 60, 24)
     chats = [
         [user(small, "what is it?")],
         [user("see ", wide, " then say")],

@@ -149,13 +149,13 @@ def test_a_round_that_fails_once_is_run_again(monkeypatch):
 def test_a_fault_while_a_prompt_is_read(monkeypatch):
     llm = tiny_llm(slots=2, chunk=16)
     want = facts(llm.generate(TEXTS[1], PARAMS[0])[0])
-    whole = llm.runner.read_chunk
+    whole = llm.runner.prefill_chunk
 
-    def read_chunk(slot, *rest):
+    def prefill_chunk(slot, *rest):
         fault_if(llm.runner.cache.lengths[slot] >= 32)
         return whole(slot, *rest)
 
-    monkeypatch.setattr(llm.runner, "read_chunk", read_chunk)
+    monkeypatch.setattr(llm.runner, "prefill_chunk", prefill_chunk)
 
     async def main(engine):
         tasks = answer(engine, TEXTS[3], PARAMS[1]), answer(engine, TEXTS[1], PARAMS[0])
@@ -169,15 +169,15 @@ def test_a_fault_while_a_prompt_is_read(monkeypatch):
 def test_a_crash_of_the_thread_fails_every_request(monkeypatch):
     llm = tiny_llm(slots=2)
     want = facts(llm.generate(TEXTS[0], PARAMS[0])[0])
-    whole, count = Scheduler.turn, []
+    whole, count = Scheduler.step, []
 
-    def turn(self):
+    def step(self):
         count.append(1)
         if len(count) > 5:
             raise Fault("planted")
         return whole(self)
 
-    monkeypatch.setattr(Scheduler, "turn", turn)
+    monkeypatch.setattr(Scheduler, "step", step)
 
     async def main():
         engine = AsyncLLM(llm)

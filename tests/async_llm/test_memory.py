@@ -56,7 +56,7 @@ def test_a_draft_model_without_memory_drafts_nothing(full):
     want = facts(llm.generate(TEXTS[0], params)[0])
     llm = tiny_llm(DraftModel(small_draft()))
     llm.generate(TEXTS[1], SHORT)
-    llm.runner.cache._ensure(400)
+    llm.runner.cache.ensure(400)
     (got,) = answers(llm, full, (TEXTS[0], params))
     assert facts(got) == want
     assert max(record.num_drafted for record in got.rounds[:20]) > 0

@@ -12,7 +12,7 @@ from tests.async_llm.common import LONG, answer, facts, idle, run, schedule, ser
 from tests.drafters.heads import random_head
 from tests.lossless.drafters import small_draft
 from tests.space.common import adapter
-from tests.vision.families import picture, seeing, user
+from tests.vision.families import make_image, seeing, user
 
 SYSTEM = "you answer in short words, and you never say what you do not know. "
 PROMPTS = (
@@ -60,7 +60,7 @@ def test_random_schedules(name, chunk, most):
 def test_images():
     llm = LLM(seeing("qwen2_vl"), drafter=PromptLookup(), max_num_seqs=3)
     llm.runner.chunk = 8
-    small, other = picture(1), picture(2)
+    small, other = make_image(1), make_image(2)
     chats = [[user(small, "what is it?")], [user(other, "what is it?")], [user(small, "what is it ", other, "?")]]
     found, hits = mistakes(llm, 5, chats)
     assert found == []

@@ -14,7 +14,7 @@ from paceline.errors import CacheFull, ConfigError, EngineStopped, QueueFull
 from paceline.runner import ModelRunner
 from tests.async_llm.common import CUMULATIVE, DELTA, FINAL_ONLY, LONG, TEXTS, answer, facts, idle, serve, tiny_llm
 from tests.helpers import all_free
-from tests.vision.families import picture, seeing, user
+from tests.vision.families import make_image, seeing, user
 
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 TWO = SamplingParams(temperature=1.0, max_tokens=20, seed=5, n=2, ignore_eos=True, stop=("a",))
@@ -158,7 +158,7 @@ def test_waiting_images_are_bounded(monkeypatch):
 
     async def main(engine):
         outputs, _ = await begun(engine, [1, 5, 6], LONG)
-        chat = [user(picture(1), "what is it?")]
+        chat = [user(make_image(1), "what is it?")]
         waits = asyncio.create_task(answer(engine, chat, SHORT))
         while all(one.request is None for one in engine._thread.tickets.values() if one.request_id == "1"):
             await asyncio.sleep(0.005)
@@ -174,9 +174,9 @@ def test_a_long_prompt_is_read_between_the_rounds_of_others(monkeypatch):
     """And a short one that comes after it does not wait for it."""
     llm = tiny_llm(slots=3, chunk=16)
     events, may_go_on = list[tuple[str, tuple[int, ...]]](), threading.Event()
-    read, step = ModelRunner.read_chunk, llm.decoder.step
+    read, step = ModelRunner.prefill_chunk, llm.decoder.step
 
-    def read_chunk(self, slot, token_ids, rows=None):
+    def prefill_chunk(self, slot, token_ids, rows=None):
         events.append(("read", (slot,)))
         return read(self, slot, token_ids, rows)
 
@@ -185,7 +185,7 @@ def test_a_long_prompt_is_read_between_the_rounds_of_others(monkeypatch):
         events.append(("round", tuple(seq.slot for seq in seqs)))
         return step(seqs)
 
-    monkeypatch.setattr(ModelRunner, "read_chunk", read_chunk)
+    monkeypatch.setattr(ModelRunner, "prefill_chunk", prefill_chunk)
     monkeypatch.setattr(llm.decoder, "step", stepped)
 
     async def main(engine):

@@ -27,7 +27,7 @@ def prefilled(loaded: LoadedModel, ids: list[int]) -> Rows:
     """The rows of another cache that read the same tokens at once."""
     fresh = shared_runner(loaded, 1)
     slot = fresh.admit(ids)
-    fresh.prefill(slot, ids)
+    fresh.extend_cache(slot, ids)
     rows = held(fresh, slot)
     fresh.cache.release(slot)
     return rows
@@ -94,9 +94,9 @@ class GathersWithoutACopy(SlotCache):
 class ForgetsToGrow(SlotCache):
     """Loses what was cached when the capacity doubles."""
 
-    def _ensure(self, length):
+    def ensure(self, length):
         before = self.capacity
-        super()._ensure(length)
+        super().ensure(length)
         if self.capacity != before:
             for layer in (*self.keys, *self.values):
                 layer.zero_()

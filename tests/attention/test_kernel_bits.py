@@ -64,6 +64,6 @@ def test_mutants_change_bits(monkeypatch, mutant):
     if mutant == "no cut at blocks":
         monkeypatch.setattr(PassLayout, "_edges", lambda self, row: [0, self.num_nodes])
     else:
-        monkeypatch.setattr(masks, "_sound", lambda rows: rows)
+        monkeypatch.setattr(masks, "_padded_rows", lambda rows: rows)
     if not differing(range(3)):
         pytest.skip("the kernel of this machine does not depend on that")

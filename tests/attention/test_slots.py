@@ -31,7 +31,7 @@ def test_rollback_equals_a_restored_snapshot(seed, name):
     texts: dict[int, list[int]] = {}
     for _ in range(2):
         slot = on.admit([1])
-        on.prefill(slot, prompt(6, slot))
+        on.extend_cache(slot, prompt(6, slot))
         texts[slot] = prompt(6, slot)
     for turn in range(12):
         slot = rng.choice(list(texts))
@@ -78,7 +78,7 @@ def test_prompt_that_fills_the_context():
 def test_commit_past_the_context_is_refused():
     on = ModelRunner(loaded(), 1, 16)
     slot = on.admit([1])
-    on.prefill(slot, prompt(14))
+    on.extend_cache(slot, prompt(14))
     on.forward([slot], TokenTree.chain([[3, 4, 5]]))
     with pytest.raises(CacheFull, match="outgrew"):
         on.commit([slot], [[1, 2]])

@@ -35,7 +35,7 @@ class Walk:
     def begin(self, length: int) -> int:
         text = prompt(length, self.rng.randrange(99))
         slot = self.on.admit(text)
-        self.on.prefill(slot, text)
+        self.on.extend_cache(slot, text)
         self.texts[slot] = text
         return slot
 
@@ -141,7 +141,7 @@ def test_what_is_measured_between_rounds_leaves_no_trace():
     walk = Walk("llama")
     slot = walk.begin(12)
     walk.on.pass_seconds(4)
-    walk.on.read_seconds(8)
+    walk.on.prefill_seconds(8)
     walk.round([slot])
     assert walk.sound()
 

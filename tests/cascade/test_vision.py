@@ -1,4 +1,4 @@
-"""A cascade of vision-language models: pictures go to both, and what the large one decides is its own answer."""
+"""A cascade of vision-language models: images go to both, and what the large one decides is its own answer."""
 
 import copy
 from collections import Counter
@@ -14,10 +14,10 @@ from paceline.cascade.calibration import ModelId
 from paceline.errors import IncompatibleModels
 from paceline.runner import wrap_model
 from tests.cascade.common import made_up
-from tests.vision.families import make, picture, user
+from tests.vision.families import make, make_image, user
 
 pytestmark = pytest.mark.filterwarnings("ignore::paceline.cascade.DriftWarning")
-CHATS = [[user(picture(i, 32 + i % 3, 40), f"what is it {i}")] for i in range(24)]
+CHATS = [[user(make_image(i, 32 + i % 3, 40), f"what is it {i}")] for i in range(24)]
 
 
 def engine(noise: float, where: str = "") -> LLM:
@@ -66,8 +66,8 @@ def test_pictures_go_to_both():
 
 
 def test_the_same_words_about_otherprompt_images():
-    """Predictions go to the requests in their order: same text and seed, another picture, another answer."""
-    chats = [[user(picture(i), "what")] for i in range(8)]
+    """Predictions go to the requests in their order: same text and seed, another image, another answer."""
+    chats = [[user(make_image(i), "what")] for i in range(8)]
     results = cascade(1.0, audit_share=0.0).generate(chats, params())
     own = pair()[1].plain().generate(chats, params())
     assert [one.token_ids for one in results] == [two.token_ids for two in own]

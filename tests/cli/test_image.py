@@ -1,4 +1,4 @@
-"""`paceline generate --image`: pictures before the text, for people and as JSON; what is refused, and how."""
+"""`paceline generate --image`: images before the text, for people and as JSON; what is refused, and how."""
 
 from pathlib import Path
 

@@ -262,8 +262,8 @@ def test_the_method_of_a_head_is_read_from_its_folder(tmp_path):
     budget = policy.budgets([Sequence([1], SamplingParams(), 0, frozenset(), 100)])
     assert (budget[0].depth, budget[0].nodes) == (4, 4)
     for name, words in (
-        (f"eagle:{tmp_path / 'b'}", "not of such a method"),
-        (f"space:{tmp_path / 'b'}", "not of such a method"),
+        (f"eagle:{tmp_path / 'b'}", "of another method"),
+        (f"space:{tmp_path / 'b'}", "of another method"),
         (f"head:{tmp_path / 'c'}", "unknown method"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -67,7 +67,7 @@ def engine(drafter) -> LLM:
 def test_a_wrong_draft_names_drafter_and_field(change):
     drafter = Broken(CHANGES[change][0])
     llm = engine(drafter)
-    with pytest.raises(DraftError, match=f"'broken' handed over a wrong {CHANGES[change][1]}"):
+    with pytest.raises(DraftError, match=f"'broken' returned a wrong {CHANGES[change][1]}"):
         llm.generate(REPEATING, PARAMS)
     assert all_free(llm.runner)
     drafter.change = lambda draft: draft

@@ -181,9 +181,9 @@ def test_chunks():
         decoder = SpeculativeDecoder(on, UnreadTrees(), Coupled(), Fixed(4, 8))
         seq = sequence(target, prompt(length), SHORT)
         decoder.admit(seq)
-        assert len(first_pass.unread(on, seq)) == (length - 2) % 512 + 1
+        assert len(first_pass.deferred_tokens(on, seq)) == (length - 2) % 512 + 1
         decoder.step([seq])
-        assert not first_pass.unread(on, seq)
+        assert not first_pass.deferred_tokens(on, seq)
         assert on.cache.lengths[seq.slot] == seq.num_cached
         decoder.release(seq)
         for drafter in (Plain(), UnreadTrees()):

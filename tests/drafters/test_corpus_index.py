@@ -14,7 +14,7 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
 from paceline.drafters import corpus_index
 from paceline.drafters.corpus_index import CorpusIndex, write_index
-from paceline.drafters.suffix_automaton import LONGEST
+from paceline.drafters.suffix_automaton import MAX_CONTEXT
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.hf.fingerprint import hash_vocabulary
 from paceline.runner import ModelRunner, wrap_model
@@ -66,7 +66,7 @@ def test_contexts_and_counts_are_those_of_a_search(tmp_path, seed):
     matched = 0
     for text in texts:
         found = index.context(text)
-        lengths = [n for n in range(1, min(LONGEST, len(text)) + 1) if places(documents, text[-n:])]
+        lengths = [n for n in range(1, min(MAX_CONTEXT, len(text)) + 1) if places(documents, text[-n:])]
         expected = followers(documents, text[-lengths[-1] :]) if lengths else Counter[int]()
         assert found.length == (lengths[-1] if expected else 0)
         assert not index.context(text, found.length + 1).length

@@ -87,8 +87,8 @@ def test_a_draft_model_reads_one_chunk_of_prompts_in_a_round():
 class ReadsAChunkOfEach(DraftModel):
     """Every row reads a chunk, so that a round takes longer the more prompts are read."""
 
-    def _read(self, slot, text, most):
-        super()._read(slot, text, most)
+    def _prefill(self, slot, text, most):
+        super()._prefill(slot, text, most)
         return 0
 
 
@@ -202,7 +202,7 @@ def survivors(drafter: SelfQuantized) -> int:
     """Rounds after which some committed row differs from those of the replay: same slot, same trees, no self-draft."""
     target, replay = loaded(), ModelRunner(loaded(), 2)
     slot = replay.admit(REPEATING)
-    replay.prefill(slot, REPEATING[:-1])
+    replay.extend_cache(slot, REPEATING[:-1])
     trees, paths = [], []
     observe = drafter.observe
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.drafters.draft_layer import LayerParts, LayerPass, NativeLayer, linear_of, native_form
+from paceline.drafters.draft_layer import LayerParts, LayerPass, NativeLayer, linear_of, pack_head
 from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
@@ -39,13 +39,12 @@ def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, Native
     head.attach(embeddings, embeddings)
     copied = EagleHead(config).to(dtype).requires_grad_(False)
     copied.load_state_dict(head.state_dict())
-    native_form(copied)
+    pack_head(copied)
     one = copied.midlayer
-    parts = LayerParts(one.self_attn, one.mlp, copied.lm_head, config.rope_theta, one.post_attention_layernorm)
+    parts = LayerParts(one, copied.lm_head, config.rope_theta)
     if version == 3:
-        stays = config.norm_before_residual
         parts = replace(parts, input_norm=one.input_layernorm, final_norm=copied.norm, embeddings=embeddings)
-        parts = replace(parts, beside_norm=one.hidden_norm, beside_stays=stays)
+        parts = replace(parts, hidden_norm=one.hidden_norm, norm_before_residual=config.norm_before_residual)
     layer = NativeLayer(replace(parts, project=copied.fc))
     return head, layer, embeddings
 
@@ -83,8 +82,8 @@ def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
             for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
                 if start:
                     one = slice(row, row + 1), slice(0, start)
-                    beside = text[1][one].contiguous() if version == 3 else None
-                    layer(LayerPass(keys, values, [slot], [0], text[0][one], beside, ends=False))
+                    tokens = text[1][one].contiguous() if version == 3 else None
+                    layer(LayerPass(keys, values, [slot], [0], text[0][one], tokens, kv_only=True))
             levels = [
                 layer(LayerPass(
                     keys, values, slots, starts, rows[:, a:b], ids[:, a:b].contiguous() if version == 3 else None,
@@ -110,9 +109,9 @@ def projects_with_the_bits_of_fc(version: int, dtype: torch.dtype) -> bool:
     first = PackedLinear(head.fc)
     inputs, ids = torch.randn(2, 3, first.in_features).to(dtype), torch.randint(V, (2, 3)) if version == 3 else None
     found = []
-    for rows, projects in ((inputs, True), (first(inputs.float()), False)):
+    for rows, is_raw in ((inputs, True), (first(inputs.float()), False)):
         keys, values = cache(2, dtype)
-        level = layer(LayerPass(keys, values, [1, 0], [0, 0], rows, ids, head_rows=3, projects=projects))
+        level = layer(LayerPass(keys, values, [1, 0], [0, 0], rows, ids, head_rows=3, needs_projection=is_raw))
         found.append((level.hidden, level.logits, keys[:, :, :3], values[:, :, :3]))
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -124,7 +123,7 @@ def test_paths_are_those_of_the_torch_modules(options, isa):
     keys, values = cache(1, torch.float32)
     rows, ids = torch.randn(1, 30, E), torch.randint(V, (1, 30))
     start, parents = 20, random_parents(10, 1, rng)
-    layer(LayerPass(keys, values, [0], [0], rows[:, :start], ids[:, :start].contiguous(), ends=False))
+    layer(LayerPass(keys, values, [0], [0], rows[:, :start], ids[:, :start].contiguous(), kv_only=True))
     level = layer(
         LayerPass(keys, values, [0], [start], rows[:, start:], ids[:, start:].contiguous(), parents, head_rows=10)
     )
@@ -150,9 +149,9 @@ def test_the_best_tokens_are_those_of_torch(size, isa):
         weight[3], weight[4] = torch.nan, torch.inf
     one = head.midlayer
     head.lm_head = linear_of(weight)
-    native_form(head)
-    norms = one.post_attention_layernorm, one.input_layernorm, head.norm, one.hidden_norm
-    layer = NativeLayer(LayerParts(one.self_attn, one.mlp, head.lm_head, 1e4, *norms, embeddings=embeddings))
+    pack_head(head)
+    norms = one.input_layernorm, head.norm, one.hidden_norm
+    layer = NativeLayer(LayerParts(one, head.lm_head, 1e4, *norms, embeddings=embeddings))
     keys, values = cache(1, torch.float32)
     level = layer(
         LayerPass(keys, values, [0], [0], torch.randn(1, 6, E), torch.zeros(1, 6, dtype=torch.long), None, 0, 6, 8)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline import Coupled, Fixed, SamplingParams
+from paceline.attention.kv_cache import SlotCache
 from paceline.core.interfaces import DraftBudget
 from paceline.core.rng import Purpose, gumbel
 from paceline.decoding import SpeculativeDecoder
@@ -115,7 +116,7 @@ def test_peagle_drafts_no_deeper_than_it_was_made_for():
     drafter.bind(runner, Coupled())
     seq = sequence(target(), REPEATING, SamplingParams(max_tokens=50))
     seq.slot = runner.admit(REPEATING)
-    runner.prefill(seq.slot, REPEATING[:-1])
+    runner.extend_cache(seq.slot, REPEATING[:-1])
     assert drafter.propose([seq], [WIDE]).tree.num_nodes == 3
     assert drafter.seconds()["peagle"][0] > 0
 
@@ -144,10 +145,18 @@ def test_temperature(temperature, verifier, dtype):
     assert is_right(Eagle(head), head, temperature=temperature, rounds=3, verifier=verifier())
 
 
+class SmallCache(SlotCache):
+    """Starts with 8 columns, so that it has to grow."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.capacity = 8
+
+
 @DTYPES
 def test_long_texts_and_growing_caches(monkeypatch, dtype):
     monkeypatch.setattr("paceline.drafters.eagle_pass.CHUNK", 32)
-    monkeypatch.setattr("paceline.drafters.draft_layer.BLOCK", 8)
+    monkeypatch.setattr("paceline.drafters.draft_layer.SlotCache", SmallCache)
     head = random_head(target(dtype), 3)
     assert is_right(Eagle(head, top_k=2), head, lengths=(150, 33), rounds=3, budget=DraftBudget(3, 5))
 
@@ -218,7 +227,7 @@ def test_mutants_of_peagle_are_caught(mutant, dtype):
 
 @pytest.mark.parametrize("mutant", [tree_too_far_right, tree_without_mask])
 def test_mutants_of_the_pass_are_caught(mutant, monkeypatch):
-    monkeypatch.setattr(draft_layer, "_places", partial(mutant, draft_layer._places))
+    monkeypatch.setattr(draft_layer, "_positions_and_mask", partial(mutant, draft_layer._positions_and_mask))
     head = random_head(target(), 3)
     assert not is_right(Eagle(head), head)
     assert not is_right(Eagle(head), head, lengths=(9,), rounds=2)
@@ -277,7 +286,7 @@ def drafted(budget: DraftBudget, ids=REPEATING, **options):
     drafter, runner = bound(random_head(target(), 3), **options)
     seq = sequence(target(), list(ids), SamplingParams(max_tokens=50))
     seq.slot = runner.admit(ids)
-    runner.prefill(seq.slot, ids[:-1])
+    runner.extend_cache(seq.slot, ids[:-1])
     draft = drafter.propose([seq], [budget])
     return draft.tree.token_ids[0].tolist(), draft.tree.parents[0].tolist(), draft.confidence[0].tolist()
 
@@ -288,7 +297,7 @@ def test_budgets():
     assert math.isnan(sure[0])
     assert len(drafted(DraftBudget(0, 0))[0]) == 1
     assert drafted(DraftBudget(4, 4), tree="chain")[1] == [-1, 0, 1, 2, 3]
-    assert len(drafted(DraftBudget(4, 9, should_continue=lambda sure: len(sure) < 2), tree="chain")[0]) == 3
+    assert len(drafted(DraftBudget(4, 9, should_continue=lambda path: len(path) < 2), tree="chain")[0]) == 3
     assert len(drafted(DraftBudget(4, 9, min_prob=1.1))[0]) == 1
     paths = [sure[n] * (sure[parents[n]] if parents[n] else 1.0) for n in range(1, 10)]
     assert len(drafted(DraftBudget(2, 50, min_prob=min(paths)))[0]) >= len([p for p in paths if p >= min(paths)])
@@ -302,12 +311,12 @@ def test_a_text_of_one_token_has_no_pair():
     assert drafter.draft_options(seq)[0].hint < 0
 
 
-def test_outlook_tells_what_is_pending():
+def test_draft_options_count_uncached_tokens():
     drafter, runner = bound(random_head(target(), 3), top_k=5)
     ids = prompt(40)
     seq = sequence(target(), ids, SamplingParams())
     seq.slot = runner.admit(ids)
-    runner.prefill(seq.slot, ids[:-1])
+    runner.extend_cache(seq.slot, ids[:-1])
     look = drafter.draft_options(seq)[0]
     assert (look.source, look.hint, look.uncached_tokens, look.branches) == ("eagle3", 0, 39 - 8, 5)
     drafter.propose([seq], [WIDE])

@@ -24,7 +24,7 @@ DOUBLE = torch.float64
 
 
 def reads_the_last_state(kind, make, dtype) -> bool:
-    """Whether head i's token is the likeliest by head i's law at f_{T-2}, on every round."""
+    """Whether head i's token is the most probable by head i's law at f_{T-2}, on every round."""
     target = loaded("llama", dtype)
     head = attached(make(target), target)
     seen = []
@@ -143,7 +143,7 @@ def test_a_prompt_of_one_token_has_no_state_to_draft_from():
 
 
 def test_sampled_rows_draft_the_target_s_own_choice():
-    """With q = p and the noise of rule R7, the likeliest is what `Coupled` emits; at another position it is not."""
+    """With q = p and the noise of rule R7, the most probable is what `Coupled` emits; at another position it is not."""
     target = loaded()
     logits = torch.randn(64, 97, generator=torch.Generator().manual_seed(0))
     params = SamplingParams(temperature=0.8, top_k=30)

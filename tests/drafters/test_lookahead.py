@@ -143,7 +143,7 @@ def test_a_wrong_window_is_caught(monkeypatch, name):
     assert not is_as_in_the_paper(SIZES["paper"])
 
 
-def test_the_window_of_the_picture():
+def test_the_window_of_the_figure():
     """The example of the module: c 0, a 1 2, b 3 4 5, d 6 7 8."""
     ids, parents = [0], [-1]
     assert lookahead.add_window(ids, parents, [[0, 1, 2], [3, 4, 5], [6, 7, 8]]) == [4, 6, 8]

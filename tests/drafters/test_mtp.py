@@ -141,7 +141,7 @@ def test_a_slot_is_clean_for_its_next_tenant():
     assert not second_tenant_agrees(ForgetsToRelease)
 
 
-def test_outlook_and_measured_times():
+def test_draft_options_and_measured_times():
     target = loaded("llama", torch.float64)
     drafter = Mtp(mtp(target, 2))
     pendings = []

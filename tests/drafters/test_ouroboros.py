@@ -115,7 +115,7 @@ def test_a_mutant_is_caught(monkeypatch, name):
     assert not is_as_in_the_paper()
 
 
-def test_recycling_as_in_the_picture():
+def test_recycling_as_in_the_figure():
     """R 0, x1 to x5 1 to 5, z 9; the target says 8 behind r and x1, and 3 4 9 behind x2 x3 x4."""
     pool = NgramPool(4, 4, 100)
     recycle(pool, [0, 1, 2, 3, 4, 5, 3], [-1, 0, 1, 2, 3, 4, 2], [False] * 6 + [True], [8, 8, 3, 4, 9, 7, 4])

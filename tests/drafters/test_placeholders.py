@@ -1,4 +1,4 @@
-"""Tokens that stand for pictures are never drafted, by anybody, and a draft that has one is refused."""
+"""Tokens that stand for images are never drafted, by anybody, and a draft that has one is refused."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_nor_where_tokens_are_drawn(name):
     assert not drafted_tokens(drafters()[name], Ratio()) & MOST
 
 
-def unbarred(scores, columns):
+def unmasked(scores, columns):
     return scores
 
 
@@ -106,8 +106,8 @@ def unbarred(scores, columns):
     [name for name in drafters() if name not in ("lookup", "suffix", "lookahead", "recycling", "medusa, some tokens")],
 )
 def test_without_the_bar_they_would(monkeypatch, name):
-    monkeypatch.setattr(draft_sampler, "bar", unbarred)
-    monkeypatch.setattr(ranking, "bar", unbarred)
+    monkeypatch.setattr(draft_sampler, "mask_banned", unmasked)
+    monkeypatch.setattr(ranking, "mask_banned", unmasked)
     assert drafted_tokens(drafters()[name]) & MOST
 
 
@@ -144,7 +144,7 @@ def test_the_loop_refuses_them_by_name():
     draft = Draft(TokenTree.chain([[7, 9, 4]]), source="careless")
     budgets = [DraftBudget(4, 4)]
     check_contract(draft, [seq], budgets, VOCAB)
-    with pytest.raises(DraftError, match="careless drafted a token that stands for an image"):
+    with pytest.raises(DraftError, match="careless drafted a placeholder of an image"):
         check_contract(draft, [seq], budgets, VOCAB, 0, frozenset({4}))
     probe = changed(draft.tree, is_probe=[[False, False, True]])
     check_contract(Draft(probe), [seq], budgets, VOCAB, 0, frozenset({4}))  # a probe is never kept

@@ -12,7 +12,7 @@ from paceline import Choose, CostModel, Coupled, DraftModel, Suffix
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
-from paceline.drafters.suffix_automaton import LONGEST, TOP_K, Context, SuffixAutomaton
+from paceline.drafters.suffix_automaton import MAX_CONTEXT, TOP_K, Context, SuffixAutomaton
 from tests.helpers import NO_EOS, REPEATING, assert_identical, loaded, runner, sequence
 from tests.lossless.drafters import small_draft
 from tests.policy.simulator import Member, simulate
@@ -49,13 +49,13 @@ def chances(text: list[int], path: list[int], longest: int = SHORT) -> dict[int,
 
 
 def best_nodes(text: list[int], depth: int, nodes: int) -> list[Fraction]:
-    """The probabilities of the likeliest paths, by trying all of them."""
+    """The probabilities of the most probable paths, by trying all of them."""
     level, found = {(): Fraction(1)}, list[Fraction]()
     for _ in range(depth):
         level = {
             (*path, token): chance * own
             for path, chance in level.items()
-            for token, own in chances(text, list(path), LONGEST).items()
+            for token, own in chances(text, list(path), MAX_CONTEXT).items()
         }
         found += level.values()
     return sorted(found, reverse=True)[:nodes]
@@ -157,12 +157,12 @@ def nodes_of(made: Draft) -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize("nodes", [1, 3, TOP_K])
-def test_the_likeliest_nodes_are_drafted(nodes):
+def test_the_most_probable_nodes_are_drafted(nodes):
     for text in texts():
         if text:
             found = nodes_of(draft(Suffix(), text, DraftBudget(4, nodes)))
             for path, confidence in found.items():
-                expected = chances(text, list(path[:-1]), LONGEST)[path[-1]]
+                expected = chances(text, list(path[:-1]), MAX_CONTEXT)[path[-1]]
                 assert confidence == pytest.approx(float(expected))
             products = [torch.tensor([found[path[: i + 1]] for i in range(len(path))]).prod() for path in found]
             best = [float(one) for one in best_nodes(text, 4, nodes)]

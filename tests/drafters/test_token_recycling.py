@@ -84,7 +84,7 @@ def test_mutants_keep_something_else(mutant):
 
 
 @pytest.mark.parametrize("verifier", [Coupled, Ratio])
-def test_a_model_without_memory_is_foreseen(verifier):
+def test_a_model_without_memory_is_predicted(verifier):
     """Its next token depends on the last one alone, so a greedy answer that returns to a token repeats itself."""
     target, drafter = memoryless(eps=0.0), TokenRecycling()
     params = SamplingParams(max_tokens=60)

@@ -14,7 +14,7 @@ Path = tuple[int, ...]
 
 
 class Laws:
-    """A made-up law after every path: tokens and log-probabilities, likeliest first. `exact`: certainties and ties."""
+    """A made-up law after every path: tokens and log-probabilities, best first. `exact`: certainties and ties."""
 
     def __init__(self, seed: int, width: int = 4, exact: bool = False):
         self.seed, self.width, self.exact = seed, width, exact

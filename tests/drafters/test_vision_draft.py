@@ -20,12 +20,12 @@ from tests.drafters.test_eagle import random_head
 from tests.drafters.tokenizers_made import byte_level, reader
 from tests.helpers import sequence
 from tests.oracle import autoregressive
-from tests.vision.families import make, picture, seeing, user
+from tests.vision.families import make, make_image, seeing, user
 from tests.vision.table import TEXT
 
 CHATS = [
-    [user(picture(1), "what is it?")],
-    [user("see ", picture(2, 60, 24), " and ", picture(3), " then say")],
+    [user(make_image(1), "what is it?")],
+    [user("see ", make_image(2, 60, 24), " and ", make_image(3), " then say")],
     [user("no picture")],
 ]
 
@@ -67,7 +67,7 @@ def twin() -> LoadedModel:
 
 @cache
 def coarse() -> LoadedModel:
-    """Patches twice as large: a quarter of the image tokens for the same picture."""
+    """Patches twice as large: a quarter of the image tokens for the same image."""
     model, processor = make("llava", 0)
     config = type(model.config).from_dict(model.config.to_dict())
     config.vision_config.patch_size *= 2
@@ -111,7 +111,7 @@ def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
     try:
         for _ in range(rounds):
             decoder.step([seq])
-            runner, reading = drafter.runner, drafter._seeing.read(seq, drafter.runner)
+            runner, reading = drafter.runner, drafter._draft_vision.read(seq, drafter.runner)
             text, cached, last = reading.text(seq.token_ids), runner.cache.lengths[seq.slot], seq.rounds[-1]
             whole = last.num_drafted > 0 and last.num_accepted == last.num_drafted
             if cached != len(text) - (2 if whole else 1):
@@ -119,8 +119,8 @@ def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
             fresh = ModelRunner(runner.loaded, 1)
             slot = fresh.admit(text, reading.vision)
             if drafter._vision == "shared":
-                drafter._seeing.read(seq, fresh)
-            fresh.read(slot, [*text[:cached], 0], reading.vision)
+                drafter._draft_vision.read(seq, fresh)
+            fresh.prefill(slot, [*text[:cached], 0], reading.vision)
             if not agree(held(runner, seq.slot), held(fresh, slot)):
                 return False
         return True
@@ -155,10 +155,10 @@ class CountsTheTarget(DraftModel):
 class ForgetsPictures(DraftModel):
     """Reads placeholders as tokens."""
 
-    def _read(self, slot, text, most):
+    def _prefill(self, slot, text, most):
         if self._prompts[slot].vision is not None:
             self._prompts[slot] = replace(self._prompts[slot], vision=None)
-        return super()._read(slot, text, most)
+        return super()._prefill(slot, text, most)
 
 
 @pytest.mark.parametrize(("mutant", "kind"), [(CountsTheTarget, "none"), (ForgetsPictures, "own")])
@@ -170,7 +170,7 @@ def test_a_blind_draft_reads_the_text_between():
     drafter = DraftModel(blind())
     llm = opened(drafter)
     (seq,) = llm.open_request(CHATS[1], SamplingParams()).seqs
-    reading = drafter._seeing.read(seq, drafter.runner)
+    reading = drafter._draft_vision.read(seq, drafter.runner)
     assert reading.prompt == [t for t in seq.prompt_ids if t not in llm.runner.banned_token_ids]
     assert 0 < len(reading.prompt) < len(seq.prompt_ids)
     assert reading.vision is None
@@ -233,7 +233,7 @@ def test_a_draft_without_the_picture_is_told():
     (seq,) = llm.open_request(CHATS[0], SamplingParams()).seqs
     bare = replace(seq.vision, images=tuple(replace(image, source=None) for image in seq.vision.images))
     with pytest.raises(ConfigError, match="needs the images"):
-        drafter._seeing.read(replace(seq, vision=bare), drafter.runner)
+        drafter._draft_vision.read(replace(seq, vision=bare), drafter.runner)
 
 
 def test_words():

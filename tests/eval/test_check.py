@@ -136,7 +136,7 @@ def test_the_reference_shares_no_pass_with_the_engine(name, monkeypatch):
     params = SamplingParams(temperature=0.8, max_tokens=12, seed=0, logprobs=20)
     answer = llm.generate([PROMPTS[0]], params)[0].outputs[0]
     side = Decoded(answer.token_ids, answer.finish_reason, answer.logprobs)
-    for owner, name in ((ModelRunner, "forward"), (ModelRunner, "read_chunk"), (SlotCache, "commit")):
+    for owner, name in ((ModelRunner, "forward"), (ModelRunner, "prefill_chunk"), (SlotCache, "commit")):
         monkeypatch.setattr(owner, name, None)
     monkeypatch.setattr(llm.runner, "cache", None)
     found = judge(llm, PROMPTS[0], params, answer.seed, side, side, with_reference=True)

@@ -38,7 +38,7 @@ def test_cache_plan_is_what_the_runner_allocates(llm, report):
     assert (memory.slots, memory.length) == (3, llm.runner.max_length)
     other = LLM(tiny_model("llama", torch.bfloat16), max_num_seqs=3).runner
     slot = other.admit([0])
-    other.prefill(slot, [5] * (other.max_length - 1))
+    other.extend_cache(slot, [5] * (other.max_length - 1))
     assert other.cache.num_bytes == memory.kv_cache
     assert memory.kv_per_token == 2 * 2 * 2 * 8 * 2  # keys and values, layers, heads, dimensions, bytes
     assert memory.total == memory.kv_cache + memory.weights + memory.draft

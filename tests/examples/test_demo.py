@@ -37,7 +37,7 @@ def test_scenes_are_seeded_and_of_different_kinds():
     assert all(len(shown.queries) == 5 for shown in scenes(3))
 
 
-def test_both_sides_look_once_at_each_picture(folder):
+def test_both_sides_look_once_at_each_image(folder):
     llm = LLM(folder, drafter=PromptLookup(), max_num_seqs=1)
     answered = list(answer_both_ways(llm, scenes(2), SamplingParams(temperature=0.0, max_tokens=6)))
     assert len(answered) == 10
@@ -68,7 +68,7 @@ def test_the_command_tells_everything_as_json(folder):
     assert {"vision", "prefill", "draft", "verify"} <= got["speculative_split"].keys()
 
 
-def test_the_users_own_picture(folder, tmp_path):
+def test_the_users_own_image(folder, tmp_path):
     place = tmp_path / "mine.png"
     scenes(1)[0].image.resize((50, 70)).save(place)
     result = run(folder, "--drafter", "lookup", "--image", str(place), "-q", "What is it?", "-q", "Why?")

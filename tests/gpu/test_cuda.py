@@ -26,7 +26,7 @@ def test_tree_rows_equal_the_cpu(name):
     for device in ("cpu", "cuda"):
         runner = ModelRunner(wrap_model(tiny_model(name).to(device)))
         slot = runner.admit(PROMPTS[1])
-        runner.prefill(slot, PROMPTS[1])
+        runner.extend_cache(slot, PROMPTS[1])
         rows.append(runner.forward([slot], tree.to(torch.device(device))).float().cpu())
     torch.testing.assert_close(rows[0], rows[1], atol=1e-3, rtol=1e-3)
 
@@ -79,7 +79,7 @@ def test_graphs_say_what_the_other_passes_say(name):
     assert graphs.static is not None
     for ids in PROMPTS[:2]:
         for runner in (graphs, plain):
-            runner.prefill(runner.admit(ids), ids)
+            runner.extend_cache(runner.admit(ids), ids)
     branching = TokenTree.from_lists([[8, 10, 20, 30, 11]], [[-1, 0, 0, 1, 2]], "cuda")
     for step in range(40):  # 40 commits of 8 tokens: the cache grows
         for tree in (chain(8, step), branching):
@@ -98,7 +98,7 @@ def test_a_pass_does_not_wait_for_the_device():
     runner = ModelRunner(wrap_model(tiny_model("llama").to("cuda")), 4)
     slots = [runner.admit(ids) for ids in PROMPTS[:2]]
     for slot, ids in zip(slots, PROMPTS, strict=False):
-        runner.prefill(slot, ids)
+        runner.extend_cache(slot, ids)
     trees = [chain(n, 1) for n in (1, 4)]
     both = TokenTree.chain([[5, 6], [7, 8]], "cuda")
     try:

@@ -1,4 +1,4 @@
-"""Chats with pictures are taken apart in the form of transformers and of the OpenAI API; all else is refused."""
+"""Chats with images are taken apart in the form of transformers and of the OpenAI API; all else is refused."""
 
 import base64
 import io
@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.hf.chats import has_images, split_chat, text_chat
-from tests.vision.families import picture
+from tests.vision.families import make_image
 
 
 def url_of(image) -> str:
@@ -17,7 +17,7 @@ def url_of(image) -> str:
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-CAT, DOG = picture(1), picture(2, 20, 44)
+CAT, DOG = make_image(1), make_image(2, 20, 44)
 
 
 def test_both_forms_give_the_same(tmp_path):

@@ -1,4 +1,4 @@
-"""Pictures are opened from everywhere, upright and in RGB; what is no usable picture is refused with a clear error."""
+"""Images are opened from everywhere, upright and in RGB; what is no usable image is refused with a clear error."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ from PIL import Image, ImageSequence
 from paceline.errors import ConfigError
 from paceline.hf.images import ImageLimits, open_image
 from tests.system.web import serving
-from tests.vision.families import picture
+from tests.vision.families import make_image
 
 
 def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -29,18 +29,18 @@ def same(one: Image.Image, other: Image.Image) -> bool:
 
 
 def bomb(side: int) -> bytes:
-    """A small file that says it is a large picture."""
+    """A small file that says it is a large image."""
     head = b"IHDR" + struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
     chunk = struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
     return PNG[:8] + chunk + PNG[33:]
 
 
 HERE = ImageLimits(allow_private=True)  # the tests' server is on this machine
-WANTED = picture(1, 40, 24)
+WANTED = make_image(1, 40, 24)
 PNG = saved(WANTED)
 
 
-def test_every_source_gives_the_same_picture(tmp_path):
+def test_every_source_gives_the_same_image(tmp_path):
     path = tmp_path / "a picture.png"
     path.write_bytes(PNG)
     inline = base64.b64encode(PNG).decode()
@@ -148,7 +148,7 @@ def test_other_numbers_than_16_bits_are_refused():
 
 
 def test_an_animation_is_refused():
-    frames = [picture(i, 16, 16) for i in range(3)]
+    frames = [make_image(i, 16, 16) for i in range(3)]
     for kind in ("GIF", "WEBP", "PNG", "TIFF"):
         data = saved(frames[0], kind, save_all=True, append_images=frames[1:])
         assert len(list(ImageSequence.Iterator(Image.open(io.BytesIO(data))))) == 3
@@ -160,7 +160,7 @@ def test_an_animation_is_refused():
 
 
 def test_broken_files_are_named_so():
-    jpeg = saved(picture(1, 64, 64), "JPEG")
+    jpeg = saved(make_image(1, 64, 64), "JPEG")
     broken = [PNG[: len(PNG) // 2], PNG[:40], jpeg[: len(jpeg) * 2 // 3], PNG[:50] + b"\0" * 40 + PNG[90:]]
     for data in broken:
         with pytest.raises(ConfigError, match=r"is broken|is no image"):
@@ -171,7 +171,7 @@ def test_broken_files_are_named_so():
 
 
 def test_broken_and_closed_pictures_of_the_caller():
-    png, jpeg = saved(picture(1, 64, 64), "PNG"), saved(picture(1, 64, 64), "JPEG")
+    png, jpeg = saved(make_image(1, 64, 64), "PNG"), saved(make_image(1, 64, 64), "JPEG")
     closed = Image.open(io.BytesIO(PNG))
     closed.close()
     for image in (Image.open(io.BytesIO(jpeg[:-40])), Image.open(io.BytesIO(png[: len(png) // 2])), closed):

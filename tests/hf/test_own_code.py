@@ -41,7 +41,7 @@ FILES = ("config.json", "tokenizer_config.json", "processor_config.json", "prepr
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A text model and one with pictures."""
+    """A text model and one with images."""
     made = {name: tmp_path_factory.mktemp(name) for name in ("text", "pictures")}
     tiny_model("llama").save_pretrained(made["text"])
     tokenizer().save_pretrained(made["text"])

@@ -12,10 +12,10 @@ from paceline.drafters import draft_vision
 from paceline.errors import CacheFull, ConfigError
 from paceline.hf import image_prompts
 from paceline.policy import Fixed
-from tests.vision.families import picture, seeing, user
+from tests.vision.families import make_image, seeing, user
 
 GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
-CHATS = [[user("see ", picture(index, 40, 24), "what is it")] for index in range(6)]
+CHATS = [[user("see ", make_image(index, 40, 24), "what is it")] for index in range(6)]
 
 
 def engine(drafter=None, **options) -> LLM:
@@ -27,7 +27,7 @@ def draft() -> DraftModel:
 
 
 class Alive:
-    """How many pictures had pixels in memory whenever a prompt was admitted."""
+    """How many images had pixels in memory whenever a prompt was admitted."""
 
     def __init__(self):
         self.made, self.counts = list[weakref.ref[object]](), list[int]()
@@ -92,7 +92,7 @@ def test_prompts_are_judged_before_any_is_answered(alive, monkeypatch):
     monkeypatch.setattr(front, "MAX_WAITING_PIXEL_BYTES", 0)
     llm = engine(max_model_len=60)
     alive.clear()
-    for bad, error in (([user(picture(1), "x" * 60)], CacheFull), ([user("<image>", picture(1))], ConfigError)):
+    for bad, error in (([user(make_image(1), "x" * 60)], CacheFull), ([user("<image>", make_image(1))], ConfigError)):
         with pytest.raises(error):
             llm.generate([*CHATS, bad], GREEDY)
     assert not alive.counts
@@ -101,13 +101,13 @@ def test_prompts_are_judged_before_any_is_answered(alive, monkeypatch):
 
 def test_picture_that_changes_while_it_waits_is_refused(monkeypatch, tmp_path):
     path = tmp_path / "picture.png"
-    picture(1).save(path)
+    make_image(1).save(path)
     chat = [{"role": "user", "content": [{"type": "image", "image": str(path)}, {"type": "text", "text": "what"}]}]
     monkeypatch.setattr(front, "MAX_WAITING_PIXEL_BYTES", 0)
     real = SpeculativeDecoder.admit
 
     def admitting(self, seq, *rest):
-        picture(2).save(path)
+        make_image(2).save(path)
         real(self, seq, *rest)
 
     monkeypatch.setattr(SpeculativeDecoder, "admit", admitting)

@@ -127,7 +127,7 @@ def test_cache_that_cannot_be_written(sources, tmp_path, monkeypatch):
     loaded = open_kernels(sources)
     assert loaded.library
     assert loaded.isa == tuple(ISAS)[-1]
-    assert "for this process alone" in loaded.reason
+    assert "for this process only" in loaded.reason
     assert not list((tmp_path / "own").iterdir())
 
 
@@ -148,7 +148,7 @@ def test_broken_sources_are_told_in_one_line(sources, cache):
     (sources / "body.cpp").write_text("nonsense\n")
     loaded = open_kernels(sources)
     assert loaded.library is None
-    assert "does not compile the kernels: " in loaded.reason
+    assert "cannot compile the kernels: " in loaded.reason
     assert "body.cpp:1:" in loaded.reason
     assert "\n" not in loaded.reason
     assert {path.name for path in cache.glob("*/*")} == {".lock"}

@@ -13,7 +13,7 @@ from paceline.kernels import load
 from paceline.kernels.packing import pack, pack_codes, pack_params, unpack, unpack_codes, unpack_params
 from paceline.quant.int4 import Int4Linear, quantize_int4
 from paceline.quant.int8 import Int8Linear, dequantize_int8
-from paceline.quant.packed import Described, PackedLinear
+from paceline.quant.packed import PackedLinear, PackedMatrix
 from paceline.runner import ModelRunner, with_weights, wrap_model
 from paceline.verify import Coupled
 from tests.kernels.test_passes import assert_same_cache, random_tree, rows
@@ -137,7 +137,7 @@ def test_what_is_packed_comes_out_again():
 def test_parts_of_a_matrix(kind, outs):
     """Within a block and between two, as gate and up lie in one matrix."""
     layer, x = kind(linear(outs, 96, 10)), inputs(3, 96, 11)
-    whole: Described = layer.matrix
+    whole: PackedMatrix = layer.matrix
     parts = [whole.part(0, outs // 2), whole.part(outs // 2, outs)]
     assert torch.equal(torch.cat([part(x) for part in parts], 1), layer(x))
 
@@ -172,9 +172,9 @@ def test_a_row_of_a_pass_has_the_same_bits_in_every_pass(isa, name, weights):
             cut = rng.randrange(len(text))
             runner.cache.truncate(one, 0)
             runner.cache.truncate(other, 0)
-            runner.prefill(one, text)
-            runner.prefill(other, text[:cut])
-            runner.prefill(other, text[cut:])
+            runner.extend_cache(one, text)
+            runner.extend_cache(other, text[:cut])
+            runner.extend_cache(other, text[cut:])
             assert_same_cache(runner, one, other, len(text))
             tree = random_tree(rng.choice((1, 2, 7, 13, 30)), rng)
             got = runner.forward([one], tree)[0]

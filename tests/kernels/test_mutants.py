@@ -166,7 +166,7 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
         for _ in range(trials):
             for slot in slots:
                 runner.cache.truncate(slot, 0)
-                runner.prefill(slot, [rng.randrange(3, 97) for _ in range(rng.choice((1, 17, 60)))])
+                runner.extend_cache(slot, [rng.randrange(3, 97) for _ in range(rng.choice((1, 17, 60)))])
             trees = [random_tree(7, rng), random_tree(12, rng)]
             ids, parents, _ = ([rows[0] for rows in parts] for parts in zip(*(t.lists for t in trees), strict=True))
             together = runner.forward(slots, TokenTree.from_lists(ids, parents)).clone()

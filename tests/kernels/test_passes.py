@@ -47,7 +47,7 @@ def test_logits_are_those_of_transformers(name, dtype):
     runner = ModelRunner(wrap_model(model), 2, 128)
     assert runner.loaded.is_native
     slot = runner.cache.allocate()
-    runner.prefill(slot, ids[0, :23].tolist())
+    runner.extend_cache(slot, ids[0, :23].tolist())
     got = runner.forward([slot], TokenTree.chain([ids[0, 23:].tolist()]))[0]
     error = (got - want[23:]).abs().max() / want.std()
     assert error < {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.15}[dtype]
@@ -68,11 +68,11 @@ def test_a_row_has_the_same_bits_in_every_pass(name, dtype, isa):
             text = [rng.randrange(3, 97) for _ in range(rng.choice((1, 14, 15, 47, 90)))]
             for slot in slots:
                 runner.cache.truncate(slot, 0)
-            runner.prefill(slots[0], text)
+            runner.extend_cache(slots[0], text)
             cut = rng.randrange(len(text))
-            runner.prefill(slots[1], text[:cut])
-            runner.prefill(slots[1], text[cut:])
-            runner.prefill(slots[2], text[: cut + 1])
+            runner.extend_cache(slots[1], text[:cut])
+            runner.extend_cache(slots[1], text[cut:])
+            runner.extend_cache(slots[2], text[: cut + 1])
             assert_same_cache(runner, slots[0], slots[1], len(text))
             tree = random_tree(rng.choice((1, 2, 7, 13, 30)), rng)
             others = [random_tree(rng.randint(1, tree.num_nodes), rng) for _ in range(2)]

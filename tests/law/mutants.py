@@ -47,7 +47,7 @@ def draw_distinct(q: Law, count: int, chance: Chance) -> list[int]:
 
 
 def top(q: Law, count: int, chance: Chance) -> list[int]:
-    """The likeliest tokens under q: a point mass each."""
+    """The most probable tokens under q: a point mass each."""
     return sorted(range(len(q)), key=lambda token: -q[token])[:count]
 
 

@@ -34,7 +34,7 @@ def target(path: list[int]) -> Tensor:
 
 
 def shared(logits: Logits) -> Callable[..., list[int]]:
-    """A drafter that draws from its own law with the target's noise, then offers the next likeliest."""
+    """A drafter that draws from its own law with the target's noise, then offers the next most probable."""
 
     def propose(path: list[int], width: int, seed: int, temperature: float) -> list[int]:
         scores = logits(path)

@@ -91,7 +91,7 @@ def test_joint_law_of_many():
 
 
 class SoftArgmax(DraftModel):
-    """Mutant: the likeliest tokens, handed over with the soft law they were not drawn from."""
+    """Mutant: the most probable tokens, handed over with the soft law they were not drawn from."""
 
     def propose(self, seqs, budgets):
         made = super().propose(seqs, budgets)

@@ -134,7 +134,7 @@ def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verif
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("tree", ["dynamic", "chain"])
 def test_a_head_that_knows_is_accepted_whole(tree, temperature):
-    """With the noise of the position shared, sampled tokens are foreseen like the likeliest ones."""
+    """With the noise of the position shared, sampled tokens are predicted like the most probable ones."""
     nodes = 4 if tree == "chain" else 6 + 3 * 36  # all that is expanded: a flat law makes wide trees
     most = accepted(Eagle(knowing_head(memoryless(eps=0.0)), tree, top_k=6), temperature, nodes)
     assert most == 4.0 if tree == "chain" else most > 3.5  # the best six of a level are not always the right path
@@ -142,7 +142,7 @@ def test_a_head_that_knows_is_accepted_whole(tree, temperature):
 
 
 def test_noise_is_shared_with_the_exact_rule_alone():
-    """Another rule's tests would not be independent of the draft; there the likeliest tokens are drafted."""
+    """Another rule's tests would not be independent of the draft; there the most probable tokens are drafted."""
     knowing = knowing_head(memoryless(eps=0.0))
     without = accepted(Eagle(knowing, "chain"), 1.5, verifier=Ratio())
     assert 0 < without < 3.0

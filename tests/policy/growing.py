@@ -1,4 +1,4 @@
-"""A simulated drafter of trees: EAGLE-2's growth with confidences of known worth, no model and no tokens."""
+"""Simulated drafters of trees, whose confidences have a known accuracy; without a model and without tokens."""
 
 import math
 import random
@@ -13,48 +13,50 @@ HARD = (0.25, 0.14, 0.1, 0.07, 0.05, 0.04, 0.03, 0.03)
 
 
 def text(easy: float, fair: float) -> Callable[[random.Random], tuple[float, ...]]:
-    """Laws of tokens that are easy, fair or hard to guess, with these shares of the first two."""
+    """Draws the probabilities of tokens that are easy, fair or hard to predict, with these shares of the first two."""
     return lambda rng: EASY if (u := rng.random()) < easy else FAIR if u < easy + fair else HARD
 
 
 USUAL = text(0.3, 0.5)
 
 
-def over_confident(law: tuple[float, ...]) -> list[float]:
-    """What is worth 0.25 or 0.5 is told as 0.55 or 0.8: `law` to the power of 0.4 or so, never above 0.97."""
-    return [min(0.97, p**0.45) for p in law]
+def over_confident(probs: tuple[float, ...]) -> list[float]:
+    """Confidences that are too high: 0.55 and 0.73 for probabilities of 0.25 and 0.5, at most 0.97."""
+    return [min(0.97, p**0.45) for p in probs]
 
 
 @dataclass(frozen=True)
 class Branching:
-    """law: draws the true chances of a node's children, likeliest first. told: the confidences made of them.
+    """Trees as in EAGLE-2, grown level by level.
 
-    worth: (request, text position) -> part of the true chances that comes true. width: children of a node, and nodes of
-    a level that get children.
+    draw_probs: draws the true probabilities of a node's children, in descending order.
+    confidences: makes the drafter's confidences of them.
+    worth: (request, text position) -> factor on the true probabilities.
+    width: the most children of a node, and the most nodes of a level that get children.
     """
 
-    law: Callable[[random.Random], tuple[float, ...]] = USUAL
-    told: Callable[[tuple[float, ...]], list[float]] = list
+    draw_probs: Callable[[random.Random], tuple[float, ...]] = USUAL
+    confidences: Callable[[tuple[float, ...]], list[float]] = list
     worth: Callable[[int, int], float] = lambda request, position: 1.0
     width: int = 8
 
     def grow(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> "DraftTree":
         """Draft level by level, keep the best nodes, and walk with the target as far as it goes."""
-        parents, sure, score, depths, levels = [-1], [1.0], [1.0], [0], 0
+        parents, confidences, score, depths, levels = [-1], [1.0], [1.0], [0], 0
         children = dict[int, int]()  # node -> the child that the target would emit, 0 for none
         frontier = [0] if depth else []
         while frontier and levels < depth:
             levels, newest = levels + 1, list[int]()
             for node in frontier:
-                law, first = self.law(rng)[: self.width], len(parents)
+                probs, first = self.draw_probs(rng)[: self.width], len(parents)
                 u = rng.random() / max(1e-9, self.worth(request, position + depths[node]))
                 children[node] = 0
-                for rank, confidence in enumerate(self.told(law)):
-                    if sum(law[:rank]) <= u < sum(law[: rank + 1]):
+                for rank, confidence in enumerate(self.confidences(probs)):
+                    if sum(probs[:rank]) <= u < sum(probs[: rank + 1]):
                         children[node] = first + rank
                     newest.append(len(parents))
                     parents.append(node)
-                    sure.append(confidence)
+                    confidences.append(confidence)
                     score.append(score[node] * confidence)
                     depths.append(levels)
             best = max(newest, key=lambda node: score[node])
@@ -69,7 +71,7 @@ class Branching:
             if (
                 frontier
                 and budget.should_continue is not None
-                and not budget.should_continue([sure[node] for node in path])
+                and not budget.should_continue([confidences[node] for node in path])
             ):
                 break
         kept = sorted(range(1, len(parents)), key=lambda node: (-score[node], node))[: budget.nodes] if levels else []
@@ -82,43 +84,45 @@ class Branching:
         return DraftTree(
             [place[parents[node]] for node in kept],
             path,
-            [sure[node] for node in kept[1:]],
+            [confidences[node] for node in kept[1:]],
             max(depths[node] for node in kept),
             levels,
         )
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """Trees of one law for each depth, as masks give them, whatever the path: the best nodes of all.
+class Marginal:
+    """Trees whose probabilities depend on the depth only, as from mask tokens: the best nodes of all combinations.
 
-    stands: chance that the likeliest token of each depth stands, those before it standing. Half of the laws are surer
-    by `spread`, the others less sure. width: tokens of a law. worth: as in `Branching`.
+    accept_probs: the mean acceptance probability of the top token at each depth, given its ancestors. Half of the time
+        it is higher by `spread`, else lower.
+    width: the number of tokens at each depth. worth: as in `Branching`.
     """
 
-    stands: tuple[float, ...]
+    accept_probs: tuple[float, ...]
     width: int = 1
     spread: float = 0.2
     worth: Callable[[int, int], float] = lambda request, position: 1.0
 
     def grow(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> "DraftTree":
         """Rank every combination of tokens, keep the best nodes, and walk with the target as far as it goes."""
-        laws, right, sure = list[list[float]](), list[int](), list[float]()
-        for level in range(min(depth, len(self.stands))):
-            first = self.stands[level] + (self.spread if rng.random() < 0.5 else -self.spread)
+        levels, right, top_probs = list[list[float]](), list[int](), list[float]()
+        for level in range(min(depth, len(self.accept_probs))):
+            first = self.accept_probs[level] + (self.spread if rng.random() < 0.5 else -self.spread)
             first = min(0.97, max(0.01, first))
-            law = [first, *((1 - first) * part for part in (0.3, 0.15, 0.08))][: self.width]
+            probs = [first, *((1 - first) * part for part in (0.3, 0.15, 0.08))][: self.width]
             u = rng.random() / max(1e-9, self.worth(request, position + level))
-            laws.append(law)
-            right.append(next((rank for rank in range(len(law)) if sum(law[:rank]) <= u < sum(law[: rank + 1])), -1))
-            sure.append(first)
-            if level + 1 < depth and budget.should_continue is not None and not budget.should_continue(sure):
+            levels.append(probs)
+            ranks = range(len(probs))
+            right.append(next((rank for rank in ranks if sum(probs[:rank]) <= u < sum(probs[: rank + 1])), -1))
+            top_probs.append(first)
+            if level + 1 < depth and budget.should_continue is not None and not budget.should_continue(top_probs):
                 break
         paths: dict[tuple[int, ...], float] = {(): 1.0}
-        for level, law in enumerate(laws):
+        for level, probs in enumerate(levels):
             before = sorted((path for path in paths if len(path) == level), key=lambda path: -paths[path])
             for path in before[: max(1, budget.nodes)]:
-                paths.update({(*path, rank): paths[path] * chance for rank, chance in enumerate(law)})
+                paths.update({(*path, rank): paths[path] * chance for rank, chance in enumerate(probs)})
         best = sorted((path for path in paths if path), key=lambda path: (-paths[path], len(path), path))
         kept = [path for path in best[: budget.nodes] if paths[path] >= budget.min_prob]
         place: dict[tuple[int, ...], int] = {(): 0} | {
@@ -127,16 +131,16 @@ class Foreseen:
         walk = list[int]()
         while tuple(right[: len(walk) + 1]) in place and len(walk) < len(right):
             walk.append(place[tuple(right[: len(walk) + 1])])
-        parents, told = [-1], list[float]()
+        parents, confidences = [-1], list[float]()
         for path in list(place)[1:]:
             parents.append(place[path[:-1]])
-            told.append(laws[len(path) - 1][path[-1]])
-        return DraftTree(parents, walk, told, max(map(len, place)), len(laws))
+            confidences.append(levels[len(path) - 1][path[-1]])
+        return DraftTree(parents, walk, confidences, max(map(len, place)), len(levels))
 
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree, root first, what stood of it, its depth, and the levels it took."""
+    """A tree, root first, its accepted path, its depth, and the number of levels that were drafted."""
 
     parents: list[int]
     path: list[int]

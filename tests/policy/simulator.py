@@ -14,7 +14,7 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, DraftPolicy
 from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
-from tests.policy.growing import Branching, DraftTree, Foreseen
+from tests.policy.growing import Branching, DraftTree, Marginal
 
 END = 9  # of an answer
 
@@ -33,11 +33,14 @@ class Clock:
 class Member:
     """One simulated drafter.
 
-    chance: (request, text position, i) -> probability that the i-th drafted token (from 0) stands there. token,
-    uncached_tokens: seconds. reads: it reads what others emitted, the prompt included. confident: it tells `chance`.
-    hint: its class of the situation, negative for nothing to propose. tree: drafts trees; `token` is then per level.
-    masks: the most it hangs below each node, as SPACE does; what it may draft next round is what it hung in this one.
-    probes: rows that it adds to every draft, as Lookahead's window.
+    chance: (request, text position, i) -> probability that the i-th drafted token (from 0) is accepted there.
+    token, uncached_tokens: seconds for each of them.
+    reads: whether it has a cache, which must hold the whole text.
+    confident: whether it gives `chance` as its confidence.
+    hint: see `DraftOptions.hint`.
+    tree: drafts trees; `token` is then per level.
+    masks: the most masks below each node, as in SPACE; as many tokens can be drafted in the next round.
+    probes: rows that it adds to every draft, like Lookahead's window.
     """
 
     name: str
@@ -47,31 +50,31 @@ class Member:
     reads: bool = False
     confident: bool = False
     hint: Callable[[int, int], int] = lambda request, position: 0
-    tree: Branching | Foreseen | None = None
+    tree: Branching | Marginal | None = None
     masks: int = 0
     probes: int = 0
     cached: dict[int, int] = field(default_factory=dict)
-    hung: dict[int, int] = field(default_factory=dict)
+    num_masks: dict[int, int] = field(default_factory=dict)  # of the last round, by slot
 
     def draft(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> DraftTree:
-        """Draft, and let the target judge."""
+        """Draft, and decide what the target accepts."""
         if self.tree is not None:
             return self.tree.grow(budget, depth, request, position, rng)
-        stands, sure = list[bool](), list[float]()
-        while len(stands) < depth:
-            chance = self.chance(request, position + len(stands), len(stands))
-            stands.append(rng.random() < chance)
-            sure.append(chance)
-            if self.confident and budget.should_continue is not None and not budget.should_continue(sure):
+        is_accepted, confidences = list[bool](), list[float]()
+        while len(is_accepted) < depth:
+            chance = self.chance(request, position + len(is_accepted), len(is_accepted))
+            is_accepted.append(rng.random() < chance)
+            confidences.append(chance)
+            if self.confident and budget.should_continue is not None and not budget.should_continue(confidences):
                 break
-        accepted = stands.index(False) if False in stands else len(stands)
-        size = len(stands)
-        told = sure if self.confident else []
-        return DraftTree(list(range(-1, size)), list(range(1, accepted + 1)), told, size, size)
+        accepted = is_accepted.index(False) if False in is_accepted else len(is_accepted)
+        size = len(is_accepted)
+        shown = confidences if self.confident else []
+        return DraftTree(list(range(-1, size)), list(range(1, accepted + 1)), shown, size, size)
 
 
 class SimDrafter(Drafter):
-    """What the policy may ask; nothing is ever drafted by it."""
+    """The interface of a drafter for the policy; it never drafts."""
 
     name = "simulated"
 
@@ -89,7 +92,7 @@ class SimDrafter(Drafter):
         for member in self.members:
             uncached_tokens = seq.num_cached - member.cached.get(seq.slot, 0) if member.reads else 0
             hint = member.hint(self.requests[seq.slot], seq.num_output)
-            ready = member.hung.get(seq.slot, 0) if member.masks else 1 << 30
+            ready = member.num_masks.get(seq.slot, 0) if member.masks else 1 << 30
             branches = member.tree.width if member.tree else 1
             looks.append(DraftOptions(member.name, hint, uncached_tokens, branches, member.masks, ready, member.probes))
         return looks
@@ -239,7 +242,7 @@ def simulate(
                 policy.release([seq.slot])
                 for member in members:
                     member.cached.pop(seq.slot, None)
-                    member.hung.pop(seq.slot, None)
+                    member.num_masks.pop(seq.slot, None)
     return outcome
 
 
@@ -253,18 +256,18 @@ def play(
         request, position = drafter.requests[seq.slot], seq.num_output
         hint = member.hint(request, position)
         depth = min(budget.depth, budget.nodes, seq.remaining - 1) if hint >= 0 else 0
-        hangs = min(depth, member.masks)
+        masks = min(depth, member.masks)
         grown = member.draft(
-            budget, min(depth, member.hung.get(seq.slot, 0)) if hangs else depth, request, position, rng
+            budget, min(depth, member.num_masks.get(seq.slot, 0)) if masks else depth, request, position, rng
         )
         for one in drafter.members:
-            one.hung[seq.slot] = hangs if one is member else 0
+            one.num_masks[seq.slot] = masks if one is member else 0
         if depth and member.reads:
             drafting += member.uncached_tokens * (seq.num_cached - member.cached.get(seq.slot, 0))
             member.cached[seq.slot] = seq.num_cached
         accepted = len(grown.path)
         levels[member.name] = max(levels.get(member.name, 0), grown.levels)
-        widths.append(len(grown.parents) * (1 + hangs) + (member.probes if depth else 0))
+        widths.append(len(grown.parents) * (1 + masks) + (member.probes if depth else 0))
         emitted = 0
         for _ in range(accepted + 1):
             emitted += 1

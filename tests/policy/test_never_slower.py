@@ -6,7 +6,7 @@ import pytest
 
 from paceline.policy import cost_model
 from paceline.policy.ledger import Ledger
-from tests.policy.growing import Foreseen
+from tests.policy.growing import Marginal
 from tests.policy.simulator import PLAIN, Machine, Member, cpu, model, simulate
 
 SEEDS = range(2)
@@ -102,7 +102,7 @@ def test_short_answers_by_many_requests_cost_no_more():
     ("member", "planned_share"),
     [
         (WRONG["a third of the target"], 0.45),
-        (lambda: Member("m", never, 2e-5, tree=Foreseen((0.4, 0.3), 4, worth=lambda *_: 0.0), masks=5), 0.8),
+        (lambda: Member("m", never, 2e-5, tree=Marginal((0.4, 0.3), 4, worth=lambda *_: 0.0), masks=5), 0.8),
     ],
     ids=["chain", "masks"],
 )

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.policy import cost_model
 from paceline.policy.seconds import PassCurve, RoundSeconds
-from tests.policy.growing import Branching, Foreseen
+from tests.policy.growing import Branching, Marginal
 from tests.policy.simulator import Machine, Member, cpu, model, simulate
 
 
@@ -21,7 +21,7 @@ def heads(worth=always) -> Member:
 
 
 def space(worth=always) -> Member:
-    return Member("m", lambda r, p, i: 0.0, 2e-5, tree=Foreseen((0.6, 0.58, 0.57), 4, worth=worth), masks=5)
+    return Member("m", lambda r, p, i: 0.0, 2e-5, tree=Marginal((0.6, 0.58, 0.57), 4, worth=worth), masks=5)
 
 
 DRAFTERS = pytest.mark.parametrize("member", [heads, space])

@@ -32,7 +32,7 @@ def test_products_of_confidences():
 
 
 def learnt(told, worth: float, rounds: int = 300) -> PathOdds:
-    tree, rng, odds = Branching(told=told, worth=lambda r, p: worth), random.Random(0), PathOdds()
+    tree, rng, odds = Branching(confidences=told, worth=lambda r, p: worth), random.Random(0), PathOdds()
     for _ in range(rounds):
         grown = tree.grow(DraftBudget(4, 31), 4, 0, 0, rng)
         products = path_products(record_of(grown))

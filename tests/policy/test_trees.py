@@ -42,7 +42,7 @@ def test_near_the_best_fixed_tree(tree, curve, level):
 
 WRONG = {
     "honest": Branching(worth=lambda request, position: 0.0),
-    "sure of itself": Branching(told=over_confident, worth=lambda request, position: 0.0),
+    "sure of itself": Branching(confidences=over_confident, worth=lambda request, position: 0.0),
     "nearly always sure": Branching(text(1.0, 0.0), worth=lambda request, position: 0.0),
 }
 

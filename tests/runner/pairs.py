@@ -27,7 +27,7 @@ class Pair:
             ids = prompt(length, seed=length)
             taken = [runner.admit(ids) for runner in (self.static, self.plain)]
             for runner in (self.static, self.plain):
-                runner.prefill(taken[0], ids)
+                runner.extend_cache(taken[0], ids)
             slots.append(taken[0])
         return slots
 

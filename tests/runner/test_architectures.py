@@ -33,7 +33,7 @@ def test_tree_rows_equal_plain_transformers(name):
 
     runner = ModelRunner(wrap_model(model), max_num_seqs=2)
     slot = runner.admit(PROMPT)
-    runner.prefill(slot, PROMPT[:-1])
+    runner.extend_cache(slot, PROMPT[:-1])
     logits = runner.forward([slot], tree)[0].float()
     for node, row in enumerate(expected):
         torch.testing.assert_close(logits[node], row, atol=2e-4, rtol=1e-4, msg=lambda m, n=node: f"node {n}: {m}")
@@ -43,7 +43,7 @@ def test_tree_rows_equal_plain_transformers(name):
     assert runner.cache.lengths[slot] == len(after)
     fresh = ModelRunner(runner.loaded, max_num_seqs=1)
     other = fresh.admit(after)
-    fresh.prefill(other, after)
+    fresh.extend_cache(other, after)
     for ours, theirs in zip(
         runner.cache.keys + runner.cache.values, fresh.cache.keys + fresh.cache.values, strict=True
     ):

@@ -51,7 +51,7 @@ def slots(runner):
 
     def take(length: int, begin: int = 0) -> int:
         taken.append(runner.admit(TEXT[:1]))
-        runner.prefill(taken[-1], TEXT[begin : begin + length])
+        runner.extend_cache(taken[-1], TEXT[begin : begin + length])
         return taken[-1]
 
     yield take
@@ -119,7 +119,7 @@ def test_random_trees_in_a_batch_have_the_bits_of_plain_decoding(dtype):
         lengths = [rng.randrange(59, 66) for _ in range(batch)]
         for slot, length in zip(slots, lengths, strict=False):
             on.cache.truncate(slot, 0)
-            on.prefill(slot, TEXT[slot : slot + length])
+            on.extend_cache(slot, TEXT[slot : slot + length])
         sizes = [rng.randint(4, 10) for _ in range(batch)]
         parents = [[-1, 0, 0, *(rng.randrange(i) for i in range(3, size))] for size in sizes]
         tokens = [[rng.randrange(VOCAB) for _ in range(size)] for size in sizes]

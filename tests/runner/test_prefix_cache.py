@@ -40,7 +40,7 @@ def bits(runner: ModelRunner, ids: list[int], defer: bool = False) -> tuple[int,
     """How many columns were found, and all that the slot holds once the text is read, with the logits of its root."""
     slot = runner.admit(ids)
     found = runner.restore_prefix(slot, ids, None, defer)
-    for _ in runner.reading(slot, ids, None, defer):
+    for _ in runner.prefill_chunks(slot, ids, None, defer):
         pass
     length = runner.cache.lengths[slot]
     root = TokenTree.chain([[ids[-1]]])

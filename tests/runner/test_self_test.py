@@ -1,4 +1,4 @@
-"""When a vision-language model is loaded it is asked about a picture, in the way its prompts will be read."""
+"""When a vision-language model is loaded it is asked about an image, in the way its prompts will be read."""
 
 import copy
 import dataclasses

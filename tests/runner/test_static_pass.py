@@ -108,7 +108,7 @@ def test_few_buckets_serve_many_passes():
 
 
 def test_the_oldest_bucket_goes(monkeypatch):
-    monkeypatch.setattr(static_pass, "_MOST", 2)
+    monkeypatch.setattr(static_pass, "_MAX_PASSES", 2)
     pair = Pair()
     (a,) = pair.admit(10)
     for nodes in (1, 2, 4, 8, 1):
@@ -146,7 +146,7 @@ def test_invariant_numerics_are_measured_through_static_passes(monkeypatch):
         pytest.skip("this device gives no row count whose multiples repeat bit for bit")
     ids = prompt(70)
     slot = runner.admit(ids)
-    runner.prefill(slot, ids)
+    runner.extend_cache(slot, ids)
     tree = tree_of(1, 7)
     rows = runner.forward([slot], tree)[0]
     for leaf in range(1, 7):  # with static passes or without: a path has the bits of plain decoding

@@ -256,7 +256,7 @@ def test_origins_of_browsers():
 # Images
 
 
-def picture(size: int = 8) -> str:
+def make_image(size: int = 8) -> str:
     file = io.BytesIO()
     Image.new("RGB", (size, size), "red").save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -288,16 +288,16 @@ def read(url, count=1, limits=LIMITS):
 
 
 def test_images_are_opened_before_the_engine_sees_them():
-    (message,) = read(picture())
+    (message,) = read(make_image())
     assert isinstance(message["content"][0]["image"], Image.Image)
 
 
 def test_limits_of_images():
-    read(picture(64), limits=ImageLimits(max_pixels=64 * 64, hosts=()))
+    read(make_image(64), limits=ImageLimits(max_pixels=64 * 64, hosts=()))
     with pytest.raises(ValueError, match="too many pixels"):
-        read(picture(65), limits=ImageLimits(max_pixels=64 * 64, hosts=()))
+        read(make_image(65), limits=ImageLimits(max_pixels=64 * 64, hosts=()))
     with pytest.raises(ValueError, match="too many images"):
-        read(picture(), count=17)
+        read(make_image(), count=17)
     with pytest.raises(ValueError, match="not allowed"):
         read("http://b.example/a.png", limits=ImageLimits(hosts=("a.example",)))
     with pytest.raises(ValueError, match="private address"):

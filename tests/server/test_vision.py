@@ -1,4 +1,4 @@
-"""Pictures in requests: the answer is that of the library to the same pictures."""
+"""Images in requests: the answer is that of the library to the same images."""
 
 import asyncio
 import base64
@@ -6,7 +6,7 @@ import io
 
 from paceline import LLM, SamplingParams
 from tests.server.helpers import server
-from tests.vision.families import picture, seeing
+from tests.vision.families import make_image, seeing
 
 CHAT = "/v1/chat/completions"
 
@@ -17,9 +17,9 @@ def as_uri(image):
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def test_a_chat_with_pictures():
+def test_a_chat_with_images():
     llm = LLM(seeing(), max_num_seqs=2)
-    images, text = [picture(1), picture(2)], {"type": "text", "text": "which?"}
+    images, text = [make_image(1), make_image(2)], {"type": "text", "text": "which?"}
     sent = [{"type": "image_url", "image_url": {"url": as_uri(image)}} for image in images]
 
     async def ask():

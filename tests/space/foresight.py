@@ -16,7 +16,7 @@ from tests.space.common import adapter, decoder_layers
 from tests.tiny import tiny_model
 
 Says = Callable[[tuple[int, ...], int], list[int]]
-"""(prompt, position) -> the tokens that masks say for this position, likeliest first."""
+"""(prompt, position) -> the tokens that masks say for this position, most probable first."""
 
 
 class Decreed(ModelRunner):

@@ -89,14 +89,14 @@ def gated_in(model: nn.Module) -> int:
     return sum(isinstance(module, AdaptedLinear) for module in model.modules())
 
 
-@pytest.mark.parametrize("first", ["wear", "draft"])
+@pytest.mark.parametrize("first", ["attach", "draft"])
 def test_a_self_draft_of_the_same_target(first):
     """In both orders of binding: the draft drafts as without an adapter, the target's masks are as without a draft."""
     alone, beside, free = (ModelRunner(target(), 1) for _ in range(3))
     alone.attach_adapter(on())
     draft, lone = SelfQuantized(lm_head="shared"), SelfQuantized(lm_head="shared")
     lone.bind(free, Coupled())
-    if first == "wear":
+    if first == "attach":
         beside.attach_adapter(on())
     draft.bind(beside, Coupled())
     beside.attach_adapter(on())
@@ -120,7 +120,7 @@ def test_copies_have_a_gate_of_their_own():
     assert len(attached) == 1
     assert id(runner.loaded.attached) not in attached
     assert runner.loaded.with_model(copied).attached is None
-    again = ModelRunner(runner.loaded, 1)  # a runner of a worn model wears it too
+    again = ModelRunner(runner.loaded, 1)  # a runner of a model with an adapter has it too
     assert again.num_masks == K
     before = {name: p.clone() for name, p in on().named_parameters()}
     slot, tree = read(runner, TEXT)[0], hung_chain([[5]], [K])
@@ -128,7 +128,7 @@ def test_copies_have_a_gate_of_their_own():
     changed = adapter("llama", K, **SIZES)
     other = ModelRunner(target(), 1)
     other.attach_adapter(changed)
-    changed.masks.add_(1)  # as training would: what is worn is a copy
+    changed.masks.add_(1)  # as training would: what is attached is a copy
     assert torch.equal(other.forward(read(other, TEXT), tree), logits)
     assert all(torch.equal(p, before[name]) for name, p in on().named_parameters())
 
@@ -247,7 +247,7 @@ def check(row: Row, num_masks: int) -> None:
 def test_the_contract_takes_masks_where_they_belong():
     check(GOOD, 2)
     with pytest.raises(DraftError, match="tested drafted a token outside the vocabulary"):
-        check(GOOD, 0)  # nothing is worn
+        check(GOOD, 0)  # nothing is attached
 
 
 @pytest.mark.parametrize("message", BAD)

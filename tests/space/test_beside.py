@@ -57,7 +57,7 @@ def states_after(tree: TokenTree, path: list[int], plain: list[int], invariant: 
         on = make_runner(loaded(), 1, invariant=invariant)
         on.states.watch(layers)
         slot = on.admit(text)
-        on.prefill(slot, text)
+        on.extend_cache(slot, text)
         if masked:
             on.attach_adapter(adapter(num_masks=3))
             on.forward([slot], tree)

@@ -30,7 +30,7 @@ def bound(given: SpaceAdapter, top_k: int):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_a_transition_that_knows_is_accepted_whole(temperature, monkeypatch):
-    """With the noise of the position shared, sampled tokens are foreseen like the likeliest ones."""
+    """With the noise of the position shared, sampled tokens are predicted like the most probable ones."""
     monkeypatch.setattr(space, "SHORTLIST", V)  # these masks say nothing, so that their best are any
     params = SamplingParams(temperature=temperature, max_tokens=31)
     counts = accepted(ModelRunner(memoryless(), 1), Space(knowing_transition(), 1), Budgets(depth=4, nodes=4), params)
@@ -125,7 +125,7 @@ def test_one_adapter_serves_many_drafters(tmp_path):
     assert drafter._adapter.masks.dtype == torch.float64
 
 
-def test_outlook():
+def test_draft_options():
     drafter, _, seq = bound(adapter(num_masks=3), 2)
     (look,) = drafter.draft_options(seq)
     assert (look.source, look.hint, look.uncached_tokens, look.branches, look.masks, look.ready) == (

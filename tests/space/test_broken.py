@@ -130,7 +130,7 @@ def test_masks_that_are_none_are_refused(shared, past):
     on = ModelRunner(loaded(), 1)
     on.attach_adapter(adapter(num_masks=3, shared_mask=shared))
     slot = on.admit(prompt(5))
-    on.prefill(slot, prompt(5))
+    on.extend_cache(slot, prompt(5))
     tree = TokenTree.from_lists([[5, VOCAB + 3 + past]], [[-1, 0]], probes=[[False, True]])
     with pytest.raises(DraftError, match=f"token {VOCAB + 3 + past}"):
         on.forward([slot], tree)

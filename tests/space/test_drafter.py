@@ -26,7 +26,7 @@ def bound(given: SpaceAdapter, top_k: int = 1, target=None, says=None, slots: in
     drafter.bind(on, Coupled())
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=12))
     seq.slot = on.admit(seq.token_ids)
-    on.prefill(seq.slot, seq.token_ids[:-1])
+    on.extend_cache(seq.slot, seq.token_ids[:-1])
     return drafter, on, seq
 
 
@@ -55,7 +55,7 @@ def test_where_masks_hang():
     assert draft.confidence[0, 3:].isnan().all()
     assert draft.tree.is_chain
     assert drafter.propose([seq], [DraftBudget(0, 0)]).tree.num_nodes == 1
-    assert drafter.propose([seq], [DraftBudget(9, 9)]).tree.num_nodes == 3 * 4  # two were foreseen, three can be
+    assert drafter.propose([seq], [DraftBudget(9, 9)]).tree.num_nodes == 3 * 4  # two were predicted, three can be
     assert drafter.propose([seq], [DraftBudget(2, 1)]).tree.num_nodes == 2 * 3
     assert drafter.propose([seq], [DraftBudget(2, 2, min_prob=2.0)]).tree.num_nodes == 3
     assert drafter.propose([seq], [DraftBudget(2, 2, should_continue=lambda sure: False)]).tree.num_nodes == 6
@@ -79,7 +79,7 @@ def test_a_tree_of_candidates():
 @pytest.mark.diagonal
 @pytest.mark.parametrize("max_tokens", range(1, 9))
 @pytest.mark.parametrize("limit", [None, 18])
-def test_no_mask_foresees_what_cannot_be_drafted(max_tokens, limit):
+def test_no_mask_predicts_what_cannot_be_drafted(max_tokens, limit):
     """Below a node of depth t: not more than there is to draft after t tokens and the target's own, less the last."""
     drafter, on, seq = bound(adapter(num_masks=3), max_length=limit)
     seq.params = SamplingParams(max_tokens=max_tokens)

@@ -52,7 +52,7 @@ def same_bits(runner: ModelRunner, lengths: list[int], tree: TokenTree) -> bool:
     slots = [runner.admit(text) for text in texts]
     try:
         for slot, text in zip(slots, texts, strict=True):
-            runner.prefill(slot, text)
+            runner.extend_cache(slot, text)
         expected = []
         for row, slot in enumerate(slots):
             for node in range(tree.num_nodes):
@@ -144,7 +144,7 @@ def test_the_context_ends_and_the_cache_grows():
         runner = make_runner(target("llama", torch.float32), 2, limit, invariant=True)
         runner.attach_adapter(adapter("llama", K, strength=0.1, **WIDE))
         slot = runner.admit(prompt(length))
-        runner.prefill(slot, prompt(length))
+        runner.extend_cache(slot, prompt(length))
         before = held(runner, slot)
         tree = hung_chain([[5, 9, 31, 7, 9, 40]], [K])
         expected = rows(runner, slot, [5, 9, 31, 7, 9, 40])
@@ -162,7 +162,7 @@ def test_masks_left_in_the_cache_would_show(monkeypatch):
     """The check above can fail: one column too many is kept."""
     runner = attached("llama", torch.float32)
     slot = runner.admit(prompt(20))
-    runner.prefill(slot, prompt(20))
+    runner.extend_cache(slot, prompt(20))
     expected = rows(runner, slot, [5, 9])
     runner.forward([slot], hung_chain([[5]], [K]))
     runner.commit([slot], [[1]])
@@ -173,7 +173,7 @@ def test_masks_left_in_the_cache_would_show(monkeypatch):
 def test_static_passes_take_no_masks(monkeypatch):
     runner = ModelRunner(target("torch llama"), 1, static=True)
     slot = runner.admit(prompt(20))
-    runner.prefill(slot, prompt(20))
+    runner.extend_cache(slot, prompt(20))
     tree, plain = hung_chain([[5, 9]], [2]), TokenTree.chain([[5, 9]])
     before = runner.forward([slot], plain)
     runner.attach_adapter(adapter("llama", 2, strength=0.1, **WIDE))

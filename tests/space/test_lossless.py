@@ -82,7 +82,7 @@ def test_other_architectures(name):
 # Masks that know the text: everything that can end an answer comes inside a draft that would stand.
 
 
-def foreseen(params, eos=NO_EOS):
+def predicted(params, eos=NO_EOS):
     """Loop and slow decoder, where every draft is right as far as the text goes on."""
     on, drafter = decreed(loaded(), knows, 1), Space(adapter(num_masks=3), 1)
     return assert_identical(on, drafter, [(REPEATING, params, SEED, eos)], 3, 3)[0]
@@ -97,14 +97,14 @@ def test_ends_inside_a_draft(offset):
         (SamplingParams(temperature=1.0, max_tokens=40, stop_token_ids=(end,)), NO_EOS),
         (SamplingParams(temperature=1.0, max_tokens=40, min_tokens=4 + offset), frozenset({end})),
     ):
-        seq = foreseen(params, eos)
+        seq = predicted(params, eos)
         assert seq.finish_reason == "stop"
         assert seq.output_ids == answer[: len(seq.output_ids)]
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 13))
 def test_budgets_of_the_answer(max_tokens):
-    seq = foreseen(SamplingParams(temperature=1.0, max_tokens=max_tokens))
+    seq = predicted(SamplingParams(temperature=1.0, max_tokens=max_tokens))
     assert (seq.num_output, seq.finish_reason) == (max_tokens, "length")
     # The first token comes with the prompt, the second round only hangs masks; then every round takes four, and the
     # last what is left.

@@ -8,10 +8,10 @@ from paceline import CostModel, Dynamic, Fixed
 from paceline.core.draft import Draft
 from paceline.core.outputs import Round, Walk
 from paceline.core.tree import TokenTree
-from paceline.decoding.loop import records_of
+from paceline.decoding.loop import make_records
 from paceline.policy import choice, cost_model
 from paceline.policy.choice import width
-from tests.policy.growing import Foreseen
+from tests.policy.growing import Marginal
 from tests.policy.simulator import (
     Clock,
     Machine,
@@ -41,7 +41,7 @@ def dear(n: int) -> float:
 
 
 def space(branches: int = 1, worth=lambda request, position: 1.0) -> Member:
-    return Member("space", lambda r, p, i: 0.0, 2e-5, tree=Foreseen(STANDS, branches, worth=worth), masks=MASKS)
+    return Member("space", lambda r, p, i: 0.0, 2e-5, tree=Marginal(STANDS, branches, worth=worth), masks=MASKS)
 
 
 def speed(policy, members, curve, batch: int = 1, seeds=range(2), requests: int = 3) -> float:
@@ -62,7 +62,7 @@ def test_a_record_tells_the_rows_that_were_run():
     probes = [[False, False, True, True], [False]]
     tree = TokenTree.from_lists([[7, 8, 100, 100], [7]], [[-1, 0, 0, 1], [-1]], probes=probes)
     walks = [Walk([1], 5, True), Walk([], 5, True)]
-    space_row, plain_row = records_of(Draft(tree), walks, [2, 1], [False, False], (0.0, 0.0, 0.0))
+    space_row, plain_row = make_records(Draft(tree), walks, [2, 1], [False, False], (0.0, 0.0, 0.0))
     assert (space_row.num_nodes, space_row.num_rows) == (1, 4)
     assert (plain_row.num_nodes, plain_row.num_rows) == (0, 4)
 
@@ -134,7 +134,7 @@ def test_learning_them_for_the_candidates_is_caught(monkeypatch):
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("branches", [1, 4])
 @pytest.mark.parametrize("curve", [nearly_free, dear], ids=["gpu", "dear"])
-def test_masks_that_foresee_nothing_cost_little(curve, branches, batch):
+def test_masks_that_predict_nothing_cost_little(curve, branches, batch):
     for seed, others in enumerate(([], [copying(0.0)])):
         members = [*others, space(branches, worth=lambda request, position: 0.0)]
         options = {"requests": batch, "batch": batch, "machine": Machine(curve)}

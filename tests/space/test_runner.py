@@ -59,7 +59,7 @@ def attached(name: str = "llama", given: SpaceAdapter | None = None, **options) 
 def read(runner: ModelRunner, *texts: list[int]) -> list[int]:
     slots = [runner.admit(text) for text in texts]
     for slot, text in zip(slots, texts, strict=True):
-        runner.prefill(slot, text)
+        runner.extend_cache(slot, text)
     return slots
 
 
@@ -134,7 +134,7 @@ def test_kinds_of_adapters(options):
 
 
 def test_learned_positions_are_added_to_mask_embeddings():
-    on = adapter("gpt2", K, rank=0)  # its linear layers are of a kind of their own, so it wears embeddings only
+    on = adapter("gpt2", K, rank=0)  # its linear layers are of a kind of their own, so it adds embeddings only
     assert worst(attached("gpt2", on), "gpt2", on) < 2e-4
 
 

@@ -105,7 +105,7 @@ def test_every_way_to_give_a_form():
         ({"json": "{"}, "json is no JSON schema.*line 1 column 2"),
         ({"json": {"a": {1, 2}}}, "json is no JSON schema"),
         ({"json": "[3]"}, "json is no JSON schema"),
-        ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace is about JSON.*Got: regex"),
+        ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace is for JSON only.*Got: regex"),
         ({"structural_tag": "{}"}, "takes no 'structural_tag'.*grammar"),
         ({"regexp": "a"}, "takes no 'regexp'.*did you mean 'regex'"),
     ],

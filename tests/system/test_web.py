@@ -1,4 +1,4 @@
-"""Pictures by URL: strangers' URLs reach nothing that is not public, by no name, no redirect and no second look."""
+"""Images by URL: strangers' URLs reach nothing that is not public, by no name, no redirect and no second look."""
 
 import io
 import socket
@@ -10,10 +10,10 @@ from paceline.hf.chats import split_chat
 from paceline.hf.images import ImageLimits, open_image
 from paceline.system import web
 from tests.system.web import serving
-from tests.vision.families import picture
+from tests.vision.families import make_image
 
 _OUT = io.BytesIO()
-picture(1).save(_OUT, "PNG")
+make_image(1).save(_OUT, "PNG")
 PNG = _OUT.getvalue()
 REAL = socket.getaddrinfo
 
@@ -69,7 +69,7 @@ def test_private_addresses_need_a_word(names):
         chat = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": base + "/a.png"}}]}]
         with pytest.raises(ConfigError, match="private address"):
             split_chat(chat)
-        assert open_image(base + "/a.png", ImageLimits(allow_private=True)).size == picture(1).size
+        assert open_image(base + "/a.png", ImageLimits(allow_private=True)).size == make_image(1).size
 
 
 def test_redirects_are_checked_too(names, monkeypatch):
@@ -78,7 +78,7 @@ def test_redirects_are_checked_too(names, monkeypatch):
     with serving(pages) as base:
         port = base.rpartition(":")[2]
         pages["/inside"] = (302, f"http://127.0.0.2:{port}/a.png")
-        assert open_image(base + "/near").size == picture(1).size
+        assert open_image(base + "/near").size == make_image(1).size
         with pytest.raises(ConfigError, match="private address"):
             open_image(base + "/inside")
 
@@ -89,7 +89,7 @@ def test_what_was_checked_is_what_is_connected_to(names, monkeypatch):
     known["public.example"] = ["127.0.0.1"]
     monkeypatch.setattr(web, "is_public", lambda address: address == "127.0.0.1")
     with serving({"/a.png": PNG}) as base:
-        assert open_image(f"http://public.example:{base.rpartition(':')[2]}/a.png").size == picture(1).size
+        assert open_image(f"http://public.example:{base.rpartition(':')[2]}/a.png").size == make_image(1).size
     assert asked.count("public.example") == 1
 
 
@@ -99,7 +99,7 @@ def test_a_proxy_is_no_way_around(names, monkeypatch):
     with serving({"http://public.example/a.png": PNG, "http://unknown.example/a.png": PNG}) as base:
         monkeypatch.setenv("http_proxy", base)
         monkeypatch.delenv("no_proxy", raising=False)
-        assert open_image("http://public.example/a.png").size == picture(1).size
+        assert open_image("http://public.example/a.png").size == make_image(1).size
         for host in ("inside.example", "10.0.0.1", "[::1]"):
             with pytest.raises(ConfigError, match="private address"):
                 open_image(f"http://{host}/a.png")

@@ -1,4 +1,4 @@
-"""A small web server on this machine, for pictures that come by URL."""
+"""A small web server on this machine, for images that come by URL."""
 
 import threading
 import time

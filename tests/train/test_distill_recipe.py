@@ -56,7 +56,7 @@ def test_every_supervised_token_is_what_reading_the_answer_says():
 @pytest.mark.parametrize("mutant", [None, "drawn from another", "one place off"])
 @torch.no_grad()
 def test_drawn_rounds_are_the_drafts_own_and_their_targets(monkeypatch, name, mutant):
-    """With the likeliest token for a sample, a round is the draft's greedy continuation."""
+    """With the most probable token for a sample, a round is the draft's greedy continuation."""
     made = recipe(name, on_policy=1.0, rounds=2)
     made.module.train()
     kept, texts = {}, list[tuple[list[int], int]]()

@@ -21,7 +21,7 @@ from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_lay
 from paceline.train.recipes.images import BatchReader
 from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
 from tests.train.toy import descend
-from tests.vision.families import make, picture
+from tests.vision.families import make, make_image
 
 WINDOW = 3
 ANSWERS = ([20, 31, 42, 25, 36], [50, 41, 32], [22, 24, 26, 28])
@@ -33,7 +33,7 @@ def files(tmp_path_factory):
     """Two images of one size, and a third."""
     folder = tmp_path_factory.mktemp("images")
     for index, size in ((1, (32, 32)), (2, (32, 32)), (3, (60, 24))):
-        picture(index, *size).save(folder / f"{index}.png")
+        make_image(index, *size).save(folder / f"{index}.png")
     return folder
 
 
@@ -81,7 +81,7 @@ def target_probs(llm: LLM, files) -> torch.Tensor:
             llm.runner.images.features.clear()
             llm.runner.prefixes.clear()
             slot = llm.runner.admit(ids, seq.vision)
-            llm.runner.read(slot, ids, seq.vision)
+            llm.runner.prefill(slot, ids, seq.vision)
             probs.append(llm.runner.forward([slot], TokenTree.chain([[ids[-1]]]))[0, 0].softmax(-1))
             llm.runner.cache.release(slot)
     return torch.stack(probs)
@@ -97,7 +97,7 @@ def draft_probs(llm: LLM, files) -> torch.Tensor:
             llm.runner.images.features.clear()
             llm.runner.prefixes.clear()
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
-            llm.runner.read(seq.slot, seq.token_ids, seq.vision)
+            llm.runner.prefill(seq.slot, seq.token_ids, seq.vision)
             drafted = llm.decoder.drafter.propose([seq], [DraftBudget(1, 1)])
             probs.append(drafted.q[0, 0])
             llm.decoder.drafter.release([seq.slot])
@@ -223,7 +223,7 @@ def test_a_small_draft_reads_what_it_will_read(name, sight, files):
 @pytest.mark.parametrize("sight", ["shared", "none"])
 @torch.no_grad()
 def test_drawn_rounds_stand_at_the_drafts_own_columns(monkeypatch, sight, files):
-    """With the likeliest token for a sample, a round is what the engine's draft says greedily."""
+    """With the most probable token for a sample, a round is what the engine's draft says greedily."""
     made, _, target, loaded = distill("llava", sight, on_policy=1.0)
     made.module.train()
     monkeypatch.setattr(torch, "multinomial", lambda probs, count: probs.argmax(-1, keepdim=True))
@@ -243,7 +243,7 @@ def test_drawn_rounds_stand_at_the_drafts_own_columns(monkeypatch, sight, files)
             (seq,) = llm.open_request(chat, SamplingParams(max_tokens=64)).seqs
             seq.token_ids += answer[: root - begin + 1]
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
-            llm.runner.read(seq.slot, seq.token_ids, seq.vision)
+            llm.runner.prefill(seq.slot, seq.token_ids, seq.vision)
             drafted = drafter.propose([seq], [DraftBudget(WINDOW - 1, WINDOW - 1)])
             drafter.release([seq.slot])
             llm.runner.cache.release(seq.slot)

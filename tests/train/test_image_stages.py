@@ -17,7 +17,7 @@ from paceline.train.prepare import read_answers
 from paceline.train.recipe import Batch
 from paceline.train.stages import Done, Stages
 from tests.train.toy import finished
-from tests.vision.families import picture, save_made
+from tests.vision.families import make_image, save_made
 
 RUN = """
 model: {base}/model
@@ -43,7 +43,7 @@ def base(tmp_path_factory):
     (base / "data" / "images").mkdir(parents=True)
     rows: list[dict] = [{"prompt": "hello"}, {"prompt": "and you"}]
     for index in range(6):
-        picture(index).save(base / "data" / "images" / f"{index}.png")
+        make_image(index).save(base / "data" / "images" / f"{index}.png")
         parts = [{"type": "image", "image": f"images/{index}.png"}, {"type": "text", "text": "what is it?"}]
         rows.append({"messages": [{"role": "user", "content": parts}], "source": "drawn"})
     (base / "data" / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -64,7 +64,7 @@ def made(base, tmp_path_factory, request):
     return request.param, out, run, finished(run, "prepare", "train", "eval")
 
 
-def test_answers_are_those_about_the_picture(base, made):
+def test_answers_are_those_about_the_image(base, made):
     _, out, run, _ = made
     lines = read_answers(out / "answers-0")
     pictured = [line for line in lines if line.images]

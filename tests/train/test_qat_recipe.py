@@ -145,7 +145,7 @@ def test_the_packed_draft_says_what_the_recipe_says(weights):
     (p, a), *_ = TEXTS
     seq = sequence(llm.loaded, [*p, a[0]], SamplingParams(temperature=1.0, max_tokens=20), eos_ids=NO_EOS)
     seq.slot = llm.runner.cache.allocate()
-    llm.runner.prefill(seq.slot, seq.token_ids[:-1])
+    llm.runner.extend_cache(seq.slot, seq.token_ids[:-1])
     drafted = drafter.propose([seq], [DraftBudget(WINDOW, WINDOW)])
     tokens = drafted.tree.token_ids[0].tolist()
     student, plain = rounded_alone(made), tiny_model("llama")

@@ -90,10 +90,10 @@ def by_hand(made: SpaceRecipe, soft: bool, shift: int = 1) -> tuple[float, list[
         for t in range(len(p) - 1, len(text) - 2):
             depth = min(K, len(text) - 2 - t)
             for j, logits in enumerate(logits_by_hand(made, text, t, depth, shift)):
-                foreseen = t + 2 + j
-                teacher = said[foreseen - 1].softmax(-1) if soft else torch.tensor(text[foreseen])
+                predicted = t + 2 + j
+                teacher = said[predicted - 1].softmax(-1) if soft else torch.tensor(text[predicted])
                 losses[j].append(float(nn.functional.cross_entropy(logits, teacher)))
-                right[j].append(float(logits.argmax() == text[foreseen]))
+                right[j].append(float(logits.argmax() == text[predicted]))
     weights = [made.settings.decay**j * len(of) for j, of in enumerate(losses)]
     means = [sum(of) / len(of) for of in losses]
     total = sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
@@ -119,12 +119,12 @@ def test_a_part_of_the_vocabulary_is_compared_by_itself():
     cache = DynamicCache()
     text = every._plain(batch.token_ids, **{KV_CACHE: cache})
     logits = every._masked(batch.token_ids, layout, cache)[..., ids]
-    foreseen = (layout.column + 1).clamp(0, batch.token_ids.shape[1] - 1)
+    predicted = (layout.column + 1).clamp(0, batch.token_ids.shape[1] - 1)
     total = weight = 0.0
     for j in range(K):
         for row, r in zip(*torch.where((layout.depth == j) & layout.counts), strict=True):
-            if batch.token_ids[row, foreseen[row, r]] in ids:
-                teacher = text.logits[row, foreseen[row, r] - 1][ids].softmax(-1)
+            if batch.token_ids[row, predicted[row, r]] in ids:
+                teacher = text.logits[row, predicted[row, r] - 1][ids].softmax(-1)
                 total += every.settings.decay**j * float(nn.functional.cross_entropy(logits[row, r], teacher))
                 weight += every.settings.decay**j
     assert float(some.loss(batch).total) == pytest.approx(total / weight)

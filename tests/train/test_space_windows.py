@@ -44,7 +44,7 @@ def trained_and_drafted(name: str, recipe: SpaceRecipe) -> tuple[torch.Tensor, t
     runner = ModelRunner(wrap_model(tiny_model(name)), 1)
     runner.attach_adapter(recipe.adapter)
     slot = runner.admit(text[:LENGTH])
-    runner.prefill(slot, text[:column])
+    runner.extend_cache(slot, text[:column])
     drafted = runner.forward([slot], hung([[text[column]]], [[-1]], [K]))[0, 1:]
     return logits[at], drafted
 

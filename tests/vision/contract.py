@@ -10,12 +10,12 @@ from paceline.core.interfaces import Drafter
 from paceline.llm import Numerics
 from paceline.outputs import RequestOutput
 from tests.adversaries import RandomTrees, Scripted
-from tests.vision.families import Message, assistant, picture, plain_scored, seeing, user
+from tests.vision.families import Message, assistant, make_image, plain_scored, seeing, user
 
 TOKENS = 7
 NOISE = 1e-3  # of log-probabilities in float32, which differ by a few 1e-6
 GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True, logprobs=0)
-SMALL, LIKE_SMALL, WIDE, TALL = picture(1), picture(4), picture(2, 60, 24), picture(3, 28, 44)
+SMALL, LIKE_SMALL, WIDE, TALL = make_image(1), make_image(4), make_image(2, 60, 24), make_image(3, 28, 44)
 
 CHATS: dict[str, list[Message]] = {
     "none": [user("what is it?")],
@@ -26,7 +26,7 @@ CHATS: dict[str, list[Message]] = {
     "twice": [user(TALL, TALL, "same?")],
     "turns": [user(TALL, "what?"), assistant("a bat"), user("and ", SMALL, " is?")],
 }
-# Same ids as others, other pictures of the same size.
+# Same ids as others, other images of the same size.
 ALIKE: dict[str, list[Message]] = {
     "other": [user(LIKE_SMALL, "what is it?")],
     "alike": [user(SMALL, " or ", LIKE_SMALL, "?")],

@@ -1,6 +1,6 @@
 """Tiny random vision-language models with their processors, built from configs: they prove shapes, not usefulness.
 
-Weights are large enough for the answer to depend on the picture and on the text; `test_families_made.py` holds them to
+Weights are large enough for the answer to depend on the image and on the text; `test_families_made.py` holds them to
 that. One token is one character, as in `tests.helpers`, besides the special tokens of the family.
 """
 
@@ -106,14 +106,14 @@ def _template(image: str) -> str:
     return "{% for m in messages %}{{ m['role'][0] }}:" + content + ";{% endfor %}a:"
 
 
-def picture(index: int, width: int = 32, height: int = 32) -> Image.Image:
-    """A picture of coarse random blocks, which survive any resizing."""
+def make_image(index: int, width: int = 32, height: int = 32) -> Image.Image:
+    """An image of coarse random blocks, which survive any resizing."""
     colours = torch.randint(0, 256, (4, 4, 3), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
     return Image.fromarray(colours.numpy()).resize((width, height), Image.Resampling.NEAREST)
 
 
 def user(*parts: str | Image.Image) -> Message:
-    """A message of the user: texts and pictures in their order."""
+    """A message of the user: texts and images in their order."""
     return {"role": "user", "content": [_part(part) for part in parts]}
 
 
@@ -127,8 +127,8 @@ def _part(part: str | Image.Image) -> Message:
 
 
 def plain_inputs(processor: ProcessorMixin, chat: list[Message]):
-    """What plain transformers feeds its model: all by its own processor, template, pictures and text."""
-    if not has_images(chat) and "PaliGemma" in type(processor).__name__:  # it wants a picture, its model does not
+    """What plain transformers feeds its model: all by its own processor, template, images and text."""
+    if not has_images(chat) and "PaliGemma" in type(processor).__name__:  # it wants an image, its model does not
         text = processor.apply_chat_template(chat, add_generation_prompt=True)
         return processor.tokenizer(text, return_tensors="pt")
     return processor.apply_chat_template(

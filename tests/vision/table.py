@@ -43,7 +43,7 @@ class Family:
     """How one family is built.
 
     words: special tokens. named: those that the processor asks the tokenizer for by name. image: what the chat
-    template writes for a picture. ids: keys of the config that hold a token's id. text, tower, config, pixels,
+    template writes for an image. ids: keys of the config that hold a token's id. text, tower, config, pixels,
     processor: options. takes_video: the processor wants a processor of videos beside. needs: a module that it imports.
     """
 
@@ -212,7 +212,7 @@ FAMILIES: dict[str, Family] = {
             "model_type": "gemma3_text",
             "head_dim": 8,
             "query_pre_attn_scalar": 8,
-            "sliding_window": 24,  # longer than a picture, shorter than two
+            "sliding_window": 24,  # longer than an image, shorter than two
             "layer_types": ["sliding_attention", "full_attention"],
         },
         {**_SIGLIP, "patch_size": 4},

@@ -1,4 +1,4 @@
-"""What is kept of pictures: one run of the tower for each, pages by what is in them, bits of reading anew."""
+"""What is kept of images: one run of the tower for each, pages by what is in them, bits of reading anew."""
 
 from functools import cache
 
@@ -10,7 +10,7 @@ from paceline.hf.vision import BoundedCache, Vision
 from paceline.runner import model_runner, prefix_cache
 from paceline.runner.prefill import chunks
 from tests.attention.common import held
-from tests.vision.families import picture, seeing, user
+from tests.vision.families import make_image, seeing, user
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
 FAMILIES = ["llava", "qwen2_vl", "qwen3_vl", "gemma3", "paligemma", "smolvlm"]
@@ -41,18 +41,18 @@ def answer(llm: LLM, *parts) -> list[int]:
 def test_tower_runs_once_for_each_image(looks):
     llm = engine()
     looks.clear()
-    answer(llm, picture(1), "one", picture(1), "two")
+    answer(llm, make_image(1), "one", make_image(1), "two")
     assert len(looks) == 1
-    answer(llm, picture(1), "another question", picture(2), "and a picture")
+    answer(llm, make_image(1), "another question", make_image(2), "and a picture")
     assert len(looks) == 2
-    llm.generate([user(picture(3), "what")], SamplingParams(n=3, max_tokens=3, temperature=1.0, ignore_eos=True))
+    llm.generate([user(make_image(3), "what")], SamplingParams(n=3, max_tokens=3, temperature=1.0, ignore_eos=True))
     assert len(looks) == 3
 
 
 def test_vision_has_a_time_of_its_own():
     llm = engine()
-    first = llm.generate([user("a ", picture(1), "b")], GREEDY)[0].metrics
-    again = llm.generate([user("a ", picture(1), "b")], GREEDY)[0].metrics
+    first = llm.generate([user("a ", make_image(1), "b")], GREEDY)[0].metrics
+    again = llm.generate([user("a ", make_image(1), "b")], GREEDY)[0].metrics
     assert first.vision > 0
     assert first.prefill > 0
     assert again.vision == 0
@@ -61,20 +61,20 @@ def test_vision_has_a_time_of_its_own():
 def test_another_image_of_equal_size_does_not_hit(looks):
     llm = engine()
     looks.clear()
-    first, second = answer(llm, picture(1), "what"), answer(llm, picture(2), "what")
+    first, second = answer(llm, make_image(1), "what"), answer(llm, make_image(2), "what")
     assert len(set(looks)) == 2
     assert first != second
-    assert second == answer(engine(), picture(2), "what")
+    assert second == answer(engine(), make_image(2), "what")
 
 
 def test_key_by_text_alone_is_caught(monkeypatch):
     """Mutant."""
-    expected = answer(engine(), picture(2), "what")
+    expected = answer(engine(), make_image(2), "what")
     read = prefix_cache._read_by
     monkeypatch.setattr(prefix_cache, "_read_by", lambda ids, vision, begin, end: read(ids, None, begin, end))
     llm = engine()
-    answer(llm, picture(1), "what")
-    assert answer(llm, picture(2), "what") != expected
+    answer(llm, make_image(1), "what")
+    assert answer(llm, make_image(2), "what") != expected
 
 
 def bits(llm: LLM, token_ids, vision) -> tuple[int, list[torch.Tensor]]:
@@ -83,7 +83,7 @@ def bits(llm: LLM, token_ids, vision) -> tuple[int, list[torch.Tensor]]:
     found = llm.runner.restore_prefix(slot, token_ids, vision)
     llm.runner.cache.release(slot)
     slot = llm.runner.admit(token_ids, vision)
-    llm.runner.read(slot, token_ids, vision)
+    llm.runner.prefill(slot, token_ids, vision)
     length = llm.runner.cache.lengths[slot]
     assert length == len(token_ids) - 1
     states = llm.runner.states.read(slot, 0, length, (0, 1, 2)).clone()
@@ -103,11 +103,11 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-PARTS = ("see ", picture(1, 40, 24), "and ", picture(2, 24, 40), "what is it")
+PARTS = ("see ", make_image(1, 40, 24), "and ", make_image(2, 24, 40), "what is it")
 LATER = {
     "another question": (*PARTS[:-1], "where is it"),
-    "another image": (*PARTS[:3], picture(3, 24, 40), "what is it"),
-    "one more image": (*PARTS, picture(3), "and this"),
+    "another image": (*PARTS[:3], make_image(3, 24, 40), "what is it"),
+    "one more image": (*PARTS, make_image(3), "and this"),
     "a longer text": (*PARTS, " and why is it there, and since when, and who put it there"),
     "the same": PARTS,
 }
@@ -145,8 +145,8 @@ def test_pages_that_cut_a_block_are_caught(monkeypatch):
     monkeypatch.setattr(prefix_cache, "_read_by", lambda ids, vision, begin, end: read(ids, None, begin, end))
     llm = watching("paligemma")
     llm.runner.prefixes.keeps_text = True
-    ids = llm.open_request([user(picture(1), "what is it")], GREEDY).seqs[0]
-    other = llm.open_request([user(picture(1), "what is this")], GREEDY).seqs[0]
+    ids = llm.open_request([user(make_image(1), "what is it")], GREEDY).seqs[0]
+    other = llm.open_request([user(make_image(1), "what is this")], GREEDY).seqs[0]
     bits(llm, ids.token_ids, ids.vision)
     _, got = bits(llm, other.token_ids, other.vision)
     assert not same(got, bits(watching("paligemma"), other.token_ids, other.vision)[1])
@@ -155,7 +155,7 @@ def test_pages_that_cut_a_block_are_caught(monkeypatch):
 def test_a_prefix_that_ended_with_its_prompt_is_not_taken_for_a_longer_text():
     """PaliGemma's prompt is one block: its last token is the root first, and part of the page of what follows it."""
     llm = watching("paligemma")
-    (seq,) = llm.open_request([user(picture(1), "what is it")], GREEDY).seqs
+    (seq,) = llm.open_request([user(make_image(1), "what is it")], GREEDY).seqs
     edge = seq.vision.edge
     assert edge == len(seq.token_ids)
     texts = (seq.token_ids, seq.token_ids, [*seq.token_ids, 5, 6], [*seq.token_ids, 5, 6], seq.token_ids)
@@ -164,14 +164,14 @@ def test_a_prefix_that_ended_with_its_prompt_is_not_taken_for_a_longer_text():
 
 def test_a_page_without_the_states_asked_for_is_read_again():
     llm = engine()
-    (seq,) = llm.open_request([user("a", picture(1), "b")], GREEDY).seqs
+    (seq,) = llm.open_request([user("a", make_image(1), "b")], GREEDY).seqs
     found = []
     for layers in ([], [1], []):
         llm.runner.states.watch(layers)
         slot = llm.runner.admit(seq.token_ids, seq.vision)
         found.append(llm.runner.restore_prefix(slot, seq.token_ids, seq.vision))
         llm.runner.cache.truncate(slot, 0)
-        for _ in llm.runner.reading(slot, seq.token_ids, seq.vision):
+        for _ in llm.runner.prefill_chunks(slot, seq.token_ids, seq.vision):
             pass
         llm.runner.cache.release(slot)
     assert found == [0, 0, seq.vision.edge]
@@ -186,7 +186,7 @@ def test_chunks_change_nothing_but_rounding(name):
 
 
 def test_cut_blocks_are_caught(monkeypatch):
-    parts = ("see ", picture(1), "what is it")
+    parts = ("see ", make_image(1), "what is it")
     expected = answer(engine("gemma3"), *parts)
     monkeypatch.setattr(model_runner, "chunks", lambda end, blocks, most: chunks(end, (), most))
     cut = engine("gemma3")
@@ -226,17 +226,17 @@ def test_least_recent_goes_first():
 
 def test_caches_are_bounded(looks):
     llm = engine()
-    answer(llm, picture(1), "what")
+    answer(llm, make_image(1), "what")
     one, pages = llm.runner.images.features.num_bytes, llm.runner.prefixes
     llm.runner.images.features.max_bytes = 2 * one
     pages.max_bytes = most = pages.num_bytes
     for index in (2, 3, 4):
-        answer(llm, picture(index), "what")
+        answer(llm, make_image(index), "what")
         assert pages.num_bytes <= most
     assert len(llm.runner.images.features) == 2
     looks.clear()
-    answer(llm, picture(4), "what")
-    answer(llm, "x", picture(3), "what")
+    answer(llm, make_image(4), "what")
+    answer(llm, "x", make_image(3), "what")
     assert not looks
-    answer(llm, picture(1), "what")
+    answer(llm, make_image(1), "what")
     assert len(looks) == 1

@@ -19,7 +19,7 @@ from paceline.runner import load, load_model, wrap_model
 from paceline.runner.torch_decoder import FusedLayer
 from tests.oracle import autoregressive
 from tests.vision.contract import CHATS
-from tests.vision.families import make, picture, plain_answer, save_made, seeing, user
+from tests.vision.families import make, make_image, plain_answer, save_made, seeing, user
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -52,14 +52,14 @@ def test_drafts_change_no_sampled_answer(drafter):
 
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
-def test_the_reference_of_check_sees_the_pictures(numerics):
+def test_the_reference_of_check_sees_the_images(numerics):
     report = check(llm(numerics, PromptLookup), [CHATS["two"]], max_tokens=8, with_law_test=False)
     assert report.passed
     assert sum(one.measured is not None for one in report.comparisons) == 2
     assert all(0 <= one.measured.plain.typical < 2 for one in report.comparisons)
 
 
-def test_prompts_without_pictures():
+def test_prompts_without_images():
     model = llm()
     chat = [user("hello there")]
     ids = model.encode(chat)
@@ -164,7 +164,7 @@ def test_prompt_that_does_not_fit_names_its_image_tokens():
 @pytest.mark.parametrize(
     ("chat", "words"),
     [
-        ([user("<image>", picture(1))], "cannot read|differ in number"),
+        ([user("<image>", make_image(1))], "cannot read|differ in number"),
         ([{"role": "user", "content": [{"type": "image", "image": 7}]}], "picture|image"),
     ],
 )
@@ -173,12 +173,12 @@ def test_chats_that_cannot_be_read(chat, words):
         llm().generate(chat, GREEDY)
 
 
-def test_template_that_prints_no_text_is_taken_for_one_without_pictures():
+def test_template_that_prints_no_text_is_taken_for_one_without_images():
     _, processor = make("llava")
     was, processor.chat_template = processor.chat_template, "{% for c in messages[0]['content'] %}<image>{% endfor %}"
     try:
         with pytest.raises(ConfigError, match="takes no images"):
-            llm().generate([user(picture(1))], GREEDY)
+            llm().generate([user(make_image(1))], GREEDY)
     finally:
         processor.chat_template = was
 

@@ -1,4 +1,4 @@
-"""The tiny models are worth testing with: their answers depend on the picture, on the text and on their order."""
+"""The tiny models are worth testing with: their answers depend on the image, on the text and on their order."""
 
 import pytest
 import torch
@@ -6,14 +6,14 @@ from transformers import AutoConfig
 
 from paceline.errors import ConfigError
 from paceline.hf.load import load_processor
-from tests.vision.families import NAMES, make, picture, plain_answer, plain_inputs, user
+from tests.vision.families import NAMES, make, make_image, plain_answer, plain_inputs, user
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_answer_depends_on_all_it_should(name):
-    chats = [[user(picture(1), "what?")], [user(picture(2), "what?")], [user(picture(1), "whom?")]]
-    if name != "paligemma":  # which sees its whole prompt at once, with one text behind the pictures
-        chats += [[user("what?", picture(1))]]
+    chats = [[user(make_image(1), "what?")], [user(make_image(2), "what?")], [user(make_image(1), "whom?")]]
+    if name != "paligemma":  # which sees its whole prompt at once, with one text behind the images
+        chats += [[user("what?", make_image(1))]]
     answers = [tuple(plain_answer(name, chat, 6)) for chat in chats]
     assert len(set(answers)) == len(answers), answers
     assert all(len(set(answer)) > 2 for answer in answers), answers
@@ -22,7 +22,7 @@ def test_an_answer_depends_on_all_it_should(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_pictures_are_a_few_dozen_tokens(name):
     model, processor = make(name)
-    ids = plain_inputs(processor, [user(picture(1), "what?", picture(2, 60, 24))])["input_ids"]
+    ids = plain_inputs(processor, [user(make_image(1), "what?", make_image(2, 60, 24))])["input_ids"]
     assert 8 <= int((ids == model.config.image_token_id).sum()) <= 80
     assert ids.max() < model.get_output_embeddings().out_features
 
@@ -33,7 +33,7 @@ def test_a_processor_comes_back_from_its_folder(name, tmp_path):
     processor.save_pretrained(tmp_path)
     model.config.save_pretrained(tmp_path)
     loaded = load_processor(str(tmp_path), AutoConfig.from_pretrained(tmp_path))
-    chat = [user(picture(1), "what?"), user(picture(2, 60, 24))]
+    chat = [user(make_image(1), "what?"), user(make_image(2, 60, 24))]
     wanted, got = plain_inputs(processor, chat), plain_inputs(loaded, chat)
     assert wanted.keys() == got.keys()
     assert all(torch.equal(wanted[key], got[key]) for key in wanted)

@@ -23,7 +23,7 @@ def right(name: str, chats: Iterable[str] = SEEN) -> bool:
 
 
 def seeing(monkeypatch, name, change) -> None:
-    """Change what the prompt's pictures are to the engine."""
+    """Change what the prompt's images are to the engine."""
 
     def edit(seq):
         seq.vision = change(seq.vision)
@@ -61,7 +61,7 @@ def test_features_of_the_other_image(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_features_kept_by_anything_but_their_picture(name, monkeypatch):
+def test_features_kept_by_anything_but_their_image(name, monkeypatch):
     def by_size(vision):
         return replace(vision, images=tuple(replace(one, key=str(one.num_tokens)) for one in vision.images))
 
@@ -85,7 +85,7 @@ def test_features_of_several_layers(monkeypatch):
     assert right("qwen3_vl")
     half = engine("qwen3_vl").loaded.vision
     whole = type(half).features
-    monkeypatch.setattr(type(half), "features", lambda self, image: whole(self, image)._replace(deep=()))
+    monkeypatch.setattr(type(half), "features", lambda self, image: whole(self, image)._replace(deepstack=()))
     assert not right("qwen3_vl")
 
 

@@ -1,4 +1,4 @@
-"""Of a prompt with pictures, the text behind the last one is read in the pass that verifies the first draft."""
+"""Of a prompt with images, the text behind the last one is read in the pass that verifies the first draft."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from paceline.core.interfaces import DrafterInfo
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel
 from tests.adversaries import Scripted
-from tests.vision.families import picture, plain_answer, seeing, user
+from tests.vision.families import make_image, plain_answer, seeing, user
 
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 
@@ -19,10 +19,10 @@ class Unread(Scripted):
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_vl", "smolvlm", "gemma3", "paligemma"])
-def test_one_pass_behind_the_pictures(name, monkeypatch):
+def test_one_pass_behind_the_images(name, monkeypatch):
     llm = LLM(seeing(name), numerics="fast", max_num_seqs=1)
     # a random model may well say a placeholder, which nobody could draft
-    asked = ([user(picture(index, 40, 24), "what is it")] for index in range(1, 20))
+    asked = ([user(make_image(index, 40, 24), "what is it")] for index in range(1, 20))
     chat, answer = next(
         (chat, said) for chat in asked if not llm.runner.banned_token_ids & set(said := plain_answer(name, chat, 4))
     )
@@ -41,5 +41,5 @@ def test_one_pass_behind_the_pictures(name, monkeypatch):
     seen.clear()
     again = llm.generate(chat, PARAMS)[0].outputs[0]
     assert again.token_ids == answer
-    assert seen == ["text and draft"]  # the picture's columns are kept
+    assert seen == ["text and draft"]  # the image's columns are kept
     assert first.rounds[0].with_prompt == (name != "paligemma")  # its whole prompt is one block

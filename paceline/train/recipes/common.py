@@ -203,7 +203,7 @@ class HeadRecipe(Recipe):
             head = cls.continued(plan, made, ids)
             ids = head.draft_ids
         rows = target.output_rows().detach().float()
-        head.attach(cast("Any", target.model.get_input_embeddings()).weight.detach(), rows)
+        head.attach(target.embeddings.detach(), rows)
         recipe = cls(head, rows[ids.to(rows.device)], plan.settings, target.num_layers)
         recipe.initialise(target, answers, plan.config.start is None)
         return recipe

@@ -15,7 +15,7 @@ P-EAGLE's steps s > 0 read its `mask_hidden` and its mask token instead, with th
 """
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, cast, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
 from pydantic import Field
@@ -141,7 +141,7 @@ class EagleRecipe(HeadRecipe):
             return
         parts = [state[some.is_answer.roll(-1, 1)] for state in states]
         if head.config.version == 1:
-            embeddings = cast("Any", target.model.get_input_embeddings()).weight
+            embeddings = target.embeddings
             parts.insert(0, embeddings[head.draft_ids.to(target.device)].float())
         for part, columns in zip(parts, head.fc.weight.chunk(len(parts), 1), strict=True):
             columns /= part.square().mean().sqrt().to(columns.device)

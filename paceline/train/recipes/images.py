@@ -139,8 +139,8 @@ def _rows(runner: ModelRunner, texts: Seq[list[int]], prompts: Seq[VisionPrompt 
     known = [one or VisionPrompt((), None, half.family.text_offset) for one in prompts]
     read = list[PromptRows]()
     for text, one in zip(texts, known, strict=True):
-        features, _ = runner.images.look(half, one.images)
-        copies = [Features(f.rows.clone(), tuple(part.clone() for part in f.deep)) for f in features]  # for autograd
+        features, _ = runner.images.encode(half, one.images)
+        copies = [Features(f.rows.clone(), tuple(part.clone() for part in f.deepstack)) for f in features]
         read.append(prompt_rows(embeddings, text, 0, one, copies))
     is_image = torch.zeros(rows, width, dtype=torch.bool, device=device)
     both_ways = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
@@ -158,6 +158,6 @@ def _rows(runner: ModelRunner, texts: Seq[list[int]], prompts: Seq[VisionPrompt 
         for first, last in one.blocks:
             both_ways[row, first:last, first:last] = True
     features = torch.cat([one.embeds[one.is_image] for one in read])
-    deep = tuple(torch.cat(parts) for parts in zip(*(one.deep for one in read if one.deep), strict=True))
+    deep = tuple(torch.cat(parts) for parts in zip(*(one.deepstack for one in read if one.deepstack), strict=True))
     crosses = any(one.blocks_cross_window for one in read)
     return ImageRows(features.detach(), is_image, deep, positions, offsets, both_ways, crosses)

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from ...errors import ConfigError, IncompatibleModels
-from ...heads.space import short
+from ...heads.space import last_part
 from ...hf.checkpoint import check_folder, local_folder, refused
 from ...hf.vision import is_vlm, text_half
 from ...runner.adapters import decoder_layers
@@ -79,12 +79,14 @@ def linears_of(model: PreTrainedModel, names: tuple[str, ...]) -> tuple[tuple[st
         for name, module in layers_of(model)[0].named_modules()
         if isinstance(module, nn.Linear)
     }
-    chosen = [name for name in linears if short(name) in (names or USUAL_LINEARS)] or ([] if names else list(linears))
-    missing = set(names) - {short(name) for name in chosen}
+    chosen = [name for name in linears if last_part(name) in (names or USUAL_LINEARS)] or (
+        [] if names else list(linears)
+    )
+    missing = set(names) - {last_part(name) for name in chosen}
     if missing or not chosen:
         raise ConfigError(
             "head.linears names no linear layer of the model", got=", ".join(sorted(missing)) or "none",
-            expected="some of " + ", ".join(short(name) for name in linears),
+            expected="some of " + ", ".join(last_part(name) for name in linears),
         )  # fmt: skip
     return tuple(chosen), tuple(linears[name] for name in chosen)
 

@@ -27,7 +27,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ConfigError, IncompatibleModels
 from ...heads.parts import Rank, draft_index, frequent_ids
-from ...heads.space import Factors, SpaceAdapter, SpaceConfig, short
+from ...heads.space import Factors, SpaceAdapter, SpaceConfig, last_part
 from ...hf.load import KV_CACHE
 from ...runner import LoadedModel, wrap_model
 from ...runner.adapters import share_copy
@@ -346,6 +346,6 @@ def _check_start(shape: SpaceShape, given: Mapping[str, object], start: SpaceCon
     now = {f"head.{name}": getattr(shape, name) for name in names if name in given}
     kept = {f"head.{name}": getattr(start, name) for name in names if name in given}
     if start.rank and shape.linears and "linears" in given:
-        now["head.linears"] = sorted(map(short, shape.linears))
-        kept["head.linears"] = sorted(map(short, start.linears))
+        now["head.linears"] = sorted(map(last_part, shape.linears))
+        kept["head.linears"] = sorted(map(last_part, start.linears))
     check_same("start", kept, now, "leave out these keys, or begin without start")

@@ -1,4 +1,4 @@
-"""The pictures: what they show is what the results hold, and what is missing is told."""
+"""The images: what they show is what the results hold, and what is missing is told."""
 
 import json
 import sys

@@ -14,17 +14,26 @@ from ..core.tree import TokenTree
 from ..errors import DraftError, PacelineError
 
 
-def call(drafter: Drafter, verb: str, *given: Any) -> Any:
+def call(drafter: Drafter, verb: str, seqs: Seq[Sequence], *given: Any) -> Any:
     """Call a method of a drafter. What it raises becomes a `DraftError` that names it, with its own error as the cause.
 
-    Paceline's errors and a lack of memory pass as they are.
+    Paceline's errors and a lack of memory pass as they are. Raises `DraftError` where a text got longer or shorter.
     """
+    ends = _ends(seqs)
     try:
-        return getattr(drafter, verb)(*given)
+        made = getattr(drafter, verb)(tuple(seqs), *given)
     except (PacelineError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise DraftError(f"{_name(drafter)} failed in {verb}()", got=f"{type(error).__name__}: {error}") from error
+    if _ends(seqs) != ends:
+        what = f"{_name(drafter)} changed the tokens of a sequence in {verb}()"
+        raise DraftError(what, expected="token_ids as they were", fix="draft on a copy: [*seq.token_ids]")
+    return made
+
+
+def _ends(seqs: Seq[Sequence]) -> list[tuple[int, list[int]]]:
+    return [(len(seq.token_ids), seq.token_ids[-1:]) for seq in seqs]
 
 
 def check_contract(

@@ -127,7 +127,7 @@ def test_a_drafter_without_a_name_is_refused():
         def propose(self, seqs, budgets):
             raise AssertionError
 
-    with pytest.raises(ConfigError, match='drafter Nameless has no name. Fix: name = "nameless" in its class'):
+    with pytest.raises(ConfigError, match=r'drafter Nameless has no name\. Fix: name = "nameless" in its class'):
         engine(Nameless())
 
 

@@ -140,6 +140,9 @@ def parse(
     kind = _kind(given)
     method = kind.method
     common = validate(_Common, {key: given[key] for key in _COMMON if key in given}, "speculative_config")
+    if given and method == "none" and "method" not in given:
+        expected = '"method", or "model" for a draft model'
+        raise ConfigError("the speculative config names no drafter", got=", ".join(given), expected=expected)
     own = {key: given[key] for key in keys_of(kind) if key in given}
     drafter = kind(drafters=_members(own.get("drafters"))) if method == "choose" else kind.read(own)  # type: ignore[call-arg]
     numbered = "num_speculative_tokens" in given or method == "none"

@@ -5,6 +5,7 @@ By the class or function that was called, and the unknown name.
 
 _ONE_DEVICE = "leave it out: a model runs on one device"
 _CACHE = "max_num_seqs times max_model_len tokens are what the cache holds"
+_POLICY = "leave it out: the policy decides how much is drafted"
 _GRAMMARS = "leave it out: llguidance reads all grammars"
 INSTEAD: dict[str, dict[str, str]] = {
     "SamplingParams": {
@@ -99,6 +100,12 @@ INSTEAD: dict[str, dict[str, str]] = {
         "revision": "fetch that revision, and give its folder as model",
         "max_model_len": "leave it out: a draft that has less context stops drafting there",
         "disable_padded_drafter_batch": "leave it out: it is about CUDA kernels of vLLM",
+        "disable_by_batch_size": "leave it out: the default policy drafts only what pays, in batches of any size",
+        "parallel_drafting": "leave it out: a P-EAGLE head says it by itself",
+        "quantization": 'weights="int4", for a draft model',
+        "suffix_decoding_max_tree_depth": "num_speculative_tokens",
+        **dict.fromkeys(("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"), _POLICY),
+        "suffix_decoding_max_cached_requests": "leave it out: index earlier answers, and name the index as corpus",
         "draft_sample_method": "leave it out: drafts are drawn as the rule wants them",
         "speculative_token_tree": "num_draft_nodes",
         "num_assistant_tokens": "num_speculative_tokens",

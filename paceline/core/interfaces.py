@@ -268,6 +268,9 @@ class Drafter(ABC):
 
 def bind_once(drafter: Drafter, target: TargetView, verifier: "Verifier") -> None:
     """Bind a drafter. Raises `ConfigError` if it is bound to another target: its state is keyed by slot."""
+    if not isinstance(getattr(drafter, "name", None), str):
+        kind = type(drafter).__name__
+        raise ConfigError(f"the drafter {kind} has no name", fix=f'name = "{kind.lower()}" in its class')
     if drafter.bound_to not in (None, target):
         what = f"the drafter {drafter.name!r} serves another LLM already"
         raise ConfigError(what, fix="make one drafter for each LLM")

@@ -14,17 +14,27 @@ from ..core.tree import TokenTree
 from ..errors import DraftError, PacelineError
 
 
-def call(drafter: Drafter, method: str, *given: Any) -> Any:
+def call(drafter: Drafter, method: str, seqs: Seq[Sequence], *given: Any) -> Any:
     """Call a method of a drafter and convert its exceptions to a `DraftError` that names the drafter.
 
-    Paceline's own errors and out-of-memory errors are passed on unchanged.
+    Paceline's own errors and out-of-memory errors are passed on unchanged. Raises `DraftError` if a text got longer or
+    shorter.
     """
+    ends = _ends(seqs)
     try:
-        return getattr(drafter, method)(*given)
+        made = getattr(drafter, method)(tuple(seqs), *given)
     except (PacelineError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise DraftError(f"{_name(drafter)} failed in {method}()", got=f"{type(error).__name__}: {error}") from error
+    if _ends(seqs) != ends:
+        what = f"{_name(drafter)} changed the tokens of a sequence in {method}()"
+        raise DraftError(what, expected="token_ids as they were", fix="draft on a copy: [*seq.token_ids]")
+    return made
+
+
+def _ends(seqs: Seq[Sequence]) -> list[tuple[int, list[int]]]:
+    return [(len(seq.token_ids), seq.token_ids[-1:]) for seq in seqs]
 
 
 def check_contract(

@@ -149,7 +149,7 @@ class SpeculativeDecoder:
         """The drafter's draft, checked and without tokens that grammars forbid; empty if no row may draft."""
         if not any(budget.depth for budget in budgets):
             return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.drafter.name)
-        draft: Draft = call(self.drafter, "propose", seqs, budgets)
+        draft: Draft = call(self.drafter, "propose", seqs, tuple(budgets))
         vocab_size, banned_token_ids = self._known
         check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
         return without_forbidden(draft, seqs)

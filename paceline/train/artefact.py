@@ -26,7 +26,7 @@ from .run_folder import check_same, understood
 
 
 def save_trained(
-    place: Path, recipe: Recipe, target: LoadedModel, config: RunConfig, answers: Answers, log: Path
+    place: Path, method: str, recipe: Recipe, target: LoadedModel, config: RunConfig, answers: Answers, log: Path
 ) -> dict[str, Any]:
     """Write the trained module as a head or draft model; returns the parts of its record on data and training."""
     data = {
@@ -54,7 +54,7 @@ def save_trained(
         "training": training,
         "trained_for": target.fingerprint,  # in a full SPACE run not the model that the head drafts for
         "provenance": {**provenance(), "command": [without_folders(word) for word in sys.argv]},
-        "config": _settings(config),
+        "config": _settings(method, config),
         "log": evaluated,
     }
     module, drafted_for = recipe.result(target, model_beside(place))
@@ -78,9 +78,11 @@ def without_folders(word: str) -> str:
     return re.sub(r"(^|[=\[, ])/[^,\] ]*/", r"\1", word)
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
+def _settings(method: str, config: RunConfig) -> dict[str, Any]:
     """The settings for a record, without paths of this machine."""
-    return {"head": dict(config.head), "prepare": asdict(config.prepare), "train": asdict(config.train)}
+    start = config.start and Path(config.start).name
+    sections = {"head": dict(config.head), "prepare": asdict(config.prepare), "train": asdict(config.train)}
+    return {"method": method, "start": start, **sections}
 
 
 # Draft models
@@ -116,22 +118,32 @@ def record_acceptance(head: Path, trials: Seq[Trial]) -> None:
     write_record(head, head.name, {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]})
 
 
-def check_same_run(head: Path, config: RunConfig, fingerprint: str) -> None:
-    """Raise `ConfigError` where the artefact was made for another target, from other answers or with other settings.
+_WITHOUT_INFLUENCE = ("evaluate_every", "checkpoint_seconds", "log_every", "tensorboard")
+"""Settings of `train` that do not change the result."""
+
+
+def check_same_run(head: Path, method: str, config: RunConfig, fingerprint: str) -> None:
+    """Raise `ConfigError` if the artefact was made by another method, for another target, from other answers or with
+    other settings.
 
     fingerprint: of the target.
     """
     log = head.with_name("train")
     with understood(f"the record in {str(head)!r}", f"remove {str(head)!r}, and train again"):
         record, lines = read_record(head), read_begun(log)
-        kept: Any = record["config"]
+        kept, asked = cast("dict[str, Any]", record["config"]), _settings(method, config)
         trained_for = record["trained_for"]
         then, now = (
-            {f"{part}.{key}": value for part in ("head", "train") for key, value in settings.get(part, {}).items()}
-            for settings in (kept, _settings(config))
+            {
+                f"{part}.{key}": value
+                for part in ("head", "train")
+                for key, value in settings.get(part, {}).items()
+                if key not in _WITHOUT_INFLUENCE
+            }
+            for settings in (kept, asked)
         )
-    then |= {"model": trained_for}
-    now |= {"model": fingerprint}
+    then |= {"model": trained_for, "method": kept.get("method"), "start": kept.get("start")}
+    now |= {"model": fingerprint, "method": method, "start": asked["start"]}
     if config.answers and lines is not None:
         then["answers"], now["answers"] = (
             sorted(str(Path(one).resolve()) for one in names) for names in (lines, config.answers)

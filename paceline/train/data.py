@@ -182,13 +182,14 @@ def _opened(file: Path) -> Any:
 class AnswerTask(Task[Batch]):
     """A recipe and the answers it learns from, for `loop.train`; items are (answers, indices of a batch).
 
-    held_out: answers to evaluate on. target: computes states that are not stored; None: all are stored.
+    held_out: answers to evaluate on. target: computes states that are not stored; None: all are stored. plan: its
+    `Plan.identity`.
     Raises `ConfigError` where there is nothing to train on, or the recipe cannot use the answers.
     """
 
     def __init__(
         self, recipe: Recipe, answers: Answers, held_out: Answers, config: TrainConfig,
-        target: LoadedModel | None = None,
+        target: LoadedModel | None = None, plan: Mapping[str, Any] | None = None,
     ):  # fmt: skip
         self._answers, kept = answers.fitting(config.max_tokens), held_out.fitting(config.max_tokens)
         if not len(self._answers):
@@ -203,6 +204,7 @@ class AnswerTask(Task[Batch]):
                 fix="prepare them with prepare.states=store" if recipe.states else "leave these answers out",
             )  # fmt: skip
         self._recipe, self._config, self._target, self.module = recipe, config, target, recipe.module
+        self._asked = plan or {}
         self._plans = [self._answers.plan(config.max_tokens, config.seed, epoch) for epoch in range(config.epochs)]
         self._cut = dict[int, list[tuple[list[list[int]], bool]]]()
         self.held_out = [(kept, batch) for batch in kept.plan(config.max_tokens)] if len(kept) else []
@@ -210,15 +212,14 @@ class AnswerTask(Task[Batch]):
 
     @cached_property
     def identity(self) -> dict[str, Any]:  # type: ignore[override]
-        """The answers, the recipe, the shape of its module and its draft vocabulary."""
-        c, module = self._config, self.module
-        ids: Any = getattr(module, "draft_ids", None)
+        """The answers, the recipe with the settings it was given, and the tokens that its module can draft."""
+        c = self._config
+        ids: Any = getattr(self.module, "draft_ids", None)
         return {
             **{key: getattr(c, key) for key in ("epochs", "max_tokens", "accumulate", "prompts")},
-            "loss": dict(c.loss),
+            **self._asked,
             "answers": self._answers.hash(),
-            "recipe": f"{type(self._recipe).__name__} {self._recipe.identity}".rstrip(),
-            "module": repr(getattr(module, "config", "")),
+            "recipe": type(self._recipe).__name__,
             "draft_ids": "" if ids is None else hashlib.sha256(repr(ids.tolist()).encode()).hexdigest(),
         }
 

@@ -204,7 +204,7 @@ class _Run:
         settings = {key: getattr(self.config, key) for key in ("lr", "warmup", "clip", "weight_decay", "seed")}
         shares, shapes = [share for _, share in self.groups], [tuple(one.shape) for one in self.parameters]
         own = {"steps": self.steps, "rates": shares, "shapes": repr(shapes), "devices": self.devices}
-        return {**settings, **own, **self.task.identity}
+        return {**settings, **self.task.identity, **own}
 
     def _save(self) -> Path:
         """Write the state of the run, then drop all but the last two checkpoints."""

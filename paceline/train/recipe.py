@@ -59,6 +59,13 @@ class Plan:
     shape: Any
     settings: Any
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a run to be resumed, besides `train` and the answers."""
+        sections = {"head": self.shape, "train.loss": self.settings}
+        asked = {f"{name}.{key}": value for name, one in sections.items() for key, value in vars(one).items()}
+        return {"method": self.method, "model": self.target.fingerprint, "start": self.config.start, **asked}
+
 
 class Recipe(ABC):
     """Trains one module against one target. A new method is one file with a subclass, named in `recipes.RECIPES`."""
@@ -68,8 +75,6 @@ class Recipe(ABC):
     module: nn.Module
     states: tuple[int, ...]
     """Hidden states of the target that `loss` reads."""
-    identity: str = ""
-    """What else must be the same for a run to be resumed, besides shapes, settings and answers."""
     reads_images: bool = False
     """Whether `loss` reads the images of a prompt, and not only states of the target."""
     learns_prompts: ClassVar[bool] = False

@@ -73,10 +73,10 @@ def only_run(out: Path, name: str) -> Iterator[None]:
 
 def check_same(what: str, then: Mapping[str, Any], now: Mapping[str, Any], fix: str) -> None:
     """Raise `ConfigError` where `what` was made with settings `then` that differ from those of `now`."""
-    asked = json.loads(json.dumps(now))
-    changed = [key for key in {**then, **asked} if then.get(key) != asked.get(key)]
+    then, now = (json.loads(json.dumps(one)) for one in (then, now))
+    changed = [key for key in {**then, **now} if then.get(key) != now.get(key)]
     if changed:
-        was, wanted = (", ".join(f"{key}: {brief(values.get(key))}" for key in changed) for values in (then, asked))
+        was, wanted = (", ".join(f"{key}: {brief(values.get(key))}" for key in changed) for values in (then, now))
         raise ConfigError(f"{what} was made with other settings", got=wanted, expected=was, fix=fix)
 
 

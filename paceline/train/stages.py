@@ -152,7 +152,7 @@ class Stages:
         """Train on the answers, and write the result as a folder."""
         config, place, folder = self.config.train, self.result, self.out / "train"
         if (place / "config.json").exists():
-            check_same_run(place, self.config, self.target.fingerprint)
+            check_same_run(place, self.method, self.config, self.target.fingerprint)
             yield Done("train", place, {}, was_there=True)
             return
         with main_first(self.target.device):
@@ -160,9 +160,10 @@ class Stages:
         answers, held_out = everything.split(config.held_out)
         answers = answers.limited(config.limit)
         recipe = self.recipe.build(self.plan, answers)
-        yield from train(AnswerTask(recipe, answers, held_out, config, self.target), config, folder)
+        task = AnswerTask(recipe, answers, held_out, config, self.target, self.plan.identity)
+        yield from train(task, config, folder)
         if is_main():
-            result = save_trained(place, recipe, self.target, self.config, answers, folder)
+            result = save_trained(place, self.method, recipe, self.target, self.config, answers, folder)
             draw(folder, self.out / "curve.png")
             yield Done("train", place, result)
 

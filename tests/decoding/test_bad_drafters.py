@@ -7,6 +7,7 @@ import torch
 
 from paceline import LLM, Fixed, PromptLookup, SamplingParams
 from paceline.core.draft import Draft, Law
+from paceline.core.interfaces import Drafter
 from paceline.core.tree import TokenTree
 from paceline.drafters import Choose
 from paceline.errors import ConfigError, DraftError
@@ -84,6 +85,50 @@ def test_what_a_drafter_raises_is_chained(verb):
     assert all_free(llm.runner)
     drafter.change = lambda draft: draft
     assert llm.generate(REPEATING, PARAMS)[0].token_ids == llm.plain().generate(REPEATING, PARAMS)[0].token_ids
+
+
+@pytest.mark.parametrize("verb", ["propose", "observe"])
+def test_a_drafter_that_writes_into_a_text_is_refused(verb):
+    """Its tokens would be in the answer."""
+
+    class Writing(Constant):
+        name = "writing"
+
+        def propose(self, seqs, budgets):
+            if verb == "propose":
+                seqs[0].token_ids.append(6)
+            return super().propose(seqs, budgets)
+
+        def observe(self, seqs, draft, logits, walks):
+            if verb == "observe":
+                seqs[0].token_ids.append(6)
+
+    llm = engine(Writing())
+    with pytest.raises(DraftError, match=rf"'writing' changed the tokens of a sequence in {verb}\(\)"):
+        llm.generate(REPEATING, PARAMS)
+    assert all_free(llm.runner)
+
+
+def test_a_drafter_that_takes_sequences_or_budgets_away_is_refused():
+    class Taking(Constant):
+        name = "taking"
+
+        def propose(self, seqs, budgets):
+            draft = super().propose(seqs, budgets)
+            budgets.clear()
+            return draft
+
+    with pytest.raises(DraftError, match=r"'taking' failed in propose\(\).*AttributeError"):
+        engine(Taking()).generate(REPEATING, PARAMS)
+
+
+def test_a_drafter_without_a_name_is_refused():
+    class Nameless(Drafter):
+        def propose(self, seqs, budgets):
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match=r'drafter Nameless has no name\. Fix: name = "nameless" in its class'):
+        engine(Nameless())
 
 
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: Choose([one, Constant()])], ids=["itself", "member"])

@@ -100,12 +100,6 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     Image.new("RGB", (64, 48), "orange").save("cat.jpg")
     made_up(0.5).save("calib.json")
     known = {"small": small(), "large": large(), "prompt": PROMPTS[0], "Cascade": paceline.Cascade}
-    if page == "CONTRIBUTING.md":
-        from paceline.core.draft import Draft
-        from paceline.core.interfaces import Drafter
-        from paceline.core.tree import TokenTree
-
-        known = {"Draft": Draft, "Drafter": Drafter, "TokenTree": TokenTree}
     with listening() as (url, _, _):
         for code in blocks(page, "python"):
             if "from openai" in code:

@@ -121,7 +121,7 @@ def test_a_finished_draft_is_done_for_the_same_run_alone(base, made, tmp_path):
         config = read_config(tmp_path / "run.yaml", [METHODS[method], *changes])
         return [event.was_there for event in finished(Stages(method, config), "train")]
 
-    assert again() == again("eval.limit=2") == [True]
+    assert again() == again("eval.limit=2") == again("train.log_every=3", "train.checkpoint_seconds=1") == [True]
     assert again(f"answers=[{out / 'answers-0'}]") == [True]
     for change, named in {
         "train.epochs=2": r"train\.epochs", f"model={other}": "model", f"answers=[{tmp_path}]": "answers",

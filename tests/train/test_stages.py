@@ -123,6 +123,12 @@ def test_a_head_of_another_target_may_be_the_start(base, tmp_path):
     list(stages.run("prepare"))
     list(stages.run("train"))
     assert head_info(tmp_path / "out" / "head").target.fingerprint == stages.llm.loaded.fingerprint
+    for method, changes, named in (
+        ("medusa", start[1:], "method: 'medusa', start: None"), ("eagle3", start[1:], "start: None"),
+    ):  # fmt: skip
+        other = Stages(method, read_config(config_of(base, tmp_path / "out"), changes))
+        with pytest.raises(ConfigError, match=rf"other settings\. Got: {named}\. Expected: "):
+            list(other.run("train"))
     wider = read_config(config_of(base, tmp_path / "refused"), (f"start={tmp_path / 'wider'}",))
     with pytest.raises(IncompatibleModels, match="hidden size 64"):
         list(Stages("eagle3", wider).run("prepare"))
@@ -158,6 +164,29 @@ def test_stages_go_on_where_they_were(base, tmp_path, monkeypatch):
     measured = list(stages.run("eval"))
     monkeypatch.setattr("paceline.train.measure.run_trial", None)  # nothing is measured twice
     assert list(stages.run("eval")) == measured
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("head.seed=1", r"head\.seed: 1"),
+        ("head.num_heads=2", r"head\.num_heads: 2"),
+        ("train.loss.decay=0.5", r"train\.loss\.decay: 0\.5"),
+    ],
+)
+def test_a_run_that_was_stopped_goes_on_with_its_own_settings_alone(base, tmp_path, change, named):
+    """A setting that it has by default may be written down meanwhile."""
+    config = config_of(base, tmp_path)
+    stages = Stages("medusa", read_config(config, ("train.checkpoint_seconds=0",)))
+    finished(stages, "prepare")
+    for event in stages.run("train"):
+        if getattr(event, "step", 0) == 1:
+            break
+    other = Stages("medusa", read_config(config, (change,)))
+    with pytest.raises(ConfigError, match=rf"other settings\. Got: {named}.* Expected: "):
+        finished(other, "train")
+    same = Stages("medusa", read_config(config, ("head.num_heads=4", "train.loss.name=ce")))
+    assert next(event for event in same.run("train") if isinstance(event, Started)).resumed
 
 
 def test_what_is_refused(base, tmp_path):

@@ -99,14 +99,14 @@ class DistillRecipe(Recipe):
     makes_draft: ClassVar[bool] = True
 
     def __init__(
-        self, plain: PreTrainedModel, draft: PreTrainedModel, settings: DistillLoss, identity: str = "",
+        self, plain: PreTrainedModel, draft: PreTrainedModel, settings: DistillLoss,
         reader: BatchReader | None = None, whole: PreTrainedModel | None = None,
         processor: ProcessorMixin | None = None,
     ):  # fmt: skip
         _check_sizes(draft, plain)
         self.module, self._plain, self._draft, self._whole = draft, plain, draft, whole
         self.settings, self._loss = settings, LOSSES.get(settings.name)
-        self.identity, self.processor = identity, processor
+        self.processor = processor
         self._reader, self.reads_images = reader, reader is not None
         self._windows, self._own_windows = windows_of(plain), windows_of(draft)
 
@@ -147,7 +147,7 @@ class DistillRecipe(Recipe):
         if not shape.embeddings:
             for module in (draft.get_input_embeddings(), draft.get_output_embeddings()):
                 cast("nn.Module", module).requires_grad_(False)
-        return cls(plain, draft, plan.settings, f"{shape} {plan.settings} from {begin}", reader, whole, processor)
+        return cls(plain, draft, plan.settings, reader, whole, processor)
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         return self._draft if self._whole is None else self._whole, target

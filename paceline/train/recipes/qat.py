@@ -93,11 +93,11 @@ class QatRecipe(Recipe):
 
     def __init__(
         self, plain: PreTrainedModel, student: nn.Module, fakes: Fakes, settings: QatLoss,
-        identity: str = "", reader: BatchReader | None = None,
+        reader: BatchReader | None = None,
     ):  # fmt: skip
         self.module, self._plain, self._student = fakes, plain, student
         self.settings, self._loss, self._windows = settings, LOSSES.get(settings.name), windows_of(plain)
-        self.identity, self._reader, self.reads_images = identity, reader, reader is not None
+        self._reader, self.reads_images = reader, reader is not None
 
     @classmethod
     def check(cls, plan: Plan) -> None:
@@ -111,7 +111,7 @@ class QatRecipe(Recipe):
         plain, _ = plain_models(plan.config.model, plan.target.device)
         reader = None if plan.target.vision is None else BatchReader(plan.target)
         student, fakes = faked(plain, plan.shape)
-        return cls(plain, student, fakes, plan.settings, f"{plan.shape} {plan.settings}", reader)
+        return cls(plain, student, fakes, plan.settings, reader)
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         return cast("Fakes", self.module).packed(), target

@@ -36,7 +36,7 @@ from ..config import AtLeast0, AtLeast1, Few, Seed, Several, Share
 from ..data import Answers
 from ..losses import LOSSES
 from ..recipe import Batch, Losses, Plan, Recipe
-from ..run_folder import check_same, hash_tensors
+from ..run_folder import check_same
 from .common import Decay, TokenLoss, seeded, shifted, started
 from .models import check_memory, layers_of, linears_of, outlined, plain_models, size_of, windows_of
 from .rounds import Rounds
@@ -164,8 +164,8 @@ class SpaceRecipe(Recipe):
     """Train a SPACE adapter, or the whole model with it.
 
     trained: the models that read text and masks. tokenizer: goes with a fine-tuned model. draft_ids: tokens whose
-    logits are compared, which saves most of the output layer; None: all of them. start: names the weights to continue
-    from. Raises `ConfigError`.
+    logits are compared, which saves most of the output layer; None: all of them.
+    Raises `ConfigError`.
     """
 
     KINDS: ClassVar = {"space": (SpaceShape, SpaceLoss)}
@@ -173,7 +173,7 @@ class SpaceRecipe(Recipe):
 
     def __init__(
         self, trained: Trained, gated: bool, tokenizer: PreTrainedTokenizerBase | None, settings: SpaceLoss,
-        draft_ids: Tensor | None = None, start: str = "none",
+        draft_ids: Tensor | None = None,
     ):  # fmt: skip
         self.module, self.adapter, self._trained, self._tokenizer = trained.module, trained.adapter, trained, tokenizer
         _check_rows(settings.rows, self.adapter.config)
@@ -182,8 +182,6 @@ class SpaceRecipe(Recipe):
         vocab, device = self.adapter.config.vocab_size, trained.plain.device
         self._ids = None if draft_ids is None else draft_ids.to(device)
         self._windows = windows_of(trained.plain)
-        trains = "factors" if self.module is self.adapter else "every weight"
-        self.identity = f"{'gated' if gated else 'full'}, trains {trains}, start {start}, {self.adapter.config}"
         self._index = draft_index(self._ids if self._ids is not None else torch.arange(vocab), vocab).to(device)
 
     @classmethod
@@ -213,9 +211,7 @@ class SpaceRecipe(Recipe):
         ids = None
         if how.vocab_size is not None:
             ids = frequent_ids(answers.texts, min(how.vocab_size, target.vocab_size), target.vocab_size)
-        return cls(
-            trained, gated, target.tokenizer, how, ids, "none" if start is None else hash_tensors(start.state_dict())
-        )
+        return cls(trained, gated, target.tokenizer, how, ids)
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The adapter; of a full run its masks alone, and the fine-tuned model, which is then the target."""

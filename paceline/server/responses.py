@@ -205,7 +205,7 @@ class ResponseAnswering(Answering):
         used = ending.pop("usage")
         usage = {
             "input_tokens": used["prompt_tokens"],
-            "input_tokens_details": used["prompt_tokens_details"],
+            "input_tokens_details": {"cache_write_tokens": 0, **used["prompt_tokens_details"]},
             "output_tokens": used["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0, **used.get("completion_tokens_details", {})},
             "total_tokens": used["total_tokens"],

@@ -35,6 +35,8 @@ def test_a_chat(client):
     pieces = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(one.choices[0].delta.content or "" for one in pieces[:-1]) == wanted.text
     assert pieces[-1].usage.total_tokens == whole.usage.total_tokens
+    for one in (whole, *pieces):
+        type(one).model_validate(one.to_dict(), strict=True)  # the client itself takes anything
     assert 0 < pieces[-1].usage.prompt_tokens_details.cached_tokens < whole.usage.prompt_tokens
     again = [*messages, whole.choices[0].message, {"role": "user", "content": "ab"}]
     assert client.chat.completions.create(**{**asked, "messages": again}).choices[0].message.role == "assistant"

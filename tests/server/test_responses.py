@@ -34,6 +34,7 @@ def test_a_text(client):
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
     assert (answer.object, answer.store, answer.error) == ("response", False, None)
     assert answer.id.startswith("resp_")
+    type(answer).model_validate(answer.to_dict(), strict=True)  # the client itself takes anything
 
 
 def test_messages_and_instructions(client):
@@ -74,6 +75,8 @@ def test_a_stream(client, most, end):
     assert [one.sequence_number for one in pieces] == list(range(len(pieces)))
     assert "".join(one.delta for one in deltas) == whole.output_text
     assert len(deltas) > 1
+    for one in pieces:
+        type(one).model_validate(one.to_dict(), strict=True)
     last = pieces[-1].response
     assert last.output_text == whole.output_text
     assert last.usage == whole.usage

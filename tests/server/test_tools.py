@@ -60,7 +60,7 @@ def chat(**body):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_a_demanded_call_is_made(choice):
-    body = {"tools": [TOOL], "tool_choice": choice, "logit_bias": {"85": -100}}
+    body = {"tools": [TOOL], "tool_choice": choice}
     (made,) = chat(**body).json()["choices"]
     assert made["finish_reason"] == "tool_calls"
     assert made["message"]["content"] is None
@@ -71,6 +71,11 @@ def test_a_demanded_call_is_made(choice):
     assert not any(one["delta"].get("content") for one in pieces)
     assert pieces[-1]["finish_reason"] == "tool_calls"
     assert pieces[-1]["delta"]["tool_calls"][0]["function"] == call["function"]
+
+
+def test_a_demanded_call_ends_where_the_model_prefers_spaces():
+    (made,) = chat(tools=[TOOL], tool_choice="required", logit_bias={"85": 100}).json()["choices"]
+    assert made["finish_reason"] == "tool_calls"
 
 
 def test_the_template_reads_tools_and_calls():

@@ -2,13 +2,14 @@
 
     python bench/replay.py record MODEL TRACE.jsonl --data DIR -d lookup -d self-int4 [--suite spec_bench ...]
         [--temperature 0] [--num-prompts 24] [--max-tokens 96]
-    python bench/replay.py run TRACE.jsonl [-d lookup+self-int4 ...] [--seeds 3]
+    python bench/replay.py run TRACE.jsonl [-d lookup+self-int4 ...] [--seeds 5] [--fresh]
 
 `record` decodes plainly and notes what each drafter would propose at every position, and what passes and drafts take on
 this machine. Answers do not depend on drafts, so `run` can replay any policy and any combination of these drafters: it
 drafts, accepts and learns as in the engine, on a clock that adds up the recorded seconds. The policy sees them with
 noise (3%, and one in a hundred far too long); speed-ups are counted in the true ones. Requests come one by one, in an
-order drawn from each seed, to a policy that has learnt nothing.
+order drawn from each seed. The policy learns from one half of the answers and is measured on the other, then the other
+way round; with `--fresh` it has learnt nothing, and all answers count.
 
 Columns are speed-ups over plain decoding; "best single" is the smallest ratio, over the categories, of a combination to
 the best of its members in that category, with hindsight, and the same over all answers.
@@ -200,14 +201,13 @@ def cut(row, budget, depth):
     return [0, *sorted(sorted(drafted, key=lambda n: (-scores[n], n))[: budget.nodes])], levels
 
 
-def replay(seconds, answers, names, seed):
-    """Category -> [seconds, seconds of plain decoding, tokens, passes]."""
-    rng, now = random.Random(seed), 0.0
-    curve, drafter = PassCurve({int(rows): took for rows, took in seconds["passes"].items()}), None
+def replay(seconds, lessons, answers, names, rng):
+    """Category -> [seconds, seconds of plain decoding, tokens, passes] of `answers`; `lessons` come before them."""
+    now, curve = 0.0, PassCurve({int(rows): took for rows, took in seconds["passes"].items()})
     drafter, policy = Replayed(names, seconds, answers), CostModel(clock=lambda: now)
     policy.bind(drafter, lambda rows: seen(curve.seconds(rows), rng), pads_trees=False)
     found = defaultdict(lambda: [0.0] * 4)
-    for answer in rng.sample(answers, len(answers)):
+    for number, answer in enumerate([*lessons, *answers]):
         drafter.begin(answer)
         params = SamplingParams(max_tokens=len(answer["output"]), ignore_eos=True)
         seq = Sequence(answer["prompt"], params, 0, frozenset(), 10**6, slot=0)
@@ -218,11 +218,24 @@ def replay(seconds, answers, names, seed):
             now += sum(told)
             timed = dict(zip(("draft_s", "verify_s", "rest_s"), told, strict=True))
             policy.observe(seq, Round(**{**made.__dict__, **timed}))
-            plain = made.num_emitted * (curve.seconds(1) + REST)
-            for cell in (found[answer["category"]], found["all"]):
-                cell[:] = [a + b for a, b in zip(cell, (sum(took), plain, made.num_emitted, 1), strict=True)]
+            row = sum(took), made.num_emitted * (curve.seconds(1) + REST), made.num_emitted, 1
+            for name in (answer["category"], "all") if number >= len(lessons) else ():
+                found[name] = [a + b for a, b in zip(found[name], row, strict=True)]
         policy.release([0])
     return found
+
+
+def replays(seconds, answers, names, args):
+    """Sums of `replay` over all seeds."""
+    total = defaultdict(lambda: [0.0] * 4)
+    for seed in range(args.seeds):
+        rng = random.Random(seed)
+        halves = answers[::2], answers[1::2]
+        for lessons, measured in [((), answers)] if args.fresh else [halves, halves[::-1]]:
+            shuffled = (rng.sample(part, len(part)) for part in (lessons, measured))
+            for name, row in replay(seconds, *shuffled, names, rng).items():
+                total[name] = [a + b for a, b in zip(total[name], row, strict=True)]
+    return total
 
 
 def seen(seconds, rng):
@@ -241,8 +254,7 @@ def run(args):
         sys.exit(f"not in this trace: {', '.join(unknown)}; it has {', '.join(singles)}")
     speeds = {}
     for one in track(dict.fromkeys([*singles, *asked]), "Replaying", transient=True):
-        runs = [replay(seconds, answers, one.split("+"), seed) for seed in range(args.seeds)]
-        cells = {name: [sum(found[name][i] for found in runs) for i in range(4)] for name in runs[0]}
+        cells = replays(seconds, answers, one.split("+"), args)
         speeds[one] = {name: (cell[1] / cell[0], cell[2] / cell[3]) for name, cell in cells.items()}
     names = sorted(speeds[singles[0]], key="all".__eq__)
     print("| drafter | " + " | ".join(names) + " | best single, worst category | all |")
@@ -271,7 +283,8 @@ def main():
     running = verbs.add_parser("run")
     running.add_argument("trace", type=Path)
     running.add_argument("--drafter", "-d", action="append", help="default: each of the trace and each pair")
-    running.add_argument("--seeds", type=int, default=3)
+    running.add_argument("--seeds", type=int, default=5)
+    running.add_argument("--fresh", action="store_true", help="start each order with a policy that has learnt nothing")
     running.set_defaults(do=run)
     args = parser.parse_args()
     quieten(debug=False)

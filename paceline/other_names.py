@@ -20,7 +20,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "truncate_prompt_tokens": "cut the prompt: llm.encode(prompt)[-k:] are its last k tokens",
         "stream_interval": "leave it out: a stream has one chunk for each round",
         "skip_clone": "leave it out: SamplingParams are immutable and never cloned",
-        "skip_reading_prefix_cache": "turn the cache off for all requests: prefix_cache_bytes=0",
+        "skip_reading_prefix_cache": "give LLM prefix_cache_bytes=0, which turns the cache off for all requests",
         "thinking_token_budget": "limit the whole answer: max_tokens",
         "repetition_detection": "avoid repetitions: no_repeat_ngram_size or repetition_penalty",
         # transformers

@@ -52,7 +52,7 @@ def test_differences():
     assert not differences(worse, COUNTS)[0].holds
     shifted = AcceptanceCounts(tuple(AnswerCounts(a.tokens, a.rounds, (0, *a.accepted[1:])) for a in COUNTS.answers))
     assert [one.holds for one in differences(shifted, COUNTS, 0.05)][:2] == [True, False]
-    with pytest.raises(ConfigError, match="other prompts"):
+    with pytest.raises(ConfigError, match="another number of prompts"):
         differences(COUNTS.first(2), COUNTS)
 
 

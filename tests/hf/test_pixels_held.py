@@ -62,7 +62,7 @@ def answers(llm: LLM, chats=CHATS, params=GREEDY) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("drafter", [None, draft])
 def test_at_most_a_batch_has_pixels(alive, monkeypatch, drafter):
-    monkeypatch.setattr(draft_vision, "_KEPT", 0)  # the bounded cache of what the draft's own processor made
+    monkeypatch.setattr(draft_vision, "_CACHE_BYTES", 0)  # the bounded cache of what the draft's own processor made
     most = 4 if drafter else 2  # two slots, for each of which the draft has pixels of its own
     llm = engine(drafter and drafter())
     alive.clear()

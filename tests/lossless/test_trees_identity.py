@@ -89,7 +89,6 @@ def test_two_heads_on_one_target():
 
 
 def test_caches_that_grow(monkeypatch):
-    monkeypatch.setattr("paceline.drafters.draft_layer.BLOCK", 4)
     monkeypatch.setattr("paceline.drafters.eagle_pass.CHUNK", 16)
     params = [SamplingParams(temperature=t, max_tokens=30) for t in (0.0, 0.8)]
     decode(Eagle(random_head(loaded(), 3)), params, ids=prompt(90))

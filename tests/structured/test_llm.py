@@ -126,8 +126,8 @@ def test_params_that_are_no_form(form, words):
         ({"json_object": True, "whitespace_pattern": "["}, "json_object cannot be read"),
         ({"grammar": "root ::= missing"}, "grammar cannot be read.*missing"),
         ({"grammar": 'start: "a'}, "grammar cannot be read"),
-        ({"regex": "é+"}, "no text of the model has"),
-        ({"regex": "[a&&b]"}, "no text of the model has"),
+        ({"regex": "é+"}, "no text that this model can write"),
+        ({"regex": "[a&&b]"}, "no text that this model can write"),
     ],
 )
 def test_forms_that_cannot_be_read(llm, form, words):
@@ -140,7 +140,7 @@ def test_a_grammar_without_an_end_in_the_vocabulary(llm):
     """No token writes its second letter: an error where plain decoding meets it, with any drafter."""
     params = SamplingParams(structured_outputs={"regex": "aé"})
     for engine in (llm, llm.plain(), LLM(tiny_model("llama"), tokenizer=byte_tokenizer(), drafter=RandomTrees())):
-        with pytest.raises(ConfigError, match=r"no token.*may follow"):
+        with pytest.raises(ConfigError, match="allows no further token"):
             engine.generate(TEXT, params)
 
 

@@ -43,7 +43,8 @@ def evaluate(lm_eval: str, tasks: Path, url: str, limit: int, clients: int) -> l
     with urllib.request.urlopen(f"{url}/v1/models") as answer:
         model = json.load(answer)["data"][0]["id"]
     out = tasks / model.replace("/", "_") / url.rpartition(":")[2]
-    given = f"model={model},base_url={url}/v1/chat/completions,num_concurrent={clients},tokenized_requests=False"
+    given = f"model={model},base_url={url}/v1/chat/completions,num_concurrent={clients}"
+    given += ",tokenized_requests=False,timeout=3600"
     command = [lm_eval, "--model", "local-chat-completions", "--model_args", given, "--tasks", "gsm8k_file"]
     command += ["--include_path", str(tasks), "--limit", str(limit), "--apply_chat_template"]
     command += ["--log_samples", "--output_path", str(out)]

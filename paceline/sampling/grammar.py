@@ -10,7 +10,6 @@ after c     m, which is forced    `forced`
 
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, cast, final
 from weakref import WeakKeyDictionary
 
@@ -23,7 +22,8 @@ from ..errors import ConfigError
 
 _Compiler = Callable[[StructuredOutputsParams], tuple[Any, Any]]
 _COMPILERS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[object, _Compiler]] = WeakKeyDictionary()
-_KEPT = 64  # grammars that are kept of a tokenizer
+_KEPT = 1 << 18  # characters of all forms whose grammars are kept
+_LEAST = 1 << 12  # that a form counts as
 
 
 @final
@@ -99,10 +99,26 @@ def make_grammar(
     """
     compilers, key = _COMPILERS.setdefault(tokenizer, {}), (vocab_size, eos_ids)
     if key not in compilers:
-        compilers[key] = lru_cache(_KEPT)(_compiler(tokenizer, vocab_size, eos_ids))
+        compilers[key] = _keeping(_compiler(tokenizer, vocab_size, eos_ids))
     matcher, vocabulary = compilers[key](params)
     banned = vocabulary.eos_tokens if ignore_eos or not eos_ids else ()
     return Grammar(matcher.deep_copy(), vocabulary, list(banned), eos_ids)
+
+
+def _keeping(compiled: _Compiler) -> _Compiler:
+    """The same, which keeps the grammars of the last forms, `_KEPT` characters in all; each can cost 500 bytes."""
+    held = dict[StructuredOutputsParams, tuple[int, tuple[Any, Any]]]()
+
+    def get(params: StructuredOutputsParams) -> tuple[Any, Any]:
+        found = held.pop(params, None) or (max(_LEAST, len(repr(params))), compiled(params))
+        held[params] = found
+        for oldest in list(held)[:-1]:
+            if sum(size for size, _ in list(held.values())) <= _KEPT:
+                break
+            held.pop(oldest, None)
+        return found[1]
+
+    return get
 
 
 def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_ids: frozenset[int]) -> _Compiler:

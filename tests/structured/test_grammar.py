@@ -1,6 +1,7 @@
 """The parser of an answer: after every path it allows what trying each token allows, wherever it was before."""
 
 import random
+from weakref import WeakKeyDictionary
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -8,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline import StructuredOutputsParams
 from paceline.errors import ConfigError
+from paceline.sampling import grammar as grammars
 from paceline.sampling.grammar import Grammar, make_grammar
 from tests.structured.common import (
     END,
@@ -137,3 +139,20 @@ def test_a_token_that_was_forbidden():
     with pytest.raises(ConfigError, match=r"forbids.*token 8 at 1"):
         grammar.mask([byte_tokenizer().encode("{")[0], 8, 9])
     assert grammar.mask([]).any(), "and others are not harmed"
+
+
+def test_grammars_are_kept_while_their_forms_are_short_together(monkeypatch):
+    """Else a server would keep 85 MB for each regex of 200,000 characters."""
+    compiled = list[str]()
+
+    def compiler(*given, make=grammars._compiler):
+        compile_one = make(*given)
+        return lambda params: (compiled.append(params.regex[-1]), compile_one(params))[1]
+
+    monkeypatch.setattr(grammars, "_compiler", compiler)
+    monkeypatch.setattr(grammars, "_COMPILERS", WeakKeyDictionary())
+    monkeypatch.setattr(grammars, "_KEPT", 400)
+    monkeypatch.setattr(grammars, "_LEAST", 1)
+    for text in ("a", "b", "a", "c", "a", "b", "x" * 1000, "x" * 1000, "a"):
+        make_grammar(StructuredOutputsParams(regex=text), byte_tokenizer(), 100, END, False)
+    assert "".join(compiled) == "abcbxa"

@@ -160,9 +160,9 @@ def _full_disk_named(place: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        code = error.errno if isinstance(error, OSError) else None
-        if code == errno.ENOSPC or (code is None and shutil.disk_usage(place.parent).free < _FULL):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)) from error
+        full = os.strerror(errno.ENOSPC)
+        if full in str(error) or shutil.disk_usage(place.parent).free < _FULL:
+            raise OSError(errno.ENOSPC, full, str(place)) from error
         raise
 
 

@@ -12,6 +12,9 @@ import weakref
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
 
 from .core.request import RequestOutputKind, SamplingParams, params_of
 from .engine.scheduler import EngineStats
@@ -22,6 +25,7 @@ from .hf.prompts import Prompt
 from .llm import LLM
 from .outputs import RequestOutput
 from .requests import MAX_WAITING_PIXEL_BYTES
+from .schema import checked_call
 
 
 class AsyncLLM:
@@ -37,10 +41,14 @@ class AsyncLLM:
     An answer has the tokens that `LLM.generate` gives with the same seed, whatever other requests run.
     """
 
-    def __init__(self, llm: LLM, *, max_waiting: int = 256, prefix_cache_bytes: int | None = None):
-        for name, given in (("max_waiting", max_waiting), ("prefix_cache_bytes", prefix_cache_bytes or 0)):
-            if given < 0:
-                raise ConfigError(f"{name} is negative", got=given, expected="at least 0")
+    @checked_call
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        max_waiting: Annotated[int, Field(ge=0)] = 256,
+        prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
+    ):
         self.llm, self.max_waiting = llm, max_waiting
         prefixes = llm.runner.prefixes
         with llm.runner.fair_lock():

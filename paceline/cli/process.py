@@ -26,6 +26,7 @@ class CtrlC:
         """Take over from Python, which would print stack traces; an ignored Ctrl-C stays ignored."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_signal)
+            sys.unraisablehook = _press_again
 
     def end(self) -> int:
         """Say that the command was stopped, once; returns the exit code as shells report it."""
@@ -39,6 +40,19 @@ class CtrlC:
         if self.stage == "running":
             raise KeyboardInterrupt
         os._exit(self.end())
+
+
+def _press_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Python drops what is raised within a `__del__`; if that was Ctrl-C, it comes again a moment later."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    from _thread import interrupt_main
+    from threading import Timer
+
+    timer = Timer(0.05, interrupt_main)
+    timer.daemon = True
+    timer.start()
 
 
 ctrl_c = CtrlC()

@@ -1,5 +1,6 @@
 """Files that users name: read up to a size limit, written atomically, replaced only if the same command wrote them."""
 
+import errno
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ Progress = Callable[[str, int, int | None], None]
 MAX_BYTES = 1 << 30
 """The largest file that is read; more is a mistake, such as an endless device."""
 _KERNEL = 1 << 20  # bytes to read of a file with size 0, as files of the kernel have
+_FULL = 1 << 16  # bytes that are left on a full disk, at most
 _HEAD = 1 << 16  # characters, enough to see which command wrote a file
 
 
@@ -155,6 +157,18 @@ def check_new(place: Path) -> None:
 
 
 @contextmanager
+def _full_disk_named(place: Path) -> Iterator[None]:
+    """While writing `place`: for a full disk libraries have errors of their own, and the system's names no file."""
+    try:
+        yield
+    except Exception as error:
+        full = os.strerror(errno.ENOSPC)
+        if full in str(error) or shutil.disk_usage(place.parent).free < _FULL:
+            raise OSError(errno.ENOSPC, full, str(place)) from error
+        raise
+
+
+@contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
     """A temporary folder that is renamed to `place` at the end, or removed after an error.
 
@@ -165,7 +179,8 @@ def new_folder(place: Path) -> Iterator[Path]:
     made = place.with_name(f".{place.name}-{uuid.uuid4().hex[:8]}")
     made.mkdir()
     try:
-        yield made
+        with _full_disk_named(place):
+            yield made
         unlock(made)
         made.rename(place)  # fails where something non-empty was made meanwhile
     except BaseException:
@@ -198,7 +213,8 @@ def replacing(path: Path | str) -> Iterator[Path]:
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
-        yield part
+        with _full_disk_named(place):
+            yield part
         with part.open("r+b") as file:
             os.fsync(file.fileno())
         part.replace(place)

@@ -314,3 +314,13 @@ def test_the_llm_may_be_used_meanwhile():
     assert failed == []
     assert got == [want] * 6
     assert threading.active_count() < 20
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_model_in_place_of_an_llm_is_refused():
+    with pytest.raises(ConfigError, match=r"AsyncLLM\.llm has a wrong value\. Got: 'smollm2-135m'.*an instance of LLM"):
+        AsyncLLM("smollm2-135m")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="AsyncLLM takes no 'drafter'"):
+        AsyncLLM(drafter="lookup")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"max_waiting has a wrong value\. Got: -1"):
+        AsyncLLM(tiny_llm(PromptLookup()), max_waiting=-1)

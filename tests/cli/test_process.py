@@ -55,7 +55,7 @@ def test_help_does_not_wait_for_torch():
 
 
 INTERRUPTED = """
-import os, signal, sys
+import os, signal, sys, time
 
 class Presses:
     def find_spec(self, name, path=None, target=None):
@@ -65,6 +65,14 @@ class Presses:
 
 def press():
     os.kill(os.getpid(), signal.SIGINT)
+
+class Dropped:
+    def __del__(self):
+        press()
+
+def drop():
+    Dropped()
+    time.sleep(60)
 
 def swallow():
     try:
@@ -86,6 +94,7 @@ main({arguments!r})
         ("paceline.cli.show", "swallow()", False),
         ("paceline.zoo", "press()", True),  # within the command
         ("paceline.zoo", "swallow()", False),
+        ("paceline.zoo", "drop()", False),
     ],
 )
 def test_ctrl_c_at_any_moment(moment, press, json):

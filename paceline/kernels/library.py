@@ -189,8 +189,8 @@ def reads(scores: Tensor) -> bool:
 def draw(scores: Tensor, seeds: Sequence[int], positions: Sequence[int], purpose: int) -> list[int]:
     """argmax(scores + noise) of float32 [R, V], with the noise of `core.rng.gumbel`.
 
-    -1 where float32 sums could decide otherwise than exact ones (one row in a thousand), and where scores are NaN or
-    infinite.
+    -1 where float32 sums could decide otherwise than exact ones (about one row in a thousand), and where scores are NaN
+    or infinite.
     """
     scores = scores.contiguous()
     rows, columns = scores.shape

@@ -33,8 +33,8 @@ def gumbel_argmax(
 ) -> Tensor:  # [K], int64
     """The target's choice at each position: argmax(scores + noise), a draw from the softmax of the scores.
 
-    The Gumbel-max draw (Gumbel 1954; Maddison et al. 1411.0030). The native library leaves out noise that cannot win,
-    which is a tenth of the work; what it does not decide is computed in full.
+    The Gumbel-max draw (Gumbel 1954; Maddison et al. 1411.0030). The native library skips the noise of tokens that
+    cannot win. Rows that it leaves undecided get the noise of every token, as do scores that are not float32.
     """
     tokens, rows = [-1] * len(scores), [*range(len(scores))]
     if scores.dtype is torch.float32 and reads(scores):

@@ -77,7 +77,7 @@ def test_the_windows_do_not_change_the_nucleus(top_p: float, monkeypatch: pytest
     widths: list[int] = []
     window = warpers_module._window
 
-    def spy(part: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    def spy(part: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
         widths.append(width)
         return window(part, width)
 
@@ -87,6 +87,29 @@ def test_the_windows_do_not_change_the_nucleus(top_p: float, monkeypatch: pytest
     assert (12_000 in widths) == (top_p > 0.5), "the full sort is for broad nuclei only"
     monkeypatch.setattr(warpers_module, "_WINDOWS", ())
     assert torch.equal(got, warp(scores, params))
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        (lambda values, tokens, mass: (values, tokens, mass), True),
+        (lambda values, tokens, mass: (values, tokens, mass * 0.97), False),
+        (lambda values, tokens, mass: (values, tokens.roll(1, 1), mass), False),
+        (lambda values, tokens, mass: (values, tokens, mass.roll(1, 1)), False),
+    ],
+    ids=["none", "mass that is lost", "tokens of the place before", "mass of the place before"],
+)
+def test_faults_of_the_first_window_are_seen(change, is_same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes from the native library on CPU; the full sort comes from torch."""
+    scores = torch.randn(8, 12_000, generator=torch.Generator().manual_seed(4)) * 6
+    params = [SamplingParams(temperature=1.0, top_p=0.8)] * 8
+    window = warpers_module._window
+    monkeypatch.setattr(
+        warpers_module, "_window", lambda s, width: change(*window(s, width)) if width == 128 else window(s, width)
+    )
+    got = warp(scores, params)
+    monkeypatch.setattr(warpers_module, "_WINDOWS", ())
+    assert torch.equal(got, warp(scores, params)) == is_same
 
 
 def test_the_smallest_temperature_is_the_argmax() -> None:

@@ -1,0 +1,71 @@
+"""The script that records drafts and replays the default policy on them."""
+
+import json
+import random
+
+import pytest
+
+from paceline.core.interfaces import DraftBudget
+from tests.bench.test_methods_script import data  # noqa: F401
+
+SCRIPT = "replay"
+SECONDS = {"passes": {"1": 0.010, "4": 0.011, "16": 0.014}, "drafts": {"good": [0.0005, 0.0], "bad": [0.0005, 0.0]}}
+
+
+def answers(count: int, length: int = 60) -> list[dict[str, object]]:
+    """Answers with a drafter that proposes the next four tokens, and one that proposes others."""
+    made = []
+    for number in range(count):
+        output = [100 * number + i for i in range(length)]
+
+        def rows(wrong: int, output=output):
+            for place in range(length - 1):
+                ids = [0, *(token + wrong for token in output[place : place + 4])]
+                chain = {"ids": ids, "parents": [*range(-1, len(ids) - 1)], "confidences": None}
+                yield {"position": place, "hint": 0, "branches": 1, **chain}
+
+        proposals = {"good": [*rows(0)], "bad": [*rows(1000)]}
+        made.append({"category": f"c{number % 2}", "prompt": [1, 2, 3], "output": output, "proposals": proposals})
+    return made
+
+
+def test_right_drafts_pay_and_wrong_ones_cost_little(script):
+    def replayed(*names: str) -> tuple[float, float]:
+        cell = script.replay(SECONDS, (), answers(6), list(names), random.Random(0))["all"]
+        assert cell[2] == 6 * 60, "every token is emitted once"
+        return cell[1] / cell[0], cell[2] / cell[3]
+
+    (good, tokens), (bad, ones), (both, _) = replayed("good"), replayed("bad"), replayed("bad", "good")
+    assert good > 2.5
+    assert tokens > 3
+    assert 0.9 < bad <= 1
+    assert ones == 1
+    assert both > 0.8 * good
+
+
+def test_trees_are_cut_as_their_drafter_would(script):
+    """By depth, by nodes, by the least probability, and where the policy ends a draft."""
+    row = {"parents": [-1, 0, 0, 1, 3], "confidences": [1.0, 0.6, 0.3, 0.5, 0.9]}  # paths of 0.6, 0.3, 0.3, 0.27
+    assert script.cut(row, DraftBudget(9, 9), 9) == ([0, 1, 2, 3, 4], 3)
+    assert script.cut(row, DraftBudget(9, 9), 2) == ([0, 1, 2, 3], 2)
+    assert script.cut(row, DraftBudget(9, 1), 9) == ([0, 1], 3)
+    assert script.cut(row, DraftBudget(9, 9, min_prob=0.28), 9) == ([0, 1, 2, 3], 3)
+    asked: list[list[float]] = []
+    assert script.cut(row, DraftBudget(9, 9, 0, lambda path: asked.append([*path]) or len(path) < 2), 9)[1] == 2
+    assert asked == [[0.6], [0.6, 0.5]]
+
+
+def test_record_and_run(script, model, data, tmp_path, monkeypatch, capsys):  # noqa: F811
+    trace = tmp_path / "trace.jsonl"
+    record = ["record", model, str(trace), "--data", str(data), "-d", "lookup", "--suite", "humaneval"]
+    monkeypatch.setattr("sys.argv", ["replay.py", *record, "--num-prompts", "2", "--max-tokens", "12"])
+    script.main()
+    seconds, *rows = map(json.loads, trace.read_text().splitlines())
+    assert seconds["passes"]["1"] > 0
+    assert [len(row["proposals"]["lookup"]) <= len(row["output"]) for row in rows] == [True, True]
+    monkeypatch.setattr("sys.argv", ["replay.py", "run", str(trace), "--seeds", "1"])
+    script.main()
+    assert "| lookup | " in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["replay.py", "run", str(trace), "-d", "suffix"])
+    with pytest.raises(SystemExit, match="not in this trace: suffix; it has lookup"):
+        script.main()

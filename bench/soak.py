@@ -8,9 +8,10 @@ seeded requests whose answers alone are known. Some clients go in the middle, so
 (bench/nonsense.py). The last line is JSON: counts by kind and status, and `faults`, what must not have happened. Exit
 code 1 where there is one.
 
-`memory_mb`, at the beginning and after each quarter of the time: `rss` of the server; `kv`, its KV cache, which grows
-to the longest text; `prefixes`, its prefix cache, which grows to its size; `free`, what malloc holds and nobody uses.
-`rss` without these should stop growing.
+`memory_mb`, at the beginning and after each tenth of the time, while no request runs: `rss` of the server; `kv`, its KV
+cache, which grows to the longest text; `prefixes`, its prefix cache, which grows to its size; `malloc`, what malloc has
+given out, those two included; `free`, what malloc holds and nobody uses; `python_blocks`, thousands of small objects of
+Python. `malloc` without `kv` and `prefixes`, and `python_blocks`, should stop growing.
 """
 
 import argparse
@@ -195,16 +196,13 @@ async def soak(url: str, options: argparse.Namespace, inspect: Any) -> dict[str,
         seen.alone = [await seen.ask(which) for which in range(len(seen.pool))]
         seen.faults += [f"alone: {one}: {seen.pool[at]}" for at, one in enumerate(seen.alone) if isinstance(one, int)]
         await seen.run(min(30.0, options.minutes * 15), options.seed)  # what is allocated once
-        memory = [inspect()["memory_mb"]]
-        for part in range(4):
-            await seen.run(options.minutes * 15, options.seed + 1000 * (part + 1))
-            memory.append(inspect()["memory_mb"])
-        for _ in range(100):
-            after = inspect()
-            if after["running"] == after["waiting"] == 0 and after["tasks"] <= idle["tasks"]:
-                break
-            await asyncio.sleep(0.2)
-        else:
+        memory = [(await at_rest(inspect, idle["tasks"]))["memory_mb"]]
+        for part in range(10):
+            await seen.run(options.minutes * 6, options.seed + 1000 * (part + 1))
+            after = await at_rest(inspect, idle["tasks"])
+            memory.append(after["memory_mb"])
+            print(f"{part + 1}/10: {memory[-1]}, {len(seen.faults)} faults", file=sys.stderr, flush=True)
+        if after["running"] or after["waiting"] or after["tasks"] > idle["tasks"]:
             seen.faults.append(f"left behind: {after}")
         if after["free_slots"] != SLOTS:
             seen.faults.append(f"{after['free_slots']} free slots of {SLOTS}")
@@ -214,31 +212,42 @@ async def soak(url: str, options: argparse.Namespace, inspect: Any) -> dict[str,
             "server": after, "memory_mb": memory}  # fmt: skip
 
 
+async def at_rest(inspect: Any, idle_tasks: int, seconds: float = 20.0) -> dict[str, Any]:
+    """What the server holds once it has nothing to do, or after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        held = inspect()
+        if (not held["running"] and not held["waiting"] and held["tasks"] <= idle_tasks) or time.monotonic() > end:
+            return held
+        await asyncio.sleep(0.2)
+
+
 def memory_of(llm: LLM) -> dict[str, int]:
-    """Resident memory of this process in MB, and those parts of it that grow to a limit."""
-    cache = llm.runner.cache
+    """Memory of this process in MB, see the module's docstring."""
+    cache, malloc = llm.runner.cache, _malloc()
     held = {
         "rss": psutil.Process().memory_info().rss,
         "kv": sum(t.nbytes for t in (*cache.keys, *cache.values)),
         "prefixes": llm.runner.prefixes.num_bytes,
-        "free": _free_of_malloc(),
+        "malloc": malloc.uordblks + malloc.hblkhd,
+        "free": malloc.fordblks,
     }
-    return {name: round(size / 1e6) for name, size in held.items()}
+    blocks = {"python_blocks": round(sys.getallocatedblocks() / 1e3)}
+    return {name: round(size / 1e6) for name, size in held.items()} | blocks
 
 
 class _MallInfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`; the ninth number is the free bytes of all arenas."""
+    """glibc's `struct mallinfo2`: sums over all arenas, in bytes."""
 
-    _fields_ = [(f"field{place}", ctypes.c_size_t) for place in range(10)]
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
+                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]  # fmt: skip
 
 
-def _free_of_malloc() -> int:
-    """Bytes that malloc holds and nobody uses; 0 without glibc."""
-    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if function is None:
-        return 0
+def _malloc() -> _MallInfo:
+    """What malloc holds; zeros without glibc."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", _MallInfo)
     function.restype = _MallInfo
-    return function().field8
+    return function()
 
 
 def child(arguments: list[str]) -> None:
@@ -246,14 +255,16 @@ def child(arguments: list[str]) -> None:
     from paceline.cli import main as paceline
 
     def tell() -> None:
-        for _ in sys.stdin:
-            from paceline.async_llm import AsyncLLM
+        from paceline.async_llm import AsyncLLM
 
+        for _ in sys.stdin:
+            gc.collect()
             objects = gc.get_objects()
             engine = next((one for one in objects if isinstance(one, AsyncLLM)), None)
-            tasks = [one for one in objects if isinstance(one, asyncio.Task) and not one.done()]
+            tasks = sum(isinstance(one, asyncio.Task) and not one.done() for one in objects)
+            del objects  # or the next list would hold this one
             if engine is not None:
-                told = {"running": engine.num_running, "waiting": engine.num_waiting, "tasks": len(tasks),
+                told = {"running": engine.num_running, "waiting": engine.num_waiting, "tasks": tasks,
                         "free_slots": engine.stats().free_slots, "threads": threading.active_count(),
                         "fds": psutil.Process().num_fds(), "memory_mb": memory_of(engine.llm)}  # fmt: skip
                 print(json.dumps(told), flush=True)
@@ -269,6 +280,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--image", action="store_true", help="the model sees")
+    parser.add_argument("--drafter", default="lookup")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, default=Path("soak.log"), help="the server's stderr")
     if sys.argv[1:2] == ["--child"]:
@@ -277,6 +289,7 @@ def main() -> None:
     options = parser.parse_args()
     limits = ["--max-num-seqs", str(SLOTS), "--max-waiting", str(WAITING), "--max-body-mb", "8"]
     limits += ["--max-model-len", "2048"]  # nonsense may ask for answers as long as that
+    limits += ["--drafter", options.drafter]
     command = [sys.executable, __file__, "--child", options.model, "--port", "0", "--json", "--log-format", "json"]
     with options.log.open("w") as log:
         made = subprocess.Popen(

@@ -43,7 +43,7 @@ START_S = 240.0  # until a server that is started here answers
 
 
 @dataclass
-class Answer:
+class ServedAnswer:
     """One answer as it came: seconds from the request to its first text, and to its last."""
 
     text: str
@@ -83,7 +83,7 @@ class Served:
         return drafts, accepted
 
 
-async def ask(http: httpx.AsyncClient, model: str, messages: Sequence[Any], max_tokens: int) -> Answer:
+async def ask(http: httpx.AsyncClient, model: str, messages: Sequence[Any], max_tokens: int) -> ServedAnswer:
     """One streamed chat. Raises `httpx.HTTPError`, and RuntimeError for an error of the server."""
     body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True}
     begin, first, last, text = time.perf_counter(), 0.0, 0.0, ""
@@ -100,12 +100,12 @@ async def ask(http: httpx.AsyncClient, model: str, messages: Sequence[Any], max_
             if fresh:
                 last = time.perf_counter() - begin
                 first, text = first or last, text + fresh
-    return Answer(text, first, last)
+    return ServedAnswer(text, first, last)
 
 
-async def load(server: Served, chats: Sequence[Any], clients: int, max_tokens: int) -> tuple[list[Answer], float]:
+async def load(server: Served, chats: Sequence[Any], clients: int, max_tokens: int) -> tuple[list[ServedAnswer], float]:
     """The answers to these chats by so many clients, and the seconds from the first request to the last answer."""
-    waiting, answers = list(enumerate(chats)), dict[int, Answer]()
+    waiting, answers = list(enumerate(chats)), dict[int, ServedAnswer]()
     limits = httpx.Limits(max_connections=clients)
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits, trust_env=False) as http:
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from paceline.errors import ConfigError
-from paceline.eval.run import Answer, Ask, BenchOptions, Side
+from paceline.eval.run import Ask, BenchOptions, Side, TimedAnswer
 
 from .base import Peer
 
@@ -21,7 +21,7 @@ class PeerSide(Side):
         super().__init__(f"{peer.name}:{mode}")
         self.peer, self.mode, self.eos_ids = peer, mode, eos_ids
 
-    def answer(self, asks: Seq[Ask], options: BenchOptions) -> list[Answer]:
+    def answer(self, asks: Seq[Ask], options: BenchOptions) -> list[TimedAnswer]:
         """Ask the peer, with its own count of tokens and its own clock. Raises `ConfigError` for an image."""
         if any(ask.question.image for ask in asks):
             raise ConfigError("peers are asked about text alone", got="a prompt with an image", fix="leave --peer out")
@@ -30,11 +30,13 @@ class PeerSide(Side):
             got = self.peer.run(self.mode, ask.token_ids, options.max_tokens, options.temperature)
             passes = None if got.num_passes is None else float(got.num_passes)
             answers.append(
-                Answer(ask, self.name, got.token_ids, got.num_tokens, got.text, got.decode_s, got.prefill_s, passes)
+                TimedAnswer(
+                    ask, self.name, got.token_ids, got.num_tokens, got.text, got.decode_s, got.prefill_s, passes
+                )
             )
         return answers
 
-    def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
+    def judge(self, plain: TimedAnswer, mine: TimedAnswer, options: BenchOptions) -> TimedAnswer:
         """`mine` with whether it is our plain answer, by tokens where the peer gives them, an end token apart."""
         if mine.token_ids is None or plain.token_ids is None:
             same = mine.text.strip() == plain.text.strip()

@@ -214,7 +214,9 @@ class Sequence:
     grammar: Any = None  # a `sampling.Grammar`, which decides what tokens are allowed
     prediction: tuple[int, ...] = ()  # the predicted output
     slot: int = -1  # set by the runner
-    is_unread: bool = False  # whether the last chunk of the prompt is left to the first pass, see `decoding.first_pass`
+    has_deferred_tokens: bool = (
+        False  # whether the last chunk of the prompt is left to the first pass, see `decoding.first_pass`
+    )
     num_cached_tokens: int = 0  # how many tokens the prefix cache had when the sequence was admitted
     # grows with every round
     token_ids: list[int] = field(default_factory=list[int])

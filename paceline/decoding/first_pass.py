@@ -20,7 +20,7 @@ from ..runner import ModelRunner
 
 def deferred_tokens(runner: ModelRunner, seq: Sequence) -> list[int]:
     """The tokens before the root that were left to the first pass; empty after that pass."""
-    return seq.token_ids[runner.cache.lengths[seq.slot] : -1] if seq.is_unread else []
+    return seq.token_ids[runner.cache.lengths[seq.slot] : -1] if seq.has_deferred_tokens else []
 
 
 def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[Tensor, list[bool], float]:

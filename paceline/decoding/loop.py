@@ -79,7 +79,7 @@ class SpeculativeDecoder:
                 timings.prefill += seconds
             if not is_done:
                 yield
-        seq.is_unread = self.runner.cache.lengths[seq.slot] < seq.num_cached
+        seq.has_deferred_tokens = self.runner.cache.lengths[seq.slot] < seq.num_cached
 
     def _chunks(self, seq: Sequence) -> Generator[None, None, float]:
         prompt = seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill
@@ -106,7 +106,7 @@ class SpeculativeDecoder:
     def can_go_on(self, seq: Sequence) -> bool:
         """Whether a sequence is consistent after a round that raised: its text and its cache agree."""
         cached = self.runner.cache.lengths[seq.slot]
-        return seq.error is None and (cached == seq.num_cached or (seq.is_unread and cached < seq.num_cached))
+        return seq.error is None and (cached == seq.num_cached or (seq.has_deferred_tokens and cached < seq.num_cached))
 
     @torch.inference_mode()
     def step(self, seqs: Seq[Sequence]) -> None:
@@ -162,7 +162,7 @@ class SpeculativeDecoder:
         if budget.depth == budget.nodes == 0:
             return budget
         room = self.runner.room(seq.slot) - len(first_pass.deferred_tokens(self.runner, seq))
-        must_wait = seq.is_unread and not self.drafter.info.member(budget.drafter_index).drafts_during_prefill
+        must_wait = seq.has_deferred_tokens and not self.drafter.info.member(budget.drafter_index).drafts_during_prefill
         most = min(budget.depth, budget.nodes, seq.remaining - 1, room, seq.params.most_drafted)
         depth = 0 if must_wait else max(0, most)
         return budget if depth == budget.depth > 0 else replace(budget, depth=depth, nodes=budget.nodes if depth else 0)
@@ -175,7 +175,7 @@ def _append(
 
     If the walk ends at a node without a distribution before the sequence ends, the sequence gets the node's error.
     """
-    seq.is_unread, before = False, seq.num_output
+    seq.has_deferred_tokens, before = False, seq.num_output
     token_ids, _, probes = draft.tree.lists
     last = Origin.BONUS if walk.is_bonus else Origin.RECOVERED
     last = Origin.PLAIN if all(probes[row][1:]) else last

@@ -27,7 +27,7 @@ from ..system.files import claimed, read_json, read_text, to_json, write_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .run import Answer
+    from .run import TimedAnswer
 
 SUMMARY, ANSWERS, PEER_ANSWERS = "summary.json", "answers.jsonl", "peer_answers.jsonl"
 PLAIN = "plain"
@@ -44,7 +44,9 @@ class ResultFolder:
         self.count = 0
         self._files = {name: FileIO(path / name, "x") for name in (ANSWERS, PEER_ANSWERS)}
 
-    def add(self, answers: "Sequence[Answer]", ours: Collection[str], tokenizer: "PreTrainedTokenizerBase") -> None:
+    def add(
+        self, answers: "Sequence[TimedAnswer]", ours: Collection[str], tokenizer: "PreTrainedTokenizerBase"
+    ) -> None:
         """Append answers; `ours` are the names of Paceline's sides, the others are peers.
 
         Raises `PacelineError` where the disk is full; earlier lines stay intact.

@@ -67,7 +67,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """One side's answer to one `Ask`.
 
     num_tokens: tokens after the prefill pass, which gives the first and may give more. seconds: of decoding, after that
@@ -114,10 +114,10 @@ class Side(ABC):
         self.name = name
 
     @abstractmethod
-    def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[TimedAnswer]:
         """Answer a batch; Paceline's engines decode as many together as they have slots."""
 
-    def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
+    def judge(self, plain: TimedAnswer, mine: TimedAnswer, options: BenchOptions) -> TimedAnswer:
         """`mine` with its verdict against the plain answer."""
         return mine
 
@@ -129,7 +129,7 @@ class EngineSide(Side):
         super().__init__(name)
         self.llm = llm
 
-    def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[TimedAnswer]:
         results = self.llm.generate([ask.prompt for ask in asks], [ask.params(options) for ask in asks])
         timings = self.llm.decoder.timings  # of the whole batch
         shares = [sum(one.seconds / one.batch for one in result.rounds) for result in results]
@@ -138,7 +138,7 @@ class EngineSide(Side):
         for ask, result, share in zip(asks, results, shares, strict=True):
             one = result.outputs[0]
             answers.append(
-                Answer(
+                TimedAnswer(
                     ask,
                     self.name,
                     one.token_ids,
@@ -156,7 +156,7 @@ class EngineSide(Side):
             )
         return answers
 
-    def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
+    def judge(self, plain: TimedAnswer, mine: TimedAnswer, options: BenchOptions) -> TimedAnswer:
         """`mine` with its verdict; none where the verifier guarantees the distribution and not the tokens."""
         if not (self.llm.verifier.exact or options.temperature == 0):
             return mine
@@ -184,8 +184,8 @@ class BenchRun:
     plain: EngineSide
     others: Sequence[Side]
     options: BenchOptions
-    keep: Callable[[Sequence[Answer]], None] = lambda answers: None
-    answers: list[Answer] = field(default_factory=list[Answer])
+    keep: Callable[[Sequence[TimedAnswer]], None] = lambda answers: None
+    answers: list[TimedAnswer] = field(default_factory=list[TimedAnswer])
     failed: dict[str, str] = field(default_factory=dict[str, str])
     too_long: int = 0
     bandwidths: list[float] = field(default_factory=list[float])
@@ -245,7 +245,7 @@ class BenchRun:
                     self.keep(judged)
             yield
 
-    def _answers(self, side: Side, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
+    def _answers(self, side: Side, asks: Sequence[Ask], options: BenchOptions) -> list[TimedAnswer]:
         """The answers of a side. A peer that fails is recorded, not called again, and has none."""
         try:
             return side.answer(asks, options)

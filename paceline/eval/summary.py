@@ -25,7 +25,7 @@ from ..system.provenance import provenance, sha256_of
 from ..zoo.packaged import head_folder
 from .check import Verdict
 from .machine import weight_bytes
-from .run import PLAIN, Answer, BenchRun
+from .run import PLAIN, BenchRun, TimedAnswer
 from .suites import Question, hash_questions
 
 _RESAMPLES, _INTERVAL = 2000, (0.025, 0.975)
@@ -62,20 +62,20 @@ def summarise(run: BenchRun, drafters: Sequence[str], missing_peers: Mapping[str
     }
 
 
-def by_side(answers: Iterable[Answer]) -> defaultdict[str, list[Answer]]:
+def by_side(answers: Iterable[TimedAnswer]) -> defaultdict[str, list[TimedAnswer]]:
     """The answers by side; an empty list for a side without any."""
-    sides = defaultdict[str, list[Answer]](list)
+    sides = defaultdict[str, list[TimedAnswer]](list)
     for one in answers:
         sides[one.side].append(one)
     return sides
 
 
-def speculative_summary(plain: Sequence[Answer], mine: Sequence[Answer], seed: int) -> dict[str, Any]:
+def speculative_summary(plain: Sequence[TimedAnswer], mine: Sequence[TimedAnswer], seed: int) -> dict[str, Any]:
     """One drafter against plain decoding: overall, by category, by position, by source."""
     categories = dict.fromkeys(one.ask.question.category for one in plain)
     rounds = [r for one in mine for r in one.rounds if r.num_drafted or not r.with_prompt]
 
-    def of(side: Sequence[Answer], category: str) -> list[Answer]:
+    def of(side: Sequence[TimedAnswer], category: str) -> list[TimedAnswer]:
         return [one for one in side if one.ask.question.category == category]
 
     return {
@@ -99,7 +99,7 @@ def speculative_summary(plain: Sequence[Answer], mine: Sequence[Answer], seed: i
     }
 
 
-def plain_summary(plain: Sequence[Answer], weight_bytes: int, bandwidths: Sequence[float]) -> dict[str, object]:
+def plain_summary(plain: Sequence[TimedAnswer], weight_bytes: int, bandwidths: Sequence[float]) -> dict[str, object]:
     """Plain decoding against the limit of the machine. floor_s: seconds of reading the weights once."""
     split = _split(plain)
     seconds = split["total"] / 1e3
@@ -119,7 +119,11 @@ def plain_summary(plain: Sequence[Answer], weight_bytes: int, bandwidths: Sequen
 
 
 def peer_summary(
-    side: str, mine: Sequence[Answer], plain: Sequence[Answer], drafters: Mapping[str, Sequence[Answer]], seed: int
+    side: str,
+    mine: Sequence[TimedAnswer],
+    plain: Sequence[TimedAnswer],
+    drafters: Mapping[str, Sequence[TimedAnswer]],
+    seed: int,
 ) -> dict[str, object]:
     """One mode of a peer; each ratio is the peer's speed over Paceline's."""
     peer, _, mode = side.partition(":")
@@ -239,7 +243,7 @@ def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return (sums[:, 2] / seconds[:, 1]) / np.maximum(sums[:, 0] / seconds[:, 0], least)
 
 
-def _comparison(plain: Sequence[Answer], mine: Sequence[Answer], seed: int) -> dict[str, object]:
+def _comparison(plain: Sequence[TimedAnswer], mine: Sequence[TimedAnswer], seed: int) -> dict[str, object]:
     """The numbers of a category, or of the whole."""
     counts = Counter(one.verdict for one in mine)
     return {
@@ -255,7 +259,7 @@ def _comparison(plain: Sequence[Answer], mine: Sequence[Answer], seed: int) -> d
     }
 
 
-def _costs(answers: Iterable[Answer], with_prefill: bool = False) -> dict[int, NDArray[np.float64]]:
+def _costs(answers: Iterable[TimedAnswer], with_prefill: bool = False) -> dict[int, NDArray[np.float64]]:
     """(tokens, seconds) of each prompt, its turns and repeats together."""
     sums = defaultdict[int, NDArray[np.float64]](lambda: np.zeros(2))
     for one in answers:
@@ -264,14 +268,14 @@ def _costs(answers: Iterable[Answer], with_prefill: bool = False) -> dict[int, N
     return sums
 
 
-def _speed(answers: Iterable[Answer], with_prefill: bool = False) -> float | None:
+def _speed(answers: Iterable[TimedAnswer], with_prefill: bool = False) -> float | None:
     """Tokens per second over all prompts together; None where nothing was timed."""
     tokens, seconds = sum(_costs(answers, with_prefill).values(), np.zeros(2)).tolist()
     return tokens / seconds if seconds else None
 
 
 def _versus(
-    base: Sequence[Answer], other: Sequence[Answer], seed: int, with_prefill: bool = False
+    base: Sequence[TimedAnswer], other: Sequence[TimedAnswer], seed: int, with_prefill: bool = False
 ) -> dict[str, float | None]:
     """Compare two sides over the turns that both have answered."""
     turns = [{(one.ask.index, one.ask.turn, one.ask.repeat): one for one in side} for side in (base, other)]
@@ -281,7 +285,7 @@ def _versus(
     return speedup([costs[0][i] for i in timed], [costs[1][i] for i in timed], seed)
 
 
-def _sources(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+def _sources(answers: Sequence[TimedAnswer]) -> dict[str, dict[str, float]]:
     """For each drafter: rounds that it drafted in, candidates verified, and drafted tokens that are in the answers."""
     rounds, drafted = Counter[str](), Counter[str]()
     for r in (r for answer in answers for r in answer.rounds if r.num_drafted):
@@ -296,7 +300,7 @@ def _sources(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     }
 
 
-def _split(answers: Sequence[Answer]) -> dict[str, float]:
+def _split(answers: Sequence[TimedAnswer]) -> dict[str, float]:
     """Milliseconds of a pass of the model and what they went to; `rest` is all that is neither draft nor verify."""
     rounds = [r for one in answers for r in one.rounds]
     passes = sum(1 / r.batch for r in rounds)

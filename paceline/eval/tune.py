@@ -160,9 +160,9 @@ def candidate_of(
     sources = list(dict.fromkeys(r.source for r in rounds if r.num_drafted))
     costs, even = None, list[BreakEven]()
     if estimates is not None and estimates.curve is not None:
-        turn = estimates.turn(1)
+        round_seconds = estimates.round_seconds(1)
         # Times of rounds, not of passes, since a draft must also pay for the overhead of the loop. No floor is needed.
-        costs = PassCosts(0, 1.0, {1 + depth: turn.seconds(depth) for depth in range(17)})
+        costs = PassCosts(0, 1.0, {1 + depth: round_seconds.of(depth) for depth in range(17)})
         for source in sources:
             accepted = acceptance(r for r in rounds if r.source == source)
             if accepted is not None:

@@ -77,7 +77,7 @@ class Option(DraftOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DraftPlan:
     """A depth for the pass, one option or none for each row, and the expected tokens per second.
 
     depths: the depth up to which each row's nodes are worth their rows.
@@ -116,15 +116,15 @@ def useful_depth(option: Option, price: float) -> int:
     return depth
 
 
-def best_choice(
-    rows: Seq[Seq[Option]], turn: RoundSeconds, costs: Mapping[str, DraftSeconds], max_nodes: int
-) -> Choice:
+def best_plan(
+    rows: Seq[Seq[Option]], round_seconds: RoundSeconds, costs: Mapping[str, DraftSeconds], max_nodes: int
+) -> DraftPlan:
     """The best depth for the best drafters: one drafter for all rows or, in a batch, each row's most promising one.
 
     max_nodes: the most nodes of a tree.
     """
-    batch, price = len(rows), turn.price
-    best = Choice(batch / turn.seconds(0), 0, [None] * batch, [0] * batch)
+    batch, price = len(rows), round_seconds.price
+    best = DraftPlan(batch / round_seconds.of(0), 0, [None] * batch, [0] * batch)
     least = best.rate * MARGIN
     sources = list(dict.fromkeys(option.source for row in rows for option in row))
     teams = [[source] for source in sources]
@@ -136,7 +136,7 @@ def best_choice(
         ]  # fmt: skip
         depths = [0 if o is None else o.depth if o.masks else useful_depth(o, price) for o in options]
         if any(depths):
-            found = _Team(options, depths, turn, costs, max_nodes).best()
+            found = _Team(options, depths, round_seconds, costs, max_nodes).best()
             if found.rate > least:
                 best, least = found, found.rate
     return best
@@ -150,20 +150,20 @@ class _Team:
         self,
         options: Seq[Option | None],
         depths: Seq[int],
-        turn: RoundSeconds,
+        round_seconds: RoundSeconds,
         costs: Mapping[str, DraftSeconds],
         max_nodes: int,
     ):
         self.options = [o if depth else None for o, depth in zip(options, depths, strict=True)]
-        self.depths, self.turn, self.max_nodes = depths, turn, max_nodes
+        self.depths, self.round_seconds, self.max_nodes = depths, round_seconds, max_nodes
         self.drafting = [o for o in self.options if o]
         self.is_tree = any(o.is_tree for o in self.drafting)
         self.masks, self.probes = max(o.masks for o in self.drafting), max(o.probes for o in self.drafting)
         self.restarts = all(o.restarts for o in self.drafting)
         self.level = sum(costs[source].token.value for source in {o.source for o in self.drafting})
-        self.credit, self.plain = max(o.credit for o in self.drafting), turn.seconds(0)
+        self.credit, self.plain = max(o.credit for o in self.drafting), round_seconds.of(0)
 
-    def best(self) -> Choice:
+    def best(self) -> DraftPlan:
         batch, drafting = len(self.options), self.drafting
         reading = [(o, most, o.reading / o.horizon) for o, most in zip(self.options, self.depths, strict=True) if o]
         share = DRAFTING_SHARE if self.restarts else 1.0
@@ -180,7 +180,7 @@ class _Team:
                 read += per_token * (1 + gain)
                 levels, nodes, longest = max(levels, o.levels[own]), nodes + o.nodes[own], max(longest, o.nodes[own])
             mean = nodes / len(drafting)
-            size = max(1, math.ceil((mean + longest) / 2 - 0.05) if self.turn.pads_trees else mean)
+            size = max(1, math.ceil((mean + longest) / 2 - 0.05) if self.round_seconds.pads_trees else mean)
             if self.is_tree and size > self.max_nodes:
                 size = self.max_nodes
             full = max(size, d) if self.is_tree else d
@@ -194,7 +194,7 @@ class _Team:
             if found > rate:
                 rate, depth, expected, kept = found, d, tokens, size
         if not depth:
-            return Choice(0.0, 0, self.options, self.depths)
+            return DraftPlan(0.0, 0, self.options, self.depths)
         row_seconds = self.row_seconds(depth, kept)
         nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
         deepest, least_nodes = depth, nodes if self.is_tree else 0
@@ -203,11 +203,13 @@ class _Team:
             if not self.can_pay(deepest + 1, seconds, expected / batch):
                 break
             deepest += 1
-        return Choice(rate, depth, self.options, self.depths, deepest, nodes, row_seconds)
+        return DraftPlan(rate, depth, self.options, self.depths, deepest, nodes, row_seconds)
 
     def pass_seconds(self, depth: int, nodes: float) -> float:
         """Seconds of a round without the drafting. nodes: of each drafting row."""
-        return self.turn.seconds(self.turn.nodes(width(depth, nodes, self.masks, self.probes), len(self.drafting)))
+        return self.round_seconds.of(
+            self.round_seconds.nodes(width(depth, nodes, self.masks, self.probes), len(self.drafting))
+        )
 
     def can_pay(self, depth: int, seconds: float, tokens: float) -> bool:
         """Whether the ledger can pay for such a pass, the drafting, and for adding masks first where there are none, if

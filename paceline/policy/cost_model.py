@@ -22,7 +22,7 @@ from ..core.interfaces import DraftBudget, Drafter, DraftOptions, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
 from ..schema import checked_call
-from .choice import TREE_SIZES, Choice, Option, best_choice, width
+from .choice import TREE_SIZES, DraftPlan, Option, best_plan, width
 from .confidence import Confidence
 from .estimates import FEW_TOKENS, MASK_ROWS, TREE_ROWS, Estimates
 from .ledger import Ledger
@@ -111,29 +111,29 @@ class CostModel(DraftPolicy):
         plain, rows = [DraftBudget(0, 0)] * len(seqs), self._options(seqs)
         if not any(rows):
             return plain
-        turn = self.estimates.turn(len(seqs))
-        if turn.num_plain < PLAIN_ROUNDS:
+        round_seconds = self.estimates.round_seconds(len(seqs))
+        if round_seconds.num_plain < PLAIN_ROUNDS:
             return plain
         if self._since_plain >= self._plain_after + bool(self._restarted):  # a restart may still be drafted from
             # With masks a plain round takes two: what they foresaw is lost.
             loses = any(option.masks and option.ready for row in rows for option in row)
             self._plain_after = min(PLAIN_EVERY * (1 + loses), 2 * self._plain_after)
             return plain
-        allowed = [[option for option in row if may_join(option, turn, self.estimates)] for row in rows]
-        max_nodes = 1 if turn.needs_small_tree else self.max_nodes
-        choice = best_choice(allowed, turn, self.estimates.costs, max_nodes)
-        for row, option in enumerate(choice.options):
+        allowed = [[option for option in row if may_join(option, round_seconds, self.estimates)] for row in rows]
+        max_nodes = 1 if round_seconds.needs_small_tree else self.max_nodes
+        plan = best_plan(allowed, round_seconds, self.estimates.costs, max_nodes)
+        for row, option in enumerate(plan.options):
             if option is not None:
                 # With confidences it may go further while they are high. Not with masks: a deeper budget adds more of
                 # them below every node, however few levels are drafted.
                 is_sure = option.source in self.estimates.confidence and not option.masks
-                depth = min(choice.deepest, option.depth) if is_sure else min(choice.depth, choice.depths[row])
-                self._plan[row] = _Row(option, depth, max(depth, choice.nodes) if option.is_tree else depth)
-        self._probe(seqs, rows, turn, choice.rate * turn.seconds(0) / len(seqs), max_nodes)
+                depth = min(plan.deepest, option.depth) if is_sure else min(plan.depth, plan.depths[row])
+                self._plan[row] = _Row(option, depth, max(depth, plan.nodes) if option.is_tree else depth)
+        self._probe(seqs, rows, round_seconds, plan.rate * round_seconds.of(0) / len(seqs), max_nodes)
         rests = not any(row.option for row in self._plan)
         self._blind, self._rest = (len(seqs) // 4, self._next_rest) if rests else (0, 0)
         self._next_rest = min(self._next_rest + REST, LONG_REST) if rests else REST
-        return [self._budget(row, choice) for row in self._plan]
+        return [self._budget(row, plan) for row in self._plan]
 
     def observe(self, seq: Sequence, record: Round) -> None:
         self._seen.append((seq, record))
@@ -191,11 +191,11 @@ class CostModel(DraftPolicy):
         return {
             index: offer
             for index, offer in offers
-            if offer.hint >= 0 and (not seq.is_unread or info.member(index).drafts_during_prefill)
+            if offer.hint >= 0 and (not seq.has_deferred_tokens or info.member(index).drafts_during_prefill)
         }
 
     def _probe(
-        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], turn: RoundSeconds, speed: float, max_nodes: int
+        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], round_seconds: RoundSeconds, speed: float, max_nodes: int
     ) -> None:
         """Let a drafter that was not chosen show itself in the rows where it is due, if its failure can be paid for.
 
@@ -211,7 +211,7 @@ class CostModel(DraftPolicy):
             if option is not self._plan[row].option
             and (option.masks or seq.slot not in self._restarted)  # a draft from new masks comes first
             and (option.uncached_tokens <= FEW_TOKENS or option.source not in reader)
-            and could_pay(option, turn, self.estimates)
+            and could_pay(option, round_seconds, self.estimates)
             and self._probing.is_due(owner(seq, option), (option.source, option.hint), self._round)
         ]
         read_by_others = 0.0
@@ -221,12 +221,12 @@ class CostModel(DraftPolicy):
                 continue
             reading = option.uncached_tokens * cost.uncached_tokens.value + read_by_others
             replaces = speed if self._plan[row].option else 1.0
-            probe = largest_probe(option, reading, cost.token.value, turn, max_nodes, replaces)
+            probe = largest_probe(option, reading, cost.token.value, round_seconds, max_nodes, replaces)
             if probe is not None:
                 self._plan[row] = _Row(option, *probe, is_probe=True, replaces=replaces)
                 read_by_others = reading
 
-    def _budget(self, row: _Row, choice: Choice) -> DraftBudget:
+    def _budget(self, row: _Row, plan: DraftPlan) -> DraftBudget:
         """The budget of a row, with the bounds that its drafter applies while it drafts, unless it is a probe."""
         option = row.option
         if option is None:
@@ -236,7 +236,7 @@ class CostModel(DraftPolicy):
         if not row.is_probe and (option.is_tree or option.source in self.estimates.confidence):
             confidence = self.estimates.confidence.get(option.source) or Confidence()
         token = self.estimates.cost(option.source).token.value
-        node, level = choice.rate * choice.row_seconds, choice.rate * (token + choice.row_seconds)
+        node, level = plan.rate * plan.row_seconds, plan.rate * (token + plan.row_seconds)
 
         def should_continue(confidences: Seq[float]) -> bool:
             """One more level must be worth its seconds and those of a row."""
@@ -253,7 +253,7 @@ class CostModel(DraftPolicy):
 
     def _learn(self, seen: Seq[tuple[Sequence, Round]]) -> None:
         batch, first, self._restarted = len(seen), seen[0][1], set[int]()
-        turn = self.estimates.turn(batch)
+        round_seconds = self.estimates.round_seconds(batch)
         target_s = first.verify_s + first.rest_s
         reads = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
         for seq, _ in seen:
@@ -262,7 +262,7 @@ class CostModel(DraftPolicy):
         if not any(row.option for row in self._plan):
             if not reads:
                 self._since_plain = 0
-                turn.observe(0, target_s)
+                round_seconds.observe(0, target_s)
             for seq, _ in seen:
                 self.ledger.book(seq.slot, 1, 0.0, batch, None)
             return
@@ -274,19 +274,19 @@ class CostModel(DraftPolicy):
                 depths[source] = max(depths.get(source, 0), row.levels(record))
                 uncached_tokens[source] = uncached_tokens.get(source, 0) + row.option.uncached_tokens
         widths = [max(record.num_nodes, record.num_rows - 1) for _, record in seen]
-        nodes = max(widths) if turn.pads_trees else sum(widths) / batch
+        nodes = max(widths) if round_seconds.pads_trees else sum(widths) / batch
         drafting = max(0.0, first.draft_s - self._measuring)
-        should = turn.seconds(nodes) + sum(self.estimates.cost(s).of(depths[s], uncached_tokens[s]) for s in depths)
+        should = round_seconds.of(nodes) + sum(self.estimates.cost(s).of(depths[s], uncached_tokens[s]) for s in depths)
         reading = sum(row.option.reading for row in self._plan if row.option)
-        target_s = turn.seconds(nodes) if reads else target_s
+        target_s = round_seconds.of(nodes) if reads else target_s
         took = drafting + target_s
         is_tree = any(row.option and row.option.is_tree for row in self._plan)
-        limit = (NEW if is_tree and turn.is_new(nodes) else OUTLIER) * should + reading
-        if is_tree and not reads and turn.is_slow_again(nodes, target_s):
+        limit = (NEW if is_tree and round_seconds.is_new(nodes) else OUTLIER) * should + reading
+        if is_tree and not reads and round_seconds.is_slow_again(nodes, target_s):
             limit *= SLOW_AGAIN
-        self._settle(seen, min(took, limit), turn)
+        self._settle(seen, min(took, limit), round_seconds)
         if not reads:
-            turn.observe(nodes, target_s)
+            round_seconds.observe(nodes, target_s)
         self.estimates.learn_drafting(depths, uncached_tokens, batch, drafting)
         for (seq, record), row in zip(seen, self._plan, strict=True):
             if row.option is None:
@@ -301,13 +301,13 @@ class CostModel(DraftPolicy):
                 key = (row.option.source, row.option.hint)
                 self._probing.used(owner(seq, row.option), key, self._round, row.is_probe, record.num_accepted > 0)
 
-    def _settle(self, seen: Seq[tuple[Sequence, Round]], seconds: float, turn: RoundSeconds) -> None:
+    def _settle(self, seen: Seq[tuple[Sequence, Round]], seconds: float, round_seconds: RoundSeconds) -> None:
         """Book the passes beyond one that the round took; known reading is a loan, paid off as tokens come."""
         batch = len(seen)
-        extra = max(0.0, seconds / turn.seconds(0) - 1)
+        extra = max(0.0, seconds / round_seconds.of(0) - 1)
         for (seq, _), row in zip(seen, self._plan, strict=True):
             if row.option is not None and row.option.uncached_tokens > FEW_TOKENS and not row.is_probe:
-                lent = min(row.option.reading / turn.seconds(0), max(0.0, extra))
+                lent = min(row.option.reading / round_seconds.of(0), max(0.0, extra))
                 self.ledger.add_loan(seq.slot, row.option.source, lent, row.option.horizon)
                 extra -= lent
         for (seq, record), row in zip(seen, self._plan, strict=True):

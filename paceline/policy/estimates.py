@@ -36,7 +36,7 @@ class Estimates:
         self.costs: dict[str, DraftSeconds] = {}
         self._timed: dict[str, tuple[float, float]] = dict(given.draft_seconds)
         self.acceptance, self.lengths = Acceptance(max_depth), Lengths()
-        self._turns: dict[int, RoundSeconds] = {}  # by batch size
+        self._round_seconds: dict[int, RoundSeconds] = {}  # by batch size
         self._most_rows = 0  # of passes, as far as they were measured or not worth it
         self.sizes = {source: DraftSize(NODES_PER_LEVEL, columns) for source, columns in given.sizes.items()}
         self.confidence = {source: Confidence(**tables) for source, tables in given.confidence.items()}
@@ -62,20 +62,20 @@ class Estimates:
             if n not in points and not too_slow and in_time:
                 points[n] = pass_seconds(n)
         self.curve = PassCurve(points)
-        for turn in self._turns.values():
-            turn.use(self.curve)
+        for round_seconds in self._round_seconds.values():
+            round_seconds.use(self.curve)
 
     def learn_seconds(self, timed: Mapping[str, tuple[float, float]]) -> None:
         """What drafters measured of themselves; a profile and what was seen since say more."""
         self._timed = {**timed, **self._timed}
 
-    def turn(self, batch: int) -> RoundSeconds:
+    def round_seconds(self, batch: int) -> RoundSeconds:
         """R(d) for this many rows; a new batch size starts with the drift of another."""
         assert self.curve is not None, "measure() comes first"
-        if batch not in self._turns:
-            drift = next((other.drift.value for other in self._turns.values()), 1.0)
-            self._turns[batch] = RoundSeconds(self.curve, batch, drift, self._pads_trees)
-        return self._turns[batch]
+        if batch not in self._round_seconds:
+            drift = next((other.drift.value for other in self._round_seconds.values()), 1.0)
+            self._round_seconds[batch] = RoundSeconds(self.curve, batch, drift, self._pads_trees)
+        return self._round_seconds[batch]
 
     def cost(self, source: str) -> DraftSeconds:
         """What this drafter takes; one that was never timed gets a guess that invites a try."""

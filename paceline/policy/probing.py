@@ -57,7 +57,7 @@ class Probing:
 
 
 def largest_probe(
-    option: Option, seconds: float, token: float, turn: RoundSeconds, max_nodes: int, replaces: float
+    option: Option, seconds: float, token: float, round_seconds: RoundSeconds, max_nodes: int, replaces: float
 ) -> tuple[int, int] | None:
     """(depth, nodes) of the largest probe whose failure the option's credit can pay for.
 
@@ -69,9 +69,9 @@ def largest_probe(
     """
 
     def pass_of(depth: int, nodes: int) -> float:
-        return turn.seconds(turn.nodes(width(depth, nodes, option.masks, option.probes), 1))
+        return round_seconds.of(round_seconds.nodes(width(depth, nodes, option.masks, option.probes), 1))
 
-    plain = turn.seconds(0)
+    plain = round_seconds.of(0)
     deepest = min(PROBE_DEPTH, option.depth, max_nodes if option.is_tree else PROBE_DEPTH)
     for depth in range(deepest, 0, -1):
         nodes = depth
@@ -89,7 +89,7 @@ def owner(seq: Sequence, option: Option) -> int:
     return seq.slot if option.uncached_tokens <= FEW_TOKENS else ALL_REQUESTS
 
 
-def may_join(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
+def may_join(option: Option, round_seconds: RoundSeconds, known: Estimates) -> bool:
     """Whether the planner may choose this option; a refused option may still be probed.
 
     Refused are rows and drafters in debt, unknown drafters with much to read, and drafters that should read later,
@@ -101,22 +101,22 @@ def may_join(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
         return True
     if known.acceptance.tries(option.source) < PROVEN:
         return False
-    saved = _saved(option, turn, known, option.gains)
+    saved = _saved(option, round_seconds, known, option.gains)
     if option.ends.should_wait(option.emitted, saved, option.reading):
         return False
-    return option.reading <= (option.credit + LOAN * option.horizon) * turn.seconds(0)
+    return option.reading <= (option.credit + LOAN * option.horizon) * round_seconds.of(0)
 
 
-def could_pay(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
+def could_pay(option: Option, round_seconds: RoundSeconds, known: Estimates) -> bool:
     """Whether drafting would pay before the answer ends, reading included, if every token were accepted."""
-    saved = _saved(option, turn, known, gains_of(option.ends.continue_probs(option.emitted, option.depth)))
+    saved = _saved(option, round_seconds, known, gains_of(option.ends.continue_probs(option.emitted, option.depth)))
     if option.ends.should_wait(option.emitted, saved, option.reading):
         return False
     return saved * option.horizon > option.reading
 
 
-def _saved(option: Option, turn: RoundSeconds, known: Estimates, gains: Seq[float]) -> float:
+def _saved(option: Option, round_seconds: RoundSeconds, known: Estimates, gains: Seq[float]) -> float:
     """The seconds by which a token of this drafter is cheaper than a plain one at its best depth. `gains`: by depth."""
     token = known.cost(option.source).token.value
-    best = min((turn.seconds(d + option.probes * (d > 0)) + d * token) / (1 + gain) for d, gain in enumerate(gains))
-    return turn.seconds(0) - best
+    best = min((round_seconds.of(d + option.probes * (d > 0)) + d * token) / (1 + gain) for d, gain in enumerate(gains))
+    return round_seconds.of(0) - best

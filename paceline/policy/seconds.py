@@ -103,16 +103,16 @@ class RoundSeconds:
         """
         if self.pads_trees or self.batch == 1:
             return 0.0
-        plain = self.seconds(0)
-        slope = min((self.seconds(rows / self.batch) - plain) / rows for rows in (1, 2, 4, 8, 16, 32))
+        plain = self.of(0)
+        slope = min((self.of(rows / self.batch) - plain) / rows for rows in (1, 2, 4, 8, 16, 32))
         return slope * self.batch / plain
 
-    def seconds(self, nodes: float) -> float:
+    def of(self, nodes: float) -> float:
         """R(nodes), never below R(0)."""
         if nodes not in self._known:
             overhead = self._overheads[self._size(nodes)].value if nodes else 1.0
             found = self.curve.seconds(math.ceil(self.batch * (1 + nodes) - 1e-6)) * self.drift.value * overhead
-            self._known[nodes] = max(found, self.seconds(0)) if nodes else found
+            self._known[nodes] = max(found, self.of(0)) if nodes else found
         return self._known[nodes]
 
     def use(self, curve: PassCurve) -> None:
@@ -134,11 +134,11 @@ class RoundSeconds:
         A single slow round is taken for an outlier of the clock; the second in a row shows that such drafts cost more
         than was measured.
         """
-        was_slow, self._was_slow = self._was_slow, self.is_new(nodes) and seconds > 2 * self.seconds(nodes)
+        was_slow, self._was_slow = self._was_slow, self.is_new(nodes) and seconds > 2 * self.of(nodes)
         return was_slow and self._was_slow
 
     def observe(self, nodes: float, seconds: float) -> None:
-        ratio, to_plain = seconds / self.seconds(nodes), seconds / self.seconds(0)
+        ratio, to_plain = seconds / self.of(nodes), seconds / self.of(0)
         self._known.clear()
         if nodes == 0:
             self.num_plain += 1

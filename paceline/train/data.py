@@ -25,7 +25,7 @@ from ..errors import ConfigError
 from ..runner import LoadedModel
 from .config import TrainConfig
 from .loop import Task
-from .prepare import Answer, read_answers
+from .prepare import PreparedAnswer, read_answers
 from .recipe import Batch, Losses, Recipe
 from .run_folder import read_if_there
 
@@ -46,7 +46,7 @@ def read_begun(folder: Path) -> dict[str, int] | None:
 class Answers:
     """Some answers, in a fixed order."""
 
-    def __init__(self, answers: Iterable[Answer]):
+    def __init__(self, answers: Iterable[PreparedAnswer]):
         self.all = sorted(answers, key=lambda one: (one.place, one.temperature, one.index))
 
     @classmethod
@@ -56,7 +56,7 @@ class Answers:
         lines: the most lines to read of each folder, for a run that continues with its first data.
         Raises `ConfigError` for a folder without answers.
         """
-        found = list[Answer]()
+        found = list[PreparedAnswer]()
         for folder in map(Path, [folders] if isinstance(folders, Path | str) else folders):
             answers = read_answers(folder)
             if not answers:
@@ -152,13 +152,13 @@ class Answers:
         return Batch(token_ids, states, torch.stack(is_answer), chats)
 
 
-def _side_by_side(answers: Sequence[Answer], layer: int, width: int) -> Tensor:
+def _side_by_side(answers: Sequence[PreparedAnswer], layer: int, width: int) -> Tensor:
     """Stored states of one layer, zero where an answer has none. [B, T, E]."""
     padded = nn.utils.rnn.pad_sequence([_stored(one, layer)[:width] for one in answers], batch_first=True)
     return nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
 
 
-def _stored(answer: Answer, layer: int) -> Tensor:
+def _stored(answer: PreparedAnswer, layer: int) -> Tensor:
     file = answer.folder / str(answer.states)
     try:
         found: Tensor = _opened(file).get_tensor(f"{answer.index}.{layer}")

@@ -174,7 +174,7 @@ _TokenIds = Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 @checked
-class Answer:
+class PreparedAnswer:
     """A line of answers.jsonl in a folder. states: the name of the file of its states; messages, images: see above."""
 
     folder: Path
@@ -205,16 +205,16 @@ class Answer:
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def read_answers(folder: Path) -> list[Answer]:
+def read_answers(folder: Path) -> list[PreparedAnswer]:
     """A folder's answers, without an incomplete last line. Raises `ConfigError`."""
     path = folder / "answers.jsonl"
     if not path.exists():
         return []
-    answers = list[Answer]()
+    answers = list[PreparedAnswer]()
     for number, text in enumerate(read_bytes(path, "the answers", _MAX_BYTES).split(b"\n")[:-1], start=1):
         where = f"line {number} of {str(path)!r}"
         with understood(where, "remove this line: `prepare` writes its answer again"):
-            answers.append(validate(Answer, {**parse_json(text, where), "folder": str(folder)}, where))
+            answers.append(validate(PreparedAnswer, {**parse_json(text, where), "folder": str(folder)}, where))
     return answers
 
 

@@ -5,7 +5,7 @@
     `Ratio`      distribution   the distribution of plain decoding, other tokens                R1 to R5
     `Typical`    lossy          another distribution; needs `allow_lossy=True`                  R6
 
-Start reading at `laws`.
+Start reading at `rejection`.
 """
 
 from .coupled import Coupled

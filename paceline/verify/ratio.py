@@ -6,13 +6,13 @@ from typing import ClassVar, final
 from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, Walk
-from .laws import Keyed, iid, point_mass, without_replacement
+from .rejection import Keyed, iid, point_mass, without_replacement
 from .walk import Branches, descend, p_at, q_at
 
 
 @final
 class Ratio(Verifier):
-    """Speculative sampling over a tree: the rule for siblings is that of `laws` for the distribution the draft carries.
+    """Speculative sampling over a tree: the rule for siblings follows the draft's `Law`, see `rejection`.
 
     p is taken at the node that the walk has reached. Proof: docs/exactness.md, lemmas 1 to 4.
 

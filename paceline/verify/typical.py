@@ -13,7 +13,7 @@ from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, Walk
 from ..errors import LossyNotAllowed
 from ..schema import checked_call
-from .laws import Keyed, probability
+from .rejection import Keyed, probability
 from .walk import Branches, p_at
 
 

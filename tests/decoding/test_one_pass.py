@@ -10,7 +10,7 @@ from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, first_pass, generate, loop
 from paceline.errors import NumericsError
 from paceline.policy import CostModel
-from paceline.policy.choice import Choice
+from paceline.policy.choice import DraftPlan
 from paceline.policy.seconds import RoundSeconds
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
@@ -157,7 +157,7 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
     policy.measure(64)
     for _ in range(8):
         list(generate(decoder, [sequence(loaded(), REPEATING, SamplingParams(max_tokens=2))]))
-    monkeypatch.setattr("paceline.policy.cost_model.best_choice", all_of_it)
+    monkeypatch.setattr("paceline.policy.cost_model.best_plan", all_of_it)
     monkeypatch.setattr(
         "paceline.policy.cost_model.may_join", lambda *_: True
     )  # whatever this machine's clock says of it
@@ -170,7 +170,7 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
 
 
 def all_of_it(rows, turn, costs, max_nodes=0):
-    return Choice(1e6, 3, [row[0] if row else None for row in rows], [3] * len(rows), 3)
+    return DraftPlan(1e6, 3, [row[0] if row else None for row in rows], [3] * len(rows), 3)
 
 
 def test_chunks():

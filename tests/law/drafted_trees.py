@@ -10,7 +10,7 @@ from toy_laws import PathLaw
 from paceline.core.draft import Draft, Law
 from paceline.core.outputs import TargetDistribution
 from paceline.core.tree import TokenTree
-from paceline.verify.laws import Chance
+from paceline.verify.rejection import Chance
 from paceline.verify.walk import Branches
 
 

@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
-from paceline.verify.laws import Chance, Real, Vector
+from paceline.verify.rejection import Chance, Real, Vector
 
 Weights = dict[Hashable, Real]
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 from enumeration import Weights, exact, output_law
 
-from paceline.verify.laws import Chance, Coin, acceptance, iid, point_mass, residual, without, without_replacement
+from paceline.verify.rejection import Chance, Coin, acceptance, iid, point_mass, residual, without, without_replacement
 
 Law = np.ndarray
 Verdict = tuple[int | None, Law]

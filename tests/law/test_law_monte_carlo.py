@@ -15,8 +15,8 @@ from toy_laws import path_law, product_law
 from paceline.core import rng
 from paceline.core.draft import Law
 from paceline.core.rng import Purpose, inverse_cdf
-from paceline.verify import Ratio, laws
-from paceline.verify.laws import Chance, Keyed, Real, Vector
+from paceline.verify import Ratio, rejection
+from paceline.verify.rejection import Chance, Keyed, Real, Vector
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
 P, Q = cache(path_law(12, 3, zeros=0)), cache(path_law(21, 3, zeros=0))
@@ -70,7 +70,7 @@ def _shared_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(seeds, positions, purpose, count):
         return rng.uniforms(seeds, positions, Purpose.DRAFT if purpose is Purpose.ACCEPT else purpose, count)
 
-    monkeypatch.setattr(laws, "uniforms", numbers)
+    monkeypatch.setattr(rejection, "uniforms", numbers)
 
 
 def _one_number_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def _one_number_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(seeds, positions, purpose, count):
         return rng.uniforms(seeds, positions, Purpose.ACCEPT, 1).expand(-1, -1, count)
 
-    monkeypatch.setattr(laws, "uniforms", numbers)
+    monkeypatch.setattr(rejection, "uniforms", numbers)
 
 
 def _one_position_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def _one_position_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(seeds, positions, purpose, count):
         return rng.uniforms(seeds, torch.ones_like(positions), purpose, count)
 
-    monkeypatch.setattr(laws, "uniforms", numbers)
+    monkeypatch.setattr(rejection, "uniforms", numbers)
 
 
 @pytest.mark.parametrize("mutate", [_shared_stream, _one_position_for_all])
@@ -102,14 +102,14 @@ def numbers_of_a_round(
 ) -> tuple[dict[tuple[int, int, Purpose], list[float]], list[int]]:
     """Every number that 40 rows read in one round, by (seed, position, purpose); and how many tokens each accepted."""
     read: dict[tuple[int, int, Purpose], list[float]] = {}
-    real = laws.uniforms
+    real = rejection.uniforms
 
     def numbers(seeds, positions, purpose, count):
         found = real(seeds, positions, purpose, count)
         read.setdefault((int(seeds), int(positions), purpose), []).extend(found.flatten().tolist())
         return found
 
-    monkeypatch.setattr(laws, "uniforms", numbers)
+    monkeypatch.setattr(rejection, "uniforms", numbers)
     drafts = [draw_tree(R4, Q, (3, 2), (), Drafting(row, 1, 3)) for row in range(40)]
     draft, target = tensors(drafts, P, Q, Law.IID)
     walks = Ratio().verify(draft, target, range(40), [9] * 40)

@@ -8,7 +8,7 @@ from mutants import MUTANTS, RULES, Rule
 from toy_laws import pairs
 
 from paceline.errors import DraftError
-from paceline.verify.laws import acceptance, point_mass, residual, without, without_replacement
+from paceline.verify.rejection import acceptance, point_mass, residual, without, without_replacement
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of enumerated programs
 PAIRS = list(pairs(200))

@@ -12,7 +12,7 @@ from toy_laws import path_law, product_law
 from paceline.core.draft import Law
 from paceline.core.outputs import TargetDistribution
 from paceline.verify import Ratio, ratio
-from paceline.verify.laws import Chance
+from paceline.verify.rejection import Chance
 from paceline.verify.walk import descend
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks

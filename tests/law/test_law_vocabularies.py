@@ -10,7 +10,7 @@ from enumeration import as_weights, exact, output_law
 from toy_laws import random_law
 
 from paceline.drafters.chain import CommonTokens
-from paceline.verify.laws import iid
+from paceline.verify.rejection import iid
 
 SIZE = 5
 

@@ -148,15 +148,15 @@ def test_one_slow_measurement_decides_nothing():
 
 
 def test_a_slower_machine_is_drift_and_longer_rounds_are_shape():
-    turn = RoundSeconds(PassCurve({1: 1.0, 17: 2.0}), 1)
+    round_seconds = RoundSeconds(PassCurve({1: 1.0, 17: 2.0}), 1)
     for _ in range(20):
-        turn.observe(0, 1.0)
-        turn.observe(4, 1.25 * 1.3)
-    assert turn.seconds(0) == pytest.approx(1.0, rel=0.05)
-    assert turn.seconds(4) == pytest.approx(1.625, rel=0.05)
+        round_seconds.observe(0, 1.0)
+        round_seconds.observe(4, 1.25 * 1.3)
+    assert round_seconds.of(0) == pytest.approx(1.0, rel=0.05)
+    assert round_seconds.of(4) == pytest.approx(1.625, rel=0.05)
     for _ in range(60):
-        turn.observe(4, 2 * 1.625)
-    assert turn.seconds(0) > 1.25  # not seen since, and noticed all the same
+        round_seconds.observe(4, 2 * 1.625)
+    assert round_seconds.of(0) > 1.25  # not seen since, and noticed all the same
 
 
 def test_ledger():

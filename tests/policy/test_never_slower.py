@@ -109,8 +109,8 @@ def test_short_answers_by_many_requests_cost_no_more():
 def test_a_plan_to_draft_nothing_is_not_made_anew_every_round(monkeypatch, member, planned_share):
     """Where a drafter is always wrong, two rounds in three are not planned at all; one in five with masks."""
     planned = list[int]()
-    real = cost_model.best_choice
-    monkeypatch.setattr(cost_model, "best_choice", lambda *given: planned.append(1) or real(*given))
+    real = cost_model.best_plan
+    monkeypatch.setattr(cost_model, "best_plan", lambda *given: planned.append(1) or real(*given))
     outcome = simulate(model, [member()], tokens=600)
     assert len(planned) < planned_share * len(outcome.rounds)
     assert outcome.speed >= LEAST

@@ -65,12 +65,12 @@ def test_booking_every_surprise_is_caught(monkeypatch):
     assert after_a_hiccup(space) < 0.8
 
 
-def turn() -> RoundSeconds:
+def round_seconds() -> RoundSeconds:
     return RoundSeconds(PassCurve({1: 1.0, 64: 1.0}), 1)
 
 
 def test_the_second_slow_round_in_a_row_counts():
-    one = turn()
+    one = round_seconds()
     assert not one.is_slow_again(20, 6.0)
     assert one.is_slow_again(3, 5.0)  # of whatever new size
     assert not one.is_slow_again(3, 1.0)
@@ -78,7 +78,7 @@ def test_the_second_slow_round_in_a_row_counts():
 
 
 def test_a_known_size_is_never_doubted():
-    one = turn()
+    one = round_seconds()
     for _ in range(3):
         one.observe(3, 1.0)
     assert not any(one.is_slow_again(3, 9.0) for _ in range(3))
@@ -86,7 +86,7 @@ def test_a_known_size_is_never_doubted():
 
 @pytest.mark.parametrize(("seconds", "small"), [(1.0, False), (9.0, True)])
 def test_the_first_tree_is_small_and_so_is_the_next_after_a_slow_one(seconds, small):
-    one = turn()
+    one = round_seconds()
     assert one.needs_small_tree
     one.is_slow_again(1, seconds)
     one.observe(1, seconds)

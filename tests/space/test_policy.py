@@ -110,9 +110,11 @@ def test_a_choice_that_does_not_count_masks_is_slower(monkeypatch):
 
 def knows_the_seconds() -> bool:
     """Whether the pass over each number of rows is learnt to take what it takes."""
-    turn = taught([space()], requests=3, machine=Machine(dear, noise=0.0, hiccups=0.0)).estimates.turn(1)
+    round_seconds = taught(
+        [space()], requests=3, machine=Machine(dear, noise=0.0, hiccups=0.0)
+    ).estimates.round_seconds(1)
     right = {rows: dear(rows) + 0.0005 for rows in (1, 2, 4, 9)}
-    return all(turn.seconds(rows - 1) == pytest.approx(right[rows], rel=0.1) for rows in right)
+    return all(round_seconds.of(rows - 1) == pytest.approx(right[rows], rel=0.1) for rows in right)
 
 
 def test_the_turn_learns_the_seconds_of_the_rows_that_were_run():

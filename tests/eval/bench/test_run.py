@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline import LLM, Fixed, PromptLookup
-from paceline.eval.run import PLAIN, Answer, BenchOptions, BenchRun, EngineSide, Side, fitting, flips
+from paceline.eval.run import PLAIN, BenchOptions, BenchRun, EngineSide, Side, TimedAnswer, fitting, flips
 from paceline.eval.suites import Question
 from paceline.eval.summary import speedup, summarise
 from paceline.verify import Ratio
@@ -26,7 +26,7 @@ class Stops(Side):
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt
-        return [Answer(ask, self.name, [1], 1, "", 1.0, 0.0, 1.0) for ask in asks]
+        return [TimedAnswer(ask, self.name, [1], 1, "", 1.0, 0.0, 1.0) for ask in asks]
 
 
 def groups(pattern: str) -> list[list[Question]]:

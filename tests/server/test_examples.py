@@ -1,6 +1,7 @@
 """The files of examples/serving name what the server has: metrics, options, paths."""
 
 import asyncio
+import configparser
 import json
 import re
 
@@ -63,3 +64,36 @@ def test_the_image_starts_with_options_that_exist():
     assert words[:2] == ["paceline", "serve"]
     assert not [word for word in words if word.startswith("--") and word not in help_text]
     assert "0.0.0.0" in words
+
+
+def test_the_unit_starts_with_options_that_exist_and_leaves_time_to_drain():
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # systemd's keys are case-sensitive
+    unit.read(FOLDER / "paceline.service")
+    words = unit["Service"]["ExecStart"].split()
+    help_text = paceline("serve", "--help", env={"COLUMNS": "200"}).stdout
+    assert words[1] == "serve"
+    assert not [word for word in words if word.startswith("--") and word not in help_text]
+    drain = int(words[words.index("--drain-timeout") + 1])
+    assert int(unit["Service"]["TimeoutStopSec"]) > drain + 5, "uvicorn closes for 5 s"
+
+
+def test_the_services_of_compose_find_each_other():
+    compose = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+    services, configs = compose["services"], compose["configs"]
+    used = [one["source"] for service in services.values() for one in service.get("configs", ())]
+    assert sorted(used) == sorted(configs)
+    (job,) = yaml.safe_load(configs["prometheus"]["content"])["scrape_configs"]
+    host, port = job["static_configs"][0]["targets"][0].split(":")
+    assert services[host]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    (source,) = yaml.safe_load(configs["datasource"]["content"])["datasources"]
+    assert source["url"].split("/")[2].split(":")[0] in services
+    (provider,) = yaml.safe_load(configs["dashboards"]["content"])["providers"]
+    (mounted,) = services["grafana"]["volumes"]
+    here, there, _ = mounted.split(":")
+    assert (FOLDER / here).is_file()
+    assert there.startswith(provider["options"]["path"])
+    build = services["paceline"]["build"]
+    assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
+    named = {volume.split(":")[0] for service in services.values() for volume in service["volumes"]}
+    assert {name for name in named if not name.startswith(".")} == {*compose["volumes"]}

@@ -10,7 +10,7 @@ begins with a number of its own, so that no server finds it in its cache; --repe
 of clients. Tokens are counted by MODEL's tokenizer over the text of an answer, for all servers alike.
 
     tokens/s   of all clients together, from the first request to the last answer
-    first      milliseconds until the first text of an answer: median and 95th percentile over the requests
+    first      milliseconds until the first text of an answer: median, 95th and 99th percentile over the requests
     each       milliseconds for each further token of an answer, likewise
     pass       tokens per draft round, where /metrics tells: accepted drafts, and one more
     same       share of the answers that are those of the first server, character by character
@@ -123,12 +123,12 @@ async def load(server: Served, chats: Sequence[Any], clients: int, max_tokens: i
 
 
 def spread_ms(values: Sequence[float]) -> dict[str, float | None]:
-    """Median and 95th percentile (nearest rank) in milliseconds; None without values."""
+    """Median, 95th and 99th percentile (nearest rank) in milliseconds; None without values."""
     ordered = sorted(values)
     if not ordered:
-        return {"median": None, "p95": None}
-    p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
-    return {"median": round(1e3 * statistics.median(ordered), 2), "p95": round(1e3 * p95, 2)}
+        return {"median": None, "p95": None, "p99": None}
+    p95, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.95, 0.99))
+    return {"median": round(1e3 * statistics.median(ordered), 2), "p95": round(1e3 * p95, 2), "p99": round(1e3 * p99, 2)}
 
 
 def measure(server: Served, chats: Sequence[Any], clients: int, max_tokens: int, tokenizer: Any) -> dict[str, Any]:
@@ -195,10 +195,10 @@ def show(rows: Sequence[dict[str, Any]], same: dict[str, float]) -> None:
     def number(value: float | None, digits: int = 0) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 
-    print(f"{'server':<14}{'clients':>8}{'tokens/s':>10}{'first ms':>16}{'each ms':>16}{'pass':>7}{'same':>7}")
+    print(f"{'server':<14}{'clients':>8}{'tokens/s':>10}{'first ms':>23}{'each ms':>23}{'pass':>7}{'same':>7}")
     for row in rows:
-        spreads = [f"{number(row[k]['median'], 1)} / {number(row[k]['p95'], 1)}" for k in ("first_ms", "each_ms")]
-        print(f"{row['server']:<14}{row['clients']:>8}{row['tokens_per_s']:>10.1f}{spreads[0]:>16}{spreads[1]:>16}"
+        spreads = [" / ".join(number(value, 1) for value in row[k].values()) for k in ("first_ms", "each_ms")]
+        print(f"{row['server']:<14}{row['clients']:>8}{row['tokens_per_s']:>10.1f}{spreads[0]:>23}{spreads[1]:>23}"
               f"{number(row['tokens_per_draft_round'], 2):>7}{same[row['server']]:>7.0%}")  # fmt: skip
 
 

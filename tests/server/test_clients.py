@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import httpx
 import openai
@@ -82,11 +83,10 @@ def test_a_taken_port_is_known_before_a_model_is_loaded():
     assert "--port" in refused.stderr
 
 
-@pytest.fixture(scope="module")
-def process(tmp_path_factory):
-    """`paceline serve` in a process of its own, its first line, and its URL."""
-    folder = save(tmp_path_factory.mktemp("served"), tiny_model("llama", max_position_embeddings=20_000))
-    command = [sys.executable, "-m", "paceline", "serve", folder, "--port", "0", "--json", "--log-format", "json"]
+@contextmanager
+def served(folder, port=0):
+    """The process of `paceline serve`, and its first line of output, which has its URL."""
+    command = [sys.executable, "-m", "paceline", "serve", folder, "--port", str(port), "--json", "--log-format", "json"]
     command += ["--drafter", "lookup", "--drafter", "recycling", "--return-provenance"]
     made = subprocess.Popen(
         [*command, "--served-model-name", "tiny"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -97,6 +97,17 @@ def process(tmp_path_factory):
     finally:
         made.kill()
         made.wait()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("served"), tiny_model("llama", max_position_embeddings=20_000))
+
+
+@pytest.fixture(scope="module")
+def process(folder):
+    with served(folder) as made:
+        yield made
 
 
 def test_a_server_takes_predictions_and_has_several_drafters(process):
@@ -144,3 +155,20 @@ def test_sigterm_finishes_what_is_being_answered(process):
     assert all(line["request_id"].startswith("req_") for line in lines)
     assert "secret" not in errors
     assert "w5" not in errors
+
+
+def test_after_kill_9_a_server_starts_again_at_once(folder):
+    """On the same port, with the answers of before."""
+    headers = {"Authorization": "Bearer secret"}
+    body = {"model": "tiny", "prompt": "w5 w9", "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    with served(folder) as (made, told):
+        url = told["url"] + "/v1/completions"
+        before = httpx.post(url, json=body, headers=headers, timeout=60).json()["choices"][0]["text"]
+        long = {**body, "max_tokens": 10_000, "stream": True}
+        with pytest.raises(httpx.TransportError):  # a client is told that its answer is not whole
+            with httpx.stream("POST", url, json=long, headers=headers, timeout=60) as answer:
+                for _ in answer.iter_lines():
+                    made.kill()
+    with served(folder, url.split(":")[2].split("/")[0]) as (_, told):
+        assert told["url"] in url
+        assert httpx.post(url, json=body, headers=headers, timeout=60).json()["choices"][0]["text"] == before

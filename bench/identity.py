@@ -40,7 +40,7 @@ def compare_batched(llm: LLM, prompts: list[list[int]], temperature: float, max_
 
 def compare_singly(llm: LLM, prompts: list[list[int]], temperature: float, max_tokens: int) -> dict[str, float]:
     """The same through `paceline check`, with every difference explained."""
-    report = check(llm, prompts, max_tokens=max_tokens, temperatures=[temperature], with_law_test=False)
+    report = check(llm, prompts, max_tokens=max_tokens, temperatures=[temperature], with_distribution_test=False)
     tokens = sum(c.num_tokens for c in report.comparisons)
     return {**report.verdicts, "tokens": tokens, "mean_acceptance_length": round(report.mean_acceptance_length, 3)}
 

@@ -57,7 +57,7 @@ def rounds(sampling: dict[str, float], **options: object) -> tuple[float, float]
 
 @torch.inference_mode()
 def verification() -> float:
-    """Median ms of the law and the walk of a greedy chain of `ROWS` rows, the drafted half of which stands."""
+    """Median ms of verifying a greedy chain of `ROWS` rows whose drafted first half is accepted."""
     seq, half = Sequence([5, TOKEN], SamplingParams(), 0, frozenset(), 1 << 20), [TOKEN] * (ROWS // 2)
     logits, times = torch.randn(1, ROWS, VOCAB), list[float]()
     logits[..., TOKEN] = 100.0

@@ -128,7 +128,11 @@ def spread_ms(values: Sequence[float]) -> dict[str, float | None]:
     if not ordered:
         return {"median": None, "p95": None, "p99": None}
     p95, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.95, 0.99))
-    return {"median": round(1e3 * statistics.median(ordered), 2), "p95": round(1e3 * p95, 2), "p99": round(1e3 * p99, 2)}
+    return {
+        "median": round(1e3 * statistics.median(ordered), 2),
+        "p95": round(1e3 * p95, 2),
+        "p99": round(1e3 * p99, 2),
+    }
 
 
 def measure(server: Served, chats: Sequence[Any], clients: int, max_tokens: int, tokenizer: Any) -> dict[str, Any]:

@@ -174,6 +174,6 @@ class AcceptsAll(Verifier):
 
     name, lossless, exact = "accepts-all", True, True
 
-    def verify(self, draft, law, seeds, positions):
+    def verify(self, draft, target, seeds, positions):
         path = [*range(1, draft.tree.num_nodes)]
-        return [Walk(path, token, True) for token in law.scores[:, -1].argmax(-1).tolist()]
+        return [Walk(path, token, True) for token in target.scores[:, -1].argmax(-1).tolist()]

@@ -1,4 +1,4 @@
-"""Tiny random models of many architectures: they prove shapes and laws, not usefulness."""
+"""Tiny random models of many architectures: they prove shapes and distributions, not usefulness."""
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel

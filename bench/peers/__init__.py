@@ -3,8 +3,8 @@
     python -m bench.peers MODEL --peer transformers --peer llama.cpp=PYTHON --peer-model llama.cpp=FILE.gguf [OPTIONS]
 
 OPTIONS are those of `paceline bench`; the result folder holds the peers' answers and ratios too, and `paceline show`
-shows them. Every system gets the same token ids, threads and law, takes its turn at every prompt, sleeps while others
-are timed, and is counted alike: tokens after the first, over the seconds that they took.
+shows them. Every system gets the same token ids, threads and sampling options, takes its turn at every prompt, sleeps
+while others are timed, and is counted alike: tokens after the first, over the seconds that they took.
 """
 
 import sys

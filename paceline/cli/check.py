@@ -40,7 +40,7 @@ def check(
     max_tokens: int = opt(64, "Maximum number of tokens of an answer.", min=1),
     temperature: list[float] | None = opt(None, "Repeat it for several; default: 0 and 0.8.", short="-t"),
     seed: int = seed_option(),
-    no_law_test: bool = opt(False, "Leave out the test of the sampled distribution."),
+    no_distribution_test: bool = opt(False, "Leave out the test of the sampled distribution."),
 ) -> None:
     """Check on your machine that speculation does not change the answers.
 
@@ -72,7 +72,7 @@ def check(
             max_tokens=max_tokens,
             temperatures=temperatures,
             seed=seed,
-            with_law_test=not no_law_test,
+            with_distribution_test=not no_distribution_test,
             progress=progress,
         )
     if screen.json:
@@ -84,7 +84,7 @@ def check(
                 "numerics": llm.numerics,
                 "lossless": llm.verifier.lossless,
                 "exact": llm.verifier.exact,
-                "law_test": report.law_test,
+                "distribution_test": report.distribution_test,
                 "skipped_temperatures": report.skipped,
                 "prompts": report.comparisons,
                 "provenance": provenance(),
@@ -113,11 +113,11 @@ def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen)
             f"{mark(all(side.is_rounding for side in sides))} independent reference: {len(measured)} answers, scores "
             f"differ by up to {most:.2f} times what rounding explains [dim](fails above {TYPICAL:g})[/dim]"
         )
-    if (law := report.law_test) is not None:
-        differing = f", {law.num_different} differ from plain decoding" if law.num_different is not None else ""
+    if (found := report.distribution_test) is not None:
+        differing = f", {found.num_different} differ from plain decoding" if found.num_different is not None else ""
         screen.print(
-            f"{mark(law.passed)} distribution test: {law.samples:,} samples of {law.tokens} tokens, "
-            f"p = {law.p_value:.3g} [dim](fails below {law.false_alarm:g})[/dim]{differing}"
+            f"{mark(found.passed)} distribution test: {found.samples:,} samples of {found.tokens} tokens, "
+            f"p = {found.p_value:.3g} [dim](fails below {found.false_alarm:g})[/dim]{differing}"
         )
     counts = report.verdicts
     verdict = "[bold green]passed[/bold green]" if report.passed else "[bold red]failed[/bold red]"

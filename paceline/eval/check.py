@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..hf.prompts import Prompt, read_prompt
 from ..llm import LLM
 from ..zoo.registry import Progress, silent
-from .law_test import LawTest, law_test
+from .distribution_test import DistributionTest, distribution_test
 from .reference import NUM_TOP, TIE, Decoded, Measured, measure_scores
 
 
@@ -128,12 +128,12 @@ class Comparison(Judgement):
 class CheckReport:
     """Everything a check found.
 
-    skipped: temperatures not compared, since the verifier guarantees only the distribution; the law test covers them.
+    skipped: temperatures not compared, since the verifier guarantees only the distribution, which has its own test.
     """
 
     comparisons: list[Comparison]
     skipped: list[float]
-    law_test: LawTest | None
+    distribution_test: DistributionTest | None
 
     @property
     def verdicts(self) -> dict[str, int]:
@@ -142,7 +142,7 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        return self.verdicts["bug"] == 0 and (self.law_test is None or self.law_test.passed)
+        return self.verdicts["bug"] == 0 and (self.distribution_test is None or self.distribution_test.passed)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -159,7 +159,7 @@ def check(
     max_tokens: int = 64,
     temperatures: Seq[float] = (0.0, 0.8),
     seed: int = 0,
-    with_law_test: bool = True,
+    with_distribution_test: bool = True,
     num_references: int = 4,
     progress: Progress = silent,
 ) -> CheckReport:
@@ -202,5 +202,5 @@ def check(
                 )
             )
             progress("comparing answers", len(comparisons), len(prompts) * len(compared))
-    law = law_test(llm.verifier, seed=seed, progress=progress) if with_law_test else None
-    return CheckReport(comparisons, [t for t in temperatures if t not in compared], law)
+    found = distribution_test(llm.verifier, seed=seed, progress=progress) if with_distribution_test else None
+    return CheckReport(comparisons, [t for t in temperatures if t not in compared], found)

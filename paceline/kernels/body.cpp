@@ -21,26 +21,26 @@ INLINE int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // ---------------------------------------------------------------------------------------------- products
 
-// What rows are multiplied as. Rows are padded with zeros to a multiple of 32.
+// The forms in which a product reads its rows. Rows are padded with zeros to a multiple of 32.
 struct Input {
   float* wide;     // float32
-  half_t* narrow;  // bfloat16, for products of pairs; null where there is no instruction for them
-  uint8_t* high;   // with VNNI bytes of which two make a number, for products with INT8; null where none is read
+  half_t* narrow;  // bfloat16, for products of pairs; null where the processor has none
+  uint8_t* high;   // with VNNI: bytes, two for each number, for products with INT8; null where nothing reads them
   uint8_t* low;
-  int8_t* high4;   // likewise for INT4: signed, and in the order of a word of codes
+  int8_t* high4;   // the same for INT4: signed, in the order of a word of codes
   int8_t* low4;
-  int16_t* words8;  // without VNNI integers of 16 bits for INT8, of every four the first, third, second, fourth
-  int16_t* words4;  // likewise for INT4, in order
-  float* scales;   // of those bytes or integers, one a row; null where none are read
-  float* sums;     // of every 32 numbers, in units of that scale, for INT4
+  int16_t* words8;  // without VNNI: 16-bit integers for INT8; of every four the first, third, second, fourth
+  int16_t* words4;  // the same for INT4, in order
+  float* scales;   // of these bytes or integers, one for each row; null where there are none
+  float* sums;     // of every 32 numbers, in units of the scale, for INT4
   int64_t stride;  // elements from row to row
 };
 
-constexpr int MOST_ROWS = LANES == 16 ? 12 : 6;  // of a tile: sums that stay in registers
+constexpr int MOST_ROWS = LANES == 16 ? 12 : 6;  // of a tile, whose sums stay in registers
 constexpr int GROUP = 48;                        // rows whose sums are kept between panels
 constexpr int64_t PANEL = 128;                   // pairs of inputs whose weights stay in the first cache
 
-// What is fetched while a tile is computed: `step` bytes at every pair of inputs.
+// What is prefetched while a tile is computed: `step` bytes with every pair of inputs.
 struct Ahead {
   const char* at;
   int64_t step;
@@ -97,7 +97,7 @@ struct F32s {  // [k, 32]
   }
 };
 
-// C vectors of outputs from `column` on.
+// C vectors of outputs, the first at `column`.
 template <class Format, int R, int C>
 INLINE void tile_part(const char* w, const float* x, int64_t stride, int64_t pairs, int column, Ahead ahead, float* out) {
   vf sums[R][C];
@@ -127,7 +127,7 @@ INLINE void tile_part(const char* w, const float* x, int64_t stride, int64_t pai
     }
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(even[c], set(x[r * stride + 2 * k]), sums[r][c]);
-    __asm__("" : "+r"(again));  // loads them once more: with 16 registers there is room for six rows only so
+    __asm__("" : "+r"(again));  // forces a second load; otherwise 16 registers do not hold six rows
     UNROLL for (int c = 0; c < C; c++) odd[c] = Format::template load_one<1>(again, k, column + c * LANES);
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(odd[c], set(x[r * stride + 2 * k + 1]), sums[r][c]);
@@ -289,13 +289,13 @@ static void norm_row(const Norm& norm, const float* x, float* to, int64_t size) 
   }
 }
 
-// The other forms of a row whose float32 numbers are there.
+// Makes the other forms of a row from its float32 numbers.
 static void finish_input(const Input& in, int64_t row, int64_t size) {
   float* x = in.wide + row * in.stride;
   for (int64_t i = size; i < in.stride; i++) x[i] = 0;
   if (in.narrow) narrow_row(x, in.narrow + row * in.stride, in.stride);
   if (in.scales) {
-    vu most_bits = {};  // of numbers without signs, which are ordered as their bits are, infinity and NaN on top
+    vu most_bits = {};  // absolute values are ordered as their bits are, infinity and NaN last
     for (int64_t i = 0; i < in.stride; i += LANES) {
       const vu magnitude = loadu<vu>(x + i) & 0x7fffffffu;
       most_bits = magnitude > most_bits ? magnitude : most_bits;

@@ -3,10 +3,10 @@
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
 // A row of inputs is rounded to integers of 16 bits, and products are summed in int32, exactly. With VNNI each of these
-// is two bytes, `high` and what it leaves.
+// is two bytes, `high` and the remainder `low`.
 #if defined(__AVX512VNNI__)
 #define BYTES_DOT 1
-constexpr float STEPS = 127;  // of `high` to the largest number of a row; 254 of `low` to each of them
+constexpr float STEPS = 127;  // of `high` for the largest number of a row; each of them is 254 steps of `low`
 #else
 #define BYTES_DOT 0
 constexpr float STEPS = 32767;
@@ -20,7 +20,7 @@ INLINE vi dot_words(vi sum, const int16_t* two, vi codes) {
   __asm__("" : "+v"(sum));
 #elif defined(__AVX2__)
   sum = (vi)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16((__m256i)codes, _mm256_set1_epi32(pair)));
-  __asm__("" : "+x"(sum));  // or else products are added to each other first, for which there are too few registers
+  __asm__("" : "+x"(sum));  // otherwise GCC adds products to each other first, and runs out of registers
 #else
   sum += (codes << 16 >> 16) * two[0] + (codes >> 16) * two[1];
 #endif
@@ -28,7 +28,7 @@ INLINE vi dot_words(vi sum, const int16_t* two, vi codes) {
 }
 #endif
 
-// Brings a row into the order in which codes meet it.
+// Writes a row in the order of the codes.
 INLINE void order_codes(const Input& in, int64_t row) {
   const int64_t begin = row * in.stride, end = begin + in.stride;
 #if BYTES_DOT  // a word's bytes under the mask 0x0f0f0f0f hold k = 0, 4, 1, 5, and four bits further on 2, 6, 3, 7
@@ -61,7 +61,7 @@ INLINE vi dot_codes(vi sum, vi codes, const int8_t* four) {
   return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(bytes));
 }
 
-// C vectors of outputs from `column` on.
+// C vectors of outputs, the first at `column`.
 template <int R, int C>
 INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours, int column, const int32_t* code_sums,
                       const float* scales, float* out) {
@@ -72,7 +72,7 @@ INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours
     UNROLL for (int c = 0; c < C; c++) h[r][c] = l[r][c] = vi{};
   for (int64_t k = 0; k < fours; k++) {
     int64_t at_low = 4 * k + (low - high);
-    __asm__("" : "+r"(at_low));  // unknown to the compiler: it keeps R pointers then, not 2 R
+    __asm__("" : "+r"(at_low));  // hides its value from the compiler, which then keeps R pointers, not 2 R
     vi codes[C];
     UNROLL for (int c = 0; c < C; c++) {
       const char* at = w + 128 * k + 4 * column + 64 * c;
@@ -110,7 +110,7 @@ INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours
     for (int64_t k = first; k < min_(first + 128, fours); k++) {
       const char* at = w + 128 * k + 4 * column;
       UNROLL for (int odd = 0; odd < 2; odd++) {
-        __asm__("" : "+r"(at));  // loads them once more, so that there are registers for six rows
+        __asm__("" : "+r"(at));  // forces a second load, which leaves registers for six rows
         vi codes[C];
         UNROLL for (int c = 0; c < C; c++) {
           const vs both = loadu<vs>(at + 4 * c * LANES);
@@ -145,8 +145,8 @@ static void tile_int8(const Matrix& m, const char* w, const Input& in, int64_t r
 }
 
 // INT4: codes [k / 8, 32] of 32 bits, where bits 4 j hold k = 2 j and bits 16 + 4 j hold k = 2 j + 1. A weight is
-// (code - 8) scale + zero. Within a group sums are taken over codes, then scaled, and what was left out of the weights,
-// zero - 8 scale, meets the sum of the inputs.
+// (code - 8) scale + zero. Within a group the products with codes are summed and then scaled; the constant part of the
+// weights, zero - 8 scale, is multiplied by the sum of the inputs.
 
 template <int R, int C>
 INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, const Input& in, int64_t row, int column,
@@ -201,7 +201,7 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
         const float* own = in.sums + (row + r) * (stride / 32) + i * parts;
         float total = own[0];
         for (int64_t j = 1; j < parts; j++) {
-          __asm__("" : "+r"(j));  // mostly one or two: not worth the vector loop that GCC makes of it
+          __asm__("" : "+r"(j));  // mostly one or two, which is too few for the vector loop that GCC would make
           total += own[j];
         }
         vf dot = to_float(dots[0][r][c]);

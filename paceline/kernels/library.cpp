@@ -49,7 +49,7 @@ struct Isa {
   void (*multiply)(const Matrix*, const float*, int64_t, float*, void*, Worker*);
   int64_t (*multiply_bytes)(const Matrix*, int64_t);
   int (*runs_here)();
-  int (*pays_here)();  // or one of those behind it is faster
+  int (*pays_here)();  // 0: a later one is faster here
 };
 
 static int always() { return 1; }
@@ -159,7 +159,7 @@ static int64_t now() {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-constexpr int64_t SPIN_INSIDE = 60000;   // ns within a pass: a phase takes less, unless a thread was put aside
+constexpr int64_t SPIN_INSIDE = 60000;   // ns within a pass: a phase takes less, unless the system has descheduled a thread
 constexpr int64_t SPIN_BETWEEN = 150000;  // ns from one pass to the next
 
 template <class F> static void wait_until(F reached, int64_t spin) {
@@ -235,7 +235,7 @@ static void start_workers(int threads) {
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     const int failed = pthread_create(&thread, &attributes, serve, &one);
     pthread_attr_destroy(&attributes);
-    if (failed) return;  // fewer threads do the same work
+    if (failed) return;  // fewer threads do all the work
     num_workers++;
   }
 }
@@ -273,7 +273,7 @@ static int run_job(int threads, int phases, int64_t bytes) {
   __atomic_add_fetch(&pass_number, 1, __ATOMIC_SEQ_CST);  // open
   wake_if_needed();
   work(workers[0]);
-  __atomic_add_fetch(&pass_number, 1, __ATOMIC_SEQ_CST);  // closed: who comes now does nothing
+  __atomic_add_fetch(&pass_number, 1, __ATOMIC_SEQ_CST);  // closed: workers that arrive now do nothing
   wait_for(&num_inside, 0);
   return 0;
 }
@@ -290,7 +290,7 @@ const char* paceline_source_hash() {
 
 const char* paceline_isa() { return isa().name; }
 
-// 1: taken, from the next pass on; 0: unknown, not compiled, or nothing that this processor has. "": the best.
+// Select an instruction set from the next pass on; "" selects the best. 0: unknown, not compiled, or not supported here.
 int paceline_select(const char* name) {
   for (int i = 0; i < NUM_ISAS; i++)
     if (*name ? !strcmp(isas[i].name, name) && isas[i].runs_here() : isas[i].runs_here() && isas[i].pays_here()) {

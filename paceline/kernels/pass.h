@@ -18,7 +18,7 @@ struct Scratch {
   float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim]
   half_t* queries;              // [rows, heads head_dim] in bfloat16
   Input normed, attended, mlp;
-  Input inner;                  // [3][rows, INNER], what the first factors of corrections give
+  Input inner;                  // [3][rows, INNER], the rows times the first factors of corrections
   char* of_thread;              // scores, keys
   int64_t thread_bytes;
 };
@@ -54,7 +54,7 @@ static Sizes sizes_of(const Model* model) {
   return s;
 }
 
-struct Cutter {  // hands out pieces of memory; with none it only counts
+struct Arena {  // allocates from one buffer; without a buffer it only counts bytes
   char* at;
   int64_t used;
   template <class T> T* take(int64_t count) {
@@ -64,23 +64,23 @@ struct Cutter {  // hands out pieces of memory; with none it only counts
   }
 };
 
-static Input cut_input(Cutter& cut, int64_t rows, int64_t size, const Sizes& s) {
+static Input allocate_input(Arena& arena, int64_t rows, int64_t size, const Sizes& s) {
   Input in = {};
   in.stride = round_up(size, 32);
-  in.wide = cut.take<float>(rows * in.stride);
-  if (HAS_DP) in.narrow = cut.take<half_t>(rows * in.stride + 32);
+  in.wide = arena.take<float>(rows * in.stride);
+  if (HAS_DP) in.narrow = arena.take<half_t>(rows * in.stride + 32);
   if (s.bytes && BYTES_DOT) {
-    in.high = cut.take<uint8_t>(rows * in.stride + 32);
-    in.low = cut.take<uint8_t>(rows * in.stride + 32);
+    in.high = arena.take<uint8_t>(rows * in.stride + 32);
+    in.low = arena.take<uint8_t>(rows * in.stride + 32);
   }
   if (s.sums && BYTES_DOT) {
-    in.high4 = cut.take<int8_t>(rows * in.stride + 32);
-    in.low4 = cut.take<int8_t>(rows * in.stride + 32);
+    in.high4 = arena.take<int8_t>(rows * in.stride + 32);
+    in.low4 = arena.take<int8_t>(rows * in.stride + 32);
   }
-  if (s.bytes && !BYTES_DOT) in.words8 = cut.take<int16_t>(rows * in.stride);
-  if (s.sums && !BYTES_DOT) in.words4 = cut.take<int16_t>(rows * in.stride);
-  if (s.sums) in.sums = cut.take<float>(rows * in.stride / 32);
-  if (s.bytes || s.sums) in.scales = cut.take<float>(rows);
+  if (s.bytes && !BYTES_DOT) in.words8 = arena.take<int16_t>(rows * in.stride);
+  if (s.sums && !BYTES_DOT) in.words4 = arena.take<int16_t>(rows * in.stride);
+  if (s.sums) in.sums = arena.take<float>(rows * in.stride / 32);
+  if (s.bytes || s.sums) in.scales = arena.take<float>(rows);
   return in;
 }
 
@@ -92,33 +92,33 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
     most = max_(most, pass->starts[b]);
     rows += pass->sizes ? pass->sizes[b] : pass->nodes;
   }
-  Cutter cut = {memory, round_up(sizeof(Scratch), LINE)};
+  Arena arena = {memory, round_up(sizeof(Scratch), LINE)};
   s->rows = rows;
   s->hidden = model->hidden;
   s->width = round_up(most + nodes + 1, COLUMNS) + COLUMNS;
   if (pass->block_ends)
     for (int64_t t = 0; t < pass->batch * pass->nodes; t++)
       s->width = max_(s->width, round_up(pass->block_ends[t], COLUMNS) + COLUMNS);
-  s->reach = cut.take<Reach>(pass->batch * nodes);
-  s->place = cut.take<int64_t>(rows);
-  s->begins = cut.take<int64_t>(pass->batch + 1);
-  s->head = cut.take<int64_t>(rows);
-  s->to_logits = cut.take<int64_t>(rows);
-  s->position = cut.take<int64_t>(rows);
-  s->paths = cut.take<int32_t>(pass->parents ? pass->batch * nodes * nodes : 0);
-  s->masks = cut.take<int64_t>(rows);
-  s->is_mask = cut.take<uint8_t>(rows);
-  s->x = cut.take<float>(rows * model->hidden);
-  s->y = cut.take<float>(rows * model->hidden);
-  s->qkv = cut.take<float>(rows * sizes.qkv);
-  s->queries = cut.take<half_t>(rows * sizes.attended + 32);
-  s->normed = cut_input(cut, rows, sizes.normed, sizes);
-  s->attended = cut_input(cut, rows, sizes.attended, sizes);
-  s->mlp = cut_input(cut, rows, sizes.mlp, sizes);
-  s->inner = cut_input(cut, pass->is_mask ? 3 * rows : 0, INNER, Sizes{});
+  s->reach = arena.take<Reach>(pass->batch * nodes);
+  s->place = arena.take<int64_t>(rows);
+  s->begins = arena.take<int64_t>(pass->batch + 1);
+  s->head = arena.take<int64_t>(rows);
+  s->to_logits = arena.take<int64_t>(rows);
+  s->position = arena.take<int64_t>(rows);
+  s->paths = arena.take<int32_t>(pass->parents ? pass->batch * nodes * nodes : 0);
+  s->masks = arena.take<int64_t>(rows);
+  s->is_mask = arena.take<uint8_t>(rows);
+  s->x = arena.take<float>(rows * model->hidden);
+  s->y = arena.take<float>(rows * model->hidden);
+  s->qkv = arena.take<float>(rows * sizes.qkv);
+  s->queries = arena.take<half_t>(rows * sizes.attended + 32);
+  s->normed = allocate_input(arena, rows, sizes.normed, sizes);
+  s->attended = allocate_input(arena, rows, sizes.attended, sizes);
+  s->mlp = allocate_input(arena, rows, sizes.mlp, sizes);
+  s->inner = allocate_input(arena, pass->is_mask ? 3 * rows : 0, INNER, Sizes{});
   s->thread_bytes = round_up(4 * QUERIES * s->width, LINE) + round_up(4 * COLUMNS * sizes.head_dim, LINE);
-  s->of_thread = cut.take<char>(threads * s->thread_bytes);
-  return cut.used;
+  s->of_thread = arena.take<char>(threads * s->thread_bytes);
+  return arena.used;
 }
 
 int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
@@ -178,7 +178,7 @@ static int64_t places_behind(const Pass* pass, const Scratch& s, int64_t row) {
   return row + 1 == s.begins[b + 1] ? (b + 1) * pass->nodes - s.place[row] - 1 : 0;
 }
 
-// Keeps hidden state `index` of a row where its key is kept, in the cache's format.
+// Stores hidden state `index` of a row in the column of its key, in the cache's format.
 static void keep_state(const Model* model, const Pass* pass, const Scratch& s, int index, int64_t row, const float* x) {
   if (!pass->states || !pass->states[index]) return;
   const int64_t b = s.place[row] / pass->nodes, n = s.place[row] % pass->nodes;
@@ -187,7 +187,7 @@ static void keep_state(const Model* model, const Pass* pass, const Scratch& s, i
   store_row(to, x, s.hidden, model->cache_format);
 }
 
-// The first factors of the corrections of up to three layers that read the same rows, a few mask rows at a time.
+// Mask rows times the first factors of the corrections of up to three layers that read the same rows, a few at a time.
 static void correct_inner(const Scratch& s, const Matrix* const* layers, int count, const Input& in, Worker& me) {
   int64_t blocks = 0;
   for (int i = 0; i < count; i++) blocks += layers[i]->a ? num_blocks(*layers[i]->a) : 0;
@@ -220,7 +220,7 @@ static void correct_inner(const Scratch& s, const Matrix* const* layers, int cou
   });
 }
 
-// ... and what the second ones make of them, added to the sums of a block in rows [first, first + count).
+// ... and times the second factors, added to the sums of a block in rows [first, first + count).
 static void correct_block(const Scratch& s, const Matrix& m, int which, int64_t block, int64_t first, int64_t count,
                           float* sums) {
   float out[GROUP * BLOCK];
@@ -277,7 +277,7 @@ static void embed(const Model* model, const Pass* pass, int64_t place, float* x)
   for (int64_t i = 0; i < model->hidden; i++) x[i] *= model->embedding_scale;
 }
 
-// q and k normed and turned, k and v in the cache.
+// Normalises q and k, applies the rotary embedding, and writes k and v to the cache.
 static void place_row(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, int64_t row) {
   const int64_t d = l.head_dim, b = s.place[row] / pass->nodes, n = s.place[row] % pass->nodes;
   float* q = s.qkv + row * (l.heads + 2 * l.kv_heads) * d;
@@ -345,7 +345,7 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     phase(me, (int)s.rows, [&](int row) { finish_input(s.attended, row, l.heads * d); });
 }
 
-// x += residual * sums, or the same by way of a norm.
+// x += residual * sums, or residual * norm(sums) where a norm follows the product.
 static void add_product(const Scratch& s, const Layer& l, const Matrix& m, const Norm& norm, const Input& in, Worker& me) {
   const Matrix* one[] = {&m};
   const bool direct = norm.kind == NO_NORM;
@@ -364,12 +364,12 @@ static void add_product(const Scratch& s, const Layer& l, const Matrix& m, const
     });
 }
 
-// Whether anything is asked for that is made behind the keys and values of the last layer.
+// Whether the pass computes anything after the keys and values of the last layer.
 static bool wants_end(const Model* model, const Pass* pass) {
   return pass->logits || pass->last_hidden || (pass->states && pass->states[model->num_layers]);
 }
 
-// The rows that the first layer reads, of the pass's inputs.
+// Makes the rows that the first layer reads from the pass's inputs.
 static void project(const Model* model, const Pass* pass, const Scratch& s, Worker& me) {
   const int64_t size = model->project.ins;
   phase(me, (int)s.rows, [&](int row) {
@@ -529,16 +529,16 @@ void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
 int64_t multiply_bytes(const Matrix* m, int64_t rows) {
   Sizes sizes = {};
   note_format(sizes, *m);
-  Cutter cut = {nullptr, 0};
-  cut_input(cut, rows, m->ins, sizes);
-  return cut.used;
+  Arena arena = {nullptr, 0};
+  allocate_input(arena, rows, m->ins, sizes);
+  return arena.used;
 }
 
 void multiply(const Matrix* m, const float* rows_in, int64_t rows, float* out, void* memory, Worker* worker) {
   Sizes sizes = {};
   note_format(sizes, *m);
-  Cutter cut = {(char*)memory, 0};
-  const Input in = cut_input(cut, rows, m->ins, sizes);
+  Arena arena = {(char*)memory, 0};
+  const Input in = allocate_input(arena, rows, m->ins, sizes);
   phase(*worker, (int)rows, [&](int row) {
     memcpy(in.wide + row * in.stride, rows_in + (int64_t)row * m->ins, 4 * m->ins);
     finish_input(in, row, m->ins);

@@ -1,8 +1,8 @@
 // A team of threads that walks through the phases of a pass together.
 //
 // Each phase is a number of pieces. A thread takes pieces of its own share first, then of the others'; the phase is
-// over when all its pieces are done, not when all threads have arrived. So a thread that the system has put aside holds
-// nobody up unless it is in the middle of a piece.
+// over when all its pieces are done, not when all threads have arrived. So a thread that the system has descheduled
+// delays nobody unless it is in the middle of a piece.
 #pragma once
 #include <stdint.h>
 
@@ -25,7 +25,7 @@ struct Worker {
 };
 
 void wait_for(const int* value, int target);  // spins, then sleeps; in library.cpp
-void wake_all();                               // those that sleep there
+void wake_all();                               // wakes those that sleep in wait_for
 extern int num_sleeping;
 
 inline int load_acquire(const int* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }

@@ -108,7 +108,7 @@ def swapped(points: list[Point]) -> int | None:
     return max((i for i, p in enumerate(points) if holds(p.differ, N, LIMIT, 1 - CONFIDENCE)), default=None)
 
 
-LAWS = [
+RISKS = [
     [Fraction(1, 20), Fraction(1, 5), Fraction(26, 100)],  # the last one just too risky
     [Fraction(26, 100), Fraction(3, 10), Fraction(2, 5)],  # all of them
     [Fraction(1, 100), Fraction(26, 100), Fraction(9, 10)],
@@ -116,14 +116,14 @@ LAWS = [
 ]
 
 
-@pytest.mark.parametrize("risks", LAWS)
+@pytest.mark.parametrize("risks", RISKS)
 def test_a_chosen_threshold_keeps_the_promise(risks):
     assert failures(risks, ours) <= Fraction(1) - Fraction(CONFIDENCE)
 
 
 @pytest.mark.parametrize("mutant", [by_what_was_seen, off_by_one, swapped])
 def test_naive_choices_break_it(mutant):
-    assert max(failures(risks, mutant) for risks in LAWS) > Fraction(1) - Fraction(CONFIDENCE) + Fraction(1, 100)
+    assert max(failures(risks, mutant) for risks in RISKS) > Fraction(1) - Fraction(CONFIDENCE) + Fraction(1, 100)
 
 
 def test_the_best_of_several_signals_needs_a_stricter_test():

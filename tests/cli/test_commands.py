@@ -8,7 +8,7 @@ from typer.main import get_command
 
 from paceline import zoo
 from paceline.cli.app import app
-from paceline.eval.law_test import law_test
+from paceline.eval.distribution_test import distribution_test
 from tests.cli.helpers import GENERATE, answer, paceline, refusal
 
 
@@ -109,15 +109,15 @@ def test_demo_for_people(model, tmp_path):
 
 
 def test_check_json(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.eval.check.law_test", partial(law_test, samples=200))
+    monkeypatch.setattr("paceline.eval.check.distribution_test", partial(distribution_test, samples=200))
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "w5 w9 w5"}\n{"turns": ["w8 w8"]}\n')
     got = answer("check", model, "--prompts", str(file), "--max-tokens", "12", "-d", "lookup")
     assert got["verdicts"]["bug"] == 0
     assert sum(got["verdicts"].values()) == len(got["prompts"]) == 4
-    assert got["law_test"]["passed"] is True
-    assert got["law_test"]["p_value"] > 1e-6
-    assert got["law_test"]["samples"] == 200
+    assert got["distribution_test"]["passed"] is True
+    assert got["distribution_test"]["p_value"] > 1e-6
+    assert got["distribution_test"]["samples"] == 200
     assert (got["passed"], got["lossless"], got["drafter"]) == (True, True, "lookup")
     assert {"numerics", "model", "mean_acceptance_length", "provenance"} <= got.keys()
     assert {"verdict", "temperature", "position", "measured"} <= got["prompts"][0].keys()
@@ -129,10 +129,10 @@ def test_check_fails_with_status_1(model, monkeypatch):
     from paceline.eval.check import Verdict
 
     monkeypatch.setattr("paceline.eval.check.classify", lambda *given: (Verdict.BUG, "planted"))
-    options = ("--num-prompts", "1", "--max-tokens", "4", "--no-law-test", "-t", "0")
+    options = ("--num-prompts", "1", "--max-tokens", "4", "--no-distribution-test", "-t", "0")
     got = answer("check", model, *options, code=1)
     assert got["verdicts"] == {"identical": 0, "near_tie": 0, "bug": 1}
-    assert got["law_test"] is None
+    assert got["distribution_test"] is None
     result = paceline("check", model, *options)
     assert result.exit_code == 1
     assert "failed" in result.stdout

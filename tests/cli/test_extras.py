@@ -33,7 +33,7 @@ for words in (
     ("models",),
     ("generate", model, "-p", "w5 w9", "--max-tokens", "3"),
     ("demo", model, *few),
-    ("check", model, *few, "--no-law-test"),
+    ("check", model, *few, "--no-distribution-test"),
     ("bench", model, *few, "--out", str(folder / "result")),
     ("show", str(folder / "result"), "--html", "--out", str(folder / "page.html")),
     ("tune", model, *few, "-d", "lookup", "--out", str(folder / "tuned.json")),

@@ -94,7 +94,10 @@ def test_prompts_that_never_end_or_are_no_text(model, tmp_path, monkeypatch):
 def test_a_template_that_refuses(tmp_path):
     folder = Path(save(tmp_path / "model", tiny_model("llama")))
     (folder / "chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
-    for command in (("generate", "-c", "w5"), ("check", "-d", "lookup", "--no-law-test", "--prompts", "chats.jsonl")):
+    for command in (
+        ("generate", "-c", "w5"),
+        ("check", "-d", "lookup", "--no-distribution-test", "--prompts", "chats.jsonl"),
+    ):
         (tmp_path / "chats.jsonl").write_text('{"question": "w5"}\n')
         given = [str(tmp_path / one) if one == "chats.jsonl" else one for one in command]
         assert "System role not supported" in refusal(given[0], str(folder), *given[1:])
@@ -105,7 +108,7 @@ def test_wrong_models_are_refused(tmp_path, model):
     assert "no model at" in refusal("generate", str(tmp_path / "absent"), *asked)
     assert "did you mean 'smollm2-135m'" in refusal("generate", "smollm2-135", *asked)
     other = save(tmp_path / "other", tiny_model("llama"), [*WORDS[:4], *WORDS[:3:-1]])
-    assert "another tokenizer" in refusal("check", model, "-d", f"model:{other}", "--no-law-test")
+    assert "another tokenizer" in refusal("check", model, "-d", f"model:{other}", "--no-distribution-test")
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ def _last_states(dtype: torch.dtype, token_ids: tuple[int, ...]) -> Tensor:
 def uncached_mtp(
     head: MtpHead, states: Tensor, text: list[int], depth: int, forced: tuple[int, ...] = ()
 ) -> tuple[list[int], list[Tensor]]:
-    """The definition in `heads.mtp` over a whole text: tokens after it, greedy unless `forced`, and their laws."""
+    """The definition in `heads.mtp` over a whole text: the tokens after it (greedy unless `forced`) and their probs."""
     count, rows = head.config.num_modules, len(text) - 1
-    tokens, laws = list(text), []
+    tokens, probs = list(text), []
     hidden = inputs = states[None, :rows]  # inputs: of module K, its rows so far
     for step in range(depth):
         if step < count:
@@ -88,9 +88,9 @@ def uncached_mtp(
             inputs = torch.cat([inputs, hidden[:, -1:]], 1)
             reads = tokens[count : count + inputs.shape[1]]
         hidden = head(step, torch.tensor([reads]), inputs, torch.arange(inputs.shape[1])[None], causal)
-        laws.append(head.logits(hidden[0, -1], step).softmax(-1))
-        tokens.append(forced[step] if forced else int(head.draft_ids[laws[-1].argmax()]))
-    return tokens[len(text) :], laws
+        probs.append(head.logits(hidden[0, -1], step).softmax(-1))
+        tokens.append(forced[step] if forced else int(head.draft_ids[probs[-1].argmax()]))
+    return tokens[len(text) :], probs
 
 
 class Accepts(Verifier):
@@ -103,7 +103,7 @@ class Accepts(Verifier):
     def __init__(self, counts: Iterable[int]):
         self._counts = itertools.cycle(counts)
 
-    def verify(self, draft, law, seeds, positions):
+    def verify(self, draft, target, seeds, positions):
         count = next(self._counts)
         drafted = [row.count(False) - 1 for row in draft.tree.lists.is_probe]
         return [
@@ -149,7 +149,7 @@ def watched(
 def random_head(
     target: LoadedModel, version: int, seed: int = 0, draft_vocab: int = 60, **options: object
 ) -> EagleHead:
-    """A head with weights large enough to make its laws differ clearly. It can draft tokens 30 to 30 + draft_vocab."""
+    """A head with large weights, so that its distributions differ clearly. It drafts tokens 30 to 30 + draft_vocab."""
     width, layers = target.hidden_size, target.num_layers
     states = (layers,) if version == 1 else (0, 1, layers)
     config = EagleConfig(width, states, draft_vocab, target.vocab_size, 48, 4, 2, 8, version, width, **options)

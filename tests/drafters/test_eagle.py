@@ -63,11 +63,11 @@ def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE,
                     logits = logits + temperature * noise[head.draft_ids]
                 else:
                     logits = logits / max(1.0, temperature)
-                law = logits.softmax(-1)
-                given = law[head.draft_ids.tolist().index(token)]
+                probs = logits.softmax(-1)
+                given = probs[head.draft_ids.tolist().index(token)]
                 right &= math.isclose(float(given), float(draft.confidence[row, node]), **exact)
                 if not path and drafter.tree == "chain":
-                    right &= bool(given == law.max())
+                    right &= bool(given == probs.max())
         decoder.step(batch)
         decoder.policy = Fixed(0)
         decoder.step(batch)

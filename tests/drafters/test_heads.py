@@ -24,7 +24,7 @@ DOUBLE = torch.float64
 
 
 def reads_the_last_state(kind, make, dtype) -> bool:
-    """Whether head i's token is the most probable by head i's law at f_{T-2}, on every round."""
+    """Whether head i's token is the most probable by head i's distribution at f_{T-2}, on every round."""
     target = loaded("llama", dtype)
     head = attached(make(target), target)
     seen = []
@@ -33,11 +33,11 @@ def reads_the_last_state(kind, make, dtype) -> bool:
         for row, seq in enumerate(seqs):
             # T tokens x_0 .. x_{T-1}, the last one the root; f_{T-2} is the newest state the target has
             state = last_states(target, seq.token_ids)[len(seq.token_ids) - 2]
-            laws = [head.logits(head.hidden(state, i), i).softmax(-1) for i in range(3)]
+            probs = [head.logits(head.hidden(state, i), i).softmax(-1) for i in range(3)]
             tokens = made.tree.token_ids[row][~made.tree.is_probe[row]].tolist()
             sure = made.confidence[row, 1:4].double()
-            right = tokens[1:] == [int(law.argmax()) for law in laws]
-            expected = torch.stack([law.max() for law in laws]).double()
+            right = tokens[1:] == [int(one.argmax()) for one in probs]
+            expected = torch.stack([one.max() for one in probs]).double()
             seen.append(right and torch.allclose(sure, expected, atol=1e-6, rtol=1e-3))
 
     watched(kind(head), target, PROMPTS, check)
@@ -148,9 +148,9 @@ def test_sampled_rows_draft_the_target_s_own_choice():
     logits = torch.randn(64, 97, generator=torch.Generator().manual_seed(0))
     params = SamplingParams(temperature=0.8, top_k=30)
     seqs = [sequence(target, prompt(3 + n % 5, n), params, seed=n) for n in range(64)]
-    law = TargetDistribution(warp(logits, [params] * 64).unsqueeze(1), [False] * 64)
+    target = TargetDistribution(warp(logits, [params] * 64).unsqueeze(1), [False] * 64)
     positions = torch.tensor([[len(seq.token_ids) + 2] for seq in seqs])
-    expected = choose_token(law, torch.arange(64), positions).squeeze(1).tolist()
+    expected = choose_token(target, torch.arange(64), positions).squeeze(1).tolist()
     ids = torch.arange(97)
 
     def agreement(offset: int, coupled: bool) -> float:

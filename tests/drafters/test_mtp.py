@@ -17,8 +17,8 @@ PROMPTS = [prompt(5), prompt(2, 1), prompt(11, 2)]
 
 def uncached(head, target, text: list[int], depth: int) -> tuple[list[int], list[float]]:
     """Greedy tokens of the modules run over the whole text, and their probabilities."""
-    tokens, laws = uncached_mtp(head, last_states(target, text), text, depth)
-    return tokens, [float(law.max()) for law in laws]
+    tokens, probs = uncached_mtp(head, last_states(target, text), text, depth)
+    return tokens, [float(one.max()) for one in probs]
 
 
 def is_same(made, row: int, tokens: list[int], sure: list[float]) -> bool:

@@ -10,7 +10,7 @@ import torch
 from paceline import LLM, Coupled, Fixed, PromptLookup, Ratio, SamplingParams, Typical
 from paceline.errors import ConfigError
 from paceline.eval.check import Verdict, check, classify, first_difference, judge
-from paceline.eval.law_test import chi_square, law_test
+from paceline.eval.distribution_test import chi_square, distribution_test
 from paceline.eval.prompts import read_prompts
 from paceline.eval.reference import Decoded, Deviation, Measured
 from paceline.runner import ModelRunner, SlotCache
@@ -25,7 +25,7 @@ def engine(verifier=None, dtype=torch.float32, name="llama"):
 
 
 def run(llm, **options):
-    return check(llm, PROMPTS, max_tokens=16, with_law_test=False, **options)
+    return check(llm, PROMPTS, max_tokens=16, with_distribution_test=False, **options)
 
 
 SOUND = Deviation(1.0, 1.5, 0.5)
@@ -165,8 +165,8 @@ def test_nothing_to_check():
 
 
 @pytest.mark.parametrize("verifier", [Coupled(), Ratio()])
-def test_lossless_verifiers_pass_the_law_test(verifier):
-    found = law_test(verifier, samples=200)
+def test_lossless_verifiers_pass_the_distribution_test(verifier):
+    found = distribution_test(verifier, samples=200)
     assert found.passed
     assert found.num_different == (0 if verifier.exact else None)
     assert found.mean_acceptance_length > 1.2
@@ -174,21 +174,21 @@ def test_lossless_verifiers_pass_the_law_test(verifier):
 
 @pytest.mark.parametrize("verifier", [AcceptsAll(), Typical(allow_lossy=True)])
 def test_other_verifiers_fail_it(verifier):
-    assert not law_test(verifier, samples=320).passed
+    assert not distribution_test(verifier, samples=320).passed
 
 
-def test_the_law_test_leaves_the_users_random_state_alone():
+def test_the_distribution_test_leaves_the_users_random_state_alone():
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    law_test(Coupled(), samples=1)
+    distribution_test(Coupled(), samples=1)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_chi_square():
-    law = [0.5, 0.25, 0.2, 0.05]
-    assert chi_square(Counter({0: 500, 1: 250, 2: 200, 3: 50}), law) == pytest.approx(1.0)
-    assert chi_square(Counter({0: 350, 1: 400, 2: 200, 3: 50}), law) < 1e-6
-    assert chi_square(Counter({0: 520, 1: 240, 2: 190, 3: 50}), law) > 0.1
+    probs = [0.5, 0.25, 0.2, 0.05]
+    assert chi_square(Counter({0: 500, 1: 250, 2: 200, 3: 50}), probs) == pytest.approx(1.0)
+    assert chi_square(Counter({0: 350, 1: 400, 2: 200, 3: 50}), probs) < 1e-6
+    assert chi_square(Counter({0: 520, 1: 240, 2: 190, 3: 50}), probs) > 0.1
 
 
 ROWS = [

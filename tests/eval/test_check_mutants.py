@@ -55,7 +55,7 @@ def tree_engine(kind, dtype=torch.float32):
 
 
 def run(llm):
-    return check(llm, PROMPTS[:1], max_tokens=16, with_law_test=False)
+    return check(llm, PROMPTS[:1], max_tokens=16, with_distribution_test=False)
 
 
 EVERY = pytest.mark.parametrize("kind", [NATIVE, FAST, INVARIANT], ids=["native", "fast", "invariant"])
@@ -178,7 +178,7 @@ def test_rounding_that_turns_a_tie_is_a_near_tie_only_where_bits_do_not_count(ki
         return logits
 
     monkeypatch.setattr(ModelRunner, "forward", rounds_up)
-    report = check(llm, PROMPTS, max_tokens=24, temperatures=[0.0], with_law_test=False)
+    report = check(llm, PROMPTS, max_tokens=24, temperatures=[0.0], with_distribution_test=False)
     ties, bugs = (report.verdicts[verdict] for verdict in ("near_tie", "bug"))
     assert (ties >= 1, bugs >= 1) == (numerics == "fast", numerics == "invariant")
     parted = [one.measured for one in report.comparisons if one.measured is not None and one.position is not None]

@@ -124,7 +124,9 @@ def test_commands_take_the_profile(profile, model, tmp_path):
     assert own["method"] == "none"
     demo = answer("demo", model, "--profile", profile, "--num-prompts", "1", "--max-tokens", "4")
     assert demo["speculative_config"]["prompt_lookup_max"] == 2
-    check = answer("check", model, "--profile", profile, "--num-prompts", "1", "--max-tokens", "4", "--no-law-test")
+    check = answer(
+        "check", model, "--profile", profile, "--num-prompts", "1", "--max-tokens", "4", "--no-distribution-test"
+    )
     assert check["passed"]
     assert check["speculative_config"]["prompt_lookup_max"] == 2
     folder = ("--out", str(tmp_path / "r"))

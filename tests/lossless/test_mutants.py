@@ -75,9 +75,9 @@ class Rekeyed(Verifier):
     def __init__(self, key):
         self.key, self.rounds = key, 0
 
-    def verify(self, draft, law, seeds, positions):
+    def verify(self, draft, target, seeds, positions):
         self.rounds += 1
-        return Coupled().verify(draft, law, seeds, self.key(self, positions))
+        return Coupled().verify(draft, target, seeds, self.key(self, positions))
 
 
 class OneNoiseARound(Verifier):
@@ -85,11 +85,11 @@ class OneNoiseARound(Verifier):
 
     name, lossless, exact = "one noise", True, True
 
-    def verify(self, draft, law, seeds, positions):
+    def verify(self, draft, target, seeds, positions):
         same = torch.tensor(positions)[:, None].expand(-1, draft.tree.num_nodes)
-        tokens = choose_token(law, torch.tensor(seeds), same)
-        forced = law.scores.new_full(law.scores.shape, -torch.inf).scatter_(-1, tokens[..., None], 0.0)
-        return Coupled().verify(draft, type(law)(forced, [True] * len(seeds)), seeds, positions)
+        tokens = choose_token(target, torch.tensor(seeds), same)
+        forced = target.scores.new_full(target.scores.shape, -torch.inf).scatter_(-1, tokens[..., None], 0.0)
+        return Coupled().verify(draft, type(target)(forced, [True] * len(seeds)), seeds, positions)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_trouble_behind_a_rejected_draft_is_nobodys(drafter, temperature):
 @pytest.mark.parametrize("verifier", [Ratio, lambda: Typical(allow_lossy=True)])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_other_rules_stop_where_there_is_no_law(trouble, verifier):
-    """Only pasts that end in an even token have a law; the answer must stay among them."""
+    """Only pasts that end in an even token have a distribution; the answer must stay among them."""
 
     def even(ids: Tensor, scores: Tensor) -> Tensor:
         if int(ids[0, -1]) % 2 and ids.shape[1] > len(REPEATING):
@@ -90,10 +90,10 @@ def test_the_law_of_every_node_at_once_is_caught(monkeypatch):
     real = law_module.target_distribution
 
     def eager(logits, seqs, tree):
-        law = real(logits, seqs, tree)
+        target = real(logits, seqs, tree)
         for node in range(tree.num_nodes):
-            law.at([0], [node])
-        return law
+            target.at([0], [node])
+        return target
 
     plain, grammar, params = plain_and_grammar(0.0, "raises")
     monkeypatch.setattr("paceline.decoding.loop.target_distribution", eager)

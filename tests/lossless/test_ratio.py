@@ -1,4 +1,4 @@
-"""`Ratio` through the real loop: the joint law of three tokens, against every text scored by plain transformers."""
+"""`Ratio` through the real loop: the distribution of three tokens, against every text scored by plain transformers."""
 
 import math
 from collections import Counter
@@ -23,7 +23,7 @@ from tests.tiny import tiny_model
 VOCAB, LENGTH, ROWS = 5, 3, 128
 PROMPT = [1, 4, 0, 3]
 FALSE_ALARM = 1e-6
-"""Of one test, if the law is right; the seeds are fixed, so a test that passed once passes always."""
+"""Of one test, if the distribution is right; the seeds are fixed, so a test that passed once passes always."""
 PARAMS = SamplingParams(temperature=0.9, max_tokens=LENGTH, ignore_eos=True)
 SMALL = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 
@@ -39,15 +39,15 @@ def draft() -> LoadedModel:
 @cache
 def joint_law() -> dict[tuple[int, ...], float]:
     """p(x1) p(x2|x1) p(x3|x1 x2) of every text, from the untouched forward pass at temperature 0.9."""
-    law = {}
+    found = {}
     plain = tiny_model("llama", **SMALL)
     for text in product(range(VOCAB), repeat=LENGTH):
         with torch.inference_mode():
             logits = plain(torch.tensor([[*PROMPT, *text]])).logits[0].double() / PARAMS.temperature
         steps = logits.log_softmax(-1)[len(PROMPT) - 1 :]
-        law[text] = math.exp(sum(float(steps[i, token]) for i, token in enumerate(text)))
-    assert abs(sum(law.values()) - 1) < 1e-6
-    return law
+        found[text] = math.exp(sum(float(steps[i, token]) for i, token in enumerate(text)))
+    assert abs(sum(found.values()) - 1) < 1e-6
+    return found
 
 
 def sample(drafter, verifier: Verifier, count: int, depth: int = 2) -> Counter:
@@ -91,7 +91,7 @@ def test_joint_law_of_many():
 
 
 class SoftArgmax(DraftModel):
-    """Mutant: the most probable tokens, handed over with the soft law they were not drawn from."""
+    """Mutant: the most probable tokens, handed over with the soft distribution they were not drawn from."""
 
     def propose(self, seqs, budgets):
         made = super().propose(seqs, budgets)
@@ -118,8 +118,8 @@ class ByRound(Verifier):
 
     name, lossless, exact = "by round", True, False
 
-    def verify(self, draft, law, seeds, positions):
-        return Ratio().verify(draft, law, seeds, [0] * len(positions))
+    def verify(self, draft, target, seeds, positions):
+        return Ratio().verify(draft, target, seeds, [0] * len(positions))
 
 
 @pytest.mark.parametrize(

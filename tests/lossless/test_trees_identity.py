@@ -134,7 +134,7 @@ def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verif
 @pytest.mark.parametrize("tree", ["dynamic", "chain"])
 def test_a_head_that_knows_is_accepted_whole(tree, temperature):
     """With the noise of the position shared, sampled tokens are predicted like the most probable ones."""
-    nodes = 4 if tree == "chain" else 6 + 3 * 36  # all that is expanded: a flat law makes wide trees
+    nodes = 4 if tree == "chain" else 6 + 3 * 36  # all that is expanded: a flat distribution makes wide trees
     most = accepted(Eagle(knowing_head(memoryless(eps=0.0)), tree, top_k=6), temperature, nodes)
     assert most == 4.0 if tree == "chain" else most > 3.5  # the best six of a level are not always the right path
     assert accepted(Eagle(random_head(memoryless(eps=0.0), 1), tree, top_k=6), temperature, nodes) < 2.0

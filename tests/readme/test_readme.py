@@ -40,11 +40,11 @@ def scratch(tmp_path_factory):
 
 SHORTER = {
     "make demo": f"VENV={sys.prefix} -o {sys.prefix}/.ready ARGS='--num-prompts 1 --max-tokens 16'",
-    "paceline check": "--num-prompts 1 --max-tokens 12 --no-law-test",
+    "paceline check": "--num-prompts 1 --max-tokens 12 --no-distribution-test",
     "paceline bench": "--num-prompts 1 --max-tokens 12",
     "paceline generate": "--max-tokens 12",
 }
-"""Options that tests add, the last of each counts. Nothing is installed (-o); the law test has tests of its own."""
+"""Options that tests add; the last of each counts. Nothing is installed (-o), and other tests test the distribution."""
 
 
 def shortened(command: str) -> str:

@@ -1,4 +1,4 @@
-"""The oracles of the sampling tests: transformers' processors, and every law written out slowly and obviously."""
+"""The oracles of the sampling tests: transformers' processors, and every distribution written out slowly."""
 
 from collections import Counter
 from itertools import product
@@ -21,11 +21,11 @@ def sequence(params: SamplingParams, prompt: list[int], answer: list[int] | None
     return Sequence(prompt, params, seed, frozenset([EOS]), 10_000, bad, token_ids=prompt + (answer or []))
 
 
-def every_score(law: TargetDistribution) -> Tensor:
+def every_score(target: TargetDistribution) -> Tensor:
     """Processed scores of every node, [B, N, V]."""
-    batch, width, vocab = law.scores.shape
+    batch, width, vocab = target.scores.shape
     rows, nodes = zip(*product(range(batch), range(width)), strict=True)
-    return law.at([*rows], [*nodes]).view(batch, width, vocab)
+    return target.at([*rows], [*nodes]).view(batch, width, vocab)
 
 
 def root_only(seq: Sequence) -> TokenTree:
@@ -126,8 +126,8 @@ def naive_warped(scores: Tensor, p: SamplingParams) -> Tensor:
     return scores
 
 
-def check_law(law: TargetDistribution, logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> int:
-    """Compare every node whose law can be used with the oracle; the number of nodes compared."""
+def check_target(target: TargetDistribution, logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> int:
+    """Compare every node whose distribution can be used with the oracle; the number of nodes compared."""
     compared = 0
     for b, seq in enumerate(seqs):
         endings = {*([] if seq.params.ignore_eos else seq.eos_ids), *seq.params.stop_token_ids}
@@ -143,11 +143,11 @@ def check_law(law: TargetDistribution, logits: Tensor, seqs: list[Sequence], tre
             if not reachable:
                 continue
             want = naive_warped(naive_processed(logits[b, i], past, seq), seq.params)
-            got = law.at([b], [i])[0].double()
+            got = target.at([b], [i])[0].double()
             assert torch.equal(got == -torch.inf, want == -torch.inf), f"row {b}, node {i}: other tokens are forbidden"
             torch.testing.assert_close(torch.log_softmax(got, 0), torch.log_softmax(want, 0), atol=2e-5, rtol=1e-5)
             compared += 1
-        assert law.is_greedy[b] == (seq.params.temperature == 0)
+        assert target.is_greedy[b] == (seq.params.temperature == 0)
     return compared
 
 

@@ -33,18 +33,18 @@ def test_a_row_is_bitwise_the_same_in_any_batch() -> None:
 def test_all_greedy_returns_the_logits_themselves() -> None:
     logits = torch.randn(2, 3, V, dtype=torch.bfloat16)
     seqs = [sequence(SamplingParams(top_k=3, min_tokens=2), [1, 2], [3, 4]) for _ in range(2)]
-    law = target_distribution(logits, seqs, TokenTree.chain([[4, 5, 6]] * 2))
-    assert law.scores is logits
-    assert law.is_greedy == [True, True]
+    target = target_distribution(logits, seqs, TokenTree.chain([[4, 5, 6]] * 2))
+    assert target.scores is logits
+    assert target.is_greedy == [True, True]
 
 
 def test_a_mixed_batch_is_float32() -> None:
     logits = torch.randn(2, 1, V, dtype=torch.bfloat16)
     seqs = [sequence(SamplingParams(), [1]), sequence(SamplingParams(temperature=2.0), [1])]
-    law = target_distribution(logits, seqs, TokenTree.chain([[1], [1]]))
-    scores = law.at([0, 1], [0, 0])
+    target = target_distribution(logits, seqs, TokenTree.chain([[1], [1]]))
+    scores = target.at([0, 1], [0, 0])
     assert scores.dtype == torch.float32
-    assert law.is_greedy == [True, False]
+    assert target.is_greedy == [True, False]
     assert torch.equal(scores[:1], logits[0].float())
     torch.testing.assert_close(scores[1:], logits[1].float() / 2)
 
@@ -55,7 +55,7 @@ def test_a_greedy_row_keeps_its_float64_beside_any_other(other: str) -> None:
     logits = torch.zeros(2, 1, V, dtype=torch.float64)
     logits[:, 0, 4], logits[:, 0, 5] = 1.0, 1.0 + 1e-12
     seqs = [sequence(SamplingParams(), [1]), sequence(SamplingParams(**WARPS[other]), [1])]
-    law = target_distribution(logits, seqs, TokenTree.chain([[1], [1]]))
-    assert int(choose_token(law, torch.tensor([1, 1]), torch.tensor([[1], [1]]))[0, 0]) == 5
+    target = target_distribution(logits, seqs, TokenTree.chain([[1], [1]]))
+    assert int(choose_token(target, torch.tensor([1, 1]), torch.tensor([[1], [1]]))[0, 0]) == 5
     draft = Draft(TokenTree.chain([[1], [1]]))
-    assert Coupled().verify(draft, law, [1, 1], [1, 1])[0].next_token == 5
+    assert Coupled().verify(draft, target, [1, 1], [1, 1])[0].next_token == 5

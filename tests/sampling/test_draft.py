@@ -1,4 +1,4 @@
-"""The draft's side of sampling: its draws, the law it reports, its confidence; and log-probabilities."""
+"""The draft's side of sampling: its draws, the distribution it reports, its confidence; and log-probabilities."""
 
 import pytest
 import torch
@@ -24,12 +24,12 @@ def test_coupled_draws_are_the_targets_own_when_the_laws_agree() -> None:
     logits, seqs = draft_batch([SamplingParams(**w) for w in WARPS.values()] * 3)
     offset = 2
     tokens, q = DraftSampler(coupled=True).sample(logits, seqs, [offset] * len(seqs))
-    law = target_distribution(logits.unsqueeze(1), seqs, TokenTree.chain([[6]] * len(seqs)))
+    target = target_distribution(logits.unsqueeze(1), seqs, TokenTree.chain([[6]] * len(seqs)))
     seeds = torch.tensor([s.seed for s in seqs])
     noise = gumbel(seeds, torch.full((len(seqs), 1), 3 + offset), Purpose.TARGET, V)[:, 0]
-    noise[torch.tensor(law.is_greedy)] = 0
+    noise[torch.tensor(target.is_greedy)] = 0
     assert q is None
-    assert torch.equal(tokens, (law.at([*range(len(seqs))], [0] * len(seqs)) + noise).argmax(-1))
+    assert torch.equal(tokens, (target.at([*range(len(seqs))], [0] * len(seqs)) + noise).argmax(-1))
 
 
 def test_q_is_the_law_the_token_was_drawn_from() -> None:
@@ -63,10 +63,10 @@ def test_draft_rows_are_bitwise_independent(coupled: bool) -> None:
     offsets = [b % 3 for b in range(len(seqs))]
     tokens, q = DraftSampler(coupled).sample(logits, seqs, offsets)
     for b, seq in enumerate(seqs):
-        token, law = DraftSampler(coupled).sample(logits[b : b + 1], [seq], [offsets[b]])
+        token, drawn = DraftSampler(coupled).sample(logits[b : b + 1], [seq], [offsets[b]])
         assert int(token) == int(tokens[b])
-        assert (law is None) == (q is None)
-        assert law is None or q is None or torch.equal(law[0], q[b])
+        assert (drawn is None) == (q is None)
+        assert drawn is None or q is None or torch.equal(drawn[0], q[b])
         if q is not None and seq.params.temperature == 0:
             assert float(q[b, tokens[b]]) == 1.0
             assert float(q[b].sum()) == 1.0

@@ -1,4 +1,4 @@
-"""The law of every node of a draft tree, given the path that leads to it."""
+"""The distribution of every node of a draft tree, given the path that leads to it."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from paceline.core.request import SamplingParams, Sequence
 from paceline.core.tree import TokenTree
 from paceline.errors import NumericsError
 from paceline.sampling.distribution import target_distribution
-from tests.sampling.helpers import EOS, HISTORY, WARPS, V, check_law, edit_in_place, every_score, sequence
+from tests.sampling.helpers import EOS, HISTORY, WARPS, V, check_target, edit_in_place, every_score, sequence
 
 
 def random_tree(generator: torch.Generator, roots: list[int], nodes: int, low: int = 0, high: int = 14) -> TokenTree:
@@ -43,7 +43,7 @@ def test_every_node_of_a_branching_tree(history: str, warps: str) -> None:
     tree = random_tree(g, [s.token_ids[-1] for s in seqs], 8)
     logits = torch.randn(2, 8, V, generator=g) * 2
     before = logits.clone()
-    assert check_law(target_distribution(logits, seqs, tree), logits, seqs, tree) >= 4
+    assert check_target(target_distribution(logits, seqs, tree), logits, seqs, tree) >= 4
     assert torch.equal(logits, before), "the logits were written to"
 
 
@@ -69,9 +69,9 @@ def test_the_checker_catches_a_wrong_path(mutant: Callable[..., TargetDistributi
         seq = sequence(SamplingParams(**HISTORY[name]), [4, 7, 9, 10], [12, 8, 4, 7])
         tree = random_tree(g, [7], 8, low=4)
         logits = torch.randn(1, 8, V, generator=g)
-        check_law(target_distribution(logits, [seq], tree), logits, [seq], tree)
+        check_target(target_distribution(logits, [seq], tree), logits, [seq], tree)
         try:
-            check_law(mutant(logits, [seq], tree), logits, [seq], tree)
+            check_target(mutant(logits, [seq], tree), logits, [seq], tree)
         except AssertionError:
             return
     pytest.fail("never caught")
@@ -85,13 +85,13 @@ def test_bad_logits_are_named_where_the_walk_meets_them(value: float, node: int)
     logits = torch.randn(1, 3, V)
     want = every_score(target_distribution(logits, [seq], tree))
     logits[0, node, 7] = value
-    law = target_distribution(logits, [seq], tree)
-    got = every_score(law)
+    target = target_distribution(logits, [seq], tree)
+    got = every_score(target)
     for other in range(3):
         assert torch.equal(got[0, other], want[0, other]) == (other != node)
     assert not bool(got[0, node].max().isfinite())
     with pytest.raises(NumericsError, match=f"row 0, node {node}, position {3 + node}"):
-        raise law.error(0, node, 3 + node)
+        raise target.error(0, node, 3 + node)
 
 
 def test_a_law_asks_no_processor_before_a_node_is_read() -> None:
@@ -103,7 +103,7 @@ def test_a_law_asks_no_processor_before_a_node_is_read() -> None:
 
     seq = sequence(SamplingParams(logits_processors=(record,)), [1, 2])
     tree = TokenTree.from_lists([[2, 2, 9, EOS, 9, 4, 9]], [[-1, 0, 1, 0, 3, 0, 5]])
-    law = target_distribution(torch.randn(1, 7, V), [seq], tree)
+    target = target_distribution(torch.randn(1, 7, V), [seq], tree)
     assert seen == []
-    law.at([0, 0, 0], [0, 6, 3])
+    target.at([0, 0, 0], [0, 6, 3])
     assert seen == [[1, 2], [1, 2, 4, 9]], "node 3 ends the answer: nothing comes after it"

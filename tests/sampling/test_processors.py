@@ -47,7 +47,7 @@ def returns_nothing(ids: Tensor, scores: Tensor) -> None:
 )
 def test_bad_processors_are_named(processor: Callable[..., Tensor], words: str) -> None:
     seq = sequence(SamplingParams(logits_processors=(processor,)), [1, 2])
-    law = target_distribution(torch.zeros(1, 1, V), [seq], root_only(seq))
-    assert not bool(law.at([0], [0]).max().isfinite())
+    target = target_distribution(torch.zeros(1, 1, V), [seq], root_only(seq))
+    assert not bool(target.at([0], [0]).max().isfinite())
     with pytest.raises((ConfigError, NumericsError), match=words):
-        raise law.error(0, 0, 2)
+        raise target.error(0, 0, 2)

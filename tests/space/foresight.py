@@ -123,7 +123,7 @@ def _gate(model: torch.nn.Module, made: SpaceAdapter, is_mask: Tensor) -> None:
 
 
 def knowing_transition(num_masks: int = 4) -> SpaceAdapter:
-    """Masks that say nothing (embeddings of zero), a transition that is the target's own law of the next token.
+    """Masks that say nothing (embeddings of zero), a transition that is the target's own distribution.
 
     silu(x) - silu(-x) = x, so that out(silu(in(e))) = e with in = [1; -1] and out = [1, -1].
     """

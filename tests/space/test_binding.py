@@ -79,9 +79,9 @@ def test_the_corrected_law_written_out(temperature, coupled, monkeypatch):
         moved = model.get_output_embeddings().weight @ (a.transition_out @ inner)
         alone, both = logits[0] / cool + heat * g, (logits[0] + moved) / cool + heat * g
         short = alone.topk(20).indices
-        law = torch.full((V,), 0.0)
-        law[short] = alone.softmax(0)[short].sum() * both[short].softmax(0)
-        best = law.topk(5)
+        probs = torch.full((V,), 0.0)
+        probs[short] = alone.softmax(0)[short].sum() * both[short].softmax(0)
+        best = probs.topk(5)
         assert tokens[0][place] == best.indices.tolist()
         assert torch.allclose(torch.tensor(logps[0][place]).exp(), best.values, atol=1e-5)
 

@@ -144,8 +144,8 @@ def plain_scored(name: str, chat: list[Message], max_tokens: int) -> tuple[list[
     options = {"max_new_tokens": max_tokens, "do_sample": False}
     out = model.generate(**inputs, **options, output_logits=True, return_dict_in_generate=True)
     ids = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    laws = [torch.log_softmax(logits[0].double(), -1) for logits in out.logits]
-    return ids, [float(law[token]) for law, token in zip(laws, ids, strict=True)]
+    logprobs = [torch.log_softmax(logits[0].double(), -1) for logits in out.logits]
+    return ids, [float(one[token]) for one, token in zip(logprobs, ids, strict=True)]
 
 
 def plain_answer(name: str, chat: list[Message], max_tokens: int) -> list[int]:

@@ -53,7 +53,7 @@ def test_drafts_change_no_sampled_answer(drafter):
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
 def test_the_reference_of_check_sees_the_images(numerics):
-    report = check(llm(numerics, PromptLookup), [CHATS["two"]], max_tokens=8, with_law_test=False)
+    report = check(llm(numerics, PromptLookup), [CHATS["two"]], max_tokens=8, with_distribution_test=False)
     assert report.passed
     assert sum(one.measured is not None for one in report.comparisons) == 2
     assert all(0 <= one.measured.plain.typical < 2 for one in report.comparisons)

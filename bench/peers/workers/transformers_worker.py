@@ -41,7 +41,7 @@ class Worker:
             model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False).eval()
             ends = model.generation_config.eos_token_id
             pad = ends[0] if isinstance(ends, list) else ends
-            # A checkpoint may ship penalties and top-p; every system is asked for the same law.
+            # A checkpoint may ship penalties and top-p; every system is asked for the same distribution.
             model.generation_config = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=pad)
             return model
 

@@ -1,4 +1,4 @@
-"""The transformers worker in this process: its counters, and that it asks for the plain law."""
+"""The transformers worker in this process: its counters, and that it asks for the plain distribution."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""The numbers of a benchmark, held against worked examples; each law has a mutant that must fail."""
+"""The numbers of a benchmark, held against worked examples; each formula has a mutant that must fail."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_interval_is_reproducible_and_covers_the_normal_one():
     found = speedup(plain, fast, seed=3)
     assert found == speedup(plain, fast, seed=3)
     assert found != speedup(plain, fast, seed=4)
-    half = 1.96 * 0.1155 / math.sqrt(40)  # by the normal law: standard deviation of the ratios over sqrt(n)
+    half = 1.96 * 0.1155 / math.sqrt(40)  # by the normal distribution: standard deviation of the ratios over sqrt(n)
     assert found["speedup_prompt_mean"] == pytest.approx(1.695)
     assert found["speedup_prompt_mean_low"] == pytest.approx(1.695 - half, abs=0.006)
     assert found["speedup_prompt_mean_high"] == pytest.approx(1.695 + half, abs=0.006)

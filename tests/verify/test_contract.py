@@ -1,4 +1,4 @@
-"""What verifiers promise besides the law: shapes, flags, probes, and errors that name the place."""
+"""What verifiers promise besides the distribution: shapes, flags, probes, and errors that name the place."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ def wants(*tokens: int) -> Tensor:
 
 def verify(verifier: Verifier, draft: Draft, scores: Tensor, greedy: bool = True, position: int = 7) -> list[Walk]:
     rows = len(scores)
-    law = TargetDistribution(scores, [greedy] * rows)
-    return verifier.verify(draft, law, range(rows), [position] * rows)
+    target = TargetDistribution(scores, [greedy] * rows)
+    return verifier.verify(draft, target, range(rows), [position] * rows)
 
 
 @pytest.fixture(params=VERIFIERS, ids=IDS)
@@ -68,12 +68,12 @@ def test_ragged_batch(verifier: Verifier) -> None:
 def test_rows_do_not_depend_on_their_neighbours(verifier: Verifier) -> None:
     draft = Draft(TokenTree.chain([[0, 1, 2], [0, 3, 3], [0, 4, 1]]))
     scores = torch.randn(3, 3, SIZE, generator=torch.Generator().manual_seed(1))
-    law = TargetDistribution(scores, [False, True, False])
-    together = verifier.verify(draft, law, [5, 6, 7], [3, 9, 4])
+    target = TargetDistribution(scores, [False, True, False])
+    together = verifier.verify(draft, target, [5, 6, 7], [3, 9, 4])
     for row in range(3):
         alone = verifier.verify(
             Draft(TokenTree.chain([draft.tree.token_ids[row].tolist()])),
-            TargetDistribution(scores[row : row + 1], law.is_greedy[row : row + 1]),
+            TargetDistribution(scores[row : row + 1], target.is_greedy[row : row + 1]),
             [5 + row],
             [[3, 9, 4][row]],
         )
@@ -93,11 +93,11 @@ def test_no_law_names_the_place(verifier: Verifier, fault: float, greedy: bool) 
     draft = Draft(TokenTree.chain([[0, 1, 2]]))
     scores = torch.where(wants(1, 2, 3) > 0, 200.0, 0.0)  # certain in float64 as well
     scores[0, 1] = fault
-    law = TargetDistribution(scores, [greedy])
-    walk = verifier.verify(draft, law, [0], [7])[0]
-    assert (walk.path, walk.next_token) == ([1], -1), "accepted up to the node without a law"
+    target = TargetDistribution(scores, [greedy])
+    walk = verifier.verify(draft, target, [0], [7])[0]
+    assert (walk.path, walk.next_token) == ([1], -1), "accepted up to the node without a distribution"
     with pytest.raises(NumericsError, match="row 0, node 1, position 8"):
-        raise law.error(0, 1, 8)
+        raise target.error(0, 1, 8)
 
 
 def test_one_nan_is_enough(verifier: Verifier) -> None:
@@ -114,12 +114,12 @@ def test_unvisited_nodes_may_hold_anything(verifier: Verifier) -> None:
 
 def test_a_choice_depends_on_its_place_alone() -> None:
     """Not on the other nodes that are asked for; nodes of one position share their noise."""
-    law = TargetDistribution(torch.randn(2, 1, SIZE).expand(2, 4, SIZE), [True, False])
+    target = TargetDistribution(torch.randn(2, 1, SIZE).expand(2, 4, SIZE), [True, False])
     positions = torch.tensor([[1, 2, 2, 3], [4, 5, 5, 4]])
     places = [(row, node, int(positions[row, node])) for row in range(2) for node in range(4)]
-    tokens = choose_tokens(law, [1, 2], places)
+    tokens = choose_tokens(target, [1, 2], places)
     for place in places:
-        assert choose_tokens(law, [1, 2], [place]) == {place[:2]: tokens[place[:2]]}
+        assert choose_tokens(target, [1, 2], [place]) == {place[:2]: tokens[place[:2]]}
     assert tokens[1, 0] == tokens[1, 3]
     assert tokens[1, 1] == tokens[1, 2]
 
@@ -156,7 +156,7 @@ def test_typical_needs_consent() -> None:
 
 
 def test_typical_threshold_and_longest_path() -> None:
-    """Uniform over 5 tokens: min(0.09, 0.3 / 5) = 0.06, so every token stands; a sharp law admits its own top only."""
+    """Uniform over 5 tokens: min(0.09, 0.3 / 5) = 0.06, so every token is accepted; a sharp p accepts its top only."""
     typical = Typical(allow_lossy=True)
     flat = torch.full((SIZE,), 1 / SIZE, dtype=torch.float64)
     assert typical.threshold(flat) == pytest.approx(0.06)
@@ -168,8 +168,8 @@ def test_typical_threshold_and_longest_path() -> None:
 
 
 def test_typical_is_lossy() -> None:
-    """The law tests would refuse it: with a flat target, a draft of token 1 alone always stands."""
+    """The distribution tests would refuse it: with a flat target, a draft of token 1 alone always stands."""
     draft = Draft(TokenTree.chain([[0, 1]] * 50))
-    law = TargetDistribution(torch.zeros(50, 2, SIZE), [False] * 50)
-    walks = Typical(allow_lossy=True).verify(draft, law, range(50), [0] * 50)
+    target = TargetDistribution(torch.zeros(50, 2, SIZE), [False] * 50)
+    walks = Typical(allow_lossy=True).verify(draft, target, range(50), [0] * 50)
     assert [walk.path for walk in walks] == [[1]] * 50

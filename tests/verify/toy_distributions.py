@@ -1,4 +1,4 @@
-"""Small laws to test on: random pairs (p, q) with every awkward case, and targets whose law depends on the path."""
+"""Small distributions to test on: random pairs (p, q) with every awkward case, and targets that depend on the path."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -7,11 +7,11 @@ from fractions import Fraction
 import numpy as np
 from enumeration import exact
 
-PathLaw = Callable[[tuple[int, ...]], np.ndarray]
-"""The tokens so far -> the law of the next."""
+PathDistribution = Callable[[tuple[int, ...]], np.ndarray]
+"""The tokens so far -> the distribution of the next."""
 
 
-def random_law(rng: random.Random, size: int, zeros: float = 0.25) -> np.ndarray:
+def random_distribution(rng: random.Random, size: int, zeros: float = 0.25) -> np.ndarray:
     """Small integer weights, so that ties are common; about a quarter of them zero."""
     while True:
         weights = [0 if rng.random() < zeros else rng.randint(1, 6) for _ in range(size)]
@@ -28,7 +28,7 @@ def pairs(count: int, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     rng = random.Random(seed)
     for index in range(count):
         size = 3 + index % 3
-        p, q = random_law(rng, size), random_law(rng, size)
+        p, q = random_distribution(rng, size), random_distribution(rng, size)
         yield {
             0: lambda p=p: (p, p),
             1: lambda p=p, q=q, size=size: (exact([*p, *[0] * size]), exact([*[0] * size, *q])),  # disjoint supports
@@ -38,18 +38,20 @@ def pairs(count: int, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         }.get(index % 10, lambda p=p, q=q: (p, q))()
 
 
-def path_law(seed: int, size: int, zeros: float = 0.25) -> PathLaw:
-    """A law of the next token for every path: all different."""
+def path_distribution(seed: int, size: int, zeros: float = 0.25) -> PathDistribution:
+    """A distribution of the next token for every path: all different."""
 
-    def law(path: tuple[int, ...]) -> np.ndarray:
-        return random_law(random.Random(f"{seed} {path}"), size, zeros)
+    def p(path: tuple[int, ...]) -> np.ndarray:
+        return random_distribution(random.Random(f"{seed} {path}"), size, zeros)
 
-    return law
+    return p
 
 
-def product_law(p: PathLaw, length: int, prefix: tuple[int, ...] = ()) -> dict[tuple[int, ...], Fraction]:
-    """p(x1) p(x2 | x1) ...: the law of plain decoding."""
-    law = {prefix: Fraction(1)}
+def product_distribution(
+    p: PathDistribution, length: int, prefix: tuple[int, ...] = ()
+) -> dict[tuple[int, ...], Fraction]:
+    """p(x1) p(x2 | x1) ...: the distribution of plain decoding."""
+    found = {prefix: Fraction(1)}
     for _ in range(length):
-        law = {(*path, x): w * m for path, w in law.items() for x, m in enumerate(p(path).tolist()) if m > 0}
-    return law
+        found = {(*path, x): w * m for path, w in found.items() for x, m in enumerate(p(path).tolist()) if m > 0}
+    return found

@@ -25,16 +25,16 @@ Logits = Callable[[list[int]], Tensor]
 """The tokens so far -> scores of the next [V]."""
 
 
-def target(path: list[int]) -> Tensor:
+def target_scores(path: list[int]) -> Tensor:
     scores = TARGET[path[-2], path[-1]].clone()
-    scores[path[-1]] -= len(path) % 3  # a penalty: the law depends on the place too
+    scores[path[-1]] -= len(path) % 3  # a penalty: the distribution depends on the position too
     if len(path) % 5 == 0:
         scores[0] = -torch.inf  # a ban
     return scores
 
 
 def shared(logits: Logits) -> Callable[..., list[int]]:
-    """A drafter that draws from its own law with the target's noise, then offers the next most probable."""
+    """A drafter that draws from its own distribution with the target's noise, then offers the next most probable."""
 
     def propose(path: list[int], width: int, seed: int, temperature: float) -> list[int]:
         scores = logits(path)
@@ -51,24 +51,24 @@ def at_random(path: list[int], width: int, seed: int, temperature: float) -> lis
 
 
 DRAFTERS = {
-    "the target": shared(target),
+    "the target": shared(target_scores),
     "uniform noise": at_random,
-    "the least likely tokens": lambda path, width, *_: target(path).argsort()[:width].tolist(),
+    "the least likely tokens": lambda path, width, *_: target_scores(path).argsort()[:width].tolist(),
     "one constant token": lambda path, width, *_: [5] * width,
-    "the target with permuted tokens": shared(lambda path: target(path).roll(1)),
-    "a blurred target": shared(lambda path: target(path) * 0.6),
+    "the target with permuted tokens": shared(lambda path: target_scores(path).roll(1)),
+    "a blurred target": shared(lambda path: target_scores(path) * 0.6),
 }
 
 
 def draw(scores: Tensor, seed: int, position: int, temperature: float) -> int:
-    law = TargetDistribution(scores[None, None] / (temperature or 1), [temperature == 0])
-    return int(choose_token(law, torch.tensor([seed]), torch.tensor([[position]])))
+    target = TargetDistribution(scores[None, None] / (temperature or 1), [temperature == 0])
+    return int(choose_token(target, torch.tensor([seed]), torch.tensor([[position]])))
 
 
 def plain(seed: int, temperature: float) -> list[int]:
     path = [1, 2, 3]
     for _ in range(LENGTH):
-        path.append(draw(target(path), seed, len(path), temperature))
+        path.append(draw(target_scores(path), seed, len(path), temperature))
     return path
 
 
@@ -97,9 +97,9 @@ def speculate(verifier, propose, shape, temperatures: list[float]) -> tuple[list
         tree = TokenTree.from_lists([tokens for tokens, _, _ in trees], [parents for _, parents, _ in trees])
         scores = torch.full((len(rows), tree.num_nodes, SIZE), torch.nan)  # the padding is never read
         for index, (_, _, paths) in enumerate(trees):
-            scores[index, : len(paths)] = torch.stack([target(path) for path in paths]) / (rows[index][1] or 1)
-        law = TargetDistribution(scores, [temperature == 0 for _, temperature in rows])
-        walks = verifier.verify(Draft(tree), law, [seed for seed, _ in rows], [len(text) for text in texts])
+            scores[index, : len(paths)] = torch.stack([target_scores(path) for path in paths]) / (rows[index][1] or 1)
+        target = TargetDistribution(scores, [temperature == 0 for _, temperature in rows])
+        walks = verifier.verify(Draft(tree), target, [seed for seed, _ in rows], [len(text) for text in texts])
         for index, text in enumerate(texts):
             path, token, _ = walks[index]
             text += [trees[index][0][node] for node in path]
@@ -145,8 +145,8 @@ def test_ratio_is_greedy_in_the_limit() -> None:
 def shifted(call):
     """Noise off by one position: in verification, not in plain decoding."""
 
-    def wrong(law, seeds, places):
-        return call(law, seeds, [(row, node, position + 1) for row, node, position in places])
+    def wrong(target, seeds, places):
+        return call(target, seeds, [(row, node, position + 1) for row, node, position in places])
 
     return wrong
 
@@ -154,8 +154,8 @@ def shifted(call):
 def rowless(call):
     """Every row takes the first row's noise."""
 
-    def wrong(law, seeds, places):
-        return call(law, seeds[:1] * len(seeds), places)
+    def wrong(target, seeds, places):
+        return call(target, seeds[:1] * len(seeds), places)
 
     return wrong
 
@@ -164,9 +164,9 @@ def depthless(call):
     """The noise of the round's first position at every depth."""
     starts: dict[int, int] = {}
 
-    def wrong(law, seeds, places):
+    def wrong(target, seeds, places):
         held = [(row, node, starts.setdefault(seeds[row], position)) for row, node, position in places]
-        return call(law, seeds, held)
+        return call(target, seeds, held)
 
     return wrong
 
@@ -174,8 +174,8 @@ def depthless(call):
 def greedy_only(call):
     """Greedy verification while the user asked to sample."""
 
-    def wrong(law, seeds, places):
-        return call(replace(law, is_greedy=[True] * len(seeds)), seeds, places)
+    def wrong(target, seeds, places):
+        return call(replace(target, is_greedy=[True] * len(seeds)), seeds, places)
 
     return wrong
 
@@ -183,8 +183,8 @@ def greedy_only(call):
 def other_stream(call):
     """Noise drawn afresh, by another purpose."""
 
-    def wrong(law, seeds, places):
-        return call(law, [seed ^ 1 for seed in seeds], places)
+    def wrong(target, seeds, places):
+        return call(target, [seed ^ 1 for seed in seeds], places)
 
     return wrong
 
@@ -202,8 +202,8 @@ def test_uniform_draft_is_accepted_as_often_as_it_should() -> None:
     tokens = uniforms(torch.arange(count), torch.zeros(count, 1, dtype=torch.long), Purpose.DRAFT, 1)[:, 0, 0]
     tree = TokenTree.chain([[0, int(u * SIZE)] for u in tokens])
     draft = Draft(tree, Law.IID, torch.full((count, 2, SIZE), 1 / SIZE))
-    law = TargetDistribution(TARGET[1, 2].expand(count, 2, -1), [False] * count)
-    walks = Ratio().verify(draft, law, range(count), [0] * count)
+    target = TargetDistribution(TARGET[1, 2].expand(count, 2, -1), [False] * count)
+    walks = Ratio().verify(draft, target, range(count), [0] * count)
     rate = float(p.clamp(max=1 / SIZE).sum())
     error = (rate * (1 - rate) / count) ** 0.5
     assert abs(sum(len(walk.path) for walk in walks) / count - rate) < 5 * error

@@ -1,13 +1,13 @@
-"""The joint law of several tokens where p and q depend on the path: chains and trees, in fractions and in tensors."""
+"""The distribution of several tokens where p and q depend on the path: chains and trees, fractions and tensors."""
 
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 from drafted_trees import Drafted, draw_tree, emitted, tensors
-from enumeration import Weights, distance, output_law
+from enumeration import Weights, distance, output_distribution
 from mutants import RULES, Rule
-from toy_laws import path_law, product_law
+from toy_distributions import path_distribution, product_distribution
 
 from paceline.core.draft import Law
 from paceline.core.outputs import TargetDistribution
@@ -16,14 +16,14 @@ from paceline.verify.rejection import Chance
 from paceline.verify.walk import descend
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
-P, Q = path_law(1, 3), path_law(2, 3)
+P, Q = path_distribution(1, 3), path_distribution(2, 3)
 CHAIN, R3, R4, R5 = (
     RULES[name][0] for name in ("R1 chain", "R3 delta", "R4 siblings i.i.d.", "R5 siblings without replacement")
 )
 LENGTH = 3
 Path = tuple[int, ...]
 Seen = Callable[[Path, Path], Path]
-"""(path of the node, path of the root) -> the path whose law is used there."""
+"""(path of the node, path of the root) -> the path whose distribution is used there."""
 
 
 def right(path: Path, root: Path) -> Path:
@@ -47,21 +47,21 @@ def one_round(
 
 def joint_law(round_law: Callable[[Path], Weights], prefix: Path = ()) -> Weights:
     """The first tokens of round upon round: each starts where the one before it ended."""
-    law: Weights = {}
+    found: Weights = {}
     for tokens, weight in round_law(prefix).items():
         path = prefix + tokens
         rest = {path[:LENGTH]: 1} if len(path) >= LENGTH else joint_law(round_law, path)
         for key, mass in rest.items():
-            law[key] = law.get(key, 0) + weight * mass
-    return law
+            found[key] = found.get(key, 0) + weight * mass
+    return found
 
 
 def bias(rule: Rule, shape: tuple[int, ...], p_seen: Seen = right, q_seen: Seen = right) -> float:
     @cache
     def round_law(prefix: Path) -> Weights:
-        return output_law(lambda chance: one_round(rule, shape, prefix, chance, p_seen, q_seen))
+        return output_distribution(lambda chance: one_round(rule, shape, prefix, chance, p_seen, q_seen))
 
-    return distance(joint_law(round_law), product_law(P, LENGTH))
+    return distance(joint_law(round_law), product_distribution(P, LENGTH))
 
 
 SHAPES = [(CHAIN, (1, 1)), (CHAIN, (1, 1, 1)), (R3, (2, 2)), (R4, (2, 1)), (R5, (2, 1)), (R5, (1, 2))]
@@ -103,8 +103,8 @@ LAWS = [
 ]
 
 
-def tensor_law(monkeypatch: pytest.MonkeyPatch, law: Law, rule: Rule, shape: tuple[int, ...]) -> Weights:
-    """The output law of `Ratio.verify` itself, its random decisions scripted, continued by plain decoding."""
+def tensor_output(monkeypatch: pytest.MonkeyPatch, law: Law, rule: Rule, shape: tuple[int, ...]) -> Weights:
+    """The output distribution of `Ratio.verify` itself, its random decisions scripted, continued by plain decoding."""
 
     def program(chance: Chance) -> Path:
         drafted = draw_tree(rule, Q, shape, (), chance)
@@ -116,23 +116,25 @@ def tensor_law(monkeypatch: pytest.MonkeyPatch, law: Law, rule: Rule, shape: tup
         return emitted(drafted, walk.path, walk.next_token)
 
     completed: Weights = {}
-    for tokens, weight in output_law(program).items():
-        for path, mass in product_law(P, max(0, LENGTH - len(tokens)), tokens).items():
+    for tokens, weight in output_distribution(program).items():
+        for path, mass in product_distribution(P, max(0, LENGTH - len(tokens)), tokens).items():
             completed[path[:LENGTH]] = completed.get(path[:LENGTH], 0) + float(weight) * float(mass)
     return completed
 
 
 @pytest.mark.parametrize(("law", "rule", "shape"), LAWS)
 def test_ratio_verifier_follows_the_product(monkeypatch, law: Law, rule: Rule, shape: tuple[int, ...]) -> None:
-    assert distance(tensor_law(monkeypatch, law, rule, shape), product_law(P, LENGTH)) < 1e-12
+    assert distance(tensor_output(monkeypatch, law, rule, shape), product_distribution(P, LENGTH)) < 1e-12
 
 
 @pytest.mark.parametrize(
     ("law", "rule", "shape"), [(Law.IID, R3, (2, 1)), (Law.WITHOUT_REPLACEMENT, R3, (2, 1)), (Law.IID, R5, (2, 1))]
 )
 def test_ratio_verifier_given_the_wrong_law_is_caught(monkeypatch, law: Law, rule: Rule, shape) -> None:
-    monkeypatch.setitem(globals(), "P", path_law(3, 3, zeros=0))  # without zeros every token is a possible draw
     monkeypatch.setitem(
-        globals(), "Q", path_law(10, 3, zeros=0)
+        globals(), "P", path_distribution(3, 3, zeros=0)
+    )  # without zeros every token is a possible draw
+    monkeypatch.setitem(
+        globals(), "Q", path_distribution(10, 3, zeros=0)
     )  # less than p on two tokens: the residual has a choice
-    assert distance(tensor_law(monkeypatch, law, rule, shape), product_law(P, LENGTH)) > 0.01
+    assert distance(tensor_output(monkeypatch, law, rule, shape), product_distribution(P, LENGTH)) > 0.01

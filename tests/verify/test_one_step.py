@@ -1,11 +1,11 @@
-"""The law of one emitted token, in fractions: equal to p for the rules, different for every mutant."""
+"""The distribution of one emitted token, in fractions: equal to p for the rules, different for every mutant."""
 
 import numpy as np
 import pytest
 import torch
 from enumeration import as_weights, distance
 from mutants import MUTANTS, RULES, Rule
-from toy_laws import pairs
+from toy_distributions import pairs
 
 from paceline.errors import DraftError
 from paceline.verify.rejection import acceptance, point_mass, residual, without, without_replacement

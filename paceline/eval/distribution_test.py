@@ -24,7 +24,7 @@ _VOCAB, _LENGTH, _PROMPT, _BATCH = 11, 3, [3, 1, 4], 64
 
 
 @dataclass(frozen=True)
-class LawTest:
+class DistributionTest:
     """passed: neither the distribution nor, for an exact verifier, any token differs from plain decoding.
 
     p_value: of the chi-square test. num_different: samples that differ from plain decoding with the same seed; None
@@ -41,7 +41,9 @@ class LawTest:
 
 
 @one_thread(torch.empty(0))  # a model this small only loses time to a second thread
-def law_test(verifier: Verifier, samples: int = 3000, seed: int = 0, progress: Progress = silent) -> LawTest:
+def distribution_test(
+    verifier: Verifier, samples: int = 3000, seed: int = 0, progress: Progress = silent
+) -> DistributionTest:
     """Sample three tokens with the real loop and a random draft model, and compare them with the exact distribution."""
     target = _tiny(seed, spread=0.0)
     draft = _tiny(seed, spread=0.12)  # near the target, so that tokens are accepted and rejected about equally
@@ -63,13 +65,15 @@ def law_test(verifier: Verifier, samples: int = 3000, seed: int = 0, progress: P
             plain = _answers(llm.plain(), seeds)
             different += sum(a.token_ids != b.token_ids for a, b in zip(found, plain, strict=True))
         answers += found
-        progress("testing the law", len(answers), samples)
+        progress("testing the distribution", len(answers), samples)
     dims = [_VOCAB] * _LENGTH
     cells = Counter(int(np.ravel_multi_index(answer.token_ids, dims)) for answer in answers)
     p_value = chi_square(cells, expected.tolist())
     passed = p_value > FALSE_ALARM and not different
     length = samples * _LENGTH / sum(len(answer.rounds) for answer in answers)
-    return LawTest(passed, p_value, samples, _LENGTH, FALSE_ALARM, different if verifier.exact else None, length)
+    return DistributionTest(
+        passed, p_value, samples, _LENGTH, FALSE_ALARM, different if verifier.exact else None, length
+    )
 
 
 def _answers(llm: LLM, seeds: range) -> list[Completion]:

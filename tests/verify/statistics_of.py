@@ -1,4 +1,4 @@
-"""Chi-square, for laws that cannot be enumerated. Seeds are fixed, so a test's verdict never changes by chance."""
+"""Chi-square, for what cannot be enumerated. Seeds are fixed, so a test's verdict never changes by chance."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
@@ -10,7 +10,7 @@ FALSE_ALARM = 1e-6
 
 
 def chi_square_p(observed: Iterable[Hashable], expected: Mapping[Hashable, float]) -> float:
-    """p-value of a sample against a law; cells are merged until each expects 5 or more."""
+    """p-value of a sample against a distribution; cells are merged until each expects 5 or more."""
     counts = Counter(observed)
     total = sum(counts.values())
     if any(key not in expected for key in counts):

@@ -26,7 +26,7 @@ def test_uniform(purpose: Purpose) -> None:
 
 
 def independent(one: torch.Tensor, other: torch.Tensor) -> float:
-    """p-value of the pairs against the uniform law of the square."""
+    """p-value of the pairs against the uniform distribution of the square."""
     cells = (one.flatten() * CELLS).long() * CELLS + (other.flatten() * CELLS).long()
     return chi_square_p(cells.tolist(), dict.fromkeys(range(CELLS**2), CELLS**-2))
 
@@ -61,8 +61,8 @@ def test_gumbel_moments() -> None:
 def test_choose_draws_from_p(temperature: float) -> None:
     scores = torch.tensor([1.5, 0.0, -torch.inf, 1.5, -2.0, 0.7, -1.0]) / temperature
     count = 20_000
-    law = TargetDistribution(scores.expand(count, 1, -1), [False] * count)
-    drawn = [*choose_tokens(law, range(count), [(row, 0, 17) for row in range(count)]).values()]
+    target = TargetDistribution(scores.expand(count, 1, -1), [False] * count)
+    drawn = [*choose_tokens(target, range(count), [(row, 0, 17) for row in range(count)]).values()]
     expected = {token: mass for token, mass in enumerate(scores.softmax(0).tolist()) if mass > 0}
     assert chi_square_p(drawn, expected) > FALSE_ALARM
     uniform = dict.fromkeys(expected, 1 / len(expected))

@@ -1,6 +1,6 @@
 """Three tokens with the real counter-based noise: what enumeration cannot see is how the numbers are wired.
 
-Chi-square of the loop's output against the exact product law, at a false-alarm probability of 1e-6 a test.
+Chi-square of the loop's output against the exact product distribution, at a false-alarm probability of 1e-6 a test.
 """
 
 from functools import cache
@@ -10,7 +10,7 @@ import torch
 from drafted_trees import Drafted, draw_tree, emitted, tensors
 from mutants import RULES, Rule
 from statistics_of import FALSE_ALARM, chi_square_p
-from toy_laws import path_law, product_law
+from toy_distributions import path_distribution, product_distribution
 
 from paceline.core import rng
 from paceline.core.draft import Law
@@ -19,7 +19,7 @@ from paceline.verify import Ratio, rejection
 from paceline.verify.rejection import Chance, Keyed, Real, Vector
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
-P, Q = cache(path_law(12, 3, zeros=0)), cache(path_law(21, 3, zeros=0))
+P, Q = cache(path_distribution(12, 3, zeros=0)), cache(path_distribution(21, 3, zeros=0))
 LENGTH, SAMPLES = 3, 300
 R4, R5 = (RULES[name][0] for name in ("R4 siblings i.i.d.", "R5 siblings without replacement"))
 
@@ -61,7 +61,7 @@ def sample(law: Law, rule: Rule, shape: tuple[int, ...]) -> list[tuple[int, ...]
     [(Law.IID, R4, (2, 1)), (Law.WITHOUT_REPLACEMENT, R5, (2, 1)), (Law.POINT_MASS, R4, (2, 1))],
 )
 def test_ratio_loop_samples_the_product(law: Law, rule: Rule, shape: tuple[int, ...]) -> None:
-    assert chi_square_p(sample(law, rule, shape), product_law(P, LENGTH)) > FALSE_ALARM
+    assert chi_square_p(sample(law, rule, shape), product_distribution(P, LENGTH)) > FALSE_ALARM
 
 
 def _shared_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def _one_position_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mutate", [_shared_stream, _one_position_for_all])
 def test_wrongly_wired_noise_is_caught(monkeypatch, mutate) -> None:
     mutate(monkeypatch)
-    assert chi_square_p(sample(Law.IID, R4, (2, 1)), product_law(P, LENGTH)) < FALSE_ALARM
+    assert chi_square_p(sample(Law.IID, R4, (2, 1)), product_distribution(P, LENGTH)) < FALSE_ALARM
 
 
 def numbers_of_a_round(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from mutants import Rule
-from toy_laws import PathLaw
+from toy_distributions import PathDistribution
 
 from paceline.core.draft import Draft, Law
 from paceline.core.outputs import TargetDistribution
@@ -30,7 +30,9 @@ class Drafted:
         return Branches(self.tokens, children)
 
 
-def draw_tree(rule: Rule, q: PathLaw, shape: tuple[int, ...], prefix: tuple[int, ...], chance: Chance) -> Drafted:
+def draw_tree(
+    rule: Rule, q: PathDistribution, shape: tuple[int, ...], prefix: tuple[int, ...], chance: Chance
+) -> Drafted:
     tokens, parents, paths, level = [0], [-1], [prefix], [0]
     for width in shape:
         below: list[int] = []
@@ -44,7 +46,9 @@ def draw_tree(rule: Rule, q: PathLaw, shape: tuple[int, ...], prefix: tuple[int,
     return Drafted(tokens, parents, paths)
 
 
-def tensors(rows: list[Drafted], p: PathLaw, q: PathLaw, law: Law) -> tuple[Draft, TargetDistribution]:
+def tensors(
+    rows: list[Drafted], p: PathDistribution, q: PathDistribution, law: Law
+) -> tuple[Draft, TargetDistribution]:
     """A batch as the verifiers get it; rows of padding hold NaN, which nobody may read."""
     tree = TokenTree.from_lists([row.tokens for row in rows], [row.parents for row in rows])
     size = len(p(()))

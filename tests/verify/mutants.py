@@ -10,35 +10,35 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from enumeration import Weights, exact, output_law
+from enumeration import Weights, exact, output_distribution
 
 from paceline.verify.rejection import Chance, Coin, acceptance, iid, point_mass, residual, without, without_replacement
 
-Law = np.ndarray
-Verdict = tuple[int | None, Law]
+Probs = np.ndarray
+Verdict = tuple[int | None, Probs]
 
 
 @dataclass(frozen=True)
 class Rule:
     """propose: (q, how many, chance) -> candidates. judge: (p, q, candidates, coin) -> what the library returns."""
 
-    propose: Callable[[Law, int, Chance], list[int]]
-    judge: Callable[[Law, Law, Sequence[int], Coin], Verdict]
+    propose: Callable[[Probs, int, Chance], list[int]]
+    judge: Callable[[Probs, Probs, Sequence[int], Coin], Verdict]
 
-    def emit(self, p: Law, q: Law, count: int, chance: Chance) -> int:
+    def emit(self, p: Probs, q: Probs, count: int, chance: Chance) -> int:
         candidates = self.propose(q, count, chance)
         index, owed = self.judge(p, q, candidates, chance.coin)
         return chance.draw(owed) if index is None else candidates[index]
 
-    def output(self, p: Law, q: Law, count: int) -> Weights:
-        return output_law(lambda chance: self.emit(p, q, count, chance))
+    def output(self, p: Probs, q: Probs, count: int) -> Weights:
+        return output_distribution(lambda chance: self.emit(p, q, count, chance))
 
 
-def draw_iid(q: Law, count: int, chance: Chance) -> list[int]:
+def draw_iid(q: Probs, count: int, chance: Chance) -> list[int]:
     return [chance.draw(q) for _ in range(count)]
 
 
-def draw_distinct(q: Law, count: int, chance: Chance) -> list[int]:
+def draw_distinct(q: Probs, count: int, chance: Chance) -> list[int]:
     drawn: list[int] = []
     for _ in range(min(count, sum(mass > 0 for mass in q))):
         drawn.append(chance.draw(q))
@@ -46,16 +46,16 @@ def draw_distinct(q: Law, count: int, chance: Chance) -> list[int]:
     return drawn
 
 
-def top(q: Law, count: int, chance: Chance) -> list[int]:
+def top(q: Probs, count: int, chance: Chance) -> list[int]:
     """The most probable tokens under q: a point mass each."""
     return sorted(range(len(q)), key=lambda token: -q[token])[:count]
 
 
-def judge_point_mass(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def judge_point_mass(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     return point_mass(p, candidates, coin)
 
 
-def match(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def match(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     """R2: draw y from p, here by one coin a token, and look for it among the candidates."""
     left = Fraction(1)
     for y, mass in enumerate(p.tolist()):
@@ -78,51 +78,51 @@ RULES = {
 }
 
 
-def _resample_all_of_p(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def _resample_all_of_p(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     index, _ = iid(p, q, candidates, coin)
     return index, p
 
 
-def _softmax_residual(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def _softmax_residual(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     index, owed = iid(p, q, candidates, coin)
     return index, owed if index is not None else exact([Fraction(math.exp(mass)) for mass in owed])
 
 
-def _original_q(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def _original_q(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     return iid(p, q, candidates, coin)  # for candidates drawn without replacement
 
 
-def _same_p_for_all(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def _same_p_for_all(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     for index, token in enumerate(candidates):
         if coin(acceptance(p, q, token)):
             return index, p
     return None, residual(p, q)
 
 
-def _wrong_sign(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def _wrong_sign(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     return iid(p, q, candidates, lambda probability: not coin(probability))
 
 
-def _swapped_residual(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def _swapped_residual(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     index, _ = iid(p, q, candidates, coin)
     return index, p if index is not None else residual(q, p)
 
 
-def _keeps_refused(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def _keeps_refused(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     index, _ = point_mass(p, candidates, coin)
     return index, p
 
 
-def _drop_own_low(q: Law, count: int, chance: Chance) -> list[int]:
+def _drop_own_low(q: Probs, count: int, chance: Chance) -> list[int]:
     return [token for token in draw_iid(q, count, chance) if q[token] >= Fraction(1, 4)]
 
 
-def _draw_top_two(q: Law, count: int, chance: Chance) -> list[int]:
+def _draw_top_two(q: Probs, count: int, chance: Chance) -> list[int]:
     kept = top(q, 2, chance)
     return draw_iid(exact([q[token] if token in kept else 0 for token in range(len(q))]), count, chance)
 
 
-def _judge_iid_as_distinct(p: Law, q: Law, candidates: Sequence[int], coin: Coin) -> Verdict:
+def _judge_iid_as_distinct(p: Probs, q: Probs, candidates: Sequence[int], coin: Coin) -> Verdict:
     return without_replacement(p, q, list(dict.fromkeys(candidates)), coin)
 
 

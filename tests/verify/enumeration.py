@@ -1,4 +1,4 @@
-"""Exact output laws: run a program once for every way its random decisions can fall, and add up the probabilities."""
+"""Exact distributions: run a program once for every way its random decisions can fall, and add up the probabilities."""
 
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
@@ -39,16 +39,16 @@ class Scripted(Chance):
         return self._pick([(token, number / total) for token, number in enumerate(numbers)])
 
 
-def output_law(program: Callable[[Chance], Hashable]) -> Weights:
-    """The law of what `program` returns: exact where its probabilities are fractions."""
-    law: Weights = {}
+def output_distribution(program: Callable[[Chance], Hashable]) -> Weights:
+    """The distribution of what `program` returns: exact where its probabilities are fractions."""
+    found: Weights = {}
     scripts: list[tuple[int, ...]] = [()]
     while scripts:
         chance = Scripted(scripts.pop())
         outcome = program(chance)
-        law[outcome] = law.get(outcome, 0) + chance.weight
+        found[outcome] = found.get(outcome, 0) + chance.weight
         scripts += chance.branches
-    return law
+    return found
 
 
 def distance(one: Weights, other: Weights) -> Real:
@@ -57,7 +57,7 @@ def distance(one: Weights, other: Weights) -> Real:
 
 
 def exact(weights: Sequence[int | Fraction]) -> np.ndarray:
-    """A law in fractions, as the laws take it."""
+    """Weights as fractions that add up to 1, as the rules of `verify` take them."""
     total = sum(map(Fraction, weights))
     return np.array([Fraction(weight) / total for weight in weights], dtype=object)
 

@@ -1,4 +1,4 @@
-"""The law of a draft that is restricted to the tokens both vocabularies have: exact fractions."""
+"""The distribution of a draft that is restricted to the tokens both vocabularies have: exact fractions."""
 
 import random
 from fractions import Fraction
@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from enumeration import as_weights, exact, output_law
-from toy_laws import random_law
+from enumeration import as_weights, exact, output_distribution
+from toy_distributions import random_distribution
 
 from paceline.drafters.chain import CommonTokens
 from paceline.verify.rejection import iid
@@ -16,29 +16,29 @@ SIZE = 5
 
 
 def cases(count: int = 60):
-    """P over the target's tokens, the draft's law over its own, and the draft's id by the target's."""
+    """P over the target's tokens, the draft's distribution over its own, and the draft's id by the target's."""
     rng = random.Random(3)
     for _ in range(count):
         draft = exact([rng.randint(1, 6) for _ in range(6)])
         ours, theirs = rng.sample(range(SIZE), 3), rng.sample(range(6), 3)
-        yield random_law(rng, SIZE), draft, dict(zip(ours, theirs, strict=True))
+        yield random_distribution(rng, SIZE), draft, dict(zip(ours, theirs, strict=True))
 
 
 def restricted(draft, common) -> list[Fraction]:
-    """The draft's law on the common tokens, by the target's ids."""
+    """The draft's distribution on the common tokens, by the target's ids."""
     mass = sum(draft[index] for index in common.values())
     return [draft[common[token]] / mass if token in common else Fraction(0) for token in range(SIZE)]
 
 
 def law_of(p, drawn, claimed) -> dict:
-    """The law of the token that is emitted where one is drawn from `drawn` and judged by `claimed`."""
+    """The distribution of the token that is emitted where one is drawn from `drawn` and judged by `claimed`."""
 
     def program(chance):
         token = chance.draw(drawn)
         index, owed = iid(p, claimed, [token], chance.coin)
         return token if index is not None else chance.draw(owed)
 
-    return output_law(program)
+    return output_distribution(program)
 
 
 def test_spread_logits_are_the_restricted_law():

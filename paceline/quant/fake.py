@@ -1,4 +1,4 @@
-"""Quantisation-aware training of a linear layer in INT4: fake quantisation by torchao, with learnt grids.
+"""Quantisation-aware training of a linear layer in INT4: fake quantisation with learnt grids.
 
     weight  = levels * 8 s0                       s0, z0: the initial scale and zero point of each group
     s, z    = s0 exp(a), z0 + s0 b                rounded to bfloat16, as in the kernel
@@ -8,9 +8,7 @@ The parameters (levels, a, b) are in units of the grid, so that one learning rat
 `Int4Linear.of` makes a layer with the forward's weights, bit for bit, from what `packable` returns.
 """
 
-from functools import cache
-from types import ModuleType
-from typing import Any, cast, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +44,6 @@ class FakeInt4Linear(nn.Module):
         self.levels = nn.Parameter(levels.view(weight.shape), requires_grad=trains_weight)
         self.log_scale = nn.Parameter(torch.zeros_like(scale))
         self.shift = nn.Parameter(torch.zeros_like(zero))
-        self._quantizer = _quantizer(group_size, bits)
 
     @property
     def weight(self) -> Tensor:
@@ -59,12 +56,14 @@ class FakeInt4Linear(nn.Module):
         """Scales and zero points [out, in / group_size], as float32 that bfloat16 holds exactly."""
         scale = self.scale0 * self.log_scale.exp()
         zero = self.zero0 + self.scale0 * self.shift
-        return _as_bfloat16(scale.clamp_min(SMALLEST_SCALE)), _as_bfloat16(zero)
+        return tuple(_straight_through(one, one.bfloat16().float()) for one in (scale.clamp_min(SMALLEST_SCALE), zero))
 
     def rounded(self) -> Tensor:
         """What the packed layer's weights will be, with a gradient. [out, in]."""
-        self._quantizer.scale, self._quantizer.zero_point = self.grid
-        return self._quantizer(self.weight)
+        (scale, zero), half = self.grid, 1 << self.bits - 1
+        steps = (self.weight.view(*scale.shape, -1) - zero[..., None]) / scale[..., None]
+        codes = _straight_through(steps, steps.round()).clamp(-half, half - 1)
+        return (codes * scale[..., None] + zero[..., None]).view(self.weight.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -77,26 +76,6 @@ class FakeInt4Linear(nn.Module):
         return codes_on(self.weight, scale, zero, self.bits), int4_params(scale, zero)
 
 
-def _as_bfloat16(x: Tensor) -> Tensor:
-    """Rounded to bfloat16, with a straight-through gradient."""
-    return x + (x.bfloat16().float() - x).detach()
-
-
-def _quantizer(group_size: int, bits: int) -> Any:
-    """The fake quantiser of torchao with a float zero point; scale and zero point are set before each call."""
-    qat, primitives = torchao_modules()
-    config = qat.IntxFakeQuantizeConfig(
-        getattr(torch, f"int{bits}"), group_size=group_size, is_symmetric=False, is_dynamic=False,
-        zero_point_domain=primitives.ZeroPointDomain.FLOAT,
-    )  # fmt: skip
-    return qat.IntxFakeQuantizer(config)
-
-
-@cache
-def torchao_modules() -> tuple[ModuleType, ModuleType]:
-    """`torchao.quantization.qat` and `.quant_primitives`. Raises `ConfigError` where torchao is not installed."""
-    try:
-        from torchao.quantization import qat, quant_primitives
-    except ImportError as error:
-        raise ConfigError("fake quantisation needs torchao", fix="pip install 'paceline[train]'") from error
-    return cast("ModuleType", qat), cast("ModuleType", quant_primitives)
+def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
+    """`rounded` with the gradient of x."""
+    return x + (rounded - x).detach()

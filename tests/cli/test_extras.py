@@ -7,7 +7,7 @@ import pytest
 
 BARE = """
 import sys
-EXTRAS = {"accelerate", "fastapi", "llguidance", "matplotlib", "peft", "tensorboard", "torchao", "uvicorn"}
+EXTRAS = {"accelerate", "fastapi", "llguidance", "matplotlib", "peft", "tensorboard", "uvicorn"}
 
 class Without:
     '''A finder of modules that does not find those of the extras.'''

@@ -29,7 +29,6 @@ from ..config import AtLeast0, Few, Several
 from ..data import Answers
 from ..losses import LOSSES, Loss, compared
 from ..recipe import Batch, Losses, Plan, Recipe
-from ..run_folder import need
 from .common import TokenLoss
 from .images import BatchReader, ModelInput
 from .models import layers_of, linears_of, outlined, plain_models, windows_of
@@ -101,7 +100,6 @@ class QatRecipe(Recipe):
 
     @classmethod
     def check(cls, plan: Plan) -> None:
-        need("torchao", "QAT")
         if (start := plan.config.start) is not None:
             raise ConfigError("QAT begins from the target's weights", got=f"start {start!r}", fix="leave it out")
         _rounded(outlined(plan.config.model)[0], plan.shape)

@@ -36,36 +36,36 @@ class Registered:
 
 _HEAD = "head:PATH_OR_NAME"
 REGISTRY: dict[str, Registered] = {
-    "none": Registered(".plain:PlainSpec", "none", "plain decoding"),
-    "ngram": Registered(".prompt_lookup:LookupSpec", "lookup", "copies what followed when the text ended like this"),
+    "none": Registered(".plain:PlainSpec", "none", "plain decoding, without drafts"),
+    "ngram": Registered(".prompt_lookup:LookupSpec", "lookup", "prompt lookup: what followed the same words before"),
     "suffix": Registered(
-        ".suffix:SuffixSpec", "suffix[:CORPUS]", "all that followed when the text ended like this, as a tree"
+        ".suffix:SuffixSpec", "suffix[:CORPUS]", "suffix decoding: all that followed the same words before, as a tree"
     ),
     "prediction": Registered(
-        ".predicted_output:PredictedOutputSpec", "prediction", "the text that a request brings as its likely answer"
+        ".predicted_output:PredictedOutputSpec", "prediction", "Predicted Outputs: the answer that a request predicts"
     ),
     "token_recycling": Registered(
-        ".token_recycling:RecyclingSpec", "recycling", "what the model found likely after the same token before"
+        ".token_recycling:RecyclingSpec", "recycling", "Token Recycling: a tree of what the model found likely before"
     ),
     "jump_forward": Registered(
-        ".jump_forward:JumpForwardSpec", "jump-forward", "the text that structured_outputs leave no choice about"
+        ".jump_forward:JumpForwardSpec", "jump-forward", "jump-forward: what structured_outputs leave no choice about"
     ),
     "lookahead": Registered(
-        ".lookahead:LookaheadSpec", "lookahead", "n-grams that the model guesses in a window beside its pass"
+        ".lookahead:LookaheadSpec", "lookahead", "Lookahead decoding: n-grams from a window beside each pass"
     ),
-    "self_int4": Registered(".self_quantized:SelfInt4Spec", "self-int4[:FOLDER]", "the model's own layers in INT4"),
-    "draft_model": Registered(".draft_model:DraftModelSpec", "model:PATH_OR_ID[@int4]", "a smaller model"),
+    "self_int4": Registered(".self_quantized:SelfInt4Spec", "self-int4[:FOLDER]", "the model itself in INT4"),
+    "draft_model": Registered(".draft_model:DraftModelSpec", "model:PATH_OR_ID[@int4]", "draft model: a smaller model"),
     "ouroboros": Registered(
         ".ouroboros:OuroborosSpec",
         "ouroboros:model:PATH_OR_ID[@int4]",
-        "a smaller model, and phrases of its rejected drafts",
+        "Ouroboros: a smaller model, and phrases of its rejected drafts",
     ),
-    "eagle": Registered(".eagle:EagleSpec", _HEAD, "EAGLE-1 or 2: one layer over the model's last states"),
-    "eagle3": Registered(".eagle:Eagle3Spec", _HEAD, "EAGLE-3: one layer over the model's states of three depths"),
+    "eagle": Registered(".eagle:EagleSpec", _HEAD, "EAGLE-1 or 2: one layer over the last hidden states"),
+    "eagle3": Registered(".eagle:Eagle3Spec", _HEAD, "EAGLE-3: one layer over the hidden states of three depths"),
     "peagle": Registered(".eagle:PEagleSpec", _HEAD, "P-EAGLE: EAGLE-3's layer, which drafts all tokens in one pass"),
     "medusa": Registered(".parallel_heads:MedusaSpec", _HEAD, "Medusa: a tree from parallel heads"),
     "blockwise": Registered(".parallel_heads:BlockwiseSpec", _HEAD, "blockwise decoding: a chain from parallel heads"),
-    "mtp": Registered(".mtp:MtpSpec", _HEAD, "sequential modules in DeepSeek-V3's form"),
+    "mtp": Registered(".mtp:MtpSpec", _HEAD, "MTP: modules in sequence, in DeepSeek-V3's form"),
     "space": Registered(".space:SpaceSpec", _HEAD, "SPACE: mask tokens in the model's own pass"),
     "choose": Registered(".choose:ChooseSpec", "DRAFTER+DRAFTER", "the best of several, per request and round"),
 }

@@ -82,6 +82,7 @@ class StepOutput:
 class Scheduler:
     """Runs requests on a decoder, step by step. Slots are given in the order of arrival, one for each answer.
 
+    A request with several answers leaves one slot in eight to others, which would else wait for the end of an answer.
     Only one thread may call it, and it must hold the runner's lock.
     is_used: see `SlotCache.allocate`.
     """
@@ -95,7 +96,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do, or no slot is free to do it in."""
-        return not (self._prefilling or self._running or (self._waiting and self.decoder.runner.cache.num_free))
+        return not (self._prefilling or self._running or self._next())
 
     @property
     def has_waiting(self) -> bool:
@@ -152,8 +153,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give free slots to waiting jobs. The next answer of a request waits for the first round of this one."""
-        while self._waiting and self.decoder.runner.cache.num_free:
-            job = self._waiting.popleft()
+        while job := self._next():
+            self._waiting.remove(job)
             try:
                 job.chunks = self.decoder.admit_in_chunks(job.seq, self._is_used)
             except Exception as error:
@@ -163,6 +164,12 @@ class Scheduler:
                 job.seq.timings.queue = time.perf_counter() - job.request.begin
                 job.chunks = chain(read_prompt_logprobs(self.decoder.runner, job.request), job.chunks)
             self._prefilling.append(job)
+
+    def _next(self) -> Job | None:
+        """The first waiting job for which a slot is free."""
+        cache = self.decoder.runner.cache
+        kept = cache.num_slots // 8  # from further answers of a request
+        return next((job for job in self._waiting if cache.num_free > (kept if job.answer.index else 0)), None)
 
     def _round(self) -> None:
         jobs = list(self._running)

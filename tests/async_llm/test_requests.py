@@ -223,6 +223,27 @@ def test_slots_are_given_in_turn():
     assert ends == ["second", "third", "many"]
 
 
+def test_a_request_with_many_answers_leaves_a_slot_to_others():
+    """A short request begins while all its answers are decoded, and ends before any of them."""
+    llm, sizes, ends = tiny_llm(slots=8), list[int](), list[int]()
+    step = llm.decoder.step
+    llm.decoder.step = lambda seqs: (sizes.append(len(seqs)), step(seqs))[1]
+    many = SamplingParams(temperature=1.0, seed=1, n=20, max_tokens=60, ignore_eos=True)
+
+    async def main(engine):
+        task = asyncio.create_task(answer(engine, TEXTS[0], many, "many"))
+        while 7 not in sizes:
+            await asyncio.sleep(0)
+        await answer(engine, TEXTS[1], SamplingParams(max_tokens=2, ignore_eos=True), "short")
+        ends.append(len(sizes))
+        await task
+
+    serve(llm, main)
+    assert ends[0] < 60
+    assert max(sizes) == 8
+    assert sizes.count(8) <= 2, "only the short request has the last slot"
+
+
 def test_drain_and_shutdown():
     llm = tiny_llm()
     want = facts(llm.generate(TEXTS[0], SHORT)[0])

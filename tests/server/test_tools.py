@@ -78,6 +78,16 @@ def test_a_demanded_call_ends_where_the_model_prefers_spaces():
     assert made["finish_reason"] == "tool_calls"
 
 
+def test_a_demanded_call_has_the_listed_arguments_alone():
+    """Also where the model would rather go on with a comma, and a schema says nothing of other arguments."""
+    schema = {"type": "object", "properties": {"x": {"enum": [1, 2, 3]}}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    (comma,) = tiny_llm().tokenizer.encode(",", add_special_tokens=False)
+    (made,) = chat(tools=[tool], tool_choice="required", logit_bias={str(comma): 100}).json()["choices"]
+    assert made["finish_reason"] == "tool_calls"
+    assert list(json.loads(made["message"]["tool_calls"][0]["function"]["arguments"])) == ["x"]
+
+
 def test_the_template_reads_tools_and_calls():
     def num_tokens(**body):
         return chat(**body, max_tokens=1).json()["usage"]["prompt_tokens"]

@@ -199,10 +199,10 @@ def show(rows: Sequence[dict[str, Any]], same: dict[str, float]) -> None:
     def number(value: float | None, digits: int = 0) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 
-    print(f"{'server':<14}{'clients':>8}{'tokens/s':>10}{'first ms':>23}{'each ms':>23}{'pass':>7}{'same':>7}")
+    print(f"{'server':<14}{'clients':>8}{'tokens/s':>10}{'first ms':>26}{'each ms':>22}{'pass':>7}{'same':>7}")
     for row in rows:
         spreads = [" / ".join(number(value, 1) for value in row[k].values()) for k in ("first_ms", "each_ms")]
-        print(f"{row['server']:<14}{row['clients']:>8}{row['tokens_per_s']:>10.1f}{spreads[0]:>23}{spreads[1]:>23}"
+        print(f"{row['server']:<14}{row['clients']:>8}{row['tokens_per_s']:>10.1f}{spreads[0]:>26}{spreads[1]:>22}"
               f"{number(row['tokens_per_draft_round'], 2):>7}{same[row['server']]:>7.0%}")  # fmt: skip
 
 

@@ -106,7 +106,9 @@ async def ask(http: httpx.AsyncClient, model: str, messages: Sequence[Any], max_
 async def load(server: Served, chats: Sequence[Any], clients: int, max_tokens: int) -> tuple[list[ServedAnswer], float]:
     """The answers to these chats by so many clients, and the seconds from the first request to the last answer."""
     waiting, answers = list(enumerate(chats)), dict[int, ServedAnswer]()
-    limits = httpx.Limits(max_connections=clients)
+    limits = httpx.Limits(
+        max_keepalive_connections=0
+    )  # llama.cpp's server may close one that is about to be used again
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits, trust_env=False) as http:
 
         async def client() -> None:
@@ -136,9 +138,12 @@ def spread_ms(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def measure(server: Served, chats: Sequence[Any], clients: int, max_tokens: int, tokenizer: Any) -> dict[str, Any]:
-    """One line of the table."""
+    """One line of the table. Raises SystemExit, with the server's name, where a request fails."""
     before = server.counters()
-    answers, seconds = asyncio.run(load(server, chats, clients, max_tokens))
+    try:
+        answers, seconds = asyncio.run(load(server, chats, clients, max_tokens))
+    except* (httpx.HTTPError, RuntimeError) as failed:
+        raise SystemExit(f"{server.name} failed with {clients} clients: {failed.exceptions[0]!r}") from failed
     drafts, accepted = (after - was for after, was in zip(server.counters(), before, strict=True))
     for place, one in enumerate(answers):
         one.num_tokens = len(tokenizer(one.text, add_special_tokens=False)["input_ids"])
@@ -267,7 +272,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             count = options.requests or max(4, 2 * clients)
             chats = chats_of(questions, count, begin)
             begin += 0 if options.repeat else count
-            rows += [measure(server, chats, clients, options.max_tokens, tokenizer) for server in servers]
+            for server in servers:
+                rows.append(measure(server, chats, clients, options.max_tokens, tokenizer))
+                print(f"{server.name}, {clients} clients: {rows[-1]['tokens_per_s']} tokens/s", file=sys.stderr)
     first = servers[0].answers
     same = {one.name: sum(first[key] == text for key, text in one.answers.items()) / len(first) for one in servers}
     if not options.json:

@@ -21,6 +21,7 @@ from ..outputs import Completion, RequestOutput
 from ..sampling.detokenize import Detokenizer
 from .errors import ApiError, body_of
 from .metrics import Watch
+from .protocol import StreamOptions
 from .streams import DONE, event
 from .tools import ToolReader
 
@@ -149,10 +150,9 @@ class Answering:
         if self.last and self.params.max_tokens is not None:
             metrics.observe("request_params_max_tokens", self.params.max_tokens)
 
-    async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[str]:
+    async def events(self, outputs: Outputs, options: StreamOptions) -> AsyncGenerator[str]:
         """The chunks as server-sent events."""
         head = {**self.head, "object": self.piece_name}
-        no_usage = {"usage": None} if include_usage else {}
         opened = set[int]()
         async with aclosing(self.deltas(outputs)) as deltas:
             async for choice, delta in deltas:
@@ -163,9 +163,11 @@ class Answering:
                 is_last = choice.finish_reason is not None
                 if delta.text or delta.logprobs or delta.provenance or is_last:
                     pieces.append(_choice(choice, self._piece(choice, delta), delta, is_last))
+                so_far = self.usage() if options.continuous_usage_stats else None
+                usage = {"usage": so_far} if options.include_usage else {}
                 for piece in pieces:
-                    yield event({**head, "choices": [piece], **no_usage})
-        if include_usage or self.has_metrics:
+                    yield event({**head, "choices": [piece], **usage})
+        if options.include_usage or self.has_metrics:
             yield event({**head, "choices": [], **self.ending()})
         yield DONE
 

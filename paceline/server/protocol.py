@@ -116,9 +116,14 @@ class ResponseFormat(Fields):
 
 
 class StreamOptions(Fields):
-    """include_usage: a last chunk with the numbers of tokens. include_obfuscation has no effect."""
+    """What a stream has besides the answer. include_obfuscation has no effect.
+
+    include_usage: a last chunk with the numbers of tokens.
+    continuous_usage_stats: with it, every other chunk has the numbers so far (vLLM's field, which load generators set).
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool | None = None
 
 

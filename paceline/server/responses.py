@@ -21,6 +21,7 @@ from .protocol import (
     Message,
     ResponseFormat,
     Sampling,
+    StreamOptions,
     Text,
     text_of,
 )
@@ -170,7 +171,7 @@ class ResponseAnswering(Answering):
         self._numbers = count()
         self._item_id = self.head["id"].replace("resp_", "msg_", 1)
 
-    async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[str]:
+    async def events(self, outputs: Outputs, options: StreamOptions) -> AsyncGenerator[str]:
         """The API's events. The first are sent with the first tokens, so that an earlier error has its own status."""
         (choice,), begun = self.choices, self._response("in_progress")
         empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}

@@ -119,7 +119,7 @@ class Service(Gated):
         outputs = merged(sources)  # type: ignore[arg-type]
         if body.stream:
             options = body.stream_options or protocol.StreamOptions()
-            return EventStream(run.events(outputs, options.include_usage), end_at, run.log, run.failed)
+            return EventStream(run.events(outputs, options), end_at, run.log, run.failed)
         async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
             async for _ in deltas:
                 pass

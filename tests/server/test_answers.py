@@ -74,6 +74,15 @@ def test_the_first_piece_says_who_speaks_and_the_last_how_long():
     assert pieces[-1]["usage"]["completion_tokens"] == len(expected().token_ids)
 
 
+def test_every_piece_says_how_long_if_asked():
+    """As load generators do, which count tokens by it."""
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    pieces = events(asyncio.run(ask(CHAT, **ASK, **options)).text)
+    counts = [piece["usage"]["completion_tokens"] for piece in pieces]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1] == len(expected().token_ids)
+
+
 NO_SPECIAL = {"logit_bias": {"0": -100, "1": -100, "2": -100}}  # whose text is left out
 
 

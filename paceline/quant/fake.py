@@ -56,7 +56,7 @@ class FakeInt4Linear(nn.Module):
         """Scales and zero points [out, in / group_size], as float32 that bfloat16 holds exactly."""
         scale = self.scale0 * self.log_scale.exp()
         zero = self.zero0 + self.scale0 * self.shift
-        return tuple(_straight_through(one, one.bfloat16().float()) for one in (scale.clamp_min(SMALLEST_SCALE), zero))
+        return _as_bfloat16(scale.clamp_min(SMALLEST_SCALE)), _as_bfloat16(zero)
 
     def rounded(self) -> Tensor:
         """What the packed layer's weights will be, with a gradient. [out, in]."""
@@ -74,6 +74,10 @@ class FakeInt4Linear(nn.Module):
         """Codes int32 [out, in] in 0..15 and params bfloat16 [in / group_size, out, 2], for `Int4Linear.of`."""
         scale, zero = self.grid
         return codes_on(self.weight, scale, zero, self.bits), int4_params(scale, zero)
+
+
+def _as_bfloat16(x: Tensor) -> Tensor:
+    return _straight_through(x, x.bfloat16().float())
 
 
 def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:

@@ -106,9 +106,7 @@ async def ask(http: httpx.AsyncClient, model: str, messages: Sequence[Any], max_
 async def load(server: Served, chats: Sequence[Any], clients: int, max_tokens: int) -> tuple[list[ServedAnswer], float]:
     """The answers to these chats by so many clients, and the seconds from the first request to the last answer."""
     waiting, answers = list(enumerate(chats)), dict[int, ServedAnswer]()
-    limits = httpx.Limits(
-        max_keepalive_connections=0
-    )  # llama.cpp's server may close one that is about to be used again
+    limits = httpx.Limits(max_keepalive_connections=0)  # llama.cpp closes some just when they are used again
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits, trust_env=False) as http:
 
         async def client() -> None:

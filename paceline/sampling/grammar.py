@@ -168,13 +168,21 @@ def _source(llguidance: Any, params: StructuredOutputsParams) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
 
 
+_VALUES = ("const", "enum", "default", "examples")  # keys of a JSON schema that hold no schemas
+
+
 def _closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` in every object that lists properties and does not set it."""
+    """The schema with `additionalProperties: false` in every object that lists properties and does not set it.
+
+    Parts of `allOf` stay open: each of them lists some properties of one object.
+    """
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or "allOf" in schema:
         return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
+    closed = {key: value if key in _VALUES else _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict):
+        closed["properties"] = {name: _closed(one) for name, one in schema["properties"].items()}
     return {"additionalProperties": False, **closed} if "properties" in closed else closed
 
 

@@ -236,9 +236,8 @@ def test_tokenizers_given_apart(folder, tmp_path):
 @pytest.mark.more
 def test_loggers_of_others_are_left_alone():
     """A process of its own: importing the library twice would register its attention twice. A command silences them."""
-    pytest.importorskip("torchao", reason="torchao is one of them")
     code = """
-import logging, torch, torchao.quantization
+import logging, torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 told = []
 logging.Logger.setLevel = lambda logger, level: told.append(logger.name)

@@ -88,6 +88,24 @@ def test_a_demanded_call_has_the_listed_arguments_alone():
     assert list(json.loads(made["message"]["tool_calls"][0]["function"]["arguments"])) == ["x"]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {"x": {"const": 1}}, "required": ["x"]}, {"properties": {"y": {"const": 2}}}]},
+        {"properties": {"properties": {"const": {"properties": 1}}}, "required": ["properties"]},
+    ],
+    ids=["parts of one object", "an argument called properties"],
+)
+def test_a_demanded_call_of_an_awkward_schema(schema):
+    """Parts of `allOf` are not closed, each against the others, and values are no schemas."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}
+    close = str(tiny_llm().tokenizer.encode("}", add_special_tokens=False)[0])
+    (made,) = chat(tools=[tool], tool_choice="required", logit_bias={close: 100}).json()["choices"]
+    assert made["finish_reason"] == "tool_calls"
+    found = json.loads(made["message"]["tool_calls"][0]["function"]["arguments"])
+    assert found in ({"x": 1}, {"properties": {"properties": 1}})
+
+
 def test_the_template_reads_tools_and_calls():
     def num_tokens(**body):
         return chat(**body, max_tokens=1).json()["usage"]["prompt_tokens"]

@@ -45,12 +45,12 @@ def one_round(
     return emitted(drafted, walk.path, walk.next_token)
 
 
-def joint_law(round_law: Callable[[Path], Weights], prefix: Path = ()) -> Weights:
+def joint_output(round_output: Callable[[Path], Weights], prefix: Path = ()) -> Weights:
     """The first tokens of round upon round: each starts where the one before it ended."""
     found: Weights = {}
-    for tokens, weight in round_law(prefix).items():
+    for tokens, weight in round_output(prefix).items():
         path = prefix + tokens
-        rest = {path[:LENGTH]: 1} if len(path) >= LENGTH else joint_law(round_law, path)
+        rest = {path[:LENGTH]: 1} if len(path) >= LENGTH else joint_output(round_output, path)
         for key, mass in rest.items():
             found[key] = found.get(key, 0) + weight * mass
     return found
@@ -58,10 +58,10 @@ def joint_law(round_law: Callable[[Path], Weights], prefix: Path = ()) -> Weight
 
 def bias(rule: Rule, shape: tuple[int, ...], p_seen: Seen = right, q_seen: Seen = right) -> float:
     @cache
-    def round_law(prefix: Path) -> Weights:
+    def round_output(prefix: Path) -> Weights:
         return output_distribution(lambda chance: one_round(rule, shape, prefix, chance, p_seen, q_seen))
 
-    return distance(joint_law(round_law), product_distribution(P, LENGTH))
+    return distance(joint_output(round_output), product_distribution(P, LENGTH))
 
 
 SHAPES = [(CHAIN, (1, 1)), (CHAIN, (1, 1, 1)), (R3, (2, 2)), (R4, (2, 1)), (R5, (2, 1)), (R5, (1, 2))]
@@ -131,10 +131,7 @@ def test_ratio_verifier_follows_the_product(monkeypatch, law: Law, rule: Rule, s
     ("law", "rule", "shape"), [(Law.IID, R3, (2, 1)), (Law.WITHOUT_REPLACEMENT, R3, (2, 1)), (Law.IID, R5, (2, 1))]
 )
 def test_ratio_verifier_given_the_wrong_law_is_caught(monkeypatch, law: Law, rule: Rule, shape) -> None:
-    monkeypatch.setitem(
-        globals(), "P", path_distribution(3, 3, zeros=0)
-    )  # without zeros every token is a possible draw
-    monkeypatch.setitem(
-        globals(), "Q", path_distribution(10, 3, zeros=0)
-    )  # less than p on two tokens: the residual has a choice
+    p, q = path_distribution(3, 3, zeros=0), path_distribution(10, 3, zeros=0)
+    monkeypatch.setitem(globals(), "P", p)  # without zeros every token is a possible draw
+    monkeypatch.setitem(globals(), "Q", q)  # less than p on two tokens: the residual has a choice
     assert distance(tensor_output(monkeypatch, law, rule, shape), product_distribution(P, LENGTH)) > 0.01

@@ -203,6 +203,7 @@ class CostModel(DraftPolicy):
 
         speed: what the rows with drafts are expected to reach, over plain decoding.
         """
+        replaces = [speed if row.option else 1.0 for row in self._plan]
         reader = {o.source for row in rows for o in row if o.uncached_tokens <= FEW_TOKENS}
         due = [
             (row, option)
@@ -211,8 +212,8 @@ class CostModel(DraftPolicy):
             if option is not self._plan[row].option
             and (option.masks or seq.slot not in self._restarted)  # a draft from new masks comes first
             and (option.uncached_tokens <= FEW_TOKENS or option.source not in reader)
-            and could_pay(option, round_seconds, self.estimates)
             and self._probing.is_due(owner(seq, option), (option.source, option.hint), self._round)
+            and could_pay(option, round_seconds, self.estimates, self._at_best(seq, option), replaces[row])
         ]
         read_by_others = 0.0
         for row, option in due:
@@ -220,11 +221,16 @@ class CostModel(DraftPolicy):
             if option.source != due[0][1].source or (option.uncached_tokens > FEW_TOKENS and read_by_others > 0):
                 continue
             reading = option.uncached_tokens * cost.uncached_tokens.value + read_by_others
-            replaces = speed if self._plan[row].option else 1.0
-            probe = largest_probe(option, reading, cost.token.value, round_seconds, max_nodes, replaces)
+            probe = largest_probe(option, reading, cost.token.value, round_seconds, max_nodes, replaces[row])
             if probe is not None:
-                self._plan[row] = _Row(option, *probe, is_probe=True, replaces=replaces)
+                self._plan[row] = _Row(option, *probe, is_probe=True, replaces=replaces[row])
                 read_by_others = reading
+
+    def _at_best(self, seq: Sequence, option: Option) -> list[float]:
+        """The acceptance of a drafter by depth after a few good rounds."""
+        acceptance, source = self.estimates.acceptance, option.source
+        rounds = self._probing.good_rounds(option, self._round, acceptance.tries(source))
+        return acceptance.after_success(seq.slot, source, option.hint, rounds)
 
     def _budget(self, row: _Row, plan: DraftPlan) -> DraftBudget:
         """The budget of a row, with the bounds that its drafter applies while it drafts, unless it is a probe."""

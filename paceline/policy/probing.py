@@ -1,7 +1,7 @@
 """When a drafter that is not chosen is tried, and when one that has fallen behind should catch up.
 
-What did not pay is tried again now and then, ever more seldom. A draft model that has to read what others emitted is an
-investment, which must pay before the answer ends.
+A drafter is tried if a few good rounds would make it the choice, and what did not pay is tried ever more seldom. A
+draft model that has to read what others emitted is an investment, which must pay before the answer ends.
 """
 
 from collections.abc import Sequence as Seq
@@ -18,6 +18,11 @@ PROBE_NODES, FREE = (7, 3), 1.1  # a probe of a tree is as large as it gets for 
 WAIT, SHORTEST, LONGEST = 4, 2, 64  # rounds between two tries
 PROVEN = 3.0
 """Rounds of a drafter after which it is known."""
+GOOD_ROUNDS, CERTAIN = 3.0, 1e9
+"""A known drafter is tried if so many rounds without a rejected token would make it the choice, and as many again for
+every `LONGEST` rounds in which it was not used. An unknown one is tried if it could ever be the choice."""
+REWARD = 4.0
+"""Reading must be expected to save this many times its seconds, since texts differ in how well they can be drafted."""
 LOAN = 0.02
 """Passes per expected token that a known drafter may borrow from the ledger for reading."""
 ALL_REQUESTS = -1
@@ -35,16 +40,24 @@ class Probing:
 
     def __init__(self) -> None:
         self._known: dict[int, dict[tuple[str, int], _BackOff]] = {}
+        self._last: dict[str, int] = {}  # the round in which each drafter was last used
 
     def is_due(self, slot: int, key: tuple[str, int], now: int) -> bool:
         """True iff the option was left alone for long enough; `now` counts rounds."""
         back_off = self._known.setdefault(slot, {}).setdefault(key, _BackOff(now))
         return now - back_off.last >= back_off.wait
 
+    def good_rounds(self, option: Option, now: int, tries: float) -> float:
+        """The rounds of success by which a drafter is judged that was tried so often, see `GOOD_ROUNDS`."""
+        if tries < PROVEN:
+            return CERTAIN
+        unused = (now - self._last.get(option.source, now)) / LONGEST
+        return GOOD_ROUNDS * (unused + (option.uncached_tokens <= FEW_TOKENS))
+
     def used(self, slot: int, key: tuple[str, int], now: int, was_probe: bool, accepted: bool) -> None:
         """Note that it drafted, either as a probe whose first token was accepted or not, or because it pays."""
         back_off = self._known.setdefault(slot, {}).setdefault(key, _BackOff(now))
-        back_off.last = now
+        back_off.last = self._last[key[0]] = now
         if not was_probe:
             back_off.wait = WAIT
         elif accepted:
@@ -101,22 +114,40 @@ def may_join(option: Option, round_seconds: RoundSeconds, known: Estimates) -> b
         return True
     if known.acceptance.tries(option.source) < PROVEN:
         return False
-    saved = _saved(option, round_seconds, known, option.gains)
-    if option.ends.should_wait(option.emitted, saved, option.reading):
+    if not _is_worth_reading(option, _saved(option, round_seconds, known, option.gains)):
         return False
     return option.reading <= (option.credit + LOAN * option.horizon) * round_seconds.of(0)
 
 
-def could_pay(option: Option, round_seconds: RoundSeconds, known: Estimates) -> bool:
-    """Whether drafting would pay before the answer ends, reading included, if every token were accepted."""
-    saved = _saved(option, round_seconds, known, gains_of(option.ends.continue_probs(option.emitted, option.depth)))
+def could_pay(
+    option: Option, round_seconds: RoundSeconds, known: Estimates, accept: Seq[float], replaces: float
+) -> bool:
+    """Whether drafting would pay before the answer ends, reading included, with this acceptance by depth.
+
+    replaces: the expected speed of what would be done otherwise, over plain decoding.
+    """
+    ends = option.ends.continue_probs(option.emitted, option.depth)
+    gains = gains_of([a * goes_on for a, goes_on in zip(accept, ends, strict=False)])
+    return _is_worth_reading(option, _saved(option, round_seconds, known, gains, replaces))
+
+
+def _is_worth_reading(option: Option, saved: float) -> bool:
+    """Whether a drafter that saves so many seconds a token should read now what it has not cached.
+
+    True where nothing has to be read and any seconds are saved.
+    """
     if option.ends.should_wait(option.emitted, saved, option.reading):
         return False
-    return saved * option.horizon > option.reading
+    return saved * option.horizon > REWARD * option.reading
 
 
-def _saved(option: Option, round_seconds: RoundSeconds, known: Estimates, gains: Seq[float]) -> float:
-    """The seconds by which a token of this drafter is cheaper than a plain one at its best depth. `gains`: by depth."""
+def _saved(
+    option: Option, round_seconds: RoundSeconds, known: Estimates, gains: Seq[float], replaces: float = 1.0
+) -> float:
+    """The seconds by which a token of this drafter is cheaper, at its best depth, than one of what it replaces.
+
+    gains: by depth. replaces: see `could_pay`.
+    """
     token = known.cost(option.source).token.value
     best = min((round_seconds.of(d + option.probes * (d > 0)) + d * token) / (1 + gain) for d, gain in enumerate(gains))
-    return round_seconds.of(0) - best
+    return round_seconds.of(0) / replaces - best

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from paceline import Dynamic, Fixed
+from paceline.policy import cost_model, probing
 from paceline.policy.ledger import Ledger
 from paceline.policy.seconds import PassCurve, RoundSeconds
 from tests.policy.growing import Branching, text
@@ -102,14 +103,14 @@ def test_together_they_beat_each_alone():
     assert mean(model, lambda: [copying(), small()], **options) > 1.05 * max(alone)
 
 
-def copies_and_a_head(worth: float) -> list[Member]:
+def copies_and_a_head(worth: float, share: float = 0.25) -> list[Member]:
     """Text that repeats in places, long and short prompts, and a head of trees that costs a fifth of a pass a level."""
 
     def chance(request: int, position: int, salt: int = 0) -> float:
         return random.Random(request * 1000003 + position * 101 + salt).random()
 
     def repeats(request: int, position: int) -> bool:
-        return chance(request, position // 10) < 0.25
+        return chance(request, position // 10) < share
 
     suffix = Member(
         "suffix",
@@ -135,6 +136,51 @@ def test_a_poor_head_beside_a_good_drafter_costs_little():
 def test_with_one_credit_for_all_a_poor_head_costs_more(monkeypatch):
     monkeypatch.setattr(Ledger, "available", lambda self, slot, source: min(self.credit, 4.0))
     assert speed_of_copies(0.4, 0, 1) < 0.98 * speed_of_copies(0.4, 0)
+
+
+def gain_of_both() -> float:
+    """Text that repeats in places, and a draft that is good everywhere but takes half of a pass a token: the speed of
+    both drafters over that of the better one.
+    """
+
+    def speeds(share: float, *which: int) -> float:
+        def members() -> list[Member]:
+            made = [copies_and_a_head(0.4, share)[0], Member("self", const(0.85), 0.45 * PLAIN)]
+            return [made[one] for one in which]
+
+        return mean(model, members, requests=12, tokens=96)
+
+    return min(speeds(share, 0, 1) / max(speeds(share, 0), speeds(share, 1)) for share in (0.5, 0.7))
+
+
+def test_a_dear_drafter_does_not_take_the_place_of_a_better_one():
+    assert gain_of_both() > 1.06
+
+
+def test_judged_against_plain_decoding_alone_it_does(monkeypatch):
+    real = cost_model.could_pay
+    judge = lambda option, seconds, known, accept, _: real(option, seconds, known, accept, 1.0)  # noqa: E731
+    monkeypatch.setattr(cost_model, "could_pay", judge)
+    assert gain_of_both() < 1.06
+
+
+def speed_of_a_late_bloomer() -> float:
+    """Beside a drafter that pays, one that is always wrong in four answers and then nearly always right."""
+
+    def members() -> list[Member]:
+        late = Member("late", lambda request, position, i: 0.95 * (request >= 4), 0.1 * PLAIN)
+        return [Member("steady", const(0.5), 0.01 * PLAIN), late]
+
+    return mean(model, members, requests=12, tokens=96)
+
+
+def test_what_was_bad_is_tried_again():
+    assert speed_of_a_late_bloomer() > 1.9
+
+
+def test_without_good_rounds_it_is_not(monkeypatch):
+    monkeypatch.setattr(probing, "GOOD_ROUNDS", 0.0)
+    assert speed_of_a_late_bloomer() < 1.9
 
 
 def test_dynamic_follows_acceptance():

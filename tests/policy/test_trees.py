@@ -60,7 +60,7 @@ def test_wrong_trees_cost_little(tree, level, curve):
 def test_without_the_ledger_wrong_trees_cost_more(monkeypatch):
     monkeypatch.setattr(cost_model.Ledger, "available", lambda self, slot, source: 1e9)
     tree = Branching(text(1.0, 0.0), worth=lambda request, position: 0.0)
-    outcome = simulate(model, drafter(tree, 1.0), machine=Machine(CURVES["steps of 8"]), tokens=64)
+    outcome = simulate(model, drafter(tree, 0.5), machine=Machine(CURVES["steps of 8"]), tokens=64)
     assert outcome.speed < 0.97
 
 

@@ -89,13 +89,13 @@ class Acceptance:
             means = means if counts is None else counts.refine(means, less)
         return means
 
-    def after_success(self, slot: int, source: str, hint: int, rounds: float) -> list[float]:
-        """The same after `rounds` further rounds of this request in which every token is accepted."""
+    def after(self, slot: int, source: str, hint: int, good: float, bad: float) -> list[float]:
+        """The same after further rounds of this request: `good` ones without a rejected token, and `bad` ones."""
         recent, _ = self._requests.get(slot, {}).get((source, hint), (None, None))
         tries = () if recent is None else recent.tries
         means = enumerate(self.expected(slot, source, hint))
         weights = ((mean, WEIGHT + (tries[i] if i < len(tries) else 0.0)) for i, mean in means)
-        return [(mean * weight + rounds) / (weight + rounds) for mean, weight in weights]
+        return [(mean * weight + good) / (weight + good + bad) for mean, weight in weights]
 
     def observe(self, slot: int, record: Round, depth: int) -> None:
         """Count a round that had a budget of `depth`."""

@@ -119,7 +119,10 @@ class CostModel(DraftPolicy):
             loses = any(option.masks and option.ready for row in rows for option in row)
             self._plain_after = min(PLAIN_EVERY * (1 + loses), 2 * self._plain_after)
             return plain
-        allowed = [[option for option in row if may_join(option, round_seconds, self.estimates)] for row in rows]
+        allowed = [
+            [option for option in row if may_join(seq, option, round_seconds, self.estimates)]
+            for seq, row in zip(seqs, rows, strict=True)
+        ]
         max_nodes = 1 if round_seconds.needs_small_tree else self.max_nodes
         plan = best_plan(allowed, round_seconds, self.estimates.costs, max_nodes)
         for row, option in enumerate(plan.options):
@@ -213,7 +216,7 @@ class CostModel(DraftPolicy):
             and (option.masks or seq.slot not in self._restarted)  # a draft from new masks comes first
             and (option.uncached_tokens <= FEW_TOKENS or option.source not in reader)
             and self._probing.is_due(owner(seq, option), (option.source, option.hint), self._round)
-            and could_pay(option, round_seconds, self.estimates, self._at_best(seq, option), replaces[row])
+            and could_pay(seq, option, round_seconds, self.estimates, self._good_rounds(option), replaces[row])
         ]
         read_by_others = 0.0
         for row, option in due:
@@ -226,11 +229,8 @@ class CostModel(DraftPolicy):
                 self._plan[row] = _Row(option, *probe, is_probe=True, replaces=replaces[row])
                 read_by_others = reading
 
-    def _at_best(self, seq: Sequence, option: Option) -> list[float]:
-        """The acceptance of a drafter by depth after a few good rounds."""
-        acceptance, source = self.estimates.acceptance, option.source
-        rounds = self._probing.good_rounds(option, self._round, acceptance.tries(source))
-        return acceptance.after_success(seq.slot, source, option.hint, rounds)
+    def _good_rounds(self, option: Option) -> float:
+        return self._probing.good_rounds(option, self._round, self.estimates.acceptance.tries(option.source))
 
     def _budget(self, row: _Row, plan: DraftPlan) -> DraftBudget:
         """The budget of a row, with the bounds that its drafter applies while it drafts, unless it is a probe."""

@@ -21,8 +21,8 @@ PROVEN = 3.0
 GOOD_ROUNDS, CERTAIN = 3.0, 1e9
 """A known drafter is tried if so many rounds without a rejected token would make it the choice, and as many again for
 every `LONGEST` rounds in which it was not used. An unknown one is tried if it could ever be the choice."""
-REWARD = 4.0
-"""Reading must be expected to save this many times its seconds, since texts differ in how well they can be drafted."""
+BAD_ROUNDS = 2.0
+"""Reading must pay even if a request begins with so many rounds in which no token is accepted: texts differ."""
 LOAN = 0.02
 """Passes per expected token that a known drafter may borrow from the ledger for reading."""
 ALL_REQUESTS = -1
@@ -102,7 +102,7 @@ def owner(seq: Sequence, option: Option) -> int:
     return seq.slot if option.uncached_tokens <= FEW_TOKENS else ALL_REQUESTS
 
 
-def may_join(option: Option, round_seconds: RoundSeconds, known: Estimates) -> bool:
+def may_join(seq: Sequence, option: Option, round_seconds: RoundSeconds, known: Estimates) -> bool:
     """Whether the planner may choose this option; a refused option may still be probed.
 
     Refused are rows and drafters in debt, unknown drafters with much to read, and drafters that should read later,
@@ -114,36 +114,31 @@ def may_join(option: Option, round_seconds: RoundSeconds, known: Estimates) -> b
         return True
     if known.acceptance.tries(option.source) < PROVEN:
         return False
-    if not _is_worth_reading(option, _saved(option, round_seconds, known, option.gains)):
+    if option.reading > (option.credit + LOAN * option.horizon) * round_seconds.of(0):
         return False
-    return option.reading <= (option.credit + LOAN * option.horizon) * round_seconds.of(0)
+    return could_pay(seq, option, round_seconds, known, 0.0, 1.0)
 
 
 def could_pay(
-    option: Option, round_seconds: RoundSeconds, known: Estimates, accept: Seq[float], replaces: float
+    seq: Sequence, option: Option, round_seconds: RoundSeconds, known: Estimates, good: float, replaces: float
 ) -> bool:
-    """Whether drafting would pay before the answer ends, reading included, with this acceptance by depth.
+    """Whether drafting would pay before the answer ends, reading included.
 
+    good: the rounds without a rejected token that are assumed to come first.
     replaces: the expected speed of what would be done otherwise, over plain decoding.
     """
+    bad = BAD_ROUNDS if option.uncached_tokens > FEW_TOKENS else 0.0
+    accept = known.acceptance.after(seq.slot, option.source, option.hint, good, bad)
     ends = option.ends.continue_probs(option.emitted, option.depth)
-    gains = gains_of([a * goes_on for a, goes_on in zip(accept, ends, strict=False)])
-    return _is_worth_reading(option, _saved(option, round_seconds, known, gains, replaces))
-
-
-def _is_worth_reading(option: Option, saved: float) -> bool:
-    """Whether a drafter that saves so many seconds a token should read now what it has not cached.
-
-    True where nothing has to be read and any seconds are saved.
-    """
+    saved = _saved(
+        option, round_seconds, known, gains_of([a * e for a, e in zip(accept, ends, strict=False)]), replaces
+    )
     if option.ends.should_wait(option.emitted, saved, option.reading):
         return False
-    return saved * option.horizon > REWARD * option.reading
+    return saved * option.horizon > option.reading
 
 
-def _saved(
-    option: Option, round_seconds: RoundSeconds, known: Estimates, gains: Seq[float], replaces: float = 1.0
-) -> float:
+def _saved(option: Option, round_seconds: RoundSeconds, known: Estimates, gains: Seq[float], replaces: float) -> float:
     """The seconds by which a token of this drafter is cheaper, at its best depth, than one of what it replaces.
 
     gains: by depth. replaces: see `could_pay`.

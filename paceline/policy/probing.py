@@ -4,7 +4,6 @@ A drafter is tried if a few good rounds would make it the choice, and what did n
 draft model that has to read what others emitted is an investment, which must pay before the answer ends.
 """
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import final
 
@@ -130,19 +129,10 @@ def could_pay(
     bad = BAD_ROUNDS if option.uncached_tokens > FEW_TOKENS else 0.0
     accept = known.acceptance.after(seq.slot, option.source, option.hint, good, bad)
     ends = option.ends.continue_probs(option.emitted, option.depth)
-    saved = _saved(
-        option, round_seconds, known, gains_of([a * e for a, e in zip(accept, ends, strict=False)]), replaces
-    )
+    gains = enumerate(gains_of([a * goes_on for a, goes_on in zip(accept, ends, strict=False)]))
+    token = known.cost(option.source).token.value
+    best = min((round_seconds.of(d + option.probes * (d > 0)) + d * token) / (1 + gain) for d, gain in gains)
+    saved = round_seconds.of(0) / replaces - best  # seconds a token, at the best depth
     if option.ends.should_wait(option.emitted, saved, option.reading):
         return False
     return saved * option.horizon > option.reading
-
-
-def _saved(option: Option, round_seconds: RoundSeconds, known: Estimates, gains: Seq[float], replaces: float) -> float:
-    """The seconds by which a token of this drafter is cheaper, at its best depth, than one of what it replaces.
-
-    gains: by depth. replaces: see `could_pay`.
-    """
-    token = known.cost(option.source).token.value
-    best = min((round_seconds.of(d + option.probes * (d > 0)) + d * token) / (1 + gain) for d, gain in enumerate(gains))
-    return round_seconds.of(0) / replaces - best

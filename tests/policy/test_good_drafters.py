@@ -161,8 +161,8 @@ def test_a_dear_drafter_does_not_take_the_place_of_a_better_one():
 def test_judged_against_plain_decoding_alone_it_does(monkeypatch):
     real = cost_model.could_pay
 
-    def judge(*given: Any) -> bool:
-        return real(*given[:5], 1.0)
+    def judge(seq: Any, option: Any, seconds: Any, known: Any, good: float, _: float) -> bool:
+        return real(seq, option, seconds, known, good, 1.0)
 
     monkeypatch.setattr(cost_model, "could_pay", judge)
     assert gain_of_both() < 1.06

@@ -50,7 +50,7 @@ class Probing:
         """The rounds of success by which a drafter is judged that was tried so often, see `GOOD_ROUNDS`."""
         if tries < PROVEN:
             return CERTAIN
-        unused = (now - self._last.get(option.source, now)) / LONGEST
+        unused = (now - self._last.get(option.source, 0)) / LONGEST  # since the start for what a profile knows
         return GOOD_ROUNDS * (unused + (option.uncached_tokens <= FEW_TOKENS))
 
     def used(self, slot: int, key: tuple[str, int], now: int, was_probe: bool, accepted: bool) -> None:

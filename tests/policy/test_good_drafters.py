@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from paceline import Dynamic, Fixed
+from paceline import CostModel, Dynamic, Fixed
 from paceline.policy import cost_model, probing
 from paceline.policy.ledger import Ledger
+from paceline.policy.profile import Profile
 from paceline.policy.seconds import PassCurve, RoundSeconds
 from tests.policy.growing import Branching, text
 from tests.policy.simulator import PLAIN, Machine, Member, Outcome, copying, cpu, model, simulate, speed_of
@@ -185,6 +186,14 @@ def test_what_was_bad_is_tried_again():
 def test_without_good_rounds_it_is_not(monkeypatch):
     monkeypatch.setattr(probing, "GOOD_ROUNDS", 0.0)
     assert speed_of_a_late_bloomer() < 1.9
+
+
+def test_what_a_profile_calls_bad_is_tried_again():
+    profile = Profile(acceptance={"m": {"": ((0.0,), (64.0,)), "0": ((0.0,), (64.0,))}})
+    outcome = simulate(
+        lambda clock: CostModel(profile=profile, clock=clock), drafter(const(0.95), 0.1), requests=6, tokens=256
+    )
+    assert outcome.speed > 1.5
 
 
 def test_dynamic_follows_acceptance():

@@ -19,8 +19,8 @@ PROVEN = 3.0
 """Rounds of a drafter after which it is known."""
 GOOD_ROUNDS, CERTAIN = 3.0, 1e9
 """A known drafter is tried if so many rounds without a rejected token would make it the choice, and as many again for
-every `LONGEST` rounds in which it was not used (these alone for one with much to read, which is dear to try). An unknown
-one is tried if it could ever be the choice."""
+every `LONGEST` rounds in which it was not used (only these for one with much to read). An unknown one is tried if it
+could ever be the choice."""
 BAD_ROUNDS = 2.0
 """Reading must pay even if a request begins with so many rounds in which no token is accepted: texts differ."""
 LOAN = 0.02

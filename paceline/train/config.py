@@ -69,9 +69,11 @@ class PrepareSection:
 class LoopConfig:
     """The optimizer and its schedule. lr: the peak, after a share `warmup` of the steps; a cosine decays it to a tenth.
 
-    evaluate_every, log_every: in steps; evaluate_every None: after each epoch.
+    optimizer: "muon" makes the steps of matrices orthogonal (see `muon`). evaluate_every, log_every: in steps;
+    evaluate_every None: after each epoch.
     """
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: Above0 = 6e-4
     warmup: Share = 0.03
     clip: Above0 = 0.5

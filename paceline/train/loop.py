@@ -21,6 +21,7 @@ from ..errors import NumericsError
 from ..system.files import replacing
 from .config import LoopConfig
 from .log import Evaluated, Finished, Log, Saved, Started, Stepped, TrainEvent, Window, accepted_length
+from .muon import Muon
 from .recipe import Losses
 from .run_folder import check_same, need, understood
 
@@ -107,7 +108,7 @@ class _Run:
         self.accelerator: Accelerator = make(cpu=self.device.type == "cpu", mixed_precision="bf16" if halves else "no")
         self.devices, self.rank = self.accelerator.num_processes, self.accelerator.process_index
         self.steps = task.num_steps(self.devices)
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = (Muon if config.optimizer == "muon" else torch.optim.AdamW)(
             [{"params": group} for group, _ in self.groups],
             lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay,
         )  # fmt: skip
@@ -201,7 +202,8 @@ class _Run:
     # Checkpoints
 
     def _identity(self) -> dict[str, Any]:
-        settings = {key: getattr(self.config, key) for key in ("lr", "warmup", "clip", "weight_decay", "seed")}
+        keys = ("optimizer", "lr", "warmup", "clip", "weight_decay", "seed")
+        settings = {key: getattr(self.config, key) for key in keys}
         shares, shapes = [share for _, share in self.groups], [tuple(one.shape) for one in self.parameters]
         own = {"steps": self.steps, "rates": shares, "shapes": repr(shapes), "devices": self.devices}
         return {**settings, **self.task.identity, **own}

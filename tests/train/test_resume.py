@@ -17,8 +17,9 @@ from paceline.train.recipe import Losses
 from tests.train.toy import Toy, same, trained, weights, write_answers
 
 CONFIG = TrainConfig(
-    epochs=3, max_tokens=64, held_out=0.2, checkpoint_seconds=0.0, log_every=3, evaluate_every=4, weight_decay=0.1
-)
+    epochs=3, max_tokens=64, held_out=0.2, checkpoint_seconds=0.0, log_every=3, evaluate_every=4, weight_decay=0.1,
+    optimizer="muon", lr=3e-3,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

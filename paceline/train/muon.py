@@ -1,0 +1,48 @@
+"""Muon: an optimizer that makes the step of every matrix orthogonal (Jordan 2024, https://kellerjordan.github.io/posts/muon)."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+_MOMENTUM = 0.95
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Coefficients of Jordan's iteration: they bring small singular values near 1 fast, and keep the others around it."""
+
+
+@final
+class Muon(torch.optim.AdamW):
+    """Muon for matrices, AdamW for all other parameters.
+
+    A matrix moves by lr * 0.2 * sqrt(its longer side), so that its entries move as much as AdamW's would (Liu et al.
+    2025, arXiv 2502.16982). `torch.optim.Muon` computes in bfloat16, which takes minutes a step on a CPU without such
+    products; this is float32.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None or weight.ndim != 2 or min(weight.shape) == 1:
+                    continue
+                state = self.state[weight]
+                if not state:  # AdamW requires a step count of every state that it loads
+                    state.update(step=torch.tensor(0.0), momentum=torch.zeros_like(weight))
+                momentum = state["momentum"]
+                momentum.lerp_(weight.grad, 1 - _MOMENTUM)
+                step = orthogonal(weight.grad.lerp(momentum, _MOMENTUM))
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.add_(step, alpha=-0.2 * group["lr"] * max(weight.shape) ** 0.5)
+                weight.grad = None  # nothing is left of it for AdamW
+        return super().step(closure)
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """Roughly U V' of the singular value decomposition U S V' of a matrix, by five Newton-Schulz iterations."""
+    wide = x if x.shape[0] <= x.shape[1] else x.T
+    wide, (a, b, c) = wide / wide.norm().clamp(min=1e-7), _QUINTIC
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide if x.shape[0] <= x.shape[1] else wide.T

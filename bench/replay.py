@@ -33,6 +33,7 @@ from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOpt
 from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
+from paceline.policy.estimates import FEW_TOKENS
 from paceline.policy.seconds import PassCurve
 from paceline.policy.simple import Fixed
 from paceline.system.hardware import set_waiting, use_threads
@@ -66,6 +67,7 @@ class Recorder(Drafter):
             (offer,) = drafter.draft_options(seq)
             depth = min(TREE_DEPTH if offer.branches > 1 else DEPTH, seq.remaining - 1)
             row = {"position": seq.num_output, "hint": offer.hint, "branches": offer.branches}
+            row["uncached"] = offer.uncached_tokens
             if offer.hint >= 0 and depth > 0:
                 budget = DraftBudget(depth, TREE_NODES if offer.branches > 1 else depth, should_continue=lambda _: True)
                 draft = drafter.propose(seqs, [budget])
@@ -131,11 +133,12 @@ class Replayed(Drafter):
 
     def begin(self, answer):
         self.output, self.cached = answer["output"], dict.fromkeys(self.names, 0)
+        self.uncached = {name: answer["proposals"][name][0].get("uncached", 0) for name in self.names}
         self.rows = {name: {row["position"]: row for row in answer["proposals"][name]} for name in self.names}
 
     def reads(self, name):
-        """Whether it reads the text in passes of its own: a head, which drafts trees here."""
-        return self.branches[name] > 1
+        """Whether it must read the whole prompt before it drafts."""
+        return self.uncached[name] > FEW_TOKENS
 
     def draft_options(self, seq):
         rows = {name: self.rows[name].get(seq.num_output, {"hint": -1}) for name in self.names}

@@ -71,9 +71,8 @@ class Eagle(Drafter):
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Uncached pairs beyond the usual few count; the hint is -1 for a text of one token, which has no pair."""
-        pairs = len(seq.token_ids) - 1
-        uncached_tokens = max(0, pairs - self.layer.cache.lengths[seq.slot] - FEW)
-        return (DraftOptions(self.source, 0 if pairs else -1, uncached_tokens, self.top_k),)
+        uncached_tokens = max(0, len(seq.token_ids) - 1 - self._first_uncached(seq) - FEW)
+        return (DraftOptions(self.source, 0 if len(seq.token_ids) > 1 else -1, uncached_tokens, self.top_k),)
 
     @torch.inference_mode()
     def seconds(self) -> Mapping[str, tuple[float, float]]:
@@ -156,15 +155,23 @@ class Eagle(Drafter):
 
     def _catch_up(self, seqs: Seq[Sequence], most: int, masks: int = 0) -> Level:
         """Cache all uncached pairs; returns the level of the last pairs and the masks, [B, 1 + masks, ...]."""
-        layer = self.layer
+        layer, cache = self.layer, self.layer.cache
         tokens, states = list[list[int]](), list[Tensor]()
         for seq in seqs:
-            last = len(seq.token_ids) - 2
-            begin = min(layer.cache.lengths[seq.slot], last)  # the last pair is computed again if nothing is new
-            layer.cache.lengths[seq.slot] = begin
+            last, begin = len(seq.token_ids) - 2, self._first_uncached(seq)
+            if begin > cache.offsets[seq.slot] + cache.lengths[seq.slot]:  # it starts over
+                cache.offsets[seq.slot] = begin
+            begin = min(begin, last)  # the last pair is computed again if nothing is new
+            cache.lengths[seq.slot] = begin - cache.offsets[seq.slot]
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.read_states(seq.slot, begin, last + 1, layer.config.states))
         return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most, masks)
+
+    def _first_uncached(self, seq: Sequence) -> int:
+        """The first pair that the next draft must cache. The cache of a slot begins with the pair of its offset."""
+        cache, pairs = self.layer.cache, len(seq.token_ids) - 1
+        cached = cache.offsets[seq.slot] + cache.lengths[seq.slot]
+        return max(cached, pairs - (self.layer.config.window or pairs))
 
     def _children(
         self, level: Level, seqs: Seq[Sequence], offset: int, most: int

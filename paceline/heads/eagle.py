@@ -30,6 +30,8 @@ class EagleConfig(LayerConfig):
     EAGLE-1 heads have one. norm_before_residual: EAGLE-3 heads whose residual stream starts normed. own_embeddings: it
     brings its own table [V, E], as some published heads do. mask_token_id, num_speculative_tokens: of P-EAGLE heads
     (version 3), which token stands where none is known, and how many tokens a pass drafts; None for the others.
+    window: it reads at most so many of the last pairs of a text before it drafts, since the states know what came
+    before; None: all pairs.
     """
 
     version: Literal[1, 3]
@@ -40,6 +42,7 @@ class EagleConfig(LayerConfig):
     own_embeddings: bool = False
     mask_token_id: Annotated[int, Field(ge=0)] | None = None
     num_speculative_tokens: Count | None = None
+    window: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

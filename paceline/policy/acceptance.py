@@ -22,7 +22,7 @@ PRIOR = 0.7
 """Assumed acceptance of a new drafter: high enough for it to be tried."""
 WEIGHT = 3.0
 """Rounds that a prior counts for."""
-HALF_LIFE, REQUEST_HALF_LIFE = 64.0, 16.0  # rounds of the drafter
+HALF_LIFE, REQUEST_HALF_LIFE = 128.0, 16.0  # rounds of the drafter
 NODES_PER_LEVEL = 3.0
 """Assumed nodes at each depth of a drafter of trees that has not drafted yet."""
 

@@ -223,6 +223,9 @@ class AnswerTask(Task[Batch]):
             "draft_ids": "" if ids is None else hashlib.sha256(repr(ids.tolist()).encode()).hexdigest(),
         }
 
+    def input_scales(self) -> Mapping[nn.Parameter, Tensor]:
+        return self._recipe.input_scales
+
     def num_steps(self, devices: int) -> int:
         return len(self._steps(devices))
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from ..errors import NumericsError
 from ..system.files import replacing
@@ -48,6 +49,10 @@ class Task(ABC, Generic[_B]):
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
         """Trained parameters, each group with its share of the learning rate."""
         return [([p for p in self.module.parameters() if p.requires_grad], 1.0)]
+
+    def input_scales(self) -> Mapping[nn.Parameter, Tensor]:
+        """Matrices whose inputs differ in size, with the root mean square of each input."""
+        return {}
 
     def state(self) -> dict[str, Tensor]:
         """Everything that changes, by name; loading a checkpoint copies into these very tensors."""
@@ -108,10 +113,10 @@ class _Run:
         self.accelerator: Accelerator = make(cpu=self.device.type == "cpu", mixed_precision="bf16" if halves else "no")
         self.devices, self.rank = self.accelerator.num_processes, self.accelerator.process_index
         self.steps = task.num_steps(self.devices)
-        self.optimizer = (Muon if config.optimizer == "muon" else torch.optim.AdamW)(
-            [{"params": group} for group, _ in self.groups],
-            lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay,
-        )  # fmt: skip
+        groups: Any = [{"params": group} for group, _ in self.groups]
+        options: Any = {"lr": config.lr, "betas": (0.9, 0.95), "weight_decay": config.weight_decay}
+        is_muon, scales = config.optimizer == "muon", task.input_scales()
+        self.optimizer = Muon(groups, input_scales=scales, **options) if is_muon else AdamW(groups, **options)
         self.step = self.tokens = self.skipped = self._skipped_in_a_row = 0
         self.window = Window()
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxtyping import Bool, Float, Int
@@ -73,6 +74,8 @@ class Recipe(ABC):
     KINDS: ClassVar[Mapping[str, tuple[type[Any], type[Any]]]]
     """The classes of `head` and `train.loss` of a configuration, by method."""
     module: nn.Module
+    input_scales: Mapping[nn.Parameter, Tensor] = MappingProxyType({})
+    """See `Task.input_scales`."""
     states: tuple[int, ...]
     """Hidden states of the target that `loss` reads."""
     reads_images: bool = False

@@ -12,7 +12,7 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.rng import Purpose, gumbel
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Eagle, draft_layer
-from paceline.drafters.eagle_pass import EaglePass
+from paceline.drafters.eagle_pass import FEW, EaglePass
 from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
@@ -44,19 +44,23 @@ def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE,
     seqs = [sequence(on, prompt(length, length), params, seed=length) for length in lengths]
     for seq in seqs:
         decoder.admit(seq)
-    right = True
+    right, spans = True, {seq.seed: (0, 0) for seq in seqs}  # the first pair that each cache holds, and its end
     shared = (verifier or Coupled()).exact
     for count in range(rounds):
         batch = seqs if count % 3 else seqs[:1]
         with torch.inference_mode():
             draft = drafter.propose(batch, [budget] * len(batch))
         for row, seq in enumerate(batch):
-            states = states_of(model, seq.token_ids, head.config.states)
+            (begin, end), pairs = spans[seq.seed], len(seq.token_ids) - 1
+            begin = pairs - head.config.window if pairs - end > (head.config.window or pairs) else begin
+            spans[seq.seed] = begin, pairs
+            known = seq.token_ids[begin:]
+            states = states_of(model, seq.token_ids, head.config.states)[:, begin:]
             for node in range(1, draft.tree.num_nodes):
                 if bool(draft.tree.is_probe[row, node]):
                     continue
                 *path, token = draft.tree.token_ids[row, draft.tree.path_to(row, node)].tolist()
-                logits = law_after(head, states, seq.token_ids, path)
+                logits = law_after(head, states, known, path)
                 if shared:
                     place = torch.tensor([[len(seq.token_ids) + len(path)]])
                     noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, on.vocab_size)[0, 0]
@@ -126,6 +130,8 @@ OPTIONS = {
     "biases": {"fc_bias": True, "attention_bias": True},
     "residual normed": {"norm_before_residual": True},
     "another rotation": {"rope_theta": 500.0, "rms_norm_eps": 1e-3},
+    "a window": {"window": 3},
+    "the last pair alone": {"window": 1},
 }
 
 
@@ -177,6 +183,14 @@ class StateShifted(Eagle):
             states.read = read
 
 
+class GapIgnored(Eagle):
+    """Does not start over where it lacks more pairs than its window has."""
+
+    def _first_uncached(self, seq):
+        cache = self.layer.cache
+        return cache.offsets[seq.slot] + cache.lengths[seq.slot] or super()._first_uncached(seq)
+
+
 class NothingForgotten(Eagle):
     """The first row of a tree counts as digested."""
 
@@ -216,6 +230,21 @@ def tree_without_mask(places, starts, parents, *rest):
 def test_mutants_of_the_bookkeeping_are_caught(mutant, dtype):
     head = random_head(target(dtype), 3)
     assert not is_right(mutant(head), head)
+
+
+def test_a_mutant_of_the_window_is_caught():
+    head = random_head(target(), 3, window=1)
+    assert is_right(Eagle(head), head)
+    assert not is_right(GapIgnored(head), head)
+
+
+def test_nothing_much_has_to_be_read_within_a_window():
+    drafter, runner = Eagle(random_head(target(), 3, window=12)), ModelRunner(target(), 1)
+    drafter.bind(runner, Coupled())
+    text = prompt(40, 1)
+    seq = sequence(target(), text, SamplingParams(max_tokens=50))
+    seq.slot = runner.admit(text)
+    assert drafter.draft_options(seq)[0].uncached_tokens == 12 - FEW
 
 
 @DTYPES

@@ -8,6 +8,7 @@ step 1, t=1     h  and a3 -> distribution of a4 = head(f3)
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,6 +88,37 @@ def loss_by_hand(head: EagleHead, batch: Batch, steps: int, decay: float = 0.8) 
                 values.append(-(target.softmax(-1) * head.logits(hidden).log_softmax(-1)).sum())
         total = total + decay**step * torch.stack(values).mean()
     return total
+
+
+class FewAnswers:
+    """One answer, whose states have channels of different sizes."""
+
+    has_states = True
+
+    def __len__(self):
+        return 1
+
+    def batch(self, *_):
+        batch = batch_of()
+        return replace(batch, states={layer: state * torch.logspace(0, 3, E) for layer, state in batch.states.items()})
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_fresh_head_reads_all_inputs_at_one_size(version):
+    head = head_of(version)
+    base = SimpleNamespace(norm=nn.RMSNorm(E, dtype=torch.float64))
+    target = SimpleNamespace(
+        model=SimpleNamespace(base_model=base), embeddings=torch.randn(V, E) / 10, device="cpu"
+    )
+    recipe, before = recipe_of(head), head.fc.weight.detach().clone()
+    recipe.initialise(target, FewAnswers(), is_fresh=True)
+    (scale,) = recipe.input_scales.values()
+    torch.testing.assert_close(head.fc.weight * scale, before)
+    read = FewAnswers().batch().states[head.config.states[-1]][0, PROMPT - 1 : -1]
+    torch.testing.assert_close(scale[-E:], read.float().square().mean(0).sqrt())
+    again = head.fc.weight.detach().clone()
+    recipe.initialise(target, FewAnswers(), is_fresh=False)
+    assert torch.equal(head.fc.weight, again)
 
 
 @pytest.mark.parametrize("version", [1, 3])

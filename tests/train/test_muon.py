@@ -65,3 +65,18 @@ def test_matrix_without_gradient_stays():
     optimizer.step()
     assert torch.equal(still, before)
     assert not torch.equal(moved, before)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_inputs_of_different_sizes_count_the_same(is_known):
+    """A matrix over inputs x moves as V = W * scale over x / scale does, if it knows the scale."""
+    (weight,), scale = parameters((16, 40)), torch.logspace(-1, 2, 40)
+    scaled = nn.Parameter((weight * scale).detach())
+    one = Muon([weight], lr=0.03, weight_decay=0.1, input_scales={weight: scale} if is_known else None)
+    other = Muon([scaled], lr=0.03, weight_decay=0.1)
+    for seed in range(3):
+        give_gradients([weight, scaled], seed)
+        scaled.grad = weight.grad / scale
+        one.step()
+        other.step()
+    assert torch.allclose(weight * scale, scaled, rtol=1e-4, atol=1e-5) == is_known

@@ -34,7 +34,11 @@ from .common import Decay, HeadRecipe, Unrolled, head_sizes, layer_sizes, shifte
 
 @checked
 class EagleShape:
-    """Shape of an EAGLE head; None: the target's. states: of EAGLE-3, empty: a low, a middle and a high one."""
+    """Shape of an EAGLE head; None: the target's.
+
+    states: of EAGLE-3, empty: a low, a middle and a high one. window: of `EagleConfig`; no head was found to draft
+    better with more (docs/results.md).
+    """
 
     draft_vocab_size: AtLeast1 = 8192
     states: Several[Annotated[int, Field(ge=0)]] = ()
@@ -42,6 +46,7 @@ class EagleShape:
     num_attention_heads: Few | None = None
     num_key_value_heads: Few | None = None
     own_lm_head: bool = False
+    window: AtLeast1 | None = 16
     seed: Seed = 0
 
 
@@ -110,7 +115,7 @@ class EagleRecipe(HeadRecipe):
             sizes["num_speculative_tokens"] = shape.num_speculative_tokens
         return EagleConfig(
             **sizes, **layer_sizes(plan), version=1 if method == "eagle" else 3,
-            target_hidden_size=target.hidden_size, own_lm_head=shape.own_lm_head,
+            target_hidden_size=target.hidden_size, own_lm_head=shape.own_lm_head, window=shape.window,
         )  # fmt: skip
 
     @classmethod
@@ -123,9 +128,9 @@ class EagleRecipe(HeadRecipe):
     def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
         """A fresh head takes the target's final norm, which its output rows fit, and the columns of `fc` are scaled.
 
-        States outweigh embeddings by far (in SmolLM2-135M 2 to 25 against 0.1, root mean square): a fresh head would
-        hardly see the token it is given, so each part comes in with mean square 1. The first column is left out, where
-        some models keep values of another magnitude. A new `mask_hidden` begins as the mean of the states.
+        Its inputs differ in size by far (the states of SmolLM2-135M have channels of 300 beside others of 5, and
+        embeddings of 0.1), so each comes in with mean square 1. The first column of the texts is left out, where some
+        models keep values of another magnitude. A new `mask_hidden` begins as the mean of the states.
         """
         head = self.head
         norm: Any = getattr(target.model.base_model, "norm", None)
@@ -137,14 +142,14 @@ class EagleRecipe(HeadRecipe):
         states = [some.states[layer].float() for layer in head.config.states]
         if head.config.mask_token_id is not None and not head.mask_hidden.any():
             head.mask_hidden.copy_(torch.cat(states, -1)[some.is_answer].mean(0))
-        if not is_fresh:
-            return
         parts = [state[some.is_answer.roll(-1, 1)] for state in states]
         if head.config.version == 1:
-            embeddings = target.embeddings
-            parts.insert(0, embeddings[head.draft_ids.to(target.device)].float())
-        for part, columns in zip(parts, head.fc.weight.chunk(len(parts), 1), strict=True):
-            columns /= part.square().mean().sqrt().to(columns.device)
+            parts.insert(0, target.embeddings[head.draft_ids.to(target.device)].float())
+        weight = head.fc.weight
+        scale = torch.cat([part.square().mean(0).sqrt().to(weight.device) for part in parts]).clamp(min=1e-3)
+        self.input_scales = {weight: scale}
+        if is_fresh:
+            weight /= scale
 
     def loss(self, batch: Batch) -> Losses:
         """Sum over steps of decay^s times the loss of step s."""

@@ -107,9 +107,7 @@ class FewAnswers:
 def test_a_fresh_head_reads_all_inputs_at_one_size(version):
     head = head_of(version)
     base = SimpleNamespace(norm=nn.RMSNorm(E, dtype=torch.float64))
-    target = SimpleNamespace(
-        model=SimpleNamespace(base_model=base), embeddings=torch.randn(V, E) / 10, device="cpu"
-    )
+    target = SimpleNamespace(model=SimpleNamespace(base_model=base), embeddings=torch.randn(V, E) / 10, device="cpu")
     recipe, before = recipe_of(head), head.fc.weight.detach().clone()
     recipe.initialise(target, FewAnswers(), is_fresh=True)
     (scale,) = recipe.input_scales.values()

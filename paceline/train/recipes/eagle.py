@@ -130,7 +130,8 @@ class EagleRecipe(HeadRecipe):
 
         Its inputs differ in size by far (the states of SmolLM2-135M have channels of 300 beside others of 5, and
         embeddings of 0.1), so each comes in with mean square 1. The first column of the texts is left out, where some
-        models keep values of another magnitude. A new `mask_hidden` begins as the mean of the states.
+        models keep values of another magnitude. A new `mask_hidden` begins as the mean of the states. All this needs
+        stored states; with `prepare.states=online` only the norm is taken.
         """
         head = self.head
         norm: Any = getattr(target.model.base_model, "norm", None)

@@ -36,10 +36,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, how: S
         return _attend_rows(query, key, value, layout, how)
     kernel = nn.functional.scaled_dot_product_attention
     (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
-    if tree is None:  # prefill, one row with many nodes: the kernel handles grouped queries itself
+    if tree is None:  # prefill, many nodes in the same columns of each row: the kernel handles grouped queries itself
         mask = layout.visible(how.window)[0]
-        slot, columns = layout.slots[0], mask.shape[1]
-        k, v = key[slot : slot + 1, :, :columns], value[slot : slot + 1, :, :columns]
+        slots, columns = slice(layout.slots[0], layout.slots[0] + batch), mask.shape[1]
+        k, v = key[slots, :, :columns], value[slots, :, :columns]
         return kernel(query, k, v, attn_mask=mask, scale=how.scale, enable_gqa=True).transpose(1, 2)
     groups = heads // kv_heads
     segments = layout.segments(how.window, groups, query.dtype)

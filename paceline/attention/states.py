@@ -68,5 +68,10 @@ class StateStore:
         held = self._rows[slot, begin:end]
         return (held.clone() if tuple(layers) == self.layers else held[:, self._places(layers)]).flatten(1)
 
+    def all(self, columns: int) -> dict[int, Tensor]:
+        """For each watched layer, the states of the first columns of every slot. [slots, columns, E]."""
+        assert self._rows is not None
+        return dict(zip(self.layers, self._rows[:, :columns].unbind(2), strict=True))
+
     def _places(self, layers: Iterable[int]) -> list[int]:
         return [self.layers.index(layer) for layer in layers]

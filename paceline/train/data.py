@@ -269,15 +269,11 @@ class AnswerTask(Task[Batch]):
 def online_states(target: LoadedModel, batch: Batch, layers: Sequence[int]) -> Batch:
     """The batch with these states of its texts, zero at and after each answer's last token, as stored ones are."""
     rows, width = batch.token_ids.shape
-    shape = rows, width, target.hidden_size
-    states = {n: torch.zeros(shape, dtype=target.dtype, device=target.device) for n in layers}
-    last = (batch.is_answer * torch.arange(width)).amax(1).tolist()  # column of each answer's last token
-    for row, end in enumerate(last):
-        cache = SlotCache(1, end)
-        layout = target.begin(cache, [cache.allocate()], end, head_rows=0)
-        store = StateStore(1)
-        store.watch(layers)
-        target.forward(batch.token_ids[row, None, :end].to(target.device), layout, cache, store)
-        for layer in layers:
-            states[layer][row, :end] = store.read(0, 0, end, [layer])
-    return replace(batch, states=states)
+    cache, store = SlotCache(rows, width, target.num_layers), StateStore(rows)
+    store.watch(layers)
+    layout = target.begin(cache, [cache.allocate() for _ in range(rows)], width, head_rows=0)
+    target.forward(batch.token_ids.to(target.device), layout, cache, store)
+    last = (batch.is_answer * torch.arange(width)).amax(1)  # column of each answer's last token
+    is_later = (torch.arange(width) >= last[:, None]).to(target.device)[..., None]
+    held = store.all(width)
+    return replace(batch, states={layer: states.masked_fill(is_later, 0) for layer, states in held.items()})

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
+from paceline.runner import wrap_model
+from paceline.train.config import RunConfig
 from paceline.train.data import Answers, online_states
+from paceline.train.recipes.eagle import EagleRecipe
 from tests.helpers import loaded
 from tests.tiny import tiny_model
 from tests.train.toy import LAYERS, write_answers
@@ -48,15 +51,26 @@ def test_states_are_at_their_tokens(folders):
     assert not states_are_aligned(answers, shift=1), "the test sees a shift by one"
 
 
-def test_online_states_are_the_stored_ones(folders):
-    answers = Answers.read(folders)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # native passes, and those of torch
+def test_online_states_are_the_stored_ones(folders, dtype):
+    answers, target = Answers.read(folders), wrap_model(tiny_model("llama").to(dtype))
+    assert target.is_native == (dtype == torch.float32)
     for indices in answers.plan(200, 0, 0):
         stored = answers.batch(indices, LAYERS, 200)
-        again = online_states(loaded(), stored, LAYERS)
+        again = online_states(target, stored, LAYERS)
         for layer in LAYERS:
-            assert torch.allclose(stored.states[layer].float(), again.states[layer], rtol=0.02, atol=0.02)
+            assert torch.allclose(stored.states[layer].to(dtype), again.states[layer], rtol=0.02, atol=0.02)
             off_by_one = torch.roll(again.states[layer], 1, 1)
-            assert not torch.allclose(stored.states[layer].float(), off_by_one, rtol=0.02, atol=0.02)
+            assert not torch.allclose(stored.states[layer].to(dtype), off_by_one, rtol=0.02, atol=0.02)
+
+
+def test_recipes_measure_states_that_are_computed_again(folders):
+    config = RunConfig(model="tiny", out="runs", head={"states": [1, 2]})
+    stored = Answers.read(folders)
+    bare = Answers(replace(one, states=None) for one in stored.all)
+    plan = EagleRecipe.plan("eagle3", config, loaded())
+    scales = [next(iter(EagleRecipe.build(plan, answers).input_scales.values())) for answers in (stored, bare)]
+    torch.testing.assert_close(*scales, rtol=0.02, atol=0.02)
 
 
 def test_plan(folders):

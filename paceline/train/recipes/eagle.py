@@ -26,7 +26,7 @@ from ...heads.eagle import EagleConfig
 from ...runner import LoadedModel
 from ...schema import checked
 from ..config import AtLeast0, AtLeast1, Few, Seed, Several
-from ..data import Answers
+from ..data import Answers, online_states
 from ..losses import LossName
 from ..recipe import Batch, Losses, Plan
 from .common import Decay, HeadRecipe, Unrolled, head_sizes, layer_sizes, shifted
@@ -137,9 +137,8 @@ class EagleRecipe(HeadRecipe):
         norm: Any = getattr(target.model.base_model, "norm", None)
         if is_fresh and head.config.version == 3 and isinstance(norm, nn.Module):
             head.norm.weight.copy_(norm.weight)
-        if not answers.has_states:
-            return
         some = answers.batch(range(min(len(answers), 16)), head.config.states, 1 << 30)
+        some = some if some.states else online_states(target, some, head.config.states)
         states = [some.states[layer].float() for layer in head.config.states]
         if head.config.mask_token_id is not None and not head.mask_hidden.any():
             head.mask_hidden.copy_(torch.cat(states, -1)[some.is_answer].mean(0))

@@ -61,6 +61,7 @@ class SlotCache(Cache):
         self._starts: list[int] = []
         self._text: int | None = None
         self._whole = True
+        self._writes: list[tuple[slice, slice, int]] = []  # of that pass: slots, rows and first column
         self._growing = False
         self._written = [0] * num_slots  # columns that may have been written
         self._free = list(range(num_slots))
@@ -121,6 +122,12 @@ class SlotCache(Cache):
         """
         self._text, self._whole = text, whole
         self._slots, self._starts = list(slots), [self.lengths[s] for s in slots]
+        first, size = self._slots[0], len(self._slots)
+        if self._slots == [*range(first, first + size)] and len({*self._starts}) == 1:  # a batch of texts in training
+            self._writes = [(slice(first, first + size), slice(size), self._starts[0])]
+        else:
+            each = enumerate(zip(self._slots, self._starts, strict=True))
+            self._writes = [(slice(slot, slot + 1), slice(row, row + 1), start) for row, (slot, start) in each]
         self.ensure(max(self._starts) + num_nodes)
         for slot, start in zip(self._slots, self._starts, strict=True):
             self._written[slot] = max(self._written[slot], start + num_nodes)
@@ -152,13 +159,13 @@ class SlotCache(Cache):
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         num_nodes = key_states.shape[2]
         text = num_nodes if self._text is None else self._text
-        for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True)):
+        for slots, rows, start in self._writes:
             for cached, states in ((keys, key_states), (values, value_states)):
-                cached[slot, :, start : start + text] = states[row, :, :text]
+                cached[slots, :, start : start + text] = states[rows, :, :text]
                 if text < num_nodes:
                     # Drafted tokens are written finite: an overflow in a rejected one must not reach the others as
                     # 0 * NaN. It is still noticed: the logits of that node stay NaN.
-                    torch.nan_to_num(states[row, :, text:], out=cached[slot, :, start + text : start + num_nodes])
+                    torch.nan_to_num(states[rows, :, text:], out=cached[slots, :, start + text : start + num_nodes])
         if self._whole:
             return keys, values
         end = round_up(max(self._starts) + num_nodes)

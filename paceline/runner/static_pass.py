@@ -89,9 +89,8 @@ class StaticPass:
     ):
         self.bucket, self._decoder, self._max_length, self._watched = bucket, decoder, max_length, watched
         self._device = decoder.embeddings.device
-        self._tokens = torch.zeros(bucket.batch, bucket.nodes, dtype=torch.long, device=self._device)
-        self._parents = torch.zeros_like(self._tokens)
-        self._place = torch.zeros(bucket.batch, 3, dtype=torch.long, device=self._device)
+        self._inputs = torch.zeros(bucket.batch, 3 + 2 * bucket.nodes, dtype=torch.long, device=self._device)
+        self._place, self._tokens, self._parents = self._inputs.split((3, bucket.nodes, bucket.nodes), 1)
         self._rows = torch.zeros(0, dtype=torch.long, device=self._device)
         # Kept, not looked up again: a graph reads and writes at the present addresses of these tensors.
         self._layers = list(zip(cache.keys, cache.values, strict=True))
@@ -101,21 +100,17 @@ class StaticPass:
 
     def load(self, slots: Sequence[int], starts: Sequence[int], tree: TokenTree) -> None:
         """Fill the buffers; does not wait for the device. `starts` are the committed lengths of the slots."""
-        bucket = self.bucket
-        rows = [slot - bucket.first for slot in slots]
-        place = [self.scratch(slots, starts)] * bucket.batch
-        for row, slot, start in zip(rows, slots, starts, strict=True):
-            place[row] = (start, slot, start)
-        numbers = [*itertools.chain(*place), *rows]
+        bucket, rows = self.bucket, [slot - self.bucket.first for slot in slots]
+        padding = [0] * bucket.nodes
+        table = [[*self.scratch(slots, starts), *padding, -1, *padding[1:]]] * bucket.batch
+        for row, slot, start, ids, parents in zip(rows, slots, starts, *tree.lists[:2], strict=True):
+            rest = padding[len(ids) :]
+            table[row] = [start, slot, start, *ids, *rest, *parents, *rest]
+        numbers = [*itertools.chain(*table), *rows]
         # Pinned, and made anew each time: torch hands the memory out again only after the copy has been made.
         staged = torch.tensor(numbers, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
-        self._place.copy_(staged[: -len(rows)].view(-1, 3))
+        self._inputs.copy_(staged[: -len(rows)].view_as(self._inputs))
         self._rows = staged[-len(rows) :]
-        self._tokens.zero_()
-        self._parents.zero_()
-        self._parents[:, 0] = -1
-        self._tokens[:, : tree.num_nodes].index_copy_(0, self._rows, tree.token_ids)
-        self._parents[:, : tree.num_nodes].index_copy_(0, self._rows, tree.parents)
 
     def scratch(self, slots: Sequence[int], starts: Sequence[int]) -> tuple[int, int, int]:
         """Committed length of a padding row, and the slot and column that its first node is written to."""
@@ -135,7 +130,7 @@ class StaticPass:
         }
         shape = TokenTree.chain([[0] * bucket.nodes] * bucket.batch)  # the segments hold the masks of the true tree
         layout = PassLayout([0] * bucket.batch, bucket.nodes, shape, batch_invariant=False, _segments=segments)
-        x = nn.functional.embedding(self._tokens.view(-1), decoder.embeddings)
+        x = nn.functional.embedding(self._tokens.flatten(), decoder.embeddings)
         cos, sin = self._cos[positions.view(-1)], self._sin[positions.view(-1)]
         x, hidden_states = decoder.run_layers(x, cos, sin, layout, writer, self._watched)  # type: ignore[arg-type]
         size = (bucket.batch, bucket.nodes, -1)
@@ -213,10 +208,13 @@ class StaticPasses:
 
 
 @cache
-def _memory_pool(device: torch.device):
-    """The pool that all graphs of a device share: they run one after another, and results are copied after each."""
+def _memory_pool(device: torch.device) -> torch.cuda.MemPool:
+    """The pool that all graphs of a device share: they run one after another, and results are copied after each.
+
+    A pool that no graph uses any more is gone, and a capture into it fails; this object keeps it.
+    """
     with torch.cuda.device(device):
-        return torch.cuda.graph_pool_handle()
+        return torch.cuda.MemPool()
 
 
 def repeatable(work: Callable[[], Result], device: torch.device) -> Callable[[], Result]:
@@ -231,7 +229,7 @@ def repeatable(work: Callable[[], Result], device: torch.device) -> Callable[[],
                 work()
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_memory_pool(device)):
+        with torch.cuda.graph(graph, pool=_memory_pool(device).id):
             out = work()
 
     def replay() -> Result:

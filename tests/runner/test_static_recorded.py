@@ -1,6 +1,7 @@
 """Static passes recorded and replayed, as a CUDA graph is; and mutants of the passes, each of which must be noticed."""
 
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,7 +158,7 @@ def test_a_capture_in_the_order_that_cuda_asks_for(monkeypatch):
         "stream": lambda stream: scope(stream.name),
         "CUDAGraph": Graph,
         "graph": lambda graph, pool: scope(f"capture in {pool}"),
-        "graph_pool_handle": lambda: "the pool",
+        "MemPool": lambda: SimpleNamespace(id="the pool"),
     }
     for name, value in made_up.items():
         monkeypatch.setattr(torch.cuda, name, value)

@@ -1,12 +1,17 @@
-"""Which drafter drafts, how deep, and how many nodes: the most expected tokens per second.
+"""Which drafter drafts, how deep, and how many nodes: what brings the most tokens beyond those its time is worth.
 
-    rate(d) = (B + sum over rows of gain(d)) / (R(nodes(d)) + levels(d) c + reading)
-    gain(d) = sum_{i<=d} prod_{j<=i} a_j
+    tokens(d)  = B + sum over rows of gain(d)           gain(d) = sum_{i<=d} prod_{j<=i} a_j
+    seconds(d) = R(nodes(d)) + levels(d) c + reading
+    value(d)   = tokens(d) - speed seconds(d)
 
-d = 0 is plain decoding, B / R(0). A chain is a tree in which every node has one child; nodes(d) and levels(d) are what
-the drafter uses of a budget of depth d (`acceptance`). Given the best rate, one more node pays if its chance of being
-accepted, in all rows together, is worth the seconds that its row of the pass takes, and one more level if its chance is
-also worth the drafting. Drafters with confidences apply both bounds themselves while they draft (`DraftBudget`).
+speed is what the rounds of these requests have brought, in tokens per second (`Speed`). The best ratio of tokens to
+seconds would be another choice: it prefers a short good round to a longer one that is nearly as good, though the time
+that it saves is then spent at the usual speed (the renewal-reward theorem; Dinkelbach 1967).
+
+d = 0 is plain decoding. A chain is a tree in which every node has one child; nodes(d) and levels(d) are what the drafter
+uses of a budget of depth d (`acceptance`). One more node pays if its chance of being accepted, in all rows together, is
+worth the seconds that its row of the pass takes, and one more level if its chance is also worth the drafting. Drafters
+with confidences apply both bounds themselves while they draft (`DraftBudget`).
 
 Drafters with masks (SPACE) put d masks below the root and below each candidate:
 
@@ -27,7 +32,7 @@ from .lengths import Ends
 from .seconds import DraftSeconds, RoundSeconds
 
 MARGIN = 1.05
-"""Speculation must promise this much more than plain decoding: the estimates are no better than that."""
+"""Speculation must promise so many times the tokens per second of plain decoding: the estimates are no better."""
 COUNTED_GAIN = 0.5
 """The share of the expected gain that counts when a round is checked against the ledger."""
 PATIENCE = 3
@@ -78,8 +83,9 @@ class Option(DraftOptions):
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """A depth for the pass, one option or none for each row, and the expected tokens per second.
+    """A depth for the pass, and one option or none for each row.
 
+    rate: the expected tokens per second. value: the expected tokens beyond those that the time is worth.
     depths: the depth up to which each row's nodes are worth their rows.
     deepest: the depth that could still be paid for if every token were rejected.
     nodes: the most candidates of a tree.
@@ -87,6 +93,7 @@ class DraftPlan:
     """
 
     rate: float
+    value: float
     depth: int
     options: Seq[Option | None]
     depths: Seq[int]
@@ -117,14 +124,18 @@ def useful_depth(option: Option, price: float) -> int:
 
 
 def best_plan(
-    rows: Seq[Seq[Option]], round_seconds: RoundSeconds, costs: Mapping[str, DraftSeconds], max_nodes: int
+    rows: Seq[Seq[Option]],
+    round_seconds: RoundSeconds,
+    costs: Mapping[str, DraftSeconds],
+    max_nodes: int,
+    speed: float,
 ) -> DraftPlan:
     """The best depth for the best drafters: one drafter for all rows or, in a batch, each row's most promising one.
 
-    max_nodes: the most nodes of a tree.
+    max_nodes: the most nodes of a tree. speed: the tokens per second that time is worth.
     """
-    batch, price = len(rows), round_seconds.price
-    best = DraftPlan(batch / round_seconds.of(0), 0, [None] * batch, [0] * batch)
+    batch, price, plain = len(rows), round_seconds.price, round_seconds.of(0)
+    best = DraftPlan(batch / plain, batch - speed * plain, 0, [None] * batch, [0] * batch)
     least = best.rate * MARGIN
     sources = list(dict.fromkeys(option.source for row in rows for option in row))
     teams = [[source] for source in sources]
@@ -136,9 +147,9 @@ def best_plan(
         ]  # fmt: skip
         depths = [0 if o is None else o.depth if o.masks else useful_depth(o, price) for o in options]
         if any(depths):
-            found = _Team(options, depths, round_seconds, costs, max_nodes).best()
-            if found.rate > least:
-                best, least = found, found.rate
+            found = _Team(options, depths, round_seconds, costs, max_nodes, speed).best()
+            if found.rate > least and found.value > best.value:
+                best = found
     return best
 
 
@@ -153,6 +164,7 @@ class _Team:
         round_seconds: RoundSeconds,
         costs: Mapping[str, DraftSeconds],
         max_nodes: int,
+        speed: float,
     ):
         self.options = [o if depth else None for o, depth in zip(options, depths, strict=True)]
         self.depths, self.round_seconds, self.max_nodes = depths, round_seconds, max_nodes
@@ -161,13 +173,13 @@ class _Team:
         self.masks, self.probes = max(o.masks for o in self.drafting), max(o.probes for o in self.drafting)
         self.restarts = all(o.restarts for o in self.drafting)
         self.level = sum(costs[source].token.value for source in {o.source for o in self.drafting})
-        self.credit, self.plain = max(o.credit for o in self.drafting), round_seconds.of(0)
+        self.credit, self.plain, self.speed = max(o.credit for o in self.drafting), round_seconds.of(0), speed
 
     def best(self) -> DraftPlan:
         batch, drafting = len(self.options), self.drafting
         reading = [(o, most, o.reading / o.horizon) for o, most in zip(self.options, self.depths, strict=True) if o]
         share = DRAFTING_SHARE if self.restarts else 1.0
-        rate, depth, expected, kept = 0.0, 0, 0.0, 0.0
+        rate, value, depth, expected, kept = 0.0, -math.inf, 0, 0.0, 0.0
         longest_draft = max(self.depths)
         if self.is_tree:
             longest_draft = min(longest_draft, self.max_nodes)
@@ -190,11 +202,11 @@ class _Team:
             seconds = full_seconds if size == full else self.pass_seconds(d, size)
             if self.restarts:
                 seconds = DRAFTING_SHARE * seconds + (1 - DRAFTING_SHARE) * self.pass_seconds(d, 0)
-            found = tokens / (seconds + levels * self.level + read)
-            if found > rate:
-                rate, depth, expected, kept = found, d, tokens, size
+            seconds += levels * self.level + read
+            if (found := tokens - self.speed * seconds) > value:
+                rate, value, depth, expected, kept = tokens / seconds, found, d, tokens, size
         if not depth:
-            return DraftPlan(0.0, 0, self.options, self.depths)
+            return DraftPlan(rate, value, 0, self.options, self.depths)
         row_seconds = self.row_seconds(depth, kept)
         nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
         deepest, least_nodes = depth, nodes if self.is_tree else 0
@@ -203,7 +215,7 @@ class _Team:
             if not self.can_pay(deepest + 1, seconds, expected / batch):
                 break
             deepest += 1
-        return DraftPlan(rate, depth, self.options, self.depths, deepest, nodes, row_seconds)
+        return DraftPlan(rate, value, depth, self.options, self.depths, deepest, nodes, row_seconds)
 
     def pass_seconds(self, depth: int, nodes: float) -> float:
         """Seconds of a round without the drafting. nodes: of each drafting row."""

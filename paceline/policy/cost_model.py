@@ -1,7 +1,7 @@
 """The default policy: draft what is expected to give the most tokens per second, and never lose to plain decoding.
 
     estimates   what rounds of the target and drafts take, and how likely tokens are to stand
-    choice      the drafter and depth with the best expected rate; of trees also the number of nodes
+    choice      the drafter and depth that bring the most for their time; of trees also the number of nodes
     probing     when to try again what did not pay
     ledger      what may still be lost; whatever the others say, nothing is drafted beyond it
 
@@ -82,6 +82,7 @@ class CostModel(DraftPolicy):
         self._drafter, self._pass_seconds = drafter, pass_seconds
         self.estimates = Estimates(self.max_depth, self._given, pads_trees)
         self.ledger, self._probing = Ledger(), Probing()
+        self._speed = 0.0  # tokens per second that the time of this round is worth
         self._round = self._since_plain = self._rest = self._blind = 0
         self._plain_after = PLAIN_AFTER
         self._restarted = set[int]()  # slots whose last round only added masks
@@ -124,7 +125,8 @@ class CostModel(DraftPolicy):
             for seq, row in zip(seqs, rows, strict=True)
         ]
         max_nodes = 1 if round_seconds.needs_small_tree else self.max_nodes
-        plan = best_plan(allowed, round_seconds, self.estimates.costs, max_nodes)
+        self._speed = sum(self.estimates.speed.of(seq.slot, round_seconds.of(0)) for seq in seqs)
+        plan = best_plan(allowed, round_seconds, self.estimates.costs, max_nodes, self._speed)
         for row, option in enumerate(plan.options):
             if option is not None:
                 # With confidences it may go further while they are high. Not with masks: a deeper budget adds more of
@@ -242,7 +244,7 @@ class CostModel(DraftPolicy):
         if not row.is_probe and (option.is_tree or option.source in self.estimates.confidence):
             confidence = self.estimates.confidence.get(option.source) or Confidence()
         token = self.estimates.cost(option.source).token.value
-        node, level = plan.rate * plan.row_seconds, plan.rate * (token + plan.row_seconds)
+        node, level = self._speed * plan.row_seconds, self._speed * (token + plan.row_seconds)
 
         def should_continue(confidences: Seq[float]) -> bool:
             """One more level must be worth its seconds and those of a row."""
@@ -269,8 +271,9 @@ class CostModel(DraftPolicy):
             if not reads:
                 self._since_plain = 0
                 round_seconds.observe(0, target_s)
-            for seq, _ in seen:
+            for seq, record in seen:
                 self.ledger.book(seq.slot, 1, 0.0, batch, None)
+                self.estimates.speed.add(seq.slot, record.num_emitted, round_seconds.of(0))
             return
         self._since_plain += 1
         depths, uncached_tokens = dict[str, int](), dict[str, int]()
@@ -318,5 +321,6 @@ class CostModel(DraftPolicy):
                 extra -= lent
         for (seq, record), row in zip(seen, self._plan, strict=True):
             source = None if row.option is None else row.option.source
+            self.estimates.speed.add(seq.slot, record.num_emitted, seconds)
             missed = (1 + extra) * (row.replaces - 1)
             self.ledger.book(seq.slot, record.num_emitted, extra, batch, source, missed)

@@ -12,7 +12,7 @@ from .choice import Option, gains_of
 from .confidence import Confidence
 from .lengths import Lengths
 from .profile import Profile
-from .seconds import DraftSeconds, PassCurve, RobustMean, RoundSeconds
+from .seconds import DraftSeconds, PassCurve, RobustMean, RoundSeconds, Speed
 
 MEASURE_SECONDS = 1.2
 """No new point of the pass curve is begun after this long."""
@@ -35,7 +35,7 @@ class Estimates:
         self.curve = PassCurve(given.pass_seconds) if given.pass_seconds else None
         self.costs: dict[str, DraftSeconds] = {}
         self._timed: dict[str, tuple[float, float]] = dict(given.draft_seconds)
-        self.acceptance, self.lengths = Acceptance(max_depth), Lengths()
+        self.acceptance, self.lengths, self.speed = Acceptance(max_depth), Lengths(), Speed()
         self._round_seconds: dict[int, RoundSeconds] = {}  # by batch size
         self._most_rows = 0  # of passes, as far as they were measured or not worth it
         self.sizes = {source: DraftSize(NODES_PER_LEVEL, columns) for source, columns in given.sizes.items()}
@@ -144,6 +144,7 @@ class Estimates:
     def release(self, slot: int) -> None:
         self.acceptance.release(slot)
         self.lengths.release(slot)
+        self.speed.release(slot)
 
     def profile(self, model: str, dtype: str, threads: int) -> Profile:
         counts, sizes, confidence = self.acceptance.counts, self.sizes, self.confidence

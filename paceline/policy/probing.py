@@ -17,10 +17,9 @@ PROBE_NODES, FREE = (7, 3), 1.1  # a probe of a tree is as large as it gets for 
 WAIT, SHORTEST, LONGEST = 4, 2, 64  # rounds between two tries
 PROVEN = 3.0
 """Rounds of a drafter after which it is known."""
-GOOD_ROUNDS, CERTAIN = 3.0, 1e9
-"""A known drafter is tried if so many rounds without a rejected token would make it the choice, and as many again for
-every `LONGEST` rounds in which it was not used (only these for one with much to read). An unknown one is tried if it
-could ever be the choice."""
+GOOD_ROUNDS, CERTAIN = 1.5, 1e9
+"""A known drafter is tried if so many rounds without a rejected token, times the rounds in which it was not used over
+`LONGEST`, would make it the choice. An unknown one is tried if it could ever be the choice."""
 BAD_ROUNDS = 2.0
 """Reading must pay even if a request begins with so many rounds in which no token is accepted: texts differ."""
 LOAN = 0.02
@@ -52,7 +51,7 @@ class Probing:
         if tries < PROVEN:
             return CERTAIN
         unused = (now - self._last.get(option.source, 0)) / LONGEST  # since the start for what a profile knows
-        return GOOD_ROUNDS * (unused + (option.uncached_tokens <= FEW_TOKENS))
+        return GOOD_ROUNDS * unused
 
     def used(self, slot: int, key: tuple[str, int], now: int, was_probe: bool, accepted: bool) -> None:
         """Note that it drafted, either as a probe whose first token was accepted or not, or because it pays."""

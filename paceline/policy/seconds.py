@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import final
 
+from .acceptance import HALF_LIFE, REQUEST_HALF_LIFE, WEIGHT
+
 STEP = 1.5
 """An observation that is further off than this factor counts as if it were off by this factor."""
 
@@ -40,6 +42,37 @@ class RobustMean:
             self.value = self._first[(len(self._first) - 1) // 2]
         else:
             self.value *= min(max(seen / self.value, 1 / STEP), STEP) ** gain
+
+
+@final
+class Speed:
+    """Tokens per second of the last rounds, of all requests together and of each one (by slot).
+
+    With it, time has a price: what it would have brought otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._all = 0.0, 0.0  # fading sums of tokens and of seconds
+        self._requests: dict[int, tuple[float, float]] = {}
+
+    def of(self, slot: int, plain: float) -> float:
+        """Of this request, but at least that of plain decoding, of which a round takes `plain` seconds."""
+        (tokens, seconds), own = self._all, self._requests.get(slot, (0.0, 0.0))
+        prior = WEIGHT * plain
+        return max(1.0, tokens and (own[0] + prior * tokens / seconds) / (own[1] + prior) * plain) / plain
+
+    def add(self, slot: int, tokens: int, seconds: float) -> None:
+        """Count one row of a round."""
+        self._all = _faded(self._all, HALF_LIFE, tokens, seconds)
+        self._requests[slot] = _faded(self._requests.get(slot, (0.0, 0.0)), REQUEST_HALF_LIFE, tokens, seconds)
+
+    def release(self, slot: int) -> None:
+        self._requests.pop(slot, None)
+
+
+def _faded(sums: tuple[float, float], half_life: float, tokens: int, seconds: float) -> tuple[float, float]:
+    fade = 0.5 ** (1 / half_life)
+    return sums[0] * fade + tokens, sums[1] * fade + seconds
 
 
 @final

@@ -169,8 +169,8 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
     assert policy.estimates.acceptance.tries("draft_model") > tries
 
 
-def all_of_it(rows, turn, costs, max_nodes=0):
-    return DraftPlan(1e6, 3, [row[0] if row else None for row in rows], [3] * len(rows), 3)
+def all_of_it(rows, turn, costs, max_nodes, speed):
+    return DraftPlan(1e6, 1e6, 3, [row[0] if row else None for row in rows], [3] * len(rows), 3)
 
 
 def test_chunks():

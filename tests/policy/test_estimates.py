@@ -10,10 +10,12 @@ from paceline.core.outputs import Round
 from paceline.errors import ConfigError
 from paceline.policy import Profile
 from paceline.policy.acceptance import Acceptance, Counts, DraftSize
+from paceline.policy.choice import Option, best_plan
 from paceline.policy.estimates import Estimates
 from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
+from paceline.policy.lengths import Ends
 from paceline.policy.probing import LONGEST, Probing
-from paceline.policy.seconds import PassCurve, RobustMean, RoundSeconds
+from paceline.policy.seconds import DraftSeconds, PassCurve, RobustMean, RoundSeconds, Speed
 from tests.helpers import REPEATING, assert_identical, loaded, runner, sequence
 from tests.policy.simulator import Machine, Member, SimDrafter, cpu, simulate, taught
 
@@ -135,6 +137,53 @@ def test_pass_curve():
     seconds = [1, 5 / 3, 3, 3, 3, 5.5, 8, 8 + 14 / 15]
     assert [curve.seconds(n) for n in (1, 2, 4, 6, 8, 12, 16, 18)] == pytest.approx(seconds)
     assert PassCurve({1: 2.0}).seconds(9) == 2.0
+
+
+def chain_option(source: str, gains: list[float]) -> Option:
+    steps = [float(depth) for depth in range(len(gains))]
+    return Option(
+        source=source, drafter_index=0, reading=0.0, emitted=0, ends=Ends(), horizon=100.0, credit=MOST, gains=gains,
+        nodes=steps, levels=steps, is_tree=False,
+    )  # fmt: skip
+
+
+def test_time_is_worth_what_it_brings_elsewhere():
+    """Every other round is plain. Between them a short draft has the better ratio, a longer one brings more."""
+    rows = [[chain_option("short", [0.0, 0.9]), chain_option("long", [0.0, 1.0, 2.0, 3.0, 4.0])]]
+    costs = {
+        "short": DraftSeconds(RobustMean(0.05), RobustMean(0.0)),
+        "long": DraftSeconds(RobustMean(0.45), RobustMean(0.0)),
+    }
+    tokens, seconds = {"short": 1.9, "long": 5.0}, {"short": 1.05, "long": 2.8}
+    over_all = {name: (1 + tokens[name]) / (1 + seconds[name]) for name in tokens}
+    assert tokens["short"] / seconds["short"] > tokens["long"] / seconds["long"]
+    assert over_all["long"] > 1.1 * over_all["short"]
+    speed = 1.0
+    for _ in range(5):
+        plan = best_plan(rows, RoundSeconds(PassCurve({1: 1.0, 8: 1.0}), 1), costs, 1, speed)
+        assert plan.options[0] is not None
+        speed = over_all[plan.options[0].source]
+    assert (plan.options[0].source, plan.depth) == ("long", 4)
+    assert plan.rate == pytest.approx(5 / 2.8)
+    everywhere = best_plan(rows, RoundSeconds(PassCurve({1: 1.0, 8: 1.0}), 1), costs, 1, 1.8)
+    assert everywhere.options[0] is not None
+    assert everywhere.options[0].source == "short", "where all time brings that much, the better ratio is right"
+
+
+def test_speed_is_that_of_the_request_as_soon_as_it_is_known():
+    speed = Speed()
+    assert speed.of(0, 0.5) == 2.0, "plain decoding"
+    for _ in range(50):
+        speed.add(0, 3, 0.5)
+    assert speed.of(0, 0.5) == pytest.approx(6.0)
+    assert speed.of(1, 0.5) == pytest.approx(6.0), "a new request begins where others are"
+    for _ in range(30):
+        speed.add(1, 2, 0.5)
+    assert speed.of(1, 0.5) == pytest.approx(4.2, abs=0.2)
+    speed.add(1, 1, 30.0)
+    assert speed.of(1, 0.5) == 2.0, "never below plain decoding"
+    speed.release(1)
+    assert 2.0 < speed.of(1, 0.5) < 6.0
 
 
 def test_one_slow_measurement_decides_nothing():

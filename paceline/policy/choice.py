@@ -8,10 +8,10 @@ speed is what the rounds of these requests have brought, in tokens per second (`
 seconds would be another choice: it prefers a short good round to a longer one that is nearly as good, though the time
 that it saves is then spent at the usual speed (the renewal-reward theorem; Dinkelbach 1967).
 
-d = 0 is plain decoding. A chain is a tree in which every node has one child; nodes(d) and levels(d) are what the drafter
-uses of a budget of depth d (`acceptance`). One more node pays if its chance of being accepted, in all rows together, is
-worth the seconds that its row of the pass takes, and one more level if its chance is also worth the drafting. Drafters
-with confidences apply both bounds themselves while they draft (`DraftBudget`).
+d = 0 is plain decoding. A chain is a tree in which every node has one child; nodes(d) and levels(d) are what the
+drafter uses of a budget of depth d (`acceptance`). One more node pays if its chance of being accepted, in all rows
+together, is worth the seconds that its row of the pass takes, and one more level if its chance is also worth the
+drafting. Drafters with confidences apply both bounds themselves while they draft (`DraftBudget`).
 
 Drafters with masks (SPACE) put d masks below the root and below each candidate:
 

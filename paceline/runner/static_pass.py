@@ -229,7 +229,7 @@ def repeatable(work: Callable[[], Result], device: torch.device) -> Callable[[],
                 work()
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_memory_pool(device).id):
+        with torch.cuda.graph(graph, pool=_memory_pool(device).id):  # type: ignore[arg-type]  # as its docs say
             out = work()
 
     def replay() -> Result:

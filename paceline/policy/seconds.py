@@ -57,9 +57,11 @@ class Speed:
 
     def of(self, slot: int, plain: float) -> float:
         """Of this request, but at least that of plain decoding, of which a round takes `plain` seconds."""
-        (tokens, seconds), own = self._all, self._requests.get(slot, (0.0, 0.0))
-        prior = WEIGHT * plain
-        return max(1.0, tokens and (own[0] + prior * tokens / seconds) / (own[1] + prior) * plain) / plain
+        (tokens, seconds), (own_tokens, own_seconds) = self._all, self._requests.get(slot, (0.0, 0.0))
+        if not seconds:
+            return 1 / plain
+        prior = WEIGHT * plain  # seconds that the speed of all counts for
+        return max(1 / plain, (own_tokens + prior * tokens / seconds) / (own_seconds + prior))
 
     def add(self, slot: int, tokens: int, seconds: float) -> None:
         """Count one row of a round."""

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import DraftBudget
-from ..core.request import Sequence
+from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
+from ..decoding import SpeculativeDecoder
 from ..runner import ModelRunner
 from ..sampling.draft_sampler import DraftSampler, confidence
+from ..sampling.scores import before_banned
 from .ngram_pool import add_branches
-from .trees import padded_confidences
+from .trees import padded_confidences, up_to_end
 
 
 class CommonTokens:
@@ -75,6 +77,7 @@ class Chains:
     common: the common tokens, if the runner has another vocabulary.
     phrases: returns phrases that may follow a target token. A pass verifies them after its last token, so that it can
         yield several tokens: the draft is the same as without phrases, in fewer passes.
+    decoder: decodes with the runner and a drafter for it, to the same effect; None: there is no such drafter.
     """
 
     runner: ModelRunner
@@ -83,6 +86,7 @@ class Chains:
     source: str
     common: CommonTokens | None = None
     phrases: Callable[[int], Seq[Seq[int]]] | None = None
+    decoder: SpeculativeDecoder | None = None
 
     def logits(self, own: Tensor) -> Tensor:
         """The runner's logits [B, V'] as logits over the target's vocabulary [B, V]; -inf for tokens that it lacks."""
@@ -107,6 +111,8 @@ class Chains:
             uncached r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
             phrase r x1 x2 y                       [r-1 r x1 x2 y] -> x1, x2, x3
         """
+        if self.decoder is not None:
+            return self._decode(self.decoder, seqs, budgets, uncached_tokens)
         runner = self.runner
         rows = [_Row(seq, budget, [*ids]) for seq, budget, ids in zip(seqs, budgets, uncached_tokens, strict=True)]
         needs_confidence = any(budget.should_continue is not None for budget in budgets)
@@ -144,6 +150,39 @@ class Chains:
             if row.probs:
                 q[b, : len(row.probs)] = torch.stack(row.probs)
         return Draft(tree, Law.IID, q, self.source, confidence=confidences)
+
+    def _decode(
+        self, decoder: SpeculativeDecoder, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached: Seq[Seq[int]]
+    ) -> Draft:
+        """`draft` where each chain is a short answer of the decoder. It is a point mass, without confidences.
+
+        Coupled, its tokens have the noise of their positions, as those of `DraftSampler` have; else they are greedy.
+        """
+        runner, answers = self.runner, dict[int, Sequence]()
+        for row, (seq, budget, feed) in enumerate(zip(seqs, budgets, uncached, strict=True)):
+            if budget.depth > 0 and feed:
+                asked = seq.params
+                params = SamplingParams(
+                    temperature=asked.temperature if self.sampler.coupled else 0.0, top_k=asked.top_k,
+                    top_p=asked.top_p, min_p=asked.min_p, max_tokens=budget.depth, ignore_eos=asked.ignore_eos,
+                )  # fmt: skip
+                text = [token if token < runner.vocab_size else 0 for token in seq.token_ids]
+                decoder.drafter.release([seq.slot])  # it may have read tokens that were rejected since
+                answers[row] = answer = Sequence(text, params, seq.seed, seq.eos_ids, 1 << 62, slot=seq.slot)
+                if runner.can_fuse_prefill:
+                    answer.has_deferred_tokens = len(feed) > 1
+                else:
+                    runner.extend_cache(seq.slot, feed[:-1])
+        while active := [answer for answer in answers.values() if not answer.is_finished]:
+            decoder.step(active)
+            for answer in active:
+                if answer.error is not None:
+                    raise answer.error
+        banned, drafted = self.sampler.banned_token_ids, [list[int]() for _ in seqs]
+        for row, answer in answers.items():
+            drafted[row] = up_to_end(seqs[row], before_banned(answer.output_ids, banned))
+        tree = TokenTree.chain([[seq.token_ids[-1], *tokens] for seq, tokens in zip(seqs, drafted, strict=True)])
+        return Draft(tree, source=self.source)
 
     def _next_pass(self, row: _Row) -> tuple[list[int], list[int]]:
         """The tokens and parents of a row's next pass: its feed, then phrases."""

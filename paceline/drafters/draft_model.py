@@ -18,15 +18,18 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
 from ..core.outputs import Walk
 from ..core.request import Sequence
-from ..errors import IncompatibleModels
+from ..decoding import SpeculativeDecoder
+from ..errors import ConfigError, IncompatibleModels
+from ..policy import CostModel
 from ..quant.linears import Weights
 from ..runner import LoadedModel, ModelRunner, load_model, with_weights
 from ..sampling.draft_sampler import DraftSampler
 from ..schema import checked, checked_call
+from ..verify import Coupled
 from ..zoo import resolve
 from .chain import Chains
 from .draft_vision import DraftPrompt, VisionMode, vision_of_draft
-from .registry import DrafterSpec, vllm_flag
+from .registry import DrafterSpec, from_short_name, spec_class, vllm_flag
 from .vocabularies import Translation, VocabularyMode, translation
 
 _FEW = 8
@@ -45,6 +48,9 @@ class DraftModel(Drafter):
     vocabulary: how a draft with another tokenizer is used (see `drafters.vocabularies`): "intersection" (it drafts the
         tokens that both have), "strings" (the text it drafts is encoded again with the target's tokenizer), or "auto",
         which decides in each round by how much of the text is in the intersection.
+    inner_drafter: drafts for the draft model, which then needs fewer passes for the same draft. It must follow a text
+        quickly: lookup, suffix decoding, or a head of the draft model that reads a window. A draft model with another
+        tokenizer then drafts by strings.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -59,7 +65,12 @@ class DraftModel(Drafter):
         weights: Weights | None = None,
         vision: VisionMode | None = None,
         vocabulary: VocabularyMode = "auto",
+        inner_drafter: Drafter | None = None,
     ):
+        if inner_drafter is not None and vocabulary == "intersection":
+            fix = 'vocabulary="strings"'
+            raise ConfigError("a draft model with a drafter of its own cannot draft by intersection", fix=fix)
+        self.inner_drafter = inner_drafter
         self._model, self._dtype, self._device = model, dtype, device
         self._vision: VisionMode | None = vision
         self._vocabulary: VocabularyMode = vocabulary
@@ -74,7 +85,11 @@ class DraftModel(Drafter):
         else:
             of_target = target.loaded
             loaded = load_model(resolve(self._model), self._dtype or of_target.dtype, self._device or of_target.device)
-        self.translation = translation_of(target.loaded, loaded, self._vocabulary)
+        mode: VocabularyMode = self._vocabulary if self.inner_drafter is None else "strings"
+        self.translation = translation_of(target.loaded, loaded, mode)
+        if self.inner_drafter is not None and target.loaded.vision is not None:
+            what = "a draft model with a drafter of its own cannot draft for a vision-language model"
+            raise IncompatibleModels(what, fix="leave inner_drafter out")
         if self.translation is not None and self._vision == "shared":
             raise IncompatibleModels("a draft with another tokenizer cannot use images", fix='vision="none"')
         if loaded.model is target.loaded.model:
@@ -85,7 +100,11 @@ class DraftModel(Drafter):
         loaded = self._draft_vision.loaded
         self.runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
         sampler = DraftSampler(verifier.exact, target.banned_token_ids | self.runner.banned_token_ids)
-        self.chains = Chains(self.runner, sampler, target.vocab_size, self.name)
+        decoder = None
+        if self.inner_drafter is not None:
+            decoder = SpeculativeDecoder(self.runner, self.inner_drafter, Coupled(), CostModel())
+            self.runner.states.kept = self.inner_drafter.info.reads_states
+        self.chains = Chains(self.runner, sampler, target.vocab_size, self.name, decoder=decoder)
         self._prompts.clear()
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
@@ -143,6 +162,8 @@ class DraftModel(Drafter):
             self._prompts.pop(slot, None)
             if self.translation is not None:
                 self.translation.release(slot)
+            if self.chains.decoder is not None:
+                self.chains.decoder.reset_slot(slot)
 
     def _text(self, seq: Sequence) -> list[int]:
         """The text in the draft's tokens."""
@@ -176,6 +197,7 @@ class DraftModelSpec(DrafterSpec):
     weights: Literal["int8", "int4"] | None = None
     vision: VisionMode | None = None
     vocabulary: VocabularyMode | None = None
+    inner_drafter: str | None = None
     method = "draft_model"
     drafter = DraftModel
     needs: ClassVar[Mapping[str, str]] = {"model": "a folder, a hub id or a name of the zoo"}
@@ -183,12 +205,19 @@ class DraftModelSpec(DrafterSpec):
     @property
     def name(self) -> str:
         weights = f"@{self.weights}" if self.weights else ""
-        rest = {"vision": self.vision, "vocabulary": self.vocabulary}
+        rest = {"vision": self.vision, "vocabulary": self.vocabulary, "inner_drafter": self.inner_drafter}
         return f"model:{self.model}{weights}" + "".join(f",{key}={value}" for key, value in rest.items() if value)
 
     @property
     def models(self) -> tuple[str, ...]:
         return (self.model,)
+
+    def build(self) -> Drafter:
+        given = {key: value for key, value in self.as_dict().items() if value is not None}
+        if self.inner_drafter is not None:
+            keys = from_short_name(self.inner_drafter)
+            given["inner_drafter"] = spec_class(str(keys.pop("method"))).read(keys).build()
+        return self.drafter(**given)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """In vLLM "draft_model", in SGLang STANDALONE, which counts the root, in llama.cpp "draft-simple"."""

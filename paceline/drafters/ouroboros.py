@@ -20,7 +20,7 @@ from ..core.interfaces import DraftBudget, Drafter, DraftOptions, TargetView, Ve
 from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
-from ..errors import IncompatibleModels
+from ..errors import ConfigError, IncompatibleModels
 from ..hf.fingerprint import hash_vocabulary
 from ..sampling.scores import argmax
 from ..schema import checked, checked_call
@@ -56,6 +56,9 @@ class Ouroboros(Drafter):
         pool_size: PoolSize = 65536,
         pool_file: str | Path | None = None,
     ):
+        if draft.inner_drafter is not None:
+            what = "the draft model of Ouroboros drafts with phrases, and cannot have another drafter"
+            raise ConfigError(what, fix="leave inner_drafter out")
         self.draft, self.ngram, self.phrases, self.pool_size, self._file = draft, ngram, phrases, pool_size, pool_file
         self.info = replace(draft.info, branches=phrases)
         self._num_read: dict[int, int] = {}  # by slot, where the next n-gram of the text starts

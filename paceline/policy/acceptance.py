@@ -11,8 +11,13 @@ Every a_i is a Beta posterior mean (hits + w m) / (tries + w) with fading counts
 wider level, without what the narrower level counts itself:
 
     all rounds of a drafter  ->  its rounds with this hint  ->  those of this request
+
+A request's prior counts for many rounds where requests are alike, for few where they differ, and never for more than
+those that it rests on (empirical Bayes). Which of the two holds is seen for each drafter: by the weight that has
+predicted its rounds better.
 """
 
+import math
 from collections.abc import Sequence as Seq
 from typing import final
 
@@ -22,7 +27,11 @@ PRIOR = 0.7
 """Assumed acceptance of a new drafter: high enough for it to be tried."""
 WEIGHT = 3.0
 """Rounds that a prior counts for."""
+REQUEST_WEIGHTS = WEIGHT, 24.0
+"""The same for a request's prior, where requests differ and where they are alike."""
 HALF_LIFE, REQUEST_HALF_LIFE = 128.0, 16.0  # rounds of the drafter
+IMPOSSIBLE = 1e-3
+"""No chance is taken for smaller."""
 NODES_PER_LEVEL = 3.0
 """Assumed nodes at each depth of a drafter of trees that has not drafted yet."""
 
@@ -52,10 +61,14 @@ class Counts:
             self.hits[i] = self.hits[i] * fade + is_hit
             self.tries[i] = self.tries[i] * fade + (is_hit or (rejected and i == accepted))
 
-    def refine(self, prior: list[float], less: "Counts | None" = None) -> list[float]:
+    def num_rounds(self, less: "Counts | None" = None) -> float:
+        """The rounds that are remembered, without those of a part."""
+        return max(0.0, sum(self.tries[:1]) - (sum(less.tries[:1]) if less is not None else 0.0))
+
+    def refine(self, prior: list[float], less: "Counts | None" = None, weight: float = WEIGHT) -> list[float]:
         """The posterior mean of each position from its prior mean; a change at one also shifts those behind it.
 
-        less: a part of these counts that is left out.
+        less: a part of these counts that is left out. weight: the rounds that the prior counts for.
         """
         refined, shift = list[float](), 1.0
         for i, mean in enumerate(prior):
@@ -65,7 +78,7 @@ class Counts:
                 if less is not None and i < len(less.tries):
                     tries = max(0.0, tries - less.tries[i])
                     hits = min(max(0.0, hits - less.hits[i]), tries)
-                value = (hits + WEIGHT * value) / (tries + WEIGHT)
+                value = (hits + weight * value) / (tries + weight)
             refined.append(value)
             shift = value / mean if mean > 0 else 1.0
         return refined
@@ -78,27 +91,49 @@ class Acceptance:
     def __init__(self, depth: int):
         self._flat = [PRIOR] * depth
         self.counts: dict[str, dict[str, Counts]] = {}  # by drafter and hint, under "" those of all hints
+        self._losses: dict[str, list[float]] = {}  # by drafter: fading, of each of `REQUEST_WEIGHTS`
         # By slot: recent counts of the request, and its part in the counts of the hint.
         self._requests: dict[int, dict[tuple[str, int], tuple[Counts, Counts]]] = {}
 
-    def expected(self, slot: int, source: str, hint: int) -> list[float]:
-        """a_1, a_2, ... for this request now."""
+    def expected(self, slot: int, source: str, hint: int, most: float | None = None) -> list[float]:
+        """a_1, a_2, ... for this request now. most: one of `REQUEST_WEIGHTS`, None: the better one."""
         means, known = self._flat, self.counts.get(source, {})
         recent, part = self._requests.get(slot, {}).get((source, hint), (None, None))
-        for counts, less in ((known.get(""), known.get(str(hint))), (known.get(str(hint)), part), (recent, None)):
+        for counts, less in ((known.get(""), known.get(str(hint))), (known.get(str(hint)), part)):
             means = means if counts is None else counts.refine(means, less)
-        return means
+        return means if recent is None else recent.refine(means, weight=self._weight(slot, source, hint, most))
 
     def after(self, slot: int, source: str, hint: int, good: float, bad: float) -> list[float]:
-        """The same after further rounds of this request: `good` ones without a rejected token, and `bad` ones."""
+        """The same after further rounds of this request: `good` ones without a rejected token, and `bad` ones.
+
+        They count as where requests differ, since what was bad is tried by this.
+        """
         recent, _ = self._requests.get(slot, {}).get((source, hint), (None, None))
-        tries = () if recent is None else recent.tries
+        tries, weight = () if recent is None else recent.tries, self._weight(slot, source, hint, REQUEST_WEIGHTS[0])
         means = enumerate(self.expected(slot, source, hint))
-        weights = ((mean, WEIGHT + (tries[i] if i < len(tries) else 0.0)) for i, mean in means)
+        weights = ((mean, weight + (tries[i] if i < len(tries) else 0.0)) for i, mean in means)
         return [(mean * weight + good) / (weight + good + bad) for mean, weight in weights]
+
+    def _weight(self, slot: int, source: str, hint: int, most: float | None = None) -> float:
+        """The rounds that a request's prior counts for: both its own uncertainty and `most` bound them."""
+        losses, counts = self._losses.get(source), self.counts.get(source, {}).get(str(hint))
+        _, part = self._requests.get(slot, {}).get((source, hint), (None, None))
+        if most is None:
+            most = min(zip(losses, REQUEST_WEIGHTS, strict=True))[1] if losses else REQUEST_WEIGHTS[0]
+        return 1 / (1 / most + 1 / (WEIGHT + (counts.num_rounds(part) if counts is not None else 0.0)))
+
+    def _loss(self, slot: int, record: Round, depth: int, most: float) -> float:
+        """Minus the logarithm of the chance that the prior and the rounds before gave to the result of a round."""
+        means, accepted = self.expected(slot, record.source, record.hint, most), record.num_accepted
+        chances = means[:accepted] + [1 - mean for mean in means[accepted:depth][:1]]
+        return -sum(math.log(max(chance, IMPOSSIBLE)) for chance in chances)
 
     def observe(self, slot: int, record: Round, depth: int) -> None:
         """Count a round that had a budget of `depth`."""
+        if (record.source, record.hint) in self._requests.get(slot, {}):
+            losses = self._losses.setdefault(record.source, [0.0 for _ in REQUEST_WEIGHTS])
+            for i, most in enumerate(REQUEST_WEIGHTS):
+                losses[i] = losses[i] * 0.5 ** (1 / HALF_LIFE) + self._loss(slot, record, depth, most)
         known, mine = self.counts.setdefault(record.source, {}), self._requests.setdefault(slot, {})
         for counts in (
             known.setdefault("", Counts(HALF_LIFE)),

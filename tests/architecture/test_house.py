@@ -28,7 +28,7 @@ RANK = {
     "heads": 5,
     "runner": 5.5,
     "drafters": 6,
-    "decoding": 7,
+    "decoding": 5.8,
     "outputs": 6,
     "config": 7,
     "tuned": 8,

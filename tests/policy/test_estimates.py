@@ -9,6 +9,7 @@ from paceline import Choose, CostModel, Dynamic, Fixed, Plain, PromptLookup, Sam
 from paceline.core.outputs import Round
 from paceline.errors import ConfigError
 from paceline.policy import Profile
+from paceline.policy import acceptance as acceptance_module
 from paceline.policy.acceptance import Acceptance, Counts, DraftSize
 from paceline.policy.choice import Option, best_plan
 from paceline.policy.estimates import Estimates
@@ -102,6 +103,41 @@ def test_a_request_is_judged_by_its_own_rounds_soon():
     acceptance.release(1)
     assert acceptance.expected(1, "m", 0)[0] < 0.2
     assert acceptance.expected(2, "other", 0) == [0.7] * 4
+
+
+def after_a_bad_start(rate_of) -> float:
+    """What is expected of a request that began with three misses, after 40 others of eight rounds each."""
+    acceptance, chance = Acceptance(1), random.Random(0)
+    for request in range(40):
+        for _ in range(8):
+            acceptance.observe(request, chain(int(chance.random() < rate_of(request)), 1), 1)
+        acceptance.release(request)
+    for _ in range(3):
+        acceptance.observe(99, chain(0, 1), 1)
+    return acceptance.expected(99, "m", 0)[0]
+
+
+def test_a_request_is_judged_by_others_where_they_are_alike():
+    assert after_a_bad_start(lambda request: 0.5) > 0.4
+    assert after_a_bad_start(lambda request: 0.95 * (request % 2)) < 0.3
+
+
+@pytest.mark.parametrize("weights", [(3.0, 3.0), (24.0, 24.0), None])
+def test_with_one_weight_or_the_worse_it_is_not(monkeypatch, weights):
+    if weights:
+        monkeypatch.setattr(acceptance_module, "REQUEST_WEIGHTS", weights)
+    else:
+        loss = Acceptance._loss
+        monkeypatch.setattr(Acceptance, "_loss", lambda *given: -loss(*given))
+    alike, different = after_a_bad_start(lambda _: 0.5), after_a_bad_start(lambda request: 0.95 * (request % 2))
+    assert not (alike > 0.4 and different < 0.3)
+
+
+def test_a_prior_counts_for_no_more_than_it_rests_on():
+    """A new drafter's first request: one miss against the assumed 0.7."""
+    acceptance = Acceptance(1)
+    acceptance.observe(0, chain(0, 1), 1)
+    assert acceptance.expected(0, "m", 0)[0] < 0.5
 
 
 def test_hints_are_told_apart_and_new_ones_start_from_the_rest():

@@ -127,16 +127,18 @@ def copies_and_a_head(worth: float, share: float = 0.25) -> list[Member]:
 def speed_of_copies(worth: float, *which: int) -> float:
     long_and_short = {"prompt": 40, "asks": lambda request: [1] * (700 * (request % 2))}
     return mean(
-        model, lambda: [copies_and_a_head(worth)[one] for one in which], requests=12, tokens=96, **long_and_short
-    )
+        model, lambda: [copies_and_a_head(worth)[one] for one in which], range(6), requests=12, tokens=96,
+        **long_and_short,
+    )  # fmt: skip
 
 
 def test_a_poor_head_beside_a_good_drafter_costs_little():
     assert speed_of_copies(0.4, 0, 1) > 0.98 * speed_of_copies(0.4, 0)
 
 
-def test_with_one_credit_for_all_a_poor_head_costs_more(monkeypatch):
-    monkeypatch.setattr(Ledger, "available", lambda self, slot, source: min(self.credit, 4.0))
+def test_tried_on_credit_whenever_it_is_due_a_poor_head_costs_more(monkeypatch):
+    monkeypatch.setattr(cost_model, "could_pay", lambda *_: True)
+    monkeypatch.setattr(Ledger, "available", lambda *_: 1e9)
     assert speed_of_copies(0.4, 0, 1) < 0.98 * speed_of_copies(0.4, 0)
 
 
@@ -150,13 +152,13 @@ def gain_of_both() -> float:
             made = [copies_and_a_head(0.4, share)[0], Member("self", const(0.85), 0.45 * PLAIN)]
             return [made[one] for one in which]
 
-        return mean(model, members, requests=12, tokens=96)
+        return mean(model, members, range(8), requests=12, tokens=96)
 
     return min(speeds(share, 0, 1) / max(speeds(share, 0), speeds(share, 1)) for share in (0.5, 0.7))
 
 
 def test_a_dear_drafter_does_not_take_the_place_of_a_better_one():
-    assert gain_of_both() > 1.03
+    assert gain_of_both() > 1.035
 
 
 def test_judged_against_plain_decoding_alone_it_does(monkeypatch):
@@ -166,7 +168,7 @@ def test_judged_against_plain_decoding_alone_it_does(monkeypatch):
         return real(seq, option, seconds, known, good, 1.0)
 
     monkeypatch.setattr(cost_model, "could_pay", judge)
-    assert gain_of_both() < 1.03
+    assert gain_of_both() < 1.035
 
 
 def speed_of_a_late_bloomer() -> float:

@@ -20,8 +20,11 @@ from ..core.interfaces import TargetView
 from ..core.tree import ancestors
 from ..heads.parts import DecoderLayer, LayerConfig, Output, rotation
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, Pointers, address, library, run
+from ..quant.int8 import Int8Linear
 from ..quant.packed import PackedLinear, pack_linears
 from .top_tokens import Best
+
+Packed = PackedLinear | Int8Linear
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +118,7 @@ class NativeLayer:
         self.pointers = Pointers()
         layer, made, head, embeddings = parts.layer, Layer(), parts.head, parts.embeddings
         d = layer.self_attn.head_dim
-        assert isinstance(head, PackedLinear)
+        assert isinstance(head, Packed)
         for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
             for name in names:
                 setattr(made, name, self._matrix(getattr(module, f"{name}_proj")))
@@ -130,10 +133,9 @@ class NativeLayer:
             hidden=int(made.o.outs), embeddings=address(embeddings),
             vocabulary=0 if embeddings is None else len(embeddings), embedding_scale=1.0, logit_scale=1.0,
             embedding_format=0 if embeddings is None else FORMATS[embeddings.dtype],
-            cache_format=FORMATS[head.packed.dtype],
         )  # fmt: skip
         if parts.project is not None:
-            assert isinstance(parts.project, PackedLinear)
+            assert isinstance(parts.project, Packed)
             self._model.project = self._matrix(parts.project)
         self.pointers.append(embeddings)
         self._tables = torch.empty(2, 0, d)  # cosines and sines by position
@@ -146,6 +148,7 @@ class NativeLayer:
         self._extend_tables(max(given.starts) + given.old + nodes)
         pointers = Pointers()
         one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys.shape[2])
+        self._model.cache_format = FORMATS[given.keys.dtype]
         one.max_position = self._tables.shape[1] - 1
         if given.needs_projection:
             one.inputs, one.input_format = address(rows), FORMATS[rows.dtype]
@@ -176,8 +179,9 @@ class NativeLayer:
             cos, sin = rotation(torch.arange(2 * length + 512)[None], self._head_dim, self._theta)
             self._tables = torch.stack([cos[0, 0], sin[0, 0]])
 
-    def _matrix(self, linear: PackedLinear) -> Any:
+    def _matrix(self, linear: Packed) -> Any:
         matrix = linear.matrix
+        assert matrix is not None
         self.pointers.append(matrix)
         return matrix.struct
 
@@ -239,7 +243,7 @@ class TorchLayer:
 
 def make_layer(parts: LayerParts) -> NativeLayer | TorchLayer:
     """The native layer if the output layer is packed, else the one in torch."""
-    return NativeLayer(parts) if isinstance(parts.head, PackedLinear) else TorchLayer(parts)
+    return NativeLayer(parts) if isinstance(parts.head, Packed) else TorchLayer(parts)
 
 
 def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:
@@ -251,14 +255,18 @@ def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count:
 
 
 def pack_head(head: nn.Module) -> None:
-    """Pack the linear layers of an attached head, the target's output rows included, and make its norms float32."""
+    """Pack the linear layers of an attached head, the target's output rows included, and make its norms float32.
+
+    Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/results.md, "Trained heads").
+    """
     output = getattr(head, "output", None)
     if isinstance(output, Output) and len(output.rows):
         head.set_submodule("output", linear_of(output.rows))
     for module in head.modules():
         if isinstance(module, nn.RMSNorm):
             module.float()
-    pack_linears(head)
+    has_16_bits = any(module.weight.dtype.itemsize == 2 for module in head.modules() if isinstance(module, nn.Linear))
+    pack_linears(head, Int8Linear if has_16_bits else PackedLinear)
 
 
 def linear_of(weight: Tensor) -> nn.Linear:

@@ -138,14 +138,14 @@ class PackedMatrix:
         return multiply(self.struct, x.reshape(-1, self.ins).float()).view(*x.shape[:-1], self.outs).to(x.dtype)
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace every `nn.Linear` that fits by a `PackedLinear`; returns how many."""
+def pack_linears(model: nn.Module, kind: Callable[[nn.Linear, Place], nn.Module] = PackedLinear) -> int:
+    """Replace every `nn.Linear` that fits by a `PackedLinear`, or another `kind`; returns how many."""
     names = [name for name, one in model.named_modules() if type(one) is nn.Linear and PackedLinear.fits(one)]
     place = WeightArena()
     for name in names:  # one by one, so that plain and packed weights are never both in memory completely
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
-        model.set_submodule(name, PackedLinear(linear, place))
+        model.set_submodule(name, kind(linear, place))
     return len(names)
 
 

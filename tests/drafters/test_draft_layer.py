@@ -13,7 +13,8 @@ from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
 from paceline.kernels.library import library
-from paceline.quant.packed import PackedLinear
+from paceline.quant.int8 import Int8Linear
+from paceline.quant.packed import PackedLinear, PackedMatrix
 from tests.drafters.heads import causal
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
@@ -106,7 +107,7 @@ def test_rows_are_projected_in_the_pass(version, dtype, isa):
 
 def projects_with_the_bits_of_fc(version: int, dtype: torch.dtype) -> bool:
     head, layer, _ = made(version, dtype)
-    first = PackedLinear(head.fc)
+    first = (PackedLinear if dtype is torch.float32 else Int8Linear)(head.fc)
     inputs, ids = torch.randn(2, 3, first.in_features).to(dtype), torch.randint(V, (2, 3)) if version == 3 else None
     found = []
     for rows, is_raw in ((inputs, True), (first(inputs.float()), False)):
@@ -114,6 +115,21 @@ def projects_with_the_bits_of_fc(version: int, dtype: torch.dtype) -> bool:
         level = layer(LayerPass(keys, values, [1, 0], [0, 0], rows, ids, head_rows=3, needs_projection=is_raw))
         found.append((level.hidden, level.logits, keys[:, :, :3], values[:, :, :3]))
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("version", [1, 3])
+def test_heads_of_16_bits_become_int8_and_say_what_they_said(version, dtype, isa):
+    head, layer, embeddings = made(version, dtype)
+    assert {one.packed.dtype for one in layer.pointers if isinstance(one, PackedMatrix)} == {torch.int8}
+    keys, values = cache(1, dtype)
+    states, ids = torch.randn(1, 8, E).to(dtype), torch.randint(V, (1, 8))
+    rows, own = (states, ids) if version == 3 else (torch.cat([embeddings[ids], states], -1), None)
+    level = layer(LayerPass(keys, values, [0], [0], rows, own, head_rows=8, needs_projection=True))
+    head = head.float().attach(embeddings.float(), embeddings.float())
+    with torch.inference_mode():
+        want = head.logits(head(ids, head.begin(states.float()), torch.arange(8)[None], causal))
+    assert (level.logits - want).abs().max() < 0.1 * want.std()
 
 
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True}, {"attention_bias": True}], ids=str)

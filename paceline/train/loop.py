@@ -101,6 +101,13 @@ def learning_rate(config: LoopConfig, step: int, steps: int) -> float:
     return config.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
+def multiplies_in_bfloat16(device: torch.device) -> bool:
+    """Whether a device has instructions for it. Weights, gradients and moments stay in float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
+
 @final
 class _Run:
     def __init__(self, task: Task[Any], config: LoopConfig, folder: Path):
@@ -108,9 +115,9 @@ class _Run:
         self.groups = task.groups()
         self.parameters = [parameter for group, _ in self.groups for parameter in group]
         self.device = self.parameters[0].device
-        halves = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, multiplies_in_bfloat16(self.device))
         make = need("accelerate", "training").Accelerator
-        self.accelerator: Accelerator = make(cpu=self.device.type == "cpu", mixed_precision="bf16" if halves else "no")
+        self.accelerator: Accelerator = make(cpu=self.device.type == "cpu")
         self.devices, self.rank = self.accelerator.num_processes, self.accelerator.process_index
         self.steps = task.num_steps(self.devices)
         groups: Any = [{"params": group} for group, _ in self.groups]
@@ -154,7 +161,7 @@ class _Run:
         return [self.task.load(item) for item in self.task.items(step, self.devices)[self.rank :: self.devices]]
 
     def _loss(self, batch: Any) -> Losses:
-        with self.accelerator.autocast():
+        with self.autocast:
             return self.task.loss(batch)
 
     def _descend(self, batches: list[Any], rate: float) -> None:
@@ -173,7 +180,8 @@ class _Run:
         if bool(torch.isfinite(norm)):
             for group, (_, share) in zip(self.optimizer.param_groups, self.groups, strict=True):
                 group["lr"] = rate * share
-            self.optimizer.step()
+            with self.autocast:  # for Muon's products
+                self.optimizer.step()
             self._skipped_in_a_row = 0
         else:
             self.skipped, self._skipped_in_a_row = self.skipped + 1, self._skipped_in_a_row + 1

@@ -17,7 +17,7 @@ class Muon(torch.optim.AdamW):
 
     A matrix moves by lr * 0.2 * sqrt(its longer side), so that its entries move as much as AdamW's would (Liu et al.
     2025, arXiv 2502.16982). `torch.optim.Muon` computes in bfloat16, which takes minutes a step on a CPU without such
-    products; this is float32.
+    products; this is float32, or what autocast says.
 
     input_scales: the root mean square of each input of some matrices. Such a matrix moves as one would that reads these
         inputs scaled to 1.

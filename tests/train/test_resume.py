@@ -13,7 +13,7 @@ from paceline.errors import ConfigError, NumericsError
 from paceline.train.config import TrainConfig
 from paceline.train.data import Answers
 from paceline.train.log import Evaluated, Finished, Started, Stepped, read_log
-from paceline.train.recipe import Losses
+from paceline.train.recipe import Batch, Losses
 from tests.train.toy import Toy, same, trained, weights, write_answers
 
 CONFIG = TrainConfig(
@@ -126,8 +126,9 @@ def test_other_run_is_refused(answers, tmp_path):
         run(answers, tmp_path)
 
 
-def test_gradient_does_not_depend_on_how_batches_are_spread(answers, tmp_path):
+def test_gradient_does_not_depend_on_how_batches_are_spread(answers, tmp_path, monkeypatch):
     """Two accumulated batches make the step that both together would make: each answer token counts alike."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # in float32
     quiet = Toy()
     quiet.module.eval()
 
@@ -164,3 +165,20 @@ def test_log_is_json(answers, straight, tmp_path):
         file.write('{"event": "st')  # killed while writing
     run(answers, tmp_path)
     assert got([json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]) == got(straight[1])
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_products_are_in_bfloat16_where_the_processor_has_them(answers, tmp_path, monkeypatch, has):
+    seen = list[torch.dtype]()
+
+    class Seen(Toy):
+        def loss(self, batch: Batch) -> Losses:
+            seen.append(self.module(batch.states[1].new_zeros(1, 2 * 32)).dtype)
+            return super().loss(batch)
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has})
+    recipe, events = run(answers, tmp_path, recipe=Seen())
+    assert set(seen) == {torch.bfloat16 if has else torch.float32}
+    assert {parameter.dtype for parameter in recipe.module.parameters()} == {torch.float32}
+    steps = [event.loss for event in events if isinstance(event, Stepped)]
+    assert steps[-1] < steps[0]

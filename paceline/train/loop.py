@@ -20,6 +20,7 @@ from torch.optim import AdamW
 
 from ..errors import NumericsError
 from ..system.files import replacing
+from ..system.hardware import cpu_flags
 from .config import LoopConfig
 from .log import Evaluated, Finished, Log, Saved, Started, Stepped, TrainEvent, Window, accepted_length
 from .muon import Muon
@@ -105,7 +106,7 @@ def multiplies_in_bfloat16(device: torch.device) -> bool:
     """Whether a device has instructions for it. Weights, gradients and moments stay in float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
-    return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    return device.type == "cpu" and "AVX-512-BF16" in cpu_flags()
 
 
 @final

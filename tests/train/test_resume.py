@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, NumericsError
+from paceline.train import loop
 from paceline.train.config import TrainConfig
 from paceline.train.data import Answers
 from paceline.train.log import Evaluated, Finished, Started, Stepped, read_log
@@ -128,7 +129,7 @@ def test_other_run_is_refused(answers, tmp_path):
 
 def test_gradient_does_not_depend_on_how_batches_are_spread(answers, tmp_path, monkeypatch):
     """Two accumulated batches make the step that both together would make: each answer token counts alike."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # in float32
+    monkeypatch.setattr(loop, "cpu_flags", tuple)  # in float32
     quiet = Toy()
     quiet.module.eval()
 
@@ -176,7 +177,7 @@ def test_products_are_in_bfloat16_where_the_processor_has_them(answers, tmp_path
             seen.append(self.module(batch.states[1].new_zeros(1, 2 * 32)).dtype)
             return super().loss(batch)
 
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has})
+    monkeypatch.setattr(loop, "cpu_flags", lambda: ("AVX-512-BF16",) * has)
     recipe, events = run(answers, tmp_path, recipe=Seen())
     assert set(seen) == {torch.bfloat16 if has else torch.float32}
     assert {parameter.dtype for parameter in recipe.module.parameters()} == {torch.float32}

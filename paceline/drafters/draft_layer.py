@@ -25,6 +25,7 @@ from ..quant.packed import PackedLinear, pack_linears
 from .top_tokens import Best
 
 Packed = PackedLinear | Int8Linear
+"""A linear layer for the native kernels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +258,7 @@ def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count:
 def pack_head(head: nn.Module) -> None:
     """Pack the linear layers of an attached head, the target's output rows included, and make its norms float32.
 
-    Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/results.md, "Trained heads").
+    Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/results.md, "Heads in INT8").
     """
     output = getattr(head, "output", None)
     if isinstance(output, Output) and len(output.rows):

@@ -19,6 +19,7 @@ from ..attention.masks import visible
 from ..core.interfaces import TargetView
 from ..core.tree import ancestors
 from ..heads.parts import DecoderLayer, LayerConfig, Output, rotation
+from ..kernels import load
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, Pointers, address, library, run
 from ..quant.int8 import Int8Linear
 from ..quant.packed import PackedLinear, pack_linears
@@ -259,6 +260,7 @@ def pack_head(head: nn.Module) -> None:
     """Pack the linear layers of an attached head, the target's output rows included, and make its norms float32.
 
     Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/results.md, "Heads in INT8").
+    The portable kernels, which convert every code, would take twice the time.
     """
     output = getattr(head, "output", None)
     if isinstance(output, Output) and len(output.rows):
@@ -267,7 +269,7 @@ def pack_head(head: nn.Module) -> None:
         if isinstance(module, nn.RMSNorm):
             module.float()
     has_16_bits = any(module.weight.dtype.itemsize == 2 for module in head.modules() if isinstance(module, nn.Linear))
-    pack_linears(head, Int8Linear if has_16_bits else PackedLinear)
+    pack_linears(head, Int8Linear if has_16_bits and load().isa != "portable" else PackedLinear)
 
 
 def linear_of(weight: Tensor) -> nn.Linear:

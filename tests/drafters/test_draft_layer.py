@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.drafters import draft_layer
 from paceline.drafters.draft_layer import LayerParts, LayerPass, NativeLayer, linear_of, pack_head
 from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
@@ -48,6 +49,11 @@ def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, Native
         parts = replace(parts, hidden_norm=one.hidden_norm, norm_before_residual=config.norm_before_residual)
     layer = NativeLayer(replace(parts, project=copied.fc))
     return head, layer, embeddings
+
+
+def held(dtype: torch.dtype) -> torch.dtype:
+    """What a packed head of this dtype holds here."""
+    return dtype if dtype is torch.float32 or load().isa == "portable" else torch.int8
 
 
 def cache(slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -107,7 +113,7 @@ def test_rows_are_projected_in_the_pass(version, dtype, isa):
 
 def projects_with_the_bits_of_fc(version: int, dtype: torch.dtype) -> bool:
     head, layer, _ = made(version, dtype)
-    first = (PackedLinear if dtype is torch.float32 else Int8Linear)(head.fc)
+    first = (Int8Linear if held(dtype) is torch.int8 else PackedLinear)(head.fc)
     inputs, ids = torch.randn(2, 3, first.in_features).to(dtype), torch.randint(V, (2, 3)) if version == 3 else None
     found = []
     for rows, is_raw in ((inputs, True), (first(inputs.float()), False)):
@@ -121,7 +127,7 @@ def projects_with_the_bits_of_fc(version: int, dtype: torch.dtype) -> bool:
 @pytest.mark.parametrize("version", [1, 3])
 def test_heads_of_16_bits_become_int8_and_say_what_they_said(version, dtype, isa):
     head, layer, embeddings = made(version, dtype)
-    assert {one.packed.dtype for one in layer.pointers if isinstance(one, PackedMatrix)} == {torch.int8}
+    assert dtypes(layer) == {held(dtype)}
     keys, values = cache(1, dtype)
     states, ids = torch.randn(1, 8, E).to(dtype), torch.randint(V, (1, 8))
     rows, own = (states, ids) if version == 3 else (torch.cat([embeddings[ids], states], -1), None)
@@ -130,6 +136,16 @@ def test_heads_of_16_bits_become_int8_and_say_what_they_said(version, dtype, isa
     with torch.inference_mode():
         want = head.logits(head(ids, head.begin(states.float()), torch.arange(8)[None], causal))
     assert (level.logits - want).abs().max() < 0.1 * want.std()
+
+
+def dtypes(layer: NativeLayer) -> set[torch.dtype]:
+    return {one.packed.dtype for one in layer.pointers if isinstance(one, PackedMatrix)}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_portable_kernels_get_heads_of_16_bits_as_they_are(dtype, monkeypatch):
+    monkeypatch.setattr(draft_layer, "load", lambda: replace(load(), isa="portable"))
+    assert dtypes(made(3, dtype)[1]) == {dtype}
 
 
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True}, {"attention_bias": True}], ids=str)

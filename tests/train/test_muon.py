@@ -32,8 +32,9 @@ def test_orthogonal_keeps_directions_and_forgets_sizes(shape):
     assert orthogonal(torch.zeros(shape)).count_nonzero() == 0
 
 
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_matrix_moves_as_by_torchs_muon(shape):
+def test_matrix_moves_as_by_torchs_muon(shape, halves):
     """That one computes in bfloat16, of which five iterations leave two digits."""
     mine, theirs, begin = (parameters(shape)[0] for _ in range(3))
     one = Muon([mine], lr=0.03, weight_decay=0.1)
@@ -41,7 +42,8 @@ def test_matrix_moves_as_by_torchs_muon(shape):
     for seed in range(4):
         for weight, optimizer in ((mine, one), (theirs, other)):
             give_gradients([weight], seed)
-            optimizer.step()
+            with torch.autocast("cpu", torch.bfloat16, halves):
+                optimizer.step()
     moved = (theirs - begin).detach()
     assert (mine - theirs).norm() < 0.02 * moved.norm()
 

@@ -14,7 +14,7 @@ _MODULES = {
     "core.structured": "StructuredOutputsParams",
     "core.outputs": "Origin Round",
     "outputs": "Completion RequestOutput StreamChunk",
-    "drafters": "Blockwise Choose DraftModel Eagle JumpForward Lookahead Medusa Mtp Ouroboros Plain PredictedOutput "
+    "drafters": "Blockwise Choose DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain PredictedOutput "
     "PromptLookup SelfQuantized Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",
@@ -54,7 +54,6 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .drafters import JumpForward as JumpForward
     from .drafters import Lookahead as Lookahead
     from .drafters import Medusa as Medusa
-    from .drafters import Mtp as Mtp
     from .drafters import Ouroboros as Ouroboros
     from .drafters import Plain as Plain
     from .drafters import PredictedOutput as PredictedOutput

@@ -8,7 +8,7 @@ from .registry import DrafterSpec as DrafterSpec
 
 _HOME = {
     "Blockwise": "parallel_heads", "Choose": "choose", "DraftModel": "draft_model", "Eagle": "eagle",
-    "JumpForward": "jump_forward", "Lookahead": "lookahead", "Medusa": "parallel_heads", "Mtp": "mtp",
+    "JumpForward": "jump_forward", "Lookahead": "lookahead", "Medusa": "parallel_heads",
     "Ouroboros": "ouroboros", "Plain": "plain", "PredictedOutput": "predicted_output", "PromptLookup": "prompt_lookup",
     "SelfQuantized": "self_quantized", "Space": "space", "Suffix": "suffix", "TokenRecycling": "token_recycling",
 }  # fmt: skip
@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .eagle import Eagle as Eagle
     from .jump_forward import JumpForward as JumpForward
     from .lookahead import Lookahead as Lookahead
-    from .mtp import Mtp as Mtp
     from .ouroboros import Ouroboros as Ouroboros
     from .parallel_heads import Blockwise as Blockwise
     from .parallel_heads import Medusa as Medusa

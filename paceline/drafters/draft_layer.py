@@ -18,7 +18,8 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import visible
 from ..core.interfaces import TargetView
 from ..core.tree import ancestors
-from ..heads.parts import DecoderLayer, LayerConfig, Output, rotation
+from ..heads.eagle import EagleConfig, EagleHead, rotation
+from ..heads.parts import Output
 from ..kernels import load
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, Pointers, address, library, run
 from ..quant.int8 import Int8Linear
@@ -51,61 +52,38 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class LayerPass:
-    """One pass over rows [B, N, E] of some slots of a cache.
+    """One pass over tokens [B, N] and states of some slots of a cache.
 
     keys, values: the cache [slots, H, capacity, d], in the dtype of the weights.
     slots, starts: the slot of each row of the batch, and how many columns it has committed.
-    rows: the inputs [B, N, E]; with `needs_projection` the inputs [B, N, S] of `LayerParts.project`.
-    ids: the tokens [B, N] of an EAGLE-3 layer, which also reads their embeddings.
+    ids: the tokens [B, N].
+    states: the head's own hidden states [B, N, E], or with `of_target` the target's [B, N, S].
     parents: the parents of all nodes of the trees [B, old + N] on the CPU, -1: the last committed column. None: chains.
     old: the number of nodes of the levels above.
     head_rows: the number of last rows that get logits.
     top: how many of the largest logits to find.
-    kv_only: whether the pass only writes keys and values.
+    kv_only: whether only the keys and values are needed.
     """
 
     keys: Tensor
     values: Tensor
     slots: Sequence[int]
     starts: Sequence[int]
-    rows: Tensor
-    ids: Tensor | None = None
+    ids: Tensor
+    states: Tensor
+    of_target: bool = False
     parents: Tensor | None = None
     old: int = 0
     head_rows: int = 0
     top: int = 0
     kv_only: bool = False
-    needs_projection: bool = False
 
 
-def head_cache(target: TargetView, config: LayerConfig, num_layers: int = 1) -> SlotCache:
-    """An empty cache for the layers of a head, with the slots of the target; in its dtype, on its device."""
-    cache = SlotCache(target.num_slots, target.max_length, num_layers)
-    heads, dims = [config.num_key_value_heads] * num_layers, [config.head_dim] * num_layers
-    cache.tensors(heads, dims, target.loaded.dtype, target.loaded.device)
+def head_cache(target: TargetView, config: EagleConfig) -> SlotCache:
+    """An empty cache for the layer of a head, with the slots of the target; in its dtype, on its device."""
+    cache = SlotCache(target.num_slots, target.max_length, 1)
+    cache.tensors([config.num_key_value_heads], [config.head_dim], target.loaded.dtype, target.loaded.device)
     return cache
-
-
-@dataclass(frozen=True, eq=False)
-class LayerParts:
-    """The modules that a pass runs: a decoder layer, its norms (None if absent) and its output layer `head`.
-
-    theta: the base of its rotary embedding.
-    hidden_norm: of an EAGLE-3 layer, which reads the normed rows beside the `embeddings` [V, E] of their tokens, normed
-        by `input_norm`.
-    norm_before_residual: whether the residual stream of such a layer starts with the normed rows.
-    project: the linear layer for passes with `needs_projection`.
-    """
-
-    layer: DecoderLayer
-    head: nn.Module
-    theta: float
-    input_norm: nn.RMSNorm | None = None
-    final_norm: nn.RMSNorm | None = None
-    hidden_norm: nn.RMSNorm | None = None
-    norm_before_residual: bool = False
-    embeddings: Tensor | None = None
-    project: nn.Module | None = None
 
 
 def runs_natively(weight: Tensor) -> bool:
@@ -114,49 +92,53 @@ def runs_natively(weight: Tensor) -> bool:
 
 
 class NativeLayer:
-    """Runs a layer in the native library; its linear layers are packed."""
+    """Runs the layer of an attached head in the native library; its linear layers are packed."""
 
-    def __init__(self, parts: LayerParts):
-        self.pointers = Pointers()
-        layer, made, head, embeddings = parts.layer, Layer(), parts.head, parts.embeddings
-        d = layer.self_attn.head_dim
-        assert isinstance(head, Packed)
+    def __init__(self, head: EagleHead):
+        self.pointers, self._head = Pointers(), head
+        config, layer, made = head.config, head.midlayer, Layer()
+        output: Packed = head.lm_head if config.own_lm_head else head.output  # type: ignore[assignment]
+        self.vocabulary, self._is_eagle3 = output.out_features, config.version == 3
         for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
             for name in names:
                 setattr(made, name, self._matrix(getattr(module, f"{name}_proj")))
-        made.heads, made.kv_heads, made.head_dim = made.q.outs // d, made.k.outs // d, d
+        d = config.head_dim
+        made.heads, made.kv_heads, made.head_dim = config.num_attention_heads, config.num_key_value_heads, d
         made.rotary_dim, made.scale, made.residual = d, d**-0.5, 1.0
-        norms = parts.input_norm, layer.post_attention_layernorm, parts.hidden_norm
-        made.input, made.before_mlp, made.hidden_norm = map(self._norm, norms)
-        made.norm_before_residual = parts.norm_before_residual
-        self.vocabulary, self._theta, self._head_dim = head.out_features, parts.theta, d
+        norms = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
+        made.input, made.before_mlp = map(self._norm, norms)
+        made.hidden_norm = self._norm(getattr(layer, "hidden_norm", None))
+        made.norm_before_residual = config.norm_before_residual
         self._model = Model(
-            layers=(Layer * 1)(made), head=self._matrix(head), final_norm=self._norm(parts.final_norm), num_layers=1,
-            hidden=int(made.o.outs), embeddings=address(embeddings),
-            vocabulary=0 if embeddings is None else len(embeddings), embedding_scale=1.0, logit_scale=1.0,
-            embedding_format=0 if embeddings is None else FORMATS[embeddings.dtype],
+            layers=(Layer * 1)(made), head=self._matrix(output), final_norm=self._norm(getattr(head, "norm", None)),
+            num_layers=1, hidden=config.hidden_size, embedding_scale=1.0, logit_scale=1.0,
+            project=self._matrix(head.fc),
         )  # fmt: skip
-        if parts.project is not None:
-            assert isinstance(parts.project, Packed)
-            self._model.project = self._matrix(parts.project)
-        self.pointers.append(embeddings)
+        if self._is_eagle3:  # others get the embeddings with their states
+            table = head.embeddings.detach().contiguous()
+            self._model.embeddings, self._model.embedding_format = address(table), FORMATS[table.dtype]
+            self._model.vocabulary = len(table)
+            self.pointers.append(table)
         self._tables = torch.empty(2, 0, d)  # cosines and sines by position
 
     def __call__(self, given: LayerPass) -> Level:
         """Raises `MemoryError`."""
-        batch, nodes, _ = given.rows.shape
-        where = torch.tensor([given.starts, given.slots])
-        rows = (given.rows if given.needs_projection else given.rows.float()).contiguous()
+        batch, nodes = given.ids.shape
+        where, ids = torch.tensor([given.starts, given.slots]), given.ids.contiguous()
+        rows, projects = given.states, given.of_target
+        if not self._is_eagle3:
+            rows, projects = self._head.pairs(self._head.embed(ids, rows), rows), True
+        rows = (rows if projects else rows.float()).contiguous()
         self._extend_tables(max(given.starts) + given.old + nodes)
         pointers = Pointers()
         one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys.shape[2])
         self._model.cache_format = FORMATS[given.keys.dtype]
         one.max_position = self._tables.shape[1] - 1
-        if given.needs_projection:
+        if projects:
             one.inputs, one.input_format = address(rows), FORMATS[rows.dtype]
         else:
             one.rows = address(rows)
-        one.ids, one.parents = address(given.ids), address(given.parents)
+        one.ids, one.parents = address(ids if self._is_eagle3 else None), address(given.parents)
         one.starts, one.slots = address(where[0]), address(where[1])
         one.cos, one.sin, one.keys, one.values = (
             pointers.tensors([t]) for t in (*self._tables, given.keys, given.values)
@@ -178,7 +160,8 @@ class NativeLayer:
     def _extend_tables(self, length: int) -> None:
         """Make the tables [2, P, d] hold at least all positions below `length`."""
         if length > self._tables.shape[1]:
-            cos, sin = rotation(torch.arange(2 * length + 512)[None], self._head_dim, self._theta)
+            config = self._head.config
+            cos, sin = rotation(torch.arange(2 * length + 512)[None], config.head_dim, config.rope_theta)
             self._tables = torch.stack([cos[0, 0], sin[0, 0]])
 
     def _matrix(self, linear: Packed) -> Any:
@@ -195,57 +178,29 @@ class NativeLayer:
 
 
 class TorchLayer:
-    """Runs the same layer in torch, for other devices and dtypes."""
+    """Runs the head itself in torch, for other devices and dtypes."""
 
-    def __init__(self, parts: LayerParts):
-        self._parts = parts
+    def __init__(self, head: EagleHead):
+        self._head = head
 
     def __call__(self, given: LayerPass) -> Level:
         """As `NativeLayer`, but without the largest logits."""
-        parts, attention = self._parts, self._parts.layer.self_attn
-        rows, keys, values, device = given.rows, given.keys, given.values, given.rows.device
-        if given.needs_projection:
-            assert parts.project is not None
-            rows = parts.project(rows)
-        x = residual = rows
-        if parts.hidden_norm is not None and parts.input_norm is not None:
-            assert given.ids is not None
-            assert parts.embeddings is not None
-            normed = parts.hidden_norm(rows)
-            x = torch.cat([parts.input_norm(nn.functional.embedding(given.ids, parts.embeddings)), normed], -1)
-            residual = normed if parts.norm_before_residual else rows
-        elif parts.input_norm is not None:
-            x = parts.input_norm(rows)
-        begin, count = torch.tensor(given.starts), rows.shape[1]
+        keys, values, device, count = given.keys, given.values, given.keys.device, given.ids.shape[1]
+        begin = torch.tensor(given.starts)
         positions, seen = _positions_and_mask(begin, given.parents, given.old, count)
-        cos, sin = rotation(positions.to(device), attention.head_dim, parts.theta)
-        where = torch.tensor(given.slots, device=device)
+        where, mask = torch.tensor(given.slots, device=device), seen.to(device)[:, None]
         columns = (begin[:, None] + given.old + torch.arange(count)).to(device)
 
-        def write(key: Tensor, value: Tensor) -> None:
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             # Finite: an overflow in a dropped row must not reach later ones as 0 * NaN.
             keys[where[:, None], :, columns] = torch.nan_to_num(key).transpose(1, 2)
             values[where[:, None], :, columns] = torch.nan_to_num(value).transpose(1, 2)
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            write(key, value)
             cached = [tensor[where, :, : seen.shape[-1]] for tensor in (keys, values)]
-            mask = seen.to(device)[:, None]
             return nn.functional.scaled_dot_product_attention(query, *cached, attn_mask=mask, enable_gqa=True)
 
-        if given.kv_only:
-            write(*attention.keys_values(x, cos, sin))
-            return Level(rows.new_empty(0), rows.new_empty(0))
-        hidden = parts.layer.add(residual, x, cos, sin, attend)
-        last = hidden[:, hidden.shape[1] - given.head_rows :]
-        if not given.head_rows:
-            return Level(hidden, hidden.new_empty(0))
-        return Level(hidden, parts.head(last if parts.final_norm is None else parts.final_norm(last)))
-
-
-def make_layer(parts: LayerParts) -> NativeLayer | TorchLayer:
-    """The native layer if the output layer is packed, else the one in torch."""
-    return NativeLayer(parts) if isinstance(parts.head, Packed) else TorchLayer(parts)
+        states = self._head.begin(given.states) if given.of_target else given.states
+        hidden = self._head(given.ids, states, positions.to(device), attend)
+        return Level(hidden, self._head.logits(hidden[:, count - given.head_rows :]))
 
 
 def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
-"""EAGLE drafts with one small layer over the target's own hidden states (see `heads.eagle` for what it computes).
+"""EAGLE and MTP heads draft with one small layer over the target's own hidden states (see `heads.eagle`).
 
-EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 2503.01840), P-EAGLE (arXiv 2602.01469).
+EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 2503.01840), P-EAGLE (arXiv 2602.01469),
+MTP in DeepSeek-V3's form (arXiv 2412.19437).
 docs/how_it_works.md shows a round. Children are the most probable tokens, and paths are scored, by the confidence of
 `top_tokens`.
 """
@@ -23,7 +24,7 @@ from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
 from .draft_layer import Level
 from .eagle_pass import FEW, EaglePass
-from .fitting import read_head
+from .fitting import attach_head
 from .registry import TREE_NODES, HeadSpec, vllm_flag
 from .top_tokens import Best, TokenRanking
 from .trees import MC_SIM_7B_63, Children, DynamicTree, StaticTree, draft_of, grow
@@ -33,7 +34,7 @@ Shape = Literal["dynamic", "static", "chain"]
 
 @final
 class Eagle(Drafter):
-    """Draft trees with an EAGLE head. Depth and number of nodes are the budget's.
+    """Draft trees with an EAGLE or MTP head. Depth and number of nodes are the budget's.
 
     head: a folder that `paceline train` wrote, a packaged name, or a module.
     tree: "dynamic" (EAGLE-2), "static" (EAGLE-1's table) or "chain".
@@ -54,18 +55,16 @@ class Eagle(Drafter):
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
         loaded = target.loaded
-        sizes = {"target_hidden_size": loaded.hidden_size, "vocab_size": loaded.vocab_size}
-        head = read_head(self._given, EagleHead, loaded, **sizes)
+        head = attach_head(self._given, EagleHead, target, target_hidden_size=loaded.hidden_size)
         if max(head.config.states) > loaded.num_layers:
             raise IncompatibleModels(
-                "this EAGLE head was made for another target",
+                f"this {head.config.method} head was made for another target",
                 got=f"states {max(head.config.states)}",
                 expected=f"at most {loaded.num_layers}, the layers of {loaded.name}",
                 fix="train a head for this target, or load the target it was trained for",
             )
-        rows = loaded.embeddings if head.config.own_lm_head else loaded.output_rows()
-        self.layer = EaglePass(head, target, rows)
-        self._target, self._ranking = target, TokenRanking.of(self.layer.draft_ids, target, verifier)
+        self.layer = EaglePass(head, target)
+        self._target, self._ranking = target, TokenRanking.of(head.draft_ids, target, verifier)
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)
 
@@ -78,7 +77,7 @@ class Eagle(Drafter):
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A level of a tree, and a prefill per token, both after the columns that the first slot has cached."""
         layer, length = self.layer, self.layer.cache.lengths[0]
-        config, loaded = layer.config, self._target.loaded
+        config, loaded = layer.head.config, self._target.loaded
         size = 64, len(config.states) * config.target_hidden_size
         states = torch.zeros(size, dtype=loaded.dtype, device=loaded.device)
         wide = torch.zeros(1, self.top_k, dtype=torch.long)
@@ -164,14 +163,14 @@ class Eagle(Drafter):
             begin = min(begin, last)  # the last pair is computed again if nothing is new
             cache.lengths[seq.slot] = begin - cache.offsets[seq.slot]
             tokens.append(seq.token_ids[begin + 1 :])
-            states.append(self._target.read_states(seq.slot, begin, last + 1, layer.config.states))
+            states.append(self._target.read_states(seq.slot, begin, last + 1, layer.head.config.states))
         return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most, masks)
 
     def _first_uncached(self, seq: Sequence) -> int:
         """The first pair that the next draft must cache. The cache of a slot begins with the pair of its offset."""
         cache, pairs = self.layer.cache, len(seq.token_ids) - 1
         cached = cache.offsets[seq.slot] + cache.lengths[seq.slot]
-        return max(cached, pairs - (self.layer.config.window or pairs))
+        return max(cached, pairs - (self.layer.head.config.window or pairs))
 
     def _children(
         self, level: Level, seqs: Seq[Sequence], offset: int, most: int
@@ -205,6 +204,8 @@ class EagleSpec(HeadSpec):
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """SGLang re-ranks what its levels can have, k and then k * k each; it counts the root."""
+        if "SGLang" not in self.exported:
+            return super().elsewhere(tokens)
         wide, (folder, remark) = 1 if self.tree == "chain" else self.top_k or 8, self.export("SGLang")
         nodes = tokens if wide == 1 else min(TREE_NODES, wide + (tokens - 1) * wide**2)
         flags = (
@@ -234,6 +235,15 @@ class PEagleSpec(EagleSpec):
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """In vLLM, an EAGLE-3 head with parallel drafting."""
-        found, (folder, _) = HeadSpec.elsewhere(self, tokens), self.export("vLLM")
+        found, (folder, _) = super().elsewhere(tokens), self.export("vLLM")
         flags = {"model": folder, "num_speculative_tokens": tokens, "parallel_drafting": True}
         return {**found, "vLLM": (vllm_flag(method="eagle3", **flags), found["vLLM"][1])}
+
+
+@checked
+class MtpSpec(EagleSpec):
+    """Options of `Eagle` with an MTP head."""
+
+    method = "mtp"
+    tokens = 3
+    exported = ()

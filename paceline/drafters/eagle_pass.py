@@ -7,9 +7,7 @@ pairs that were emitted since the last round only key and value are computed; th
     computed   key, value    the whole layer, logits for x_T of the last
 """
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 
 from ..core.interfaces import TargetView
 from ..heads.eagle import EagleHead
-from .draft_layer import LayerParts, LayerPass, Level, head_cache, linear_of, make_layer, pack_head, runs_natively
+from .draft_layer import LayerPass, Level, NativeLayer, TorchLayer, head_cache, runs_natively
 from .top_tokens import Best
 
 CHUNK = 512
@@ -28,33 +26,16 @@ FEW = 8  # pairs at the end that go through the whole layer
 
 @final
 class EaglePass:
-    """A head attached to its target; gives the results of `EagleHead.forward` over all pairs of each path.
+    """A head attached to its target (see `attach_head`); gives the results of `forward` over all pairs of each path."""
 
-    head: the head, which is copied, so that training it further changes nothing here.
-    lm_head: the target's output rows [V, E].
-    """
-
-    def __init__(self, head: EagleHead, target: TargetView, lm_head: Tensor):
-        embeddings = target.loaded.embeddings
-        dtype, device = embeddings.dtype, embeddings.device
-        head = copy.deepcopy(head).to(device, dtype).eval().requires_grad_(False)
-        config, layer = head.config, head.midlayer
-        self.config, self.draft_ids = config, head.draft_ids
-        self._embeddings = (head.embed_tokens.weight if config.own_embeddings else embeddings).detach().contiguous()
-        if not config.own_lm_head:
-            head.lm_head = linear_of(lm_head.detach().to(device, dtype)[head.draft_ids])
-        self.is_native = runs_natively(embeddings)
-        if self.is_native:
-            pack_head(head)
-        parts = LayerParts(layer, head.lm_head, config.rope_theta, project=head.fc)
-        if config.version == 3:
-            norms = layer.input_layernorm, head.norm, layer.hidden_norm
-            parts = replace(parts, input_norm=norms[0], final_norm=norms[1], hidden_norm=norms[2])
-            parts = replace(parts, norm_before_residual=config.norm_before_residual, embeddings=self._embeddings)
-        self._layer = make_layer(parts)
+    def __init__(self, head: EagleHead, target: TargetView):
+        self.head = head
+        self.is_native = runs_natively(target.loaded.embeddings)
+        self._layer = NativeLayer(head) if self.is_native else TorchLayer(head)
+        self._device = target.loaded.device
         self._mask_hidden = getattr(head, "mask_hidden", torch.empty(0))
-        self._mask_token_id = torch.tensor([config.mask_token_id or 0], device=device)
-        self.cache = head_cache(target, config)
+        self._mask_token_id = torch.tensor([head.config.mask_token_id or 0], device=self._device)
+        self.cache = head_cache(target, head.config)
 
     def extend_cache(
         self,
@@ -71,7 +52,7 @@ class EaglePass:
         most: how many of the largest logits to find.
         masks: how many of P-EAGLE's mask pairs follow, without being cached; the level is then [B, 1 + masks, ...].
         """
-        device = self._embeddings.device
+        device = self._device
         ids, rows = list[Tensor](), list[Tensor]()
         for slot, row, known in zip(slots, tokens, states, strict=True):
             begin, own = 0, torch.tensor(row, device=device)
@@ -114,21 +95,17 @@ class EaglePass:
         ids, count = tokens.to(device), tokens.shape[1]
         return self._pass(self._slots, ids, rows, before, parents=self._parents, head_rows=count, top=most)
 
-    def _pass(self, slots: Sequence[int], ids: Tensor, hidden: Tensor, old: int = 0, **more: Any) -> Level:
+    def _pass(self, slots: Sequence[int], ids: Tensor, states: Tensor, old: int = 0, **more: Any) -> Level:
         """One pass over pairs of tokens [B, N] and states, after the columns that the slots have cached.
 
-        hidden: the head's own hidden states [B, N, E], or the target's [B, N, len(states) E], which are projected.
+        states: those of the target [B, N, len(states) E] or, with `parents`, the head's own [B, N, E].
         more: further fields of `LayerPass`.
         """
-        cache, token_ids = self.cache, ids.contiguous()
+        cache = self.cache
         starts = [cache.lengths[slot] for slot in slots]
         cache.ensure(max(starts) + old + ids.shape[1])
-        if self.config.version == 1:
-            hidden, token_ids = torch.cat([nn.functional.embedding(ids, self._embeddings), hidden], -1), None
-        first = self.config.version == 1 or "parents" not in more
-        keys, values = cache.keys[0], cache.values[0]
-        one = LayerPass(keys, values, slots, starts, hidden, token_ids, old=old, needs_projection=first, **more)
-        return self._layer(one)
+        keys, values, of_target = cache.keys[0], cache.values[0], "parents" not in more
+        return self._layer(LayerPass(keys, values, slots, starts, ids, states, of_target, old=old, **more))
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> Tensor:

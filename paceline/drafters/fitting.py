@@ -10,14 +10,12 @@ from torch import nn
 from ..core.interfaces import ModelFacts, TargetView
 from ..errors import ConfigError
 from ..heads.folder import load_head
-from ..heads.mtp import MtpHead
-from ..heads.parallel import ParallelHeads
-from ..heads.parts import check_sizes
+from ..heads.parts import DraftHead, check_sizes
 from ..heads.space import SpaceAdapter
 from .draft_layer import pack_head, runs_natively
 
 _H = TypeVar("_H", bound=nn.Module)
-_F = TypeVar("_F", bound=MtpHead | ParallelHeads)
+_F = TypeVar("_F", bound=DraftHead)
 
 
 def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelFacts, **sizes: object) -> _H:
@@ -34,14 +32,13 @@ def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Mod
     return made
 
 
-def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: TargetView) -> _F:
-    """A copy of a head over the last states, in the target's dtype and on its device, attached to it.
+def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: TargetView, **sizes: object) -> _F:
+    """A copy of a head in the target's dtype and on its device, attached to it. sizes: as in `read_head`.
 
     If native kernels run it, its linear layers are packed and everything else is float32. Raises as `read_head`.
     """
     loaded = target.loaded
-    shape = {"hidden_size": loaded.hidden_size, "vocab_size": loaded.vocab_size, "states": (loaded.num_layers,)}
-    made = copy.deepcopy(read_head(head, kind, loaded, **shape))
+    made = copy.deepcopy(read_head(head, kind, loaded, vocab_size=loaded.vocab_size, **sizes))
     made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
     made.attach(loaded.embeddings, loaded.embeddings if made.owns_rows else loaded.output_rows())
     if runs_natively(loaded.embeddings):

@@ -35,7 +35,8 @@ class HeadsDrafter(Drafter, ABC):
         self.info = DrafterInfo(branches=top_k, reads_states=True)
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        self.heads, self._target = attach_head(self._given, self.kind, target), target
+        sizes = {"hidden_size": target.loaded.hidden_size, "states": (target.loaded.num_layers,)}
+        self.heads, self._target = attach_head(self._given, self.kind, target, **sizes), target
         self._ranking = TokenRanking.of(self.heads.draft_ids, target, verifier)
         self._dtype = row_dtype(target)
         target.watch_states([target.loaded.num_layers])

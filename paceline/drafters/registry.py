@@ -63,9 +63,9 @@ REGISTRY: dict[str, Registered] = {
     "eagle": Registered(".eagle:EagleSpec", _HEAD, "EAGLE-1 or 2: one layer over the last hidden states"),
     "eagle3": Registered(".eagle:Eagle3Spec", _HEAD, "EAGLE-3: one layer over the hidden states of three depths"),
     "peagle": Registered(".eagle:PEagleSpec", _HEAD, "P-EAGLE: EAGLE-3's layer, which drafts all tokens in one pass"),
+    "mtp": Registered(".eagle:MtpSpec", _HEAD, "MTP: one layer over the last hidden states, in DeepSeek-V3's form"),
     "medusa": Registered(".parallel_heads:MedusaSpec", _HEAD, "Medusa: a tree from parallel heads"),
     "blockwise": Registered(".parallel_heads:BlockwiseSpec", _HEAD, "blockwise decoding: a chain from parallel heads"),
-    "mtp": Registered(".mtp:MtpSpec", _HEAD, "MTP: modules in sequence, in DeepSeek-V3's form"),
     "space": Registered(".space:SpaceSpec", _HEAD, "SPACE: mask tokens in the model's own pass"),
     "choose": Registered(".choose:ChooseSpec", "DRAFTER+DRAFTER", "the best of several, per request and round"),
 }

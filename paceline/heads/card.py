@@ -17,7 +17,7 @@ _METHODS = {
     "peagle": "P-EAGLE, EAGLE-3's layer with masks, all tokens from one pass (arXiv 2602.01469)",
     "medusa": "Medusa, one small head for each position ahead (arXiv 2401.10774)",
     "blockwise": "blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115)",
-    "mtp": "multi-token prediction, one module after another (arXiv 2404.19737, 2412.19437)",
+    "mtp": "multi-token prediction, one layer over the last hidden states, in DeepSeek-V3's form (arXiv 2412.19437)",
     "space": "SPACE, mask tokens that predict the next tokens in the target's own pass (arXiv 2402.11809)",
     "self_int4": "the target's own layers in a few bits, trained as they are rounded (QAT)",
     "draft_model": "a draft model distilled from its target (arXiv 2310.08461)",

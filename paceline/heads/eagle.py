@@ -1,4 +1,4 @@
-"""EAGLE heads: one decoder layer that continues the target's hidden states.
+"""EAGLE and MTP heads: one decoder layer that continues the target's hidden states.
 
 (f_t, x_{t+1}) -> h_t, whose logits predict x_{t+2}; while drafting on, h_t stands for f_{t+1}, which is not yet known.
 
@@ -9,9 +9,14 @@ EAGLE-3   g = fc[f_low; f_mid; f_high]   h is not trained to be a state; later s
                                          (arXiv 2503.01840)
 P-EAGLE   as EAGLE-3, but later steps read `mask_hidden`, a learned vector, in the place of the states, and the token
           `mask_token_id`. So one pass drafts all positions (arXiv 2602.01469).
+MTP       x = fc[norm emb; norm f]       multi-token prediction in DeepSeek-V3's form; one module drafts all tokens
+          h = layer(norm x)              the residual stream is x; logits = lm_head(norm h)  (arXiv 2412.19437, section
+                                         2.2; FastMTP, arXiv 2509.18362)
 """
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import KW_ONLY
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from pydantic import Field
@@ -19,22 +24,26 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..schema import checked
-from .parts import Attend, Count, DecoderLayer, DraftHead, LayerConfig, Width, rotation
+from .parts import Count, DraftHead, HeadConfig, Positive, Width
 
 
 @checked
-class EagleConfig(LayerConfig):
-    """Shape of a head. version: 1 (also EAGLE-2) or 3.
+class EagleConfig(HeadConfig):
+    """Shape of a head, whose layer is Llama's decoder layer. version: 1 (also EAGLE-2), 3, or "mtp".
 
     own_lm_head: its output layer is trained; otherwise it is those rows of the target's. fc_bias: some published
     EAGLE-1 heads have one. norm_before_residual: EAGLE-3 heads whose residual stream starts normed. own_embeddings: it
     brings its own table [V, E], as some published heads do. mask_token_id, num_speculative_tokens: of P-EAGLE heads
     (version 3), which token stands where none is known, and how many tokens a pass drafts; None for the others.
     window: it reads at most so many of the last pairs of a text before it drafts, since the states know what came
-    before; None: all pairs.
+    before; None: all pairs. attention_bias: of queries, keys and values.
     """
 
-    version: Literal[1, 3]
+    intermediate_size: Width
+    num_attention_heads: Width
+    num_key_value_heads: Width
+    head_dim: Width
+    version: Literal[1, 3, "mtp"]
     target_hidden_size: Width
     own_lm_head: bool = False
     fc_bias: bool = False
@@ -43,9 +52,19 @@ class EagleConfig(LayerConfig):
     mask_token_id: Annotated[int, Field(ge=0)] | None = None
     num_speculative_tokens: Count | None = None
     window: Count | None = None
+    _: KW_ONLY
+    rms_norm_eps: Positive = 1e-5
+    rope_theta: Positive = 10000.0
+    attention_bias: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
+            raise ConfigError(
+                "the attention of this head does not work out",
+                got=f"{self.num_attention_heads} heads of {self.head_dim} over {self.num_key_value_heads} of keys",
+                expected="as many for each of the keys, of an even size",
+            )
         mask, tokens = self.mask_token_id, self.num_speculative_tokens
         complete = self.version == 3 and mask is not None and mask < self.vocab_size and tokens is not None
         if not complete and (mask is not None or tokens is not None):
@@ -57,17 +76,76 @@ class EagleConfig(LayerConfig):
     def method(self) -> str:
         if self.mask_token_id is not None:
             return "peagle"
-        return "eagle3" if self.version == 3 else "eagle"
+        return {1: "eagle", 3: "eagle3", "mtp": "mtp"}[self.version]
+
+    def norm(self) -> nn.RMSNorm:
+        return nn.RMSNorm(self.hidden_size, self.rms_norm_eps)
 
 
-class _Layer(DecoderLayer):
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention of queries [B, Hq, N, d] given the new keys and values [B, H, N, d]; returns [B, Hq, N, d]."""
+
+
+def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of a text to itself."""
+    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; the caller's `attend` keeps the keys and masks them.
+
+    width: of the input.
+    """
+
+    def __init__(self, config: EagleConfig, width: int):
+        super().__init__()
+        self.head_dim, bias = config.head_dim, config.attention_bias
+        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(width, queries, bias)
+        self.k_proj = nn.Linear(width, keys, bias)
+        self.v_proj = nn.Linear(width, keys, bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """[B, N, width] -> [B, N, E]."""
+        query = rotated(self._split(self.q_proj(x)), cos, sin)
+        attended = attend(query, *self.keys_values(x, cos, sin))
+        return self.o_proj(attended.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys, and values, [B, H, N, d] each."""
+        return rotated(self._split(self.k_proj(x)), cos, sin), self._split(self.v_proj(x))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    """The gated MLP: down(silu(gate x) * up x)."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class EagleLayer(nn.Module):
     """The decoder layer; the names are those of published EAGLE-3 heads."""
 
     def __init__(self, config: EagleConfig):
-        super().__init__(config, config.hidden_size * (2 if config.version == 3 else 1))
+        super().__init__()
         self.version, self.norm_before_residual = config.version, config.norm_before_residual
+        self.self_attn = Attention(config, config.hidden_size * (2 if config.version == 3 else 1))
+        self.mlp = Mlp(config.hidden_size, config.intermediate_size)
+        self.post_attention_layernorm = config.norm()
+        if config.version != 1:
+            self.input_layernorm = config.norm()
         if config.version == 3:
-            self.input_layernorm, self.hidden_norm = config.norm(), config.norm()
+            self.hidden_norm = config.norm()
 
     def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = residual = hidden
@@ -75,7 +153,14 @@ class _Layer(DecoderLayer):
             normed = self.hidden_norm(hidden)
             x = torch.cat([self.input_layernorm(embeddings), normed], -1)
             residual = normed if self.norm_before_residual else hidden
+        elif self.version == "mtp":
+            x = self.input_layernorm(hidden)
         return self.add(residual, x, cos, sin, attend)
+
+    def add(self, residual: Tensor, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """The residual stream [B, N, E] behind the layer; x: what attention reads, [B, N, width]."""
+        hidden = residual + self.self_attn(x, cos, sin, attend)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
 class EagleHead(DraftHead):
@@ -86,11 +171,13 @@ class EagleHead(DraftHead):
     def __init__(self, config: EagleConfig, draft_ids: Tensor | None = None):
         super().__init__(config, draft_ids)
         self.config = c = config
-        width = (c.hidden_size + c.target_hidden_size) if c.version == 1 else len(c.states) * c.target_hidden_size
+        width = len(c.states) * c.target_hidden_size + (0 if c.version == 3 else c.hidden_size)
         self.fc = nn.Linear(width, c.hidden_size, c.fc_bias)
-        self.midlayer = _Layer(c)
-        if c.version == 3:
+        self.midlayer = EagleLayer(c)
+        if c.version != 1:
             self.norm = c.norm()
+        if c.version == "mtp":
+            self.enorm, self.hnorm = c.norm(), c.norm()
         if c.own_lm_head:
             self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, False)
         if c.own_embeddings:
@@ -98,24 +185,52 @@ class EagleHead(DraftHead):
         if c.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, width))
 
+    @property
+    def embeddings(self) -> Tensor:
+        """Its own table, or that of the target it is attached to. [V, E]."""
+        return self.embed_tokens.weight if self.config.own_embeddings else self._embeddings
+
     def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
-        if self.config.own_embeddings:
-            return self.embed_tokens(token_ids).to(like.dtype)
-        return super().embed(token_ids, like)
+        """The embeddings of tokens [B, N, E], in the dtype of `like`."""
+        return nn.functional.embedding(token_ids, self.embeddings).to(like.dtype)
 
     def begin(self, states: Tensor) -> Tensor:
         """The input of the first step, from the target's states: [B, N, len(states) E] -> [B, N, E]."""
         return self.fc(states) if self.config.version == 3 else states
 
+    def pairs(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        """What `fc` reads in every step, except in EAGLE-3. [B, N, E] each -> [B, N, 2E]."""
+        if self.config.version == "mtp":
+            dtype = self.enorm.weight.dtype
+            embeddings, hidden = self.enorm(embeddings.to(dtype)), self.hnorm(hidden.to(dtype))
+        return torch.cat([embeddings, hidden], -1)
+
     def forward(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One step: next tokens [B, N] and the states (or h) before them [B, N, E] -> h [B, N, E]."""
         embeddings = self.embed(token_ids, hidden)
         cos, sin = rotation(positions, self.config.head_dim, self.config.rope_theta)
-        if self.config.version == 1:
-            hidden = self.fc(torch.cat([embeddings, hidden], -1))
+        if self.config.version != 3:
+            hidden = self.fc(self.pairs(embeddings, hidden))
         return self.midlayer(embeddings, hidden, cos, sin, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
-        hidden = self.norm(hidden) if self.config.version == 3 else hidden
+        hidden = hidden if self.config.version == 1 else self.norm(hidden)
         return self.lm_head(hidden) if self.config.own_lm_head else self.output(hidden)
+
+
+def rotation(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary positions (Su et al. 2021, arXiv 2104.09864). [B, N] -> float32 [B, 1, N, d] each."""
+    half = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = positions.float()[..., None] * theta**-half
+    angles = torch.cat([angles, angles], -1)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate queries or keys [B, H, N, d] by their positions, in the half-split form of Llama.
+
+    (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)
+    """
+    first, second = x.chunk(2, -1)
+    return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)

@@ -20,11 +20,11 @@ from ..errors import ConfigError, NotExportable
 from ..hf.checkpoint import refused
 from ..system.files import check_new, new_folder, write_text
 from ..zoo import name_elsewhere, remark_elsewhere
-from .eagle import EagleHead
+from .eagle import EagleHead, attend_causally
 from .eagle_layouts import eagle_layout, flattened, read_eagle
 from .medusa_layouts import NAMES, medusa_layout, read_medusa
 from .parallel import MedusaHead
-from .parts import attend_causally, check_sizes, draft_index
+from .parts import check_sizes, draft_index
 from .published import Layout, Published, TargetFacts, facts_of, open_published
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def export_head(
     name, remark = name_elsewhere(own_name), remark_elsewhere(own_name)
     sizes = of.num_layers, of.hidden_size, of.vocab_size
     facts = TargetFacts(name, *sizes) if target is None else facts_of(target, name)
-    if isinstance(head, EagleHead):
+    if isinstance(head, EagleHead) and head.config.version != "mtp":
         layout = eagle_layout(head, engine, facts, num_tokens)
     elif isinstance(head, MedusaHead):
         layout = medusa_layout(head, engine, facts)

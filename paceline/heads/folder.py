@@ -28,7 +28,6 @@ from .card import model_card
 from .eagle import EagleHead
 from .exchange import read_published
 from .int4_draft import Int4Draft
-from .mtp import MtpHead
 from .parallel import BlockwiseHead, MedusaHead
 from .parts import Count, Vocabulary, Width, check_sizes, filled
 from .published import facts_of, read_tensors
@@ -45,10 +44,9 @@ Head: TypeAlias = nn.Module
 Method = Literal["eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "self_int4"]
 METHODS = get_args(Method)
 HEADS: Mapping[str, type[Any]] = {
-    **dict.fromkeys(("eagle", "eagle3", "peagle"), EagleHead),
+    **dict.fromkeys(("eagle", "eagle3", "peagle", "mtp"), EagleHead),
     "medusa": MedusaHead,
     "blockwise": BlockwiseHead,
-    "mtp": MtpHead,
     "space": SpaceAdapter,
     "self_int4": Int4Draft,
 }

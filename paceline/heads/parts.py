@@ -1,9 +1,8 @@
-"""What heads share: sizes, layers named as in transformers, the target's tables, draft vocabularies."""
+"""What heads share: sizes, the target's tables, draft vocabularies."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import torch
 from pydantic import Field
@@ -45,115 +44,6 @@ class HeadConfig:
             )  # fmt: skip
 
 
-@checked
-class LayerConfig(HeadConfig):
-    """The same of a head whose layers are Llama's decoder layers. attention_bias: of queries, keys and values."""
-
-    intermediate_size: Width
-    num_attention_heads: Width
-    num_key_value_heads: Width
-    head_dim: Width
-    _: KW_ONLY
-    rms_norm_eps: Positive = 1e-5
-    rope_theta: Positive = 10000.0
-    attention_bias: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
-            raise ConfigError(
-                "the attention of this head does not work out",
-                got=f"{self.num_attention_heads} heads of {self.head_dim} over {self.num_key_value_heads} of keys",
-                expected="as many for each of the keys, of an even size",
-            )
-
-    def norm(self) -> nn.RMSNorm:
-        return nn.RMSNorm(self.hidden_size, self.rms_norm_eps)
-
-
-Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention of queries [B, Hq, N, d] given the new keys and values [B, H, N, d]; returns [B, Hq, N, d]."""
-
-
-def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of a text to itself."""
-    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-
-
-class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; the caller's `attend` keeps the keys and masks them.
-
-    width: of the input.
-    """
-
-    def __init__(self, config: LayerConfig, width: int):
-        super().__init__()
-        self.head_dim, bias = config.head_dim, config.attention_bias
-        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(width, queries, bias)
-        self.k_proj = nn.Linear(width, keys, bias)
-        self.v_proj = nn.Linear(width, keys, bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """[B, N, width] -> [B, N, E]."""
-        query = rotated(self._split(self.q_proj(x)), cos, sin)
-        attended = attend(query, *self.keys_values(x, cos, sin))
-        return self.o_proj(attended.transpose(1, 2).reshape(*x.shape[:2], -1))
-
-    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated keys, and values, [B, H, N, d] each."""
-        return rotated(self._split(self.k_proj(x)), cos, sin), self._split(self.v_proj(x))
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
-
-
-class Mlp(nn.Module):
-    """The gated MLP: down(silu(gate x) * up x)."""
-
-    def __init__(self, hidden_size: int, intermediate_size: int):
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class DecoderLayer(nn.Module):
-    """Llama's decoder layer but for its first norm. width: of what attention reads."""
-
-    def __init__(self, config: LayerConfig, width: int):
-        super().__init__()
-        self.self_attn = Attention(config, width)
-        self.mlp = Mlp(config.hidden_size, config.intermediate_size)
-        self.post_attention_layernorm = config.norm()
-
-    def add(self, residual: Tensor, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """The residual stream [B, N, E] behind the layer; x: what attention reads, [B, N, width]."""
-        hidden = residual + self.self_attn(x, cos, sin, attend)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
-
-def rotation(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of rotary positions (Su et al. 2021, arXiv 2104.09864). [B, N] -> float32 [B, 1, N, d] each."""
-    half = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions.float()[..., None] * theta**-half
-    angles = torch.cat([angles, angles], -1)[:, None]
-    return angles.cos(), angles.sin()
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys [B, H, N, d] by their positions, in the half-split form of Llama.
-
-    (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)
-    """
-    first, second = x.chunk(2, -1)
-    return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
-
-
 class Output(nn.Module):
     """The product with the target's output rows: they are attached later, and are no part of the head."""
 
@@ -184,10 +74,6 @@ class DraftHead(nn.Module):
             rows = lm_head.detach()  # without a copy where the draft vocabulary is whole
             self.output.rows = rows if len(self.draft_ids) == len(rows) else rows[self.draft_ids.to(rows.device)]
         return self
-
-    def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
-        """The target's embeddings [B, N, E], in the dtype of `like`."""
-        return nn.functional.embedding(token_ids, self._embeddings).to(like.dtype)
 
 
 def check_sizes(what: str, head: Mapping[str, object], target: Mapping[str, object], fix: str) -> None:

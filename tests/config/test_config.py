@@ -99,7 +99,7 @@ def nested(depth: int) -> dict[str, object]:
         ("self-int4:", ["nothing follows the colon", "Expected: self-int4[:FOLDER]"]),
         ("head:no-such-head", ["no head at 'no-such-head'", "paceline models"]),
         ("hed:x", ["unknown drafter", "did you mean 'head:'"]),
-        ({"method": "mtp", "model": "x", "tree": "chain"}, ["does not take 'tree'"]),
+        ({"method": "medusa", "model": "x", "tree": "chain"}, ["does not take 'tree'"]),
         ({"method": "eagle3", "model": "x", "tree": "dynamc"}, ["tree has a wrong value", "did you mean 'dynamic'"]),
         ({"method": "eagle3", "model": "x", "top_k": 0}, ["top_k has a wrong value"]),
         ({"method": "eagle3", "model": "x", "tree": "chain", "top_k": 4}, ['"chain" tree does not take "top_k"']),

@@ -15,7 +15,6 @@ from paceline.core.outputs import Walk
 from paceline.core.request import SamplingParams, Sequence
 from paceline.decoding import SpeculativeDecoder
 from paceline.heads.eagle import EagleConfig, EagleHead
-from paceline.heads.mtp import MtpConfig, MtpHead
 from paceline.heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner
@@ -45,13 +44,6 @@ def blockwise(target: LoadedModel, heads: int = 3, ids: Tensor | None = None) ->
     return random_weights(BlockwiseHead(config, ids)).to(target.dtype)
 
 
-def mtp(target: LoadedModel, modules: int = 1, ids: Tensor | None = None, intermediate_size: int = 40) -> MtpHead:
-    ids = torch.arange(target.vocab_size) if ids is None else ids
-    states = (target.num_layers,)
-    config = MtpConfig(target.hidden_size, states, len(ids), target.vocab_size, intermediate_size, 4, 2, 8, modules)
-    return random_weights(MtpHead(config, ids)).to(target.dtype)
-
-
 def attached(head, target: LoadedModel):
     model = target.model
     return head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
@@ -71,26 +63,6 @@ def last_states(target: LoadedModel, token_ids: list[int]) -> Tensor:
 def _last_states(dtype: torch.dtype, token_ids: tuple[int, ...]) -> Tensor:
     with torch.no_grad():
         return _plain(dtype)(torch.tensor([token_ids]), output_hidden_states=True).hidden_states[-1][0]
-
-
-@torch.no_grad()
-def uncached_mtp(
-    head: MtpHead, states: Tensor, text: list[int], depth: int, forced: tuple[int, ...] = ()
-) -> tuple[list[int], list[Tensor]]:
-    """The definition in `heads.mtp` over a whole text: the tokens after it (greedy unless `forced`) and their probs."""
-    count, rows = head.config.num_modules, len(text) - 1
-    tokens, probs = list(text), []
-    hidden = inputs = states[None, :rows]  # inputs: of module K, its rows so far
-    for step in range(depth):
-        if step < count:
-            inputs, reads = hidden, tokens[step + 1 : step + 1 + rows]
-        else:  # one row more of module K: it reads the newest token beside the h of the row before
-            inputs = torch.cat([inputs, hidden[:, -1:]], 1)
-            reads = tokens[count : count + inputs.shape[1]]
-        hidden = head(step, torch.tensor([reads]), inputs, torch.arange(inputs.shape[1])[None], causal)
-        probs.append(head.logits(hidden[0, -1], step).softmax(-1))
-        tokens.append(forced[step] if forced else int(head.draft_ids[probs[-1].argmax()]))
-    return tokens[len(text) :], probs
 
 
 class Accepts(Verifier):
@@ -147,14 +119,15 @@ def watched(
 
 
 def random_head(
-    target: LoadedModel, version: int, seed: int = 0, draft_vocab: int = 60, **options: object
+    target: LoadedModel, version: int | str, seed: int = 0, draft_vocab: int = 60, **options: object
 ) -> EagleHead:
-    """A head with large weights, so that its distributions differ clearly. It drafts tokens 30 to 30 + draft_vocab."""
+    """A head with large weights, so that its distributions differ clearly. It drafts some of the last tokens."""
     width, layers = target.hidden_size, target.num_layers
-    states = (layers,) if version == 1 else (0, 1, layers)
+    states = (0, 1, layers) if version == 3 else (layers,)
     config = EagleConfig(width, states, draft_vocab, target.vocab_size, 48, 4, 2, 8, version, width, **options)
     torch.manual_seed(seed)
-    head = EagleHead(config, torch.arange(draft_vocab) + target.vocab_size - draft_vocab - 3).to(target.dtype)
+    ids = torch.arange(draft_vocab) + max(0, target.vocab_size - draft_vocab - 3)
+    head = EagleHead(config, ids).to(target.dtype)
     for parameter in head.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.25)

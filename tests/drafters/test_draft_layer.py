@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.drafters import draft_layer
-from paceline.drafters.draft_layer import LayerParts, LayerPass, NativeLayer, linear_of, pack_head
+from paceline.drafters.draft_layer import LayerPass, NativeLayer, pack_head
 from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
@@ -30,9 +30,9 @@ def isa(request):
     library().paceline_select(load().isa.encode())
 
 
-def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, NativeLayer, Tensor]:
+def made(version: int | str, dtype: torch.dtype, **options) -> tuple[EagleHead, NativeLayer, Tensor]:
     """A head with random weights, its layer for the kernels, and embeddings."""
-    torch.manual_seed(version)
+    torch.manual_seed(1)
     config = EagleConfig(E, (0,), V, V, 80, 2 * H, H, D, version, E, own_lm_head=True, **options)
     head = EagleHead(config).to(dtype).eval().requires_grad_(False)
     for parameter in head.parameters():
@@ -41,14 +41,8 @@ def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, Native
     head.attach(embeddings, embeddings)
     copied = EagleHead(config).to(dtype).requires_grad_(False)
     copied.load_state_dict(head.state_dict())
-    pack_head(copied)
-    one = copied.midlayer
-    parts = LayerParts(one, copied.lm_head, config.rope_theta)
-    if version == 3:
-        parts = replace(parts, input_norm=one.input_layernorm, final_norm=copied.norm, embeddings=embeddings)
-        parts = replace(parts, hidden_norm=one.hidden_norm, norm_before_residual=config.norm_before_residual)
-    layer = NativeLayer(replace(parts, project=copied.fc))
-    return head, layer, embeddings
+    pack_head(copied.attach(embeddings, embeddings))
+    return head, NativeLayer(copied), embeddings
 
 
 def held(dtype: torch.dtype) -> torch.dtype:
@@ -72,10 +66,10 @@ def random_parents(count: int, batch: int, rng: random.Random) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
     """Whatever was written by passes before, in whichever slots and behind texts of other lengths."""
-    rng = random.Random(version)
+    rng = random.Random(1)
     _, layer, _ = made(version, dtype)
     for starts in ([5, 90, 31], [17], [0, 3]):
         batch, count = len(starts), 13
@@ -89,11 +83,10 @@ def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
             for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
                 if start:
                     one = slice(row, row + 1), slice(0, start)
-                    tokens = text[1][one].contiguous() if version == 3 else None
-                    layer(LayerPass(keys, values, [slot], [0], text[0][one], tokens, kv_only=True))
+                    layer(LayerPass(keys, values, [slot], [0], text[1][one], text[0][one], kv_only=True))
             levels = [
                 layer(LayerPass(
-                    keys, values, slots, starts, rows[:, a:b], ids[:, a:b].contiguous() if version == 3 else None,
+                    keys, values, slots, starts, ids[:, a:b], rows[:, a:b], False,
                     parents[:, :b].contiguous(), a, head_rows=b - a,
                 ))
                 for a, b in itertools.pairwise(cuts)
@@ -105,37 +98,34 @@ def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("version", [1, 3])
-def test_rows_are_projected_in_the_pass(version, dtype, isa):
+def test_states_of_the_target_are_projected_in_the_pass(dtype, isa):
     """With the bits of the head's first linear layer, for several rows of several slots."""
-    assert projects_with_the_bits_of_fc(version, dtype)
+    assert projects_with_the_bits_of_fc(dtype)
 
 
-def projects_with_the_bits_of_fc(version: int, dtype: torch.dtype) -> bool:
-    head, layer, _ = made(version, dtype)
+def projects_with_the_bits_of_fc(dtype: torch.dtype) -> bool:
+    head, layer, _ = made(3, dtype)
     first = (Int8Linear if held(dtype) is torch.int8 else PackedLinear)(head.fc)
-    inputs, ids = torch.randn(2, 3, first.in_features).to(dtype), torch.randint(V, (2, 3)) if version == 3 else None
-    found = []
-    for rows, is_raw in ((inputs, True), (first(inputs.float()), False)):
+    states, ids, found = torch.randn(2, 3, first.in_features).to(dtype), torch.randint(V, (2, 3)), []
+    for given, of_target in ((states, True), (first(states.float()), False)):
         keys, values = cache(2, dtype)
-        level = layer(LayerPass(keys, values, [1, 0], [0, 0], rows, ids, head_rows=3, needs_projection=is_raw))
+        level = layer(LayerPass(keys, values, [1, 0], [0, 0], ids, given, of_target, head_rows=3))
         found.append((level.hidden, level.logits, keys[:, :, :3], values[:, :, :3]))
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_heads_of_16_bits_become_int8_and_say_what_they_said(version, dtype, isa):
     head, layer, embeddings = made(version, dtype)
     assert dtypes(layer) == {held(dtype)}
     keys, values = cache(1, dtype)
     states, ids = torch.randn(1, 8, E).to(dtype), torch.randint(V, (1, 8))
-    rows, own = (states, ids) if version == 3 else (torch.cat([embeddings[ids], states], -1), None)
-    level = layer(LayerPass(keys, values, [0], [0], rows, own, head_rows=8, needs_projection=True))
+    level = layer(LayerPass(keys, values, [0], [0], ids, states, True, head_rows=8))
     head = head.float().attach(embeddings.float(), embeddings.float())
     with torch.inference_mode():
         want = head.logits(head(ids, head.begin(states.float()), torch.arange(8)[None], causal))
-    assert (level.logits - want).abs().max() < 0.1 * want.std()
+    assert (level.logits - want).square().mean().sqrt() < 0.04 * want.std()
 
 
 def dtypes(layer: NativeLayer) -> set[torch.dtype]:
@@ -149,16 +139,15 @@ def test_portable_kernels_get_heads_of_16_bits_as_they_are(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True}, {"attention_bias": True}], ids=str)
-def test_paths_are_those_of_the_torch_modules(options, isa):
+@pytest.mark.parametrize("version", [1, 3, "mtp"])
+def test_paths_are_those_of_the_torch_modules(version, options, isa):
     rng = random.Random(0)
-    head, layer, _ = made(3, torch.float32, **options)
+    head, layer, _ = made(version, torch.float32, **options)
     keys, values = cache(1, torch.float32)
     rows, ids = torch.randn(1, 30, E), torch.randint(V, (1, 30))
     start, parents = 20, random_parents(10, 1, rng)
-    layer(LayerPass(keys, values, [0], [0], rows[:, :start], ids[:, :start].contiguous(), kv_only=True))
-    level = layer(
-        LayerPass(keys, values, [0], [start], rows[:, start:], ids[:, start:].contiguous(), parents, head_rows=10)
-    )
+    layer(LayerPass(keys, values, [0], [0], ids[:, :start], rows[:, :start], kv_only=True))
+    level = layer(LayerPass(keys, values, [0], [start], ids[:, start:], rows[:, start:], parents=parents, head_rows=10))
     for node in range(10):
         path = [node]
         while parents[0, path[0]] >= 0:
@@ -174,20 +163,15 @@ def test_paths_are_those_of_the_torch_modules(options, isa):
 @pytest.mark.parametrize("size", [1, 7, 100, 128, 1000, 3001])
 def test_the_best_tokens_are_those_of_torch(size, isa):
     """Ties in their order; what is not finite comes last."""
-    head, _, embeddings = made(3, torch.float32)
     weight = torch.randn(size, E).round(decimals=1)
     if size > 9:
         weight[[1, 5]] = weight[[9, 9]]
         weight[3], weight[4] = torch.nan, torch.inf
-    one = head.midlayer
-    head.lm_head = linear_of(weight)
-    pack_head(head)
-    norms = one.input_layernorm, head.norm, one.hidden_norm
-    layer = NativeLayer(LayerParts(one, head.lm_head, 1e4, *norms, embeddings=embeddings))
-    keys, values = cache(1, torch.float32)
-    level = layer(
-        LayerPass(keys, values, [0], [0], torch.randn(1, 6, E), torch.zeros(1, 6, dtype=torch.long), None, 0, 6, 8)
-    )
+    head = EagleHead(EagleConfig(E, (0,), size, size, 80, 2 * H, H, D, 3, E))
+    pack_head(head.requires_grad_(False).attach(torch.randn(size, E), weight))
+    layer, (keys, values) = NativeLayer(head), cache(1, torch.float32)
+    ids, states = torch.zeros(1, 6, dtype=torch.long), torch.randn(1, 6, E)
+    level = layer(LayerPass(keys, values, [0], [0], ids, states, head_rows=6, top=8))
     logits, best = level.logits[0], level.best
     assert best is not None
     count = min(8, size)
@@ -201,8 +185,8 @@ def test_the_best_tokens_are_those_of_torch(size, isa):
 def test_rows_of_nothing_but_nan_are_a_bad_draft_but_a_draft():
     _, layer, _ = made(3, torch.float32)
     keys, values = cache(1, torch.float32)
-    rows = torch.full((1, 2, E), torch.nan)
-    level = layer(LayerPass(keys, values, [0], [0], rows, torch.zeros(1, 2, dtype=torch.long), None, 0, 2, 4))
+    ids, states = torch.zeros(1, 2, dtype=torch.long), torch.full((1, 2, E), torch.nan)
+    level = layer(LayerPass(keys, values, [0], [0], ids, states, head_rows=2, top=4))
     assert level.best is not None
     assert level.best.columns[0].tolist() == [[0, 1, 2, 3]] * 2
     assert level.best.logps.isfinite().all()

@@ -91,7 +91,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=st
 @pytest.mark.diagonal
 @DTYPES
 @pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_every_node_has_the_law_of_the_whole_head(version, tree, dtype):
     head = random_head(target(dtype), version)
     assert is_right(Eagle(head, tree), head)
@@ -140,7 +140,9 @@ OPTIONS = {
 
 
 @pytest.mark.diagonal
-@pytest.mark.parametrize(("version", "dtype"), [(1, torch.float32), (3, torch.float32), (3, torch.float64)])
+@pytest.mark.parametrize(
+    ("version", "dtype"), [(1, torch.float32), (3, torch.float32), (3, torch.float64), ("mtp", torch.float32)]
+)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_form_of_head(options, version, dtype):
     head = random_head(target(dtype), version, **options)
@@ -359,12 +361,12 @@ def test_draft_options_count_uncached_tokens():
     assert drafter.draft_options(seq)[0].uncached_tokens == 39 - 8
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_seconds_disturb_nothing(version):
     drafter, _ = bound(random_head(target(), version))
     drafter.layer.cache.lengths[0] = 7
     ((source, (token, uncached_tokens)),) = drafter.seconds().items()
-    assert source == ("eagle" if version == 1 else "eagle3")
+    assert source == {1: "eagle", 3: "eagle3", "mtp": "mtp"}[version]
     assert token > 0
     assert uncached_tokens > 0
     assert drafter.layer.cache.lengths[0] == 7
@@ -385,7 +387,7 @@ def test_the_given_head_stays_as_it_is():
     head = random_head(target(), 3).float()
     before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     drafter, _ = bound(head)
-    assert drafter.layer.draft_ids.dtype == torch.long
+    assert drafter.layer.head.draft_ids.dtype == torch.long
     for name, tensor in head.state_dict().items():
         assert torch.equal(tensor, before[name])
         assert tensor.dtype == before[name].dtype

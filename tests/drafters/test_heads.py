@@ -7,7 +7,7 @@ import torch
 
 from paceline import SamplingParams
 from paceline.core.outputs import TargetDistribution
-from paceline.drafters.mtp import Mtp
+from paceline.drafters.eagle import Eagle
 from paceline.drafters.parallel_heads import Blockwise, Medusa
 from paceline.drafters.top_tokens import TokenRanking
 from paceline.errors import ConfigError, IncompatibleModels
@@ -15,7 +15,7 @@ from paceline.heads.parallel import MedusaConfig, MedusaHead
 from paceline.runner import ModelRunner
 from paceline.sampling.warpers import warp
 from paceline.verify import Coupled, Typical
-from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, mtp, watched
+from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, random_head, watched
 from tests.helpers import Budgets, assert_identical, loaded, prompt, run, runner, sequence
 from tests.oracle import choose_token
 
@@ -136,7 +136,7 @@ def test_medusa_trees_keep_their_budgets(temperature):
 
 def test_a_prompt_of_one_token_has_no_state_to_draft_from():
     target = loaded()
-    for drafter in (Medusa(medusa(target)), Blockwise(blockwise(target)), Mtp(mtp(target))):
+    for drafter in (Medusa(medusa(target)), Blockwise(blockwise(target))):
         (seq,) = assert_identical(runner(target), drafter, [([7], SamplingParams(max_tokens=8))], 2)
         assert seq.rounds[0].num_drafted == 0
         assert seq.rounds[1].num_drafted == 2
@@ -167,8 +167,7 @@ DRAFTERS = {
     "medusa": lambda target: Medusa(medusa(target)),
     "medusa, own heads": lambda target: Medusa(medusa(target, ids=SOME, own_lm_head=True), top_k=3),
     "blockwise": lambda target: Blockwise(blockwise(target)),
-    "mtp": lambda target: Mtp(mtp(target)),
-    "mtp of two": lambda target: Mtp(mtp(target, 2, SOME)),
+    "mtp": lambda target: Eagle(random_head(target, "mtp")),
 }
 
 

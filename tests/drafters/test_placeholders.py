@@ -21,14 +21,14 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate, loop
 from paceline.decoding.contract import check_contract
-from paceline.drafters import Blockwise, Medusa, Mtp, Space, lookahead, prompt_lookup
+from paceline.drafters import Blockwise, Medusa, Space, lookahead, prompt_lookup
 from paceline.drafters import top_tokens as ranking
 from paceline.drafters.ngram_pool import NgramPool
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.sampling import draft_sampler
 from paceline.sampling.draft_sampler import DraftSampler
-from tests.drafters.heads import SOME, blockwise, medusa, mtp
+from tests.drafters.heads import SOME, blockwise, medusa
 from tests.drafters.test_eagle import random_head
 from tests.helpers import VOCAB, changed, loaded, prompt, sequence
 from tests.lossless.drafters import small_draft
@@ -60,7 +60,7 @@ def drafters():
         "medusa": Medusa(medusa(target), top_k=4),
         "medusa, some tokens": Medusa(medusa(target, ids=SOME + 0), top_k=4),
         "blockwise": Blockwise(blockwise(target)),
-        "mtp": Mtp(mtp(target)),
+        "mtp": Eagle(random_head(target, "mtp", draft_vocab=target.vocab_size)),
         **heads,
     }
 

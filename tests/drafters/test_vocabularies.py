@@ -11,7 +11,7 @@ from paceline import LLM, Coupled, DraftModel, Dynamic, Fixed, Ouroboros, Prompt
 from paceline.core.draft import Law
 from paceline.core.interfaces import DraftBudget
 from paceline.decoding import SpeculativeDecoder
-from paceline.drafters import Blockwise, Choose, Eagle, Medusa, Mtp, Space, vocabularies
+from paceline.drafters import Blockwise, Choose, Eagle, Medusa, Space, vocabularies
 from paceline.drafters.chain import CommonTokens
 from paceline.drafters.spelling import Spelling
 from paceline.drafters.vocabularies import Translation, common_tokens, translation
@@ -19,7 +19,7 @@ from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner, wrap_model
 from paceline.runner.adapters import share_copy
 from tests.attention.common import agree, held, prefilled
-from tests.drafters.heads import blockwise, medusa, mtp, random_head
+from tests.drafters.heads import blockwise, medusa, random_head
 from tests.drafters.test_draft_caches import NeverForgets
 from tests.drafters.test_spelling import texts
 from tests.drafters.tokenizers_made import TEXT, TOKENIZERS, byte_level, permuted, reader
@@ -241,7 +241,7 @@ HEADS = {
     "eagle": lambda other: Eagle(random_head(other, 3)),
     "medusa": lambda other: Medusa(medusa(other)),
     "blockwise": lambda other: Blockwise(blockwise(other)),
-    "mtp": lambda other: Mtp(mtp(other)),
+    "mtp": lambda other: Eagle(random_head(other, "mtp")),
     "space": lambda other: Space(adapter()),
 }
 

@@ -5,12 +5,12 @@ import torch
 
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
-from paceline.drafters import Eagle, Medusa, Mtp
+from paceline.drafters import Eagle, Medusa
 from paceline.quant.fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
 from paceline.quant.int4 import Int4Linear, quantize_int4
 from paceline.runner import ModelRunner, wrap_model
 from tests.adversaries import RandomTrees
-from tests.drafters.heads import medusa, mtp, random_head
+from tests.drafters.heads import medusa, random_head
 from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
 
@@ -126,13 +126,14 @@ def test_an_fp8_target_with_an_int4_draft_of_its_own(temperature):
         assert drafted.token_ids == llm.plain().generate(PROMPTS[:1], params)[0].token_ids
 
 
-@pytest.mark.parametrize("kind", [Eagle, Medusa, Mtp])
-def test_heads_draft_as_on_the_cpu(kind):
+@pytest.mark.parametrize(
+    ("kind", "make"), [(Eagle, lambda t: random_head(t, 3)), (Eagle, lambda t: random_head(t, "mtp")), (Medusa, medusa)]
+)
+def test_heads_draft_as_on_the_cpu(kind, make):
     drafts = []
     for device in ("cpu", "cuda"):
         target = wrap_model(tiny_model("llama", torch.float64).to(device))
-        head = {Eagle: lambda t: random_head(t, 3), Medusa: medusa, Mtp: lambda t: mtp(t, 2)}[kind](target)
-        llm = LLM(target, drafter=kind(head.to(device)), policy=Fixed(3, 9))
+        llm = LLM(target, drafter=kind(make(target).to(device)), policy=Fixed(3, 9))
         answers = llm.generate(PROMPTS[:2], SamplingParams(max_tokens=12, ignore_eos=True))
         drafts.append([(one.token_ids, [r.num_accepted for r in one.outputs[0].rounds]) for one in answers])
     assert drafts[0] == drafts[1]

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.folder import Head, save_head
 from paceline.heads.int4_draft import Int4Draft, Int4DraftConfig
-from paceline.heads.mtp import MtpConfig, MtpHead
 from paceline.heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.runner import LoadedModel
@@ -46,7 +45,7 @@ def new_head(method: str, seed: int = 0) -> Head:
             draft.put(layer, "self_attn.q_proj", codes, torch.randn(1, 32, 2, dtype=torch.bfloat16))
         return draft
     else:
-        head = MtpHead(MtpConfig(num_modules=2, **_LAYER, **last), IDS)
+        head = EagleHead(EagleConfig(version="mtp", states=(2,), **eagle), IDS)
     for parameter in head.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.2)

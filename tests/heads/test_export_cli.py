@@ -47,4 +47,4 @@ def test_a_published_head_drafts(tmp_path):
     ids, params = prompt(9), SamplingParams(max_tokens=24, temperature=0.0)
     (seq,) = assert_identical(runner(target()), drafter, [(ids, params)], 3)
     assert any(one.num_drafted for one in seq.rounds)
-    assert torch.equal(drafter.layer._embeddings, head.embed_tokens.weight)
+    assert torch.equal(drafter.layer.head.embeddings, head.embed_tokens.weight)

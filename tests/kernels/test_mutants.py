@@ -192,7 +192,7 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
 @pytest.mark.parametrize("fault", ["none", PROJECTION])
 def test_faults_of_a_projection_are_seen(fault, switch):
     switch(fault)
-    assert projects_with_the_bits_of_fc(3, torch.float32) == (fault == "none")
+    assert projects_with_the_bits_of_fc(torch.float32) == (fault == "none")
 
 
 @pytest.mark.parametrize("fault", ["none", *INT4])

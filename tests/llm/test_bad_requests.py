@@ -24,7 +24,7 @@ from paceline import (
     StructuredOutputsParams,
     Typical,
 )
-from paceline.drafters import Blockwise, Eagle, Medusa, Mtp, Space
+from paceline.drafters import Blockwise, Eagle, Medusa, Space
 from paceline.drafters.registry import keys_of, methods, spec_class
 from paceline.errors import CacheFull, ConfigError, NumericsError
 from paceline.other_names import INSTEAD
@@ -240,7 +240,6 @@ BAD_PARTS: list[tuple[type, tuple[object, ...], dict[str, object]]] = [
     (Eagle, ("x",), {"top_k": 0}),
     (Medusa, ("x",), {"top_k": 1.5}),
     (Blockwise, (3,), {}),
-    (Mtp, (3,), {}),
     (Space, ("x",), {"max_rows": 0}),
     (Choose, (5,), {}),
     (Choose, ([],), {}),

@@ -5,14 +5,13 @@ import torch
 from torch import nn
 
 from paceline import SamplingParams
-from paceline.drafters.mtp import Mtp
+from paceline.drafters.eagle import Eagle
 from paceline.drafters.parallel_heads import Blockwise, Medusa
-from paceline.errors import ConfigError
 from paceline.runner import ModelRunner
 from paceline.train.recipe import Batch
-from paceline.train.recipes.mtp import MtpLoss, MtpRecipe
+from paceline.train.recipes.eagle import EagleLoss, EagleRecipe
 from paceline.train.recipes.parallel import ParallelLoss, ParallelRecipe
-from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, mtp, uncached_mtp
+from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, random_head
 from tests.helpers import loaded, oracle, prompt, run, sequence
 from tests.tiny import tiny_model
 
@@ -93,25 +92,14 @@ def test_losses_of_parallel_heads(make, soft):
     assert not is_right(recipe, probs_of, 3, soft, shift=3)
 
 
-@pytest.mark.parametrize(("modules", "steps", "soft"), [(1, 3, False), (2, 4, True), (3, 3, False)])
-def test_losses_of_mtp_are_drafts_given_true_tokens(modules, steps, soft):
-    """The distribution of each step in training is the drafter's, had it drafted the true tokens before."""
-    head = attached(mtp(TARGET, modules, SOME), TARGET)
-    recipe = MtpRecipe(head, rows_of(), MtpLoss("ce" if soft else "token", steps), 2)
-
-    def probs_of(text, t, i):
-        known, after = text[: t + 2], tuple(text[t + 2 : t + 3 + i])  # x_{t+1} is the root
-        return uncached_mtp(head, last_states(TARGET, text), known, i + 1, after)[1][i]
-
-    assert is_right(recipe, probs_of, steps, soft)
-    assert not is_right(recipe, probs_of, steps, soft, shift=3)
-
-
 CASES = {
     "medusa": (medusa, Medusa, lambda h, r: ParallelRecipe(h, r, ParallelLoss("token"), 2)),
     "blockwise": (blockwise, Blockwise, lambda h, r: ParallelRecipe(h, r, ParallelLoss("token", one_head=True), 2)),
-    "mtp": (mtp, Mtp, lambda h, r: MtpRecipe(h, r, MtpLoss("token"), 2)),
-    "mtp of two": (lambda t: mtp(t, 2), Mtp, lambda h, r: MtpRecipe(h, r, MtpLoss("token"), 2)),
+    "mtp": (
+        lambda t: random_head(t, "mtp", draft_vocab=t.vocab_size),
+        Eagle,
+        lambda h, r: EagleRecipe(h, r, EagleLoss("token"), 2),
+    ),
 }
 
 
@@ -126,7 +114,7 @@ def test_what_is_learnt_is_what_is_drafted(name):
     recipe = recipe_of(head, rows_of(slice(None), torch.float32))
     descent = torch.optim.AdamW(head.parameters(), 1e-2, weight_decay=0)
     torch.manual_seed(0)
-    for _ in range(60 if name.startswith("mtp") else 130):
+    for _ in range(60 if name == "mtp" else 130):
         descent.zero_grad()
         recipe.loss(batch).total.backward()
         descent.step()
@@ -156,17 +144,12 @@ def test_one_head_a_batch():
 
 def test_a_batch_without_supervised_tokens_has_no_loss():
     short = batch_of([(prompt(4), [3])])  # token 3 is not drafted
+    heads = attached(medusa(TARGET, 2, SOME), TARGET), attached(random_head(TARGET, "mtp"), TARGET)
     for recipe in (
-        ParallelRecipe(attached(medusa(TARGET, 2, SOME), TARGET), rows_of(), ParallelLoss("token"), 2),
-        MtpRecipe(attached(mtp(TARGET, 2, SOME), TARGET), rows_of(), MtpLoss("token", None), 2),
+        ParallelRecipe(heads[0], rows_of(), ParallelLoss("token"), 2),
+        EagleRecipe(heads[1], rows_of(heads[1].draft_ids), EagleLoss("token", 2), 2),
     ):
         made = recipe.loss(short)
         made.total.backward()
         assert float(made.total) == 0
         assert made.agreement.tolist() == [0, 0]
-
-
-def test_options_out_of_range_are_refused():
-    head = mtp(loaded(), 2)
-    with pytest.raises(ConfigError, match="steps"):
-        MtpRecipe(head, rows_of(), MtpLoss(steps=1), 2)

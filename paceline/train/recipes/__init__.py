@@ -14,7 +14,7 @@ RECIPES = {
     "peagle": "eagle.EagleRecipe",
     "medusa": "parallel.ParallelRecipe",
     "blockwise": "parallel.ParallelRecipe",
-    "mtp": "mtp.MtpRecipe",
+    "mtp": "eagle.EagleRecipe",
     "space": "space.SpaceRecipe",
     "qat": "qat.QatRecipe",
     "distill": "distill.DistillRecipe",

@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...errors import ConfigError
+from ...heads.eagle import attend_causally
 from ...heads.folder import HEADS, load_head, method_of
-from ...heads.parts import attend_causally, draft_index, frequent_ids
+from ...heads.parts import draft_index, frequent_ids
 from ...runner import LoadedModel
 from ..data import Answers
 from ..losses import LOSSES, Loss, LossName
@@ -129,7 +130,7 @@ def head_sizes(plan: Plan) -> dict[str, Any]:
 
 
 def layer_sizes(plan: Plan) -> dict[str, Any]:
-    """Fields of a `LayerConfig`, norm and rotary positions: those of the shape, and where it has None, the target's."""
+    """Fields of an `EagleConfig`, norm and rotary positions: those of the shape, or where it has None, the target's."""
     target, config = plan.target, cast("Any", plan.target.model.config.get_text_config())
     heads = int(getattr(config, "num_attention_heads", 8))
     rope = getattr(config, "rope_parameters", None) or {}

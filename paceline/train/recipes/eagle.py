@@ -1,4 +1,4 @@
-"""EAGLE's training: every position of an answer is supervised, and the draft's own steps are trained as they will run.
+"""Training of EAGLE and MTP heads: every position of an answer is supervised, and drafting steps run as they will.
 
     column            t          t+1        t+2        t+3
     token             x_t        x_{t+1}    x_{t+2}    x_{t+3}
@@ -27,9 +27,8 @@ from ...runner import LoadedModel
 from ...schema import checked
 from ..config import AtLeast0, AtLeast1, Few, Seed, Several
 from ..data import Answers, online_states
-from ..losses import LossName
 from ..recipe import Batch, Losses, Plan
-from .common import Decay, HeadRecipe, Unrolled, head_sizes, layer_sizes, shifted
+from .common import Decay, HeadRecipe, TokenLoss, Unrolled, head_sizes, layer_sizes, shifted
 
 
 @checked
@@ -62,14 +61,14 @@ class PEagleShape(EagleShape):
 
 @checked
 class EagleLoss:
-    """How an EAGLE head is trained; None: as in its paper, with five steps for EAGLE-3, and all that P-EAGLE drafts.
+    """How a head is trained; None: as in its paper, with five steps for EAGLE-3, and all that P-EAGLE drafts.
 
-    name: see `losses`. steps: drafting steps unrolled (EAGLE-1: 1, EAGLE-3: up to 7), step s weighted decay^s. regress:
+    steps: drafting steps unrolled (EAGLE-1: 1, EAGLE-3: up to 7, FastMTP: 3), step s weighted decay^s. regress:
     the weight of EAGLE-1's SmoothL1 on the states, beside `ce_weight` times the loss of the distributions. noise: the
     half-width of the uniform noise on the states that step 0 reads.
     """
 
-    name: LossName = "ce"
+    name: TokenLoss = "ce"
     steps: Few | None = None
     decay: Decay = 0.8
     regress: AtLeast0 | None = None
@@ -83,6 +82,8 @@ class EagleLoss:
             values["steps"] = config.num_speculative_tokens or 1
         if config.version == 1:
             values = {"steps": 1, "regress": 1.0, "ce_weight": 0.1, "noise": 0.1}
+        if config.version == "mtp":
+            values["steps"] = 3
         return replace(self, **{key: value for key, value in values.items() if getattr(self, key) is None})
 
 
@@ -92,6 +93,7 @@ class EagleRecipe(HeadRecipe):
 
     KINDS: ClassVar = {
         "eagle": (EagleShape, EagleLoss),
+        "mtp": (EagleShape, EagleLoss),
         "eagle3": (EagleShape, EagleLoss),
         "peagle": (PEagleShape, EagleLoss),
     }
@@ -100,11 +102,12 @@ class EagleRecipe(HeadRecipe):
     @classmethod
     def configure(cls, plan: Plan) -> EagleConfig:
         method, shape, target, layers = plan.method, plan.shape, plan.target, plan.target.num_layers
-        if method == "eagle" and shape.states:
+        version = {"eagle": 1, "mtp": "mtp"}.get(method, 3)
+        if version != 3 and shape.states:
             got = f"head.states={list(shape.states)}"
-            raise ConfigError("EAGLE-1 reads the last state alone", got=got, fix="eagle3")
+            raise ConfigError(f"{method} heads read the last state alone", got=got, fix="eagle3")
         sizes = head_sizes(plan)
-        if method != "eagle":
+        if version == 3:
             sizes["states"] = shape.states or (min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1))
         if max(sizes["states"]) > layers:
             got = list(sizes["states"])
@@ -114,7 +117,7 @@ class EagleRecipe(HeadRecipe):
             sizes["mask_token_id"] = next(token for token in usual if token is not None)
             sizes["num_speculative_tokens"] = shape.num_speculative_tokens
         return EagleConfig(
-            **sizes, **layer_sizes(plan), version=1 if method == "eagle" else 3,
+            **sizes, **layer_sizes(plan), version=version,
             target_hidden_size=target.hidden_size, own_lm_head=shape.own_lm_head, window=shape.window,
         )  # fmt: skip
 
@@ -130,12 +133,11 @@ class EagleRecipe(HeadRecipe):
 
         Its inputs differ in size by far (the states of SmolLM2-135M have channels of 300 beside others of 5, and
         embeddings of 0.1), so each comes in with mean square 1. The first column of the texts is left out, where some
-        models keep values of another magnitude. A new `mask_hidden` begins as the mean of the states. All this needs
-        stored states; with `prepare.states=online` only the norm is taken.
+        models keep values of another magnitude. A new `mask_hidden` begins as the mean of the states.
         """
         head = self.head
         norm: Any = getattr(target.model.base_model, "norm", None)
-        if is_fresh and head.config.version == 3 and isinstance(norm, nn.Module):
+        if is_fresh and head.config.version != 1 and isinstance(norm, nn.Module):
             head.norm.weight.copy_(norm.weight)
         some = answers.batch(range(min(len(answers), 16)), head.config.states, 1 << 30)
         some = some if some.states else online_states(target, some, head.config.states)
@@ -143,8 +145,10 @@ class EagleRecipe(HeadRecipe):
         if head.config.mask_token_id is not None and not head.mask_hidden.any():
             head.mask_hidden.copy_(torch.cat(states, -1)[some.is_answer].mean(0))
         parts = [state[some.is_answer.roll(-1, 1)] for state in states]
-        if head.config.version == 1:
+        if head.config.version != 3:
             parts.insert(0, target.embeddings[head.draft_ids.to(target.device)].float())
+        if head.config.version == "mtp":
+            parts = [norm(part) for norm, part in zip((head.enorm, head.hnorm), parts, strict=True)]
         weight = head.fc.weight
         scale = torch.cat([part.square().mean(0).sqrt().to(weight.device) for part in parts]).clamp(min=1e-3)
         self.input_scales = {weight: scale}

@@ -20,9 +20,10 @@ from torch import Tensor
 from ..core.interfaces import TargetView, Verifier
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel
+from ..kernels import library as native
 from ..kernels.library import largest, reads
 from ..sampling.scores import banned_columns, mask_banned
-from ..sampling.warpers import warp
+from ..sampling.warpers import is_truncated, warp
 from ..system.hardware import one_thread
 from .trees import Children, DynamicTree, grow
 
@@ -68,11 +69,11 @@ class TokenRanking:
         """
         unchanged = self.banned is None and all(self._ranks_by_logits(seq) for seq in seqs)
         if not unchanged or found is None:
-            native = reads(logits)
+            is_native = reads(logits)
             with one_thread(logits):
-                scores = logits.float() if unchanged and native else self.scores(logits, seqs, offset)
+                scores = logits.float() if unchanged and is_native else self.scores(logits, seqs, offset)
                 count = min(count, scores.shape[1])
-                if native:
+                if is_native:
                     found = Best(*largest(scores, count))
                 else:
                     best = scores.topk(count, dim=-1)
@@ -106,8 +107,10 @@ class TokenRanking:
             old = scores if len(chosen) == len(scores) else scores.index_select(0, rows)
             if self.uses_noise:
                 temperatures = torch.tensor([seq.params.temperature for seq in chosen], device=scores.device)[:, None]
-                truncated = warp(old, [seq.params for seq in chosen])  # scores over temperature
-                new = temperatures * (truncated + _noise(self.draft_ids, chosen, offset))
+                new = old.addcmul(temperatures, _noise(self.draft_ids, chosen, offset))
+                if any(is_truncated(seq.params) for seq in chosen):
+                    forbidden = warp(old, [seq.params for seq in chosen]).isneginf()
+                    new = new.masked_fill(forbidden, -torch.inf)
             else:
                 new = old / self.divisors(chosen).to(scores.device)
             scores = new if old is scores else scores.index_copy(0, rows, new)
@@ -125,10 +128,13 @@ class TokenRanking:
 def _noise(draft_ids: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
     """The target's noise at this position, computed once for each sequence. [R, Vd]."""
     distinct = list({id(seq): seq for seq in seqs}.values())
-    seeds = torch.tensor([seq.seed for seq in distinct], device=draft_ids.device)
-    positions = torch.tensor([[len(seq.token_ids) + offset] for seq in distinct], device=draft_ids.device)
-    noise = gumbel(seeds, positions, Purpose.TARGET, draft_ids).squeeze(1)
-    if len(distinct) == len(seqs):
-        return noise
+    seeds, positions = [seq.seed for seq in distinct], [len(seq.token_ids) + offset for seq in distinct]
+    if draft_ids.device.type == "cpu" and native.library() is not None:
+        noise = native.gumbel(seeds, positions, Purpose.TARGET, draft_ids)
+    else:
+        keys = torch.tensor([seeds, positions], device=draft_ids.device)
+        noise = gumbel(keys[0], keys[1, :, None], Purpose.TARGET, draft_ids).squeeze(1)
+    if len(distinct) in (1, len(seqs)):
+        return noise.expand(len(seqs), -1)
     place = {id(seq): row for row, seq in enumerate(distinct)}
     return noise.index_select(0, torch.tensor([place[id(seq)] for seq in seqs], device=noise.device))

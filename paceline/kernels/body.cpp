@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "abi.h"
+#include "noise.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -631,5 +632,33 @@ static void attend(const Slot& slot, const Reach* const* reach, const void* cons
 }
 
 #include "pass.h"
+
+// ---------------------------------------------------------------------------------------------- noise
+
+INLINE double from_bits(uint64_t bits) {
+  double x;
+  memcpy(&x, &bits, 8);
+  return x;
+}
+
+// The natural logarithm of a positive normal number, relative error 1e-9, without branches so that it is vectorised.
+// x = 2^e m with m between the roots of 1/2 and 2; log m = 2 artanh s with s = (m - 1) / (m + 1).
+INLINE double logarithm(double x) {
+  constexpr uint64_t ROOT = 0x3FE6A09E667F3BCD, MANTISSA = 0xFFFFFFFFFFFFF;  // ROOT: the bits of the root of 1/2
+  uint64_t bits;
+  memcpy(&bits, &x, 8);
+  bits += 0x3FF0000000000000 - ROOT;
+  const double e = from_bits(0x4330000000000000 | bits >> 52) - (0x1p52 + 1023);
+  const double m = from_bits((bits & MANTISSA) + ROOT), s = (m - 1) / (m + 1), t = s * s;
+  return e * 0.69314718055994531 + 2 * s * (1 + t * (1. / 3 + t * (1. / 5 + t * (1. / 7 + t * (1. / 9 + t * (1. / 11))))));
+}
+
+// out[i] = the noise of the token ids[i] under a key, up to rounding.
+void gumbel(uint64_t key, const int64_t* ids, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i++) {
+    const double u = from_bits(0x3FF0000000000000 | noise_bits(key, ids[i]) >> 12) - (1 - 0x1p-53);
+    out[i] = -(float)logarithm(-logarithm(u));
+  }
+}
 
 }  // namespace PACELINE_ISA

@@ -25,6 +25,7 @@
   void run(const Model*, const Pass*, void* scratch, Worker*);                     \
   void multiply(const Matrix*, const float*, int64_t, float*, void*, Worker*);     \
   int64_t multiply_bytes(const Matrix*, int64_t rows);                             \
+  void gumbel(uint64_t key, const int64_t* ids, int64_t count, float* out);        \
   }
 DECLARE(portable)
 #if defined(PACELINE_HAS_AVX2)
@@ -48,6 +49,7 @@ struct Isa {
   void (*run)(const Model*, const Pass*, void*, Worker*);
   void (*multiply)(const Matrix*, const float*, int64_t, float*, void*, Worker*);
   int64_t (*multiply_bytes)(const Matrix*, int64_t);
+  void (*gumbel)(uint64_t, const int64_t*, int64_t, float*);
   int (*runs_here)();
   int (*pays_here)();  // 0: a later one is faster here
 };
@@ -94,7 +96,8 @@ static int is_not_intel() {
 #endif
 
 #define ISA(name, ...) \
-  {#name, name::scratch_bytes, name::num_phases, name::prepare, name::run, name::multiply, name::multiply_bytes, __VA_ARGS__}
+  {#name,          name::scratch_bytes,  name::num_phases, name::prepare, name::run, \
+   name::multiply, name::multiply_bytes, name::gumbel,     __VA_ARGS__}
 static const Isa isas[] = {
 #if defined(PACELINE_HAS_AVX512_BF16)
     ISA(avx512_bf16, has_avx512_bf16, is_not_intel),
@@ -338,9 +341,15 @@ int paceline_multiply(const Matrix* matrix, const float* in, int64_t rows, float
 void paceline_draw(const float* scores, int64_t rows, int64_t columns, const int64_t* seeds, const int64_t* positions,
                    int64_t purpose, int64_t* tokens) {
   for (int64_t r = 0; r < rows; r++) {
-    const uint64_t key = mix(mix((uint64_t)seeds[r] + (uint64_t)positions[r] * WEYL) ^ (uint64_t)purpose * MIX_2);
-    tokens[r] = noisy_argmax(scores + r * columns, columns, key);
+    tokens[r] = noisy_argmax(scores + r * columns, columns, noise_key(seeds[r], positions[r], purpose));
   }
+}
+
+// out [rows, columns] = the noise of the tokens `ids` [columns], up to rounding. It takes no thread and no lock.
+void paceline_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, int64_t purpose, const int64_t* ids,
+                     int64_t columns, float* out) {
+  for (int64_t r = 0; r < rows; r++)
+    isa().gumbel(noise_key(seeds[r], positions[r], purpose), ids, columns, out + r * columns);
 }
 
 // Ask for large pages under the whole pages of a buffer: fewer look-ups while weights are read.

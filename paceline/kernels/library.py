@@ -113,6 +113,8 @@ def library() -> Any:
     found.paceline_multiply.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, ctypes.c_int]
     found.paceline_draw.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p]
     found.paceline_draw.restype = None
+    found.paceline_gumbel.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
+    found.paceline_gumbel.restype = None
     found.paceline_advise.argtypes = [c_void_p, c_int64]
     found.paceline_struct_bytes.restype = c_int64
     for which, kind in enumerate((Matrix, Norm, Layer, Model, Pass)):
@@ -198,6 +200,14 @@ def draw(scores: Tensor, seeds: Sequence[int], positions: Sequence[int], purpose
     keys = (c_int64 * rows)(*seeds), (c_int64 * rows)(*positions)
     library().paceline_draw(scores.data_ptr(), rows, columns, *keys, purpose, tokens)
     return [*tokens]
+
+
+def gumbel(seeds: Sequence[int], positions: Sequence[int], purpose: int, token_ids: Tensor) -> Tensor:
+    """The noise of `core.rng.gumbel` for the tokens int64 [C], up to rounding. Float32 [R, C]."""
+    rows, columns = len(seeds), len(token_ids)
+    out, keys = torch.empty(rows, columns), ((c_int64 * rows)(*seeds), (c_int64 * rows)(*positions))
+    library().paceline_gumbel(*keys, rows, purpose, address(token_ids), columns, out.data_ptr())
+    return out
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

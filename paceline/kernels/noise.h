@@ -1,5 +1,7 @@
-// The Gumbel-max draw without the noise that cannot win; included by library.cpp. The noise is that of core/rng.py.
+// The noise of core/rng.py, and the Gumbel-max draw without the noise that cannot win.
 #include <math.h>
+#include <stdint.h>
+#include <string.h>
 
 constexpr uint64_t WEYL = 0x9E3779B97F4A7C15, MIX_1 = 0xBF58476D1CE4E5B9, MIX_2 = 0x94D049BB133111EB;
 
@@ -7,6 +9,10 @@ static inline uint64_t mix(uint64_t x) {
   x = (x ^ x >> 30) * MIX_1;
   x = (x ^ x >> 27) * MIX_2;
   return x ^ x >> 31;
+}
+
+static inline uint64_t noise_key(int64_t seed, int64_t position, int64_t purpose) {
+  return mix(mix((uint64_t)seed + (uint64_t)position * WEYL) ^ (uint64_t)purpose * MIX_2);
 }
 
 static inline uint64_t noise_bits(uint64_t key, int64_t column) { return mix(key + (uint64_t)(column + 1) * WEYL); }

@@ -22,7 +22,7 @@ from paceline.quant.int4 import Int4Linear, quantize_int4
 from paceline.quant.int8 import Int8Linear, dequantize_int8
 from paceline.runner import ModelRunner, wrap_model
 from tests.drafters.test_draft_layer import projects_with_the_bits_of_fc
-from tests.kernels.test_noise import draws_as_defined
+from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
 from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kerne
 PROJECTION = "inputs of the row before"
 INT4 = "the scale of a tile's first row", "INT4 inputs out of order"
 INT8 = "INT8 inputs out of order", "sums that int32 cannot hold"
+GUMBEL = "noise of another token", "noise without exponents"
 NOISE = "noise of the column before", "a bound above the winner", "sums that rounding decides"
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
@@ -110,6 +111,8 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "if (load_acquire(done) != pieces) wait_for(done, pieces);",
         "if (!FAULT && load_acquire(done) != pieces) wait_for(done, pieces);",
     ),
+    GUMBEL[0]: ("body.cpp", "noise_bits(key, ids[i])", "noise_bits(key, FAULT ? i : ids[i])"),
+    GUMBEL[1]: ("body.cpp", "return e * 0.69", "return (FAULT ? 0 : e) * 0.69"),
     NOISE[0]: ("noise.h", "(uint64_t)(column + 1)", "(uint64_t)(column + 1 - FAULT)"),
     NOISE[1]: ("noise.h", "(127 + 24)", "(127 + 24 - 2 * FAULT)"),
     NOISE[2]: ("noise.h", "return best - second > close", "return FAULT || best - second > close"),
@@ -226,7 +229,13 @@ def test_faults_of_draws_are_seen(fault, switch):
     assert draws_as_defined() == (fault == "none")
 
 
-@pytest.mark.parametrize("fault", [name for name in NAMES if name not in (PROJECTION, *INT4, *INT8, *NOISE)])
+@pytest.mark.parametrize("fault", ["none", NOISE[0], *GUMBEL])
+def test_faults_of_the_noise_are_seen(fault, switch):
+    switch(fault)
+    assert noise_as_defined() == (fault == "none")
+
+
+@pytest.mark.parametrize("fault", [name for name in NAMES if name not in (PROJECTION, *INT4, *INT8, *NOISE, *GUMBEL)])
 def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6

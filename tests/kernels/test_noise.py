@@ -1,4 +1,4 @@
-"""Native draws against their definition, argmax(scores + noise) with the noise of every token."""
+"""Native draws against their definition, argmax(scores + noise) with the noise of every token; the noise itself."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from torch import Tensor
 
 from paceline.core.rng import Purpose, gumbel
 from paceline.kernels import load
-from paceline.kernels.library import draw
+from paceline.kernels.library import draw, library
+from paceline.kernels.library import gumbel as native_gumbel
 from paceline.sampling.scores import gumbel_argmax
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
@@ -57,3 +58,22 @@ def test_scores_that_are_not_finite_are_left_to_torch(value):
     scores[0, 30], scores[2] = value, -INFINITY
     assert [token >= 0 for token in draw(scores, [1, 2, 3], [4, 5, 6], Purpose.TARGET)] == [False, True, False]
     assert int(gumbel_argmax(scores, [1, 2, 3], [4, 5, 6])[0]) == 30
+
+
+def noise_as_defined() -> bool:
+    """Whether the noise of some tokens is that of `core.rng`, from the largest to the smallest that there is."""
+    rng = torch.Generator().manual_seed(0)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (40,), generator=rng)
+    positions, ids = torch.arange(40) * 1009, torch.randperm(100_000, generator=rng)[:7001]
+    wanted = gumbel(seeds, positions[:, None], Purpose.TARGET, ids).squeeze(1)
+    found = native_gumbel(seeds.tolist(), positions.tolist(), Purpose.TARGET, ids)
+    return torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("isa", load().isas)
+def test_noise_is_as_defined(isa):
+    library().paceline_select(isa.encode())
+    try:
+        assert noise_as_defined()
+    finally:
+        library().paceline_select(load().isa.encode())

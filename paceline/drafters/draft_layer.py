@@ -97,8 +97,8 @@ class NativeLayer:
     def __init__(self, head: EagleHead):
         self.pointers, self._head = Pointers(), head
         config, layer, made = head.config, head.midlayer, Layer()
-        output: Packed = head.lm_head if config.own_lm_head else head.output  # type: ignore[assignment]
-        self.vocabulary, self._is_eagle3 = output.out_features, config.version == 3
+        output = head.lm_head if config.own_lm_head else head.output
+        self.vocabulary, self._is_eagle3 = config.draft_vocab_size, config.version == 3
         for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
             for name in names:
                 setattr(made, name, self._matrix(getattr(module, f"{name}_proj")))
@@ -164,7 +164,8 @@ class NativeLayer:
             cos, sin = rotation(torch.arange(2 * length + 512)[None], config.head_dim, config.rope_theta)
             self._tables = torch.stack([cos[0, 0], sin[0, 0]])
 
-    def _matrix(self, linear: Packed) -> Any:
+    def _matrix(self, linear: nn.Module) -> Any:
+        assert isinstance(linear, Packed)
         matrix = linear.matrix
         assert matrix is not None
         self.pointers.append(matrix)

@@ -4,7 +4,7 @@ A drafter finds the children of the `frontier`, adds them in descending probabil
 
     level 1   root's children          a .6   b .3   c .1        score of a node: log of the product along its path
     level 2   frontier a, b            aa .5  ab .1  ba .2       (.3, .06, .06)
-    finish    the best nodes overall   a .6   b .3   aa .3       parents before children
+    finish    the best nodes overall   a .6   aa .3   b .3       depth first
 
 A child scores no higher than its parent, and ties go to the shallower, then the earlier node. So the best nodes form a
 tree.
@@ -122,12 +122,20 @@ class DynamicTree:
         return path[::-1]
 
     def finish(self) -> DraftTree:
+        """The kept nodes depth first, best children first: so the cache need not move those of the likeliest path."""
         kept = self.kept()
-        place = {node: index + 1 for index, node in enumerate(kept)} | {-1: 0}
+        below = {node: list[int]() for node in [-1, *kept]}
+        for node in reversed(kept):
+            below[self.parents[node]].append(node)
+        order, waiting = list[int](), below[-1]
+        while waiting:
+            order.append(node := waiting.pop())
+            waiting += below[node]
+        place = {node: index for index, node in enumerate([-1, *order])}
         return DraftTree(
-            [self.tokens[node] for node in kept],
-            [place[self.parents[node]] for node in kept],
-            [math.exp(self.logps[node]) for node in kept],
+            [self.tokens[node] for node in order],
+            [place[self.parents[node]] for node in order],
+            [math.exp(self.logps[node]) for node in order],
         )
 
 

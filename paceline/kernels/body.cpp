@@ -653,6 +653,8 @@ INLINE double logarithm(double x) {
   return e * 0.69314718055994531 + 2 * s * (1 + t * (1. / 3 + t * (1. / 5 + t * (1. / 7 + t * (1. / 9 + t * (1. / 11))))));
 }
 
+int64_t draw(const float* scores, int64_t size, uint64_t key) { return noisy_argmax(scores, size, key); }
+
 // out[i] = the noise of the token ids[i] under a key, up to rounding.
 void gumbel(uint64_t key, const int64_t* ids, int64_t count, float* out) {
   for (int64_t i = 0; i < count; i++) {

@@ -25,6 +25,7 @@
   void run(const Model*, const Pass*, void* scratch, Worker*);                     \
   void multiply(const Matrix*, const float*, int64_t, float*, void*, Worker*);     \
   int64_t multiply_bytes(const Matrix*, int64_t rows);                             \
+  int64_t draw(const float* scores, int64_t size, uint64_t key);                   \
   void gumbel(uint64_t key, const int64_t* ids, int64_t count, float* out);        \
   }
 DECLARE(portable)
@@ -49,6 +50,7 @@ struct Isa {
   void (*run)(const Model*, const Pass*, void*, Worker*);
   void (*multiply)(const Matrix*, const float*, int64_t, float*, void*, Worker*);
   int64_t (*multiply_bytes)(const Matrix*, int64_t);
+  int64_t (*draw)(const float*, int64_t, uint64_t);
   void (*gumbel)(uint64_t, const int64_t*, int64_t, float*);
   int (*runs_here)();
   int (*pays_here)();  // 0: a later one is faster here
@@ -97,7 +99,7 @@ static int is_not_intel() {
 
 #define ISA(name, ...) \
   {#name,          name::scratch_bytes,  name::num_phases, name::prepare, name::run, \
-   name::multiply, name::multiply_bytes, name::gumbel,     __VA_ARGS__}
+   name::multiply, name::multiply_bytes, name::draw,       name::gumbel,  __VA_ARGS__}
 static const Isa isas[] = {
 #if defined(PACELINE_HAS_AVX512_BF16)
     ISA(avx512_bf16, has_avx512_bf16, is_not_intel),
@@ -341,7 +343,7 @@ int paceline_multiply(const Matrix* matrix, const float* in, int64_t rows, float
 void paceline_draw(const float* scores, int64_t rows, int64_t columns, const int64_t* seeds, const int64_t* positions,
                    int64_t purpose, int64_t* tokens) {
   for (int64_t r = 0; r < rows; r++) {
-    tokens[r] = noisy_argmax(scores + r * columns, columns, noise_key(seeds[r], positions[r], purpose));
+    tokens[r] = isa().draw(scores + r * columns, columns, noise_key(seeds[r], positions[r], purpose));
   }
 }
 

@@ -26,6 +26,14 @@ static inline double noise_of(uint64_t bits) { return -log(-log(((double)(bits >
 // Since -log u >= 1 - u, a sum s + g can only reach a bound b where 1 - u <= exp(s - b). Of 1 - u the upper 24 bits are
 // read, and their logarithm to base 2 from the bits of the float, which are never above it: so nothing that could reach
 // the bound is passed over, and little else is looked at.
+static inline bool can_reach(float bound, float score, uint64_t bits) {
+  constexpr float ULPS = 0x1p-23f;
+  const float rest = (float)(int32_t)(~bits >> 40);  // at most (1 - u) 2^24
+  int32_t log_2;
+  memcpy(&log_2, &rest, 4);
+  return !((float)log_2 * ULPS - (127 + 24) > score - bound);
+}
+
 static int64_t noisy_argmax(const float* scores, int64_t size, uint64_t key) {
   const float infinity = __builtin_inff();
   float top = -infinity;
@@ -40,20 +48,23 @@ static int64_t noisy_argmax(const float* scores, int64_t size, uint64_t key) {
   const int64_t first = winner;
   const double close = 1e-3 + 1e-6 * fabs((double)top);
   double best = top + noise_of(noise_bits(key, first)), second = -infinity;
-  constexpr float BASE_2 = 1.44269504f, ULPS = 0x1p-23f;
+  constexpr float BASE_2 = 1.44269504f;
   float bound = (float)((best - close) * BASE_2);
-  for (int64_t i = 0; i < size; i++) {
-    const uint64_t bits = noise_bits(key, i);
-    const float rest = (float)(int32_t)(~bits >> 40);  // at most (1 - u) 2^24
-    int32_t log_2;
-    memcpy(&log_2, &rest, 4);
-    if ((float)log_2 * ULPS - (127 + 24) > scores[i] * BASE_2 - bound || i == first) continue;
-    const double sum = scores[i] + noise_of(bits);
-    if (sum > best) {
-      second = best, best = sum, winner = i;
-      bound = (float)((best - close) * BASE_2);
-    } else if (sum > second) {
-      second = sum;
+  constexpr int64_t MANY = 256;  // are tested at once
+  for (int64_t begin = 0; begin < size; begin += MANY) {
+    const int64_t end = begin + MANY < size ? begin + MANY : size;
+    int any = 0;
+    for (int64_t i = begin; i < end; i++) any |= can_reach(bound, scores[i] * BASE_2, noise_bits(key, i));
+    for (int64_t i = begin; any && i < end; i++) {
+      const uint64_t bits = noise_bits(key, i);
+      if (!can_reach(bound, scores[i] * BASE_2, bits) || i == first) continue;
+      const double sum = scores[i] + noise_of(bits);
+      if (sum > best) {
+        second = best, best = sum, winner = i;
+        bound = (float)((best - close) * BASE_2);
+      } else if (sum > second) {
+        second = sum;
+      }
     }
   }
   return best - second > close ? winner : -1;

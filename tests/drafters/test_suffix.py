@@ -172,7 +172,7 @@ def test_the_most_probable_nodes_are_drafted(nodes):
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        ([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], [4, 3, 8]),  # the newer of equals first
+        ([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], [4, 8, 3]),  # the newer of equals first, then what follows it
         ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 1, 2], [3]),  # twice against once; then 8 or 9
         ([1, 2, 3, 4], []),
         ([7], []),

@@ -204,7 +204,7 @@ def test_tree_from_marginals_is_the_best(nodes, exact):
 def test_marginals_below_least_are_left_out():
     given = [([1, 2], [math.log(0.5), math.log(0.4)]), ([3, 4], [math.log(0.5), math.log(0.1)])]
     made = marginal(DraftBudget(9, 9, min_prob=0.21), given)
-    assert paths_of(made) == [(1,), (2,), (1, 3)]
+    assert paths_of(made) == [(1,), (1, 3), (2,)]
 
 
 def _along(made: DraftTree, node: int) -> list[float]:

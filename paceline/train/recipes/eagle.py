@@ -136,8 +136,10 @@ class EagleRecipe(HeadRecipe):
         models keep values of another magnitude. A new `mask_hidden` begins as the mean of the states.
         """
         head = self.head
+        if head.config.version == "mtp":  # it norms what it reads
+            return
         norm: Any = getattr(target.model.base_model, "norm", None)
-        if is_fresh and head.config.version != 1 and isinstance(norm, nn.Module):
+        if is_fresh and head.config.version == 3 and isinstance(norm, nn.Module):
             head.norm.weight.copy_(norm.weight)
         some = answers.batch(range(min(len(answers), 16)), head.config.states, 1 << 30)
         some = some if some.states else online_states(target, some, head.config.states)
@@ -145,10 +147,8 @@ class EagleRecipe(HeadRecipe):
         if head.config.mask_token_id is not None and not head.mask_hidden.any():
             head.mask_hidden.copy_(torch.cat(states, -1)[some.is_answer].mean(0))
         parts = [state[some.is_answer.roll(-1, 1)] for state in states]
-        if head.config.version != 3:
+        if head.config.version == 1:
             parts.insert(0, target.embeddings[head.draft_ids.to(target.device)].float())
-        if head.config.version == "mtp":
-            parts = [norm(part) for norm, part in zip((head.enorm, head.hnorm), parts, strict=True)]
         weight = head.fc.weight
         scale = torch.cat([part.square().mean(0).sqrt().to(weight.device) for part in parts]).clamp(min=1e-3)
         self.input_scales = {weight: scale}

@@ -203,8 +203,8 @@ def draw(scores: Tensor, seeds: Sequence[int], positions: Sequence[int], purpose
 
 
 def gumbel(seeds: Sequence[int], positions: Sequence[int], purpose: int, token_ids: Tensor) -> Tensor:
-    """The noise of `core.rng.gumbel` for the tokens int64 [C], up to rounding. Float32 [R, C]."""
-    rows, columns = len(seeds), len(token_ids)
+    """The noise of `core.rng.gumbel` for the tokens [C], up to rounding. Float32 [R, C]."""
+    rows, columns, token_ids = len(seeds), len(token_ids), token_ids.long().contiguous()
     out, keys = torch.empty(rows, columns), ((c_int64 * rows)(*seeds), (c_int64 * rows)(*positions))
     library().paceline_gumbel(*keys, rows, purpose, address(token_ids), columns, out.data_ptr())
     return out

@@ -108,16 +108,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """[B, N, width] -> [B, N, E]."""
-        query = rotated(self._split(self.q_proj(x)), cos, sin)
-        attended = attend(query, *self.keys_values(x, cos, sin))
+        query, key, value = (
+            project(x).view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        attended = attend(rotated(query, cos, sin), rotated(key, cos, sin), value)
         return self.o_proj(attended.transpose(1, 2).reshape(*x.shape[:2], -1))
-
-    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated keys, and values, [B, H, N, d] each."""
-        return rotated(self._split(self.k_proj(x)), cos, sin), self._split(self.v_proj(x))
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -148,6 +144,7 @@ class EagleLayer(nn.Module):
             self.hidden_norm = config.norm()
 
     def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """[B, N, E] each -> [B, N, E]. `embeddings` are read in EAGLE-3 only: in other heads `hidden` has them."""
         x = residual = hidden
         if self.version == 3:
             normed = self.hidden_norm(hidden)
@@ -155,10 +152,6 @@ class EagleLayer(nn.Module):
             residual = normed if self.norm_before_residual else hidden
         elif self.version == "mtp":
             x = self.input_layernorm(hidden)
-        return self.add(residual, x, cos, sin, attend)
-
-    def add(self, residual: Tensor, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """The residual stream [B, N, E] behind the layer; x: what attention reads, [B, N, width]."""
         hidden = residual + self.self_attn(x, cos, sin, attend)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 

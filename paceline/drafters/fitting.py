@@ -40,7 +40,8 @@ def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: T
     loaded = target.loaded
     made = copy.deepcopy(read_head(head, kind, loaded, vocab_size=loaded.vocab_size, **sizes))
     made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
-    made.attach(loaded.embeddings, loaded.embeddings if made.owns_rows else loaded.output_rows())
+    rows = loaded.embeddings if made.owns_rows else loaded.output_rows()
+    made.attach(loaded.embeddings, rows.to(loaded.device, loaded.dtype))
     if runs_natively(loaded.embeddings):
         pack_head(made)
     return made

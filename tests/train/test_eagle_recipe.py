@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.eagle import EagleConfig, EagleHead, attend_causally, rotation
 from paceline.train.losses import LOSSES
 from paceline.train.recipe import Batch
 from paceline.train.recipes import common
@@ -125,6 +125,27 @@ def test_the_loss_is_that_of_drafting_step_by_step(version, steps):
     head, batch = head_of(version), batch_of()
     given = recipe_of(head, steps).loss(batch).total
     torch.testing.assert_close(given, loss_by_hand(head, batch, steps))
+
+
+def test_an_mtp_head_has_the_form_of_deepseek_v3():
+    """Section 2.2 of arXiv 2412.19437, written out; with two of its norms exchanged it is another head."""
+    head, batch = head_of("mtp"), batch_of()
+    for parameter in head.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, 0.5, 2.0)
+    layer, states, positions = head.midlayer, batch.states[LAST], torch.arange(LENGTH)[None]
+
+    def norm(of: nn.RMSNorm, x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + of.eps).sqrt() * of.weight
+
+    pairs = torch.cat([norm(head.enorm, head.embed(batch.token_ids, states)), norm(head.hnorm, states)], -1)
+    x, (cos, sin) = pairs @ head.fc.weight.T, rotation(positions, 4, 10000.0)
+    x = x + layer.self_attn(norm(layer.input_layernorm, x), cos, sin, attend_causally)
+    x = x + layer.mlp(norm(layer.post_attention_layernorm, x))
+    torch.testing.assert_close(head(batch.token_ids, states, positions, attend_causally), x)
+    torch.testing.assert_close(head.logits(x), head.output(norm(head.norm, x)))
+    head.enorm, head.hnorm = head.hnorm, head.enorm
+    assert (head(batch.token_ids, states, positions, attend_causally) - x).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("steps", [2, 3])

@@ -33,7 +33,7 @@ from .common import Decay, HeadRecipe, TokenLoss, Unrolled, head_sizes, layer_si
 
 @checked
 class EagleShape:
-    """Shape of an EAGLE head; None: the target's.
+    """Shape of an EAGLE or MTP head; None: the target's.
 
     states: of EAGLE-3, empty: a low, a middle and a high one. window: of `EagleConfig`; no head was found to draft
     better with more (docs/results.md).
@@ -63,9 +63,10 @@ class PEagleShape(EagleShape):
 class EagleLoss:
     """How a head is trained; None: as in its paper, with five steps for EAGLE-3, and all that P-EAGLE drafts.
 
-    steps: drafting steps unrolled (EAGLE-1: 1, EAGLE-3: up to 7, FastMTP: 3), step s weighted decay^s. regress:
-    the weight of EAGLE-1's SmoothL1 on the states, beside `ce_weight` times the loss of the distributions. noise: the
-    half-width of the uniform noise on the states that step 0 reads.
+    name: see `losses` and `TokenLoss`. steps: drafting steps unrolled (EAGLE-1: 1, EAGLE-3: up to 7, MTP: 3 as in
+    FastMTP), step s weighted decay^s (FastMTP: 0.6). regress: the weight of EAGLE-1's SmoothL1 on the states, beside
+    `ce_weight` times the loss of the distributions. noise: the half-width of the uniform noise on the states that step
+    0 reads.
     """
 
     name: TokenLoss = "ce"

@@ -55,4 +55,4 @@ LOSSES: Mapping[str, Loss] = {"ce": _cross_entropy, "kl": _kl, "tv": _tv, "lk": 
 def compared(target: _Logits, head: _Logits) -> tuple[Tensor, Tensor]:
     """The acceptance rate of samples, 1 - TV, and whether the most likely tokens agree. [T] each."""
     accepted = torch.minimum(target.softmax(-1), head.softmax(-1)).sum(-1)
-    return accepted, target.argmax(-1) == head.argmax(-1)
+    return accepted, target.max(-1).indices == head.max(-1).indices  # argmax is four times slower in bfloat16

@@ -68,7 +68,7 @@ class Labels:
         NaN where the answers are too short.
         """
         labels = self._index[shifted(self._batch.token_ids, ahead)[columns]]
-        right = (logits.detach().argmax(-1) == labels).sum()
+        right = (logits.detach().max(-1).indices == labels).sum()
         agreement = right / shifted(self._batch.is_answer, ahead).sum()
         if not len(logits):
             return logits.sum(), agreement
@@ -82,7 +82,7 @@ class Unrolled:
     """Attention of EAGLE-3's training-time test: step 0 is causal, each further step adds its own diagonal."""
 
     def __init__(self, length: int, device: torch.device):
-        self._causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        self._mask = torch.full((length, length), float("-inf"), device=device).triu(1)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -92,16 +92,16 @@ class Unrolled:
         self._values.append(value)
         if len(self._keys) == 1:
             return attend_causally(query, key, value)
-        groups = query.shape[1] // key.shape[1]
+        groups, length = query.shape[1] // key.shape[1], query.shape[2]
         keys, values = ([x.repeat_interleave(groups, 1) for x in held] for held in (self._keys, self._values))
-        scale = query.shape[-1] ** -0.5
-        past = (query @ keys[0].transpose(-1, -2) * scale).masked_fill(~self._causal, float("-inf"))
-        own = torch.stack([(query * k).sum(-1) * scale for k in keys[1:]], -1)
-        weights = torch.cat([past, own], -1).softmax(-1)
-        length = past.shape[-1]
-        out = weights[..., :length] @ values[0]
+        query = query * query.shape[-1] ** -0.5
+        past = torch.baddbmm(self._mask.to(query.dtype), query.flatten(0, 1), keys[0].flatten(0, 1).transpose(1, 2))
+        own = torch.stack([(query * k).sum(-1) for k in keys[1:]], -1)
+        weights = torch.cat([past.view(*query.shape[:2], length, length), own], -1).softmax(-1)
+        before, own = weights.split([length, len(keys) - 1], -1)
+        out = before @ values[0]
         for step, held in enumerate(values[1:]):
-            out = out + weights[..., length + step, None] * held
+            out = out + own[..., step, None] * held
         return out
 
 

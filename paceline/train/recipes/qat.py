@@ -146,7 +146,7 @@ def round_losses(
         total = total + (label_weight if loss is not None else 1.0) * token
     acceptance, greedy = compared(teacher, logits.detach())
     parts |= {"acceptance": acceptance.mean(), "greedy": greedy.float().mean()}
-    depth, right = rounds.depth[rounds.counts], (logits.detach().argmax(-1) == labels).float()
+    depth, right = rounds.depth[rounds.counts], (logits.detach().max(-1).indices == labels).float()
     agreement = torch.stack([right[depth == d].mean() for d in range(window)])  # NaN where there is none
     return Losses(total, parts, agreement)
 

@@ -272,7 +272,7 @@ class SpaceRecipe(Recipe):
         logits, teacher = logits[groups.counts], groups.take(text_logits)
         if self._ids is not None and teacher.shape[-1] != logits.shape[-1]:
             teacher = teacher[:, self._ids]
-        right = (logits.detach().argmax(-1) == labels).float()  # a token that cannot be drafted is a miss
+        right = (logits.detach().max(-1).indices == labels).float()  # a token that cannot be drafted is a miss
         parts, total, weight = dict[str, Tensor](), logits[:0].sum(), 0.0
         for j in range(self.adapter.num_masks):
             counts = (mask == j) & (labels >= 0)

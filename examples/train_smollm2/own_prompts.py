@@ -66,7 +66,8 @@ def main() -> None:
         for i in range(given.count)
     ]
     texts = set[str]()
-    for beginning, answer in zip(begun, llm.generate([before + text for text in begun], params), strict=True):
+    answers = llm.generate([before + text for text in begun], params, use_tqdm=True)
+    for beginning, answer in zip(begun, answers, strict=True):
         if answer.outputs[0].finish_reason == "stop":  # the user's turn ended
             texts.add(beginning + answer.outputs[0].text.strip())
     texts = {text for text in texts if len(text) > 20}

@@ -1,4 +1,4 @@
-"""Runs the decoder layer, final norm and output layer of a draft head on a cache of its own: natively, or in torch.
+"""Runs the decoder layers, final norm and output layer of a draft head on a cache of its own: natively, or in torch.
 
 Each level of a tree is one pass. Its rows are the nodes of the level; the `old` nodes of the levels above are in the
 cache already, after the committed columns.
@@ -18,7 +18,7 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import visible
 from ..core.interfaces import TargetView
 from ..core.tree import ancestors
-from ..heads.eagle import EagleConfig, EagleHead, rotation
+from ..heads.eagle import EagleConfig, EagleHead, EagleLayer, rotation
 from ..heads.parts import Output
 from ..kernels import load
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, Pointers, address, library, run
@@ -54,7 +54,7 @@ class Level:
 class LayerPass:
     """One pass over tokens [B, N] and states of some slots of a cache.
 
-    keys, values: the cache [slots, H, capacity, d], in the dtype of the weights.
+    keys, values: the cache of each layer [slots, H, capacity, d], in the dtype of the weights.
     slots, starts: the slot of each row of the batch, and how many columns it has committed.
     ids: the tokens [B, N].
     states: the head's own hidden states [B, N, E], or with `of_target` the target's [B, N, S].
@@ -65,8 +65,8 @@ class LayerPass:
     kv_only: whether only the keys and values are needed.
     """
 
-    keys: Tensor
-    values: Tensor
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
     slots: Sequence[int]
     starts: Sequence[int]
     ids: Tensor
@@ -80,9 +80,10 @@ class LayerPass:
 
 
 def head_cache(target: TargetView, config: EagleConfig) -> SlotCache:
-    """An empty cache for the layer of a head, with the slots of the target; in its dtype, on its device."""
-    cache = SlotCache(target.num_slots, target.max_length, 1)
-    cache.tensors([config.num_key_value_heads], [config.head_dim], target.loaded.dtype, target.loaded.device)
+    """An empty cache for the layers of a head, with the slots of the target; in its dtype, on its device."""
+    count, loaded = config.num_hidden_layers, target.loaded
+    cache = SlotCache(target.num_slots, target.max_length, count)
+    cache.tensors([config.num_key_value_heads] * count, [config.head_dim] * count, loaded.dtype, loaded.device)
     return cache
 
 
@@ -92,34 +93,24 @@ def runs_natively(weight: Tensor) -> bool:
 
 
 class NativeLayer:
-    """Runs the layer of an attached head in the native library; its linear layers are packed."""
+    """Runs the layers of an attached head in the native library; their linear layers are packed."""
 
     def __init__(self, head: EagleHead):
-        self.pointers, self._head = Pointers(), head
-        config, layer, made = head.config, head.midlayer, Layer()
+        self.pointers, self._head, config = Pointers(), head, head.config
         output = head.lm_head if config.own_lm_head else head.output
         self.vocabulary, self._is_eagle3 = config.draft_vocab_size, config.version == 3
-        for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
-            for name in names:
-                setattr(made, name, self._matrix(getattr(module, f"{name}_proj")))
-        d = config.head_dim
-        made.heads, made.kv_heads, made.head_dim = config.num_attention_heads, config.num_key_value_heads, d
-        made.rotary_dim, made.scale, made.residual = d, d**-0.5, 1.0
-        norms = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
-        made.input, made.before_mlp = map(self._norm, norms)
-        made.hidden_norm = self._norm(getattr(layer, "hidden_norm", None))
-        made.norm_before_residual = config.norm_before_residual
+        layers = [self._made(layer) for layer in head.layers]
         self._model = Model(
-            layers=(Layer * 1)(made), head=self._matrix(output), final_norm=self._norm(getattr(head, "norm", None)),
-            num_layers=1, hidden=config.hidden_size, embedding_scale=1.0, logit_scale=1.0,
-            project=self._matrix(head.fc),
+            layers=(Layer * len(layers))(*layers), head=self._matrix(output),
+            final_norm=self._norm(getattr(head, "norm", None)), num_layers=len(layers), hidden=config.hidden_size,
+            embedding_scale=1.0, logit_scale=1.0, project=self._matrix(head.fc),
         )  # fmt: skip
         if self._is_eagle3:  # others get the embeddings with their states
             table = head.embeddings.detach().contiguous()
             self._model.embeddings, self._model.embedding_format = address(table), FORMATS[table.dtype]
             self._model.vocabulary = len(table)
             self.pointers.append(table)
-        self._tables = torch.empty(2, 0, d)  # cosines and sines by position
+        self._tables = torch.empty(2, 0, config.head_dim)  # cosines and sines by position
 
     def __call__(self, given: LayerPass) -> Level:
         """Raises `MemoryError`."""
@@ -131,8 +122,8 @@ class NativeLayer:
         rows = (rows if projects else rows.float()).contiguous()
         self._extend_tables(max(given.starts) + given.old + nodes)
         pointers = Pointers()
-        one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys.shape[2])
-        self._model.cache_format = FORMATS[given.keys.dtype]
+        one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys[0].shape[2])
+        self._model.cache_format = FORMATS[given.keys[0].dtype]
         one.max_position = self._tables.shape[1] - 1
         if projects:
             one.inputs, one.input_format = address(rows), FORMATS[rows.dtype]
@@ -140,9 +131,8 @@ class NativeLayer:
             one.rows = address(rows)
         one.ids, one.parents = address(ids if self._is_eagle3 else None), address(given.parents)
         one.starts, one.slots = address(where[0]), address(where[1])
-        one.cos, one.sin, one.keys, one.values = (
-            pointers.tensors([t]) for t in (*self._tables, given.keys, given.values)
-        )
+        one.cos, one.sin = (pointers.tensors([table]) for table in self._tables)
+        one.keys, one.values = pointers.tensors(given.keys), pointers.tensors(given.values)
         hidden = torch.empty(0 if given.kv_only else (batch, nodes, self._model.hidden))
         logits = torch.empty(batch, given.head_rows, self.vocabulary)
         best = None
@@ -156,6 +146,20 @@ class NativeLayer:
             one.top, one.top_ids, one.top_logps = size[2], address(best.columns), address(best.logps)
         run(self._model, one)
         return Level(hidden, logits, best)
+
+    def _made(self, layer: EagleLayer) -> Layer:
+        config, made = self._head.config, Layer()
+        for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
+            for name in names:
+                setattr(made, name, self._matrix(getattr(module, f"{name}_proj")))
+        d = config.head_dim
+        made.heads, made.kv_heads, made.head_dim = config.num_attention_heads, config.num_key_value_heads, d
+        made.rotary_dim, made.scale, made.residual = d, d**-0.5, 1.0
+        norms = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
+        made.input, made.before_mlp = map(self._norm, norms)
+        made.hidden_norm = self._norm(getattr(layer, "hidden_norm", None))
+        made.norm_before_residual = config.norm_before_residual
+        return made
 
     def _extend_tables(self, length: int) -> None:
         """Make the tables [2, P, d] hold at least all positions below `length`."""
@@ -186,7 +190,8 @@ class TorchLayer:
 
     def __call__(self, given: LayerPass) -> Level:
         """As `NativeLayer`, but without the largest logits."""
-        keys, values, device, count = given.keys, given.values, given.keys.device, given.ids.shape[1]
+        device, count = given.keys[0].device, given.ids.shape[1]
+        caches = iter(zip(given.keys, given.values, strict=True))  # of each layer
         begin = torch.tensor(given.starts)
         positions, seen = _positions_and_mask(begin, given.parents, given.old, count)
         where, mask = torch.tensor(given.slots, device=device), seen.to(device)[:, None]
@@ -194,6 +199,7 @@ class TorchLayer:
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             # Finite: an overflow in a dropped row must not reach later ones as 0 * NaN.
+            keys, values = next(caches)
             keys[where[:, None], :, columns] = torch.nan_to_num(key).transpose(1, 2)
             values[where[:, None], :, columns] = torch.nan_to_num(value).transpose(1, 2)
             cached = [tensor[where, :, : seen.shape[-1]] for tensor in (keys, values)]

@@ -1,4 +1,4 @@
-"""EAGLE and MTP heads draft with one small layer over the target's own hidden states (see `heads.eagle`).
+"""EAGLE and MTP heads draft with a layer or a few over the target's own hidden states (see `heads.eagle`).
 
 EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 2503.01840), P-EAGLE (arXiv 2602.01469),
 MTP in DeepSeek-V3's form (arXiv 2412.19437).

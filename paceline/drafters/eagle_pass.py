@@ -1,10 +1,10 @@
 """An EAGLE head attached to its target, with a cache of its own. Each level of a tree is one pass.
 
-A head is one decoder layer, so the key and value of a pair (f_t, x_{t+1}) depend on nothing but that pair. For most
-pairs that were emitted since the last round only key and value are computed; the last few go through the whole layer:
+The keys and values of the last layer need not all of it. So most pairs (f_t, x_{t+1}) that were emitted since the last
+round go no further than that; the last few go through all of it:
 
-    pairs      n .. T-10     T-9 .. T-2                                   (T tokens, n pairs cached before)
-    computed   key, value    the whole layer, logits for x_T of the last
+    pairs      n .. T-10        T-9 .. T-2                              (T tokens, n pairs cached before)
+    computed   keys, values     all layers, logits for x_T of the last
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from .top_tokens import Best
 CHUNK = 512
 """Pairs cached at once."""
 
-FEW = 8  # pairs at the end that go through the whole layer
+FEW = 8  # pairs at the end that go through all layers
 
 
 @final
@@ -104,8 +104,8 @@ class EaglePass:
         cache = self.cache
         starts = [cache.lengths[slot] for slot in slots]
         cache.ensure(max(starts) + old + ids.shape[1])
-        keys, values, of_target = cache.keys[0], cache.values[0], "parents" not in more
-        return self._layer(LayerPass(keys, values, slots, starts, ids, states, of_target, old=old, **more))
+        of_target = "parents" not in more
+        return self._layer(LayerPass(cache.keys, cache.values, slots, starts, ids, states, of_target, old=old, **more))
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> Tensor:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from .folder import HeadInfo
 
 _METHODS = {
-    "eagle": "EAGLE-1 and -2, one layer over the target's last hidden state (arXiv 2401.15077, 2406.16858)",
-    "eagle3": "EAGLE-3, one layer over three of the target's hidden states (arXiv 2503.01840)",
-    "peagle": "P-EAGLE, EAGLE-3's layer with masks, all tokens from one pass (arXiv 2602.01469)",
+    "eagle": "EAGLE-1 and -2, over the target's last hidden state (arXiv 2401.15077, 2406.16858)",
+    "eagle3": "EAGLE-3, over three of the target's hidden states (arXiv 2503.01840)",
+    "peagle": "P-EAGLE, EAGLE-3 with masks, all tokens from one pass (arXiv 2602.01469)",
     "medusa": "Medusa, one small head for each position ahead (arXiv 2401.10774)",
     "blockwise": "blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115)",
-    "mtp": "multi-token prediction, one layer over the last hidden states, in DeepSeek-V3's form (arXiv 2412.19437)",
+    "mtp": "multi-token prediction, over the last hidden states, in DeepSeek-V3's form (arXiv 2412.19437)",
     "space": "SPACE, mask tokens that predict the next tokens in the target's own pass (arXiv 2402.11809)",
     "self_int4": "the target's own layers in a few bits, trained as they are rounded (QAT)",
     "draft_model": "a draft model distilled from its target (arXiv 2310.08461)",

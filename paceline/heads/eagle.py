@@ -1,4 +1,4 @@
-"""EAGLE and MTP heads: one decoder layer that continues the target's hidden states.
+"""EAGLE and MTP heads: one decoder layer, or a few, that continue the target's hidden states.
 
 (f_t, x_{t+1}) -> h_t, whose logits predict x_{t+2}; while drafting on, h_t stands for f_{t+1}, which is not yet known.
 
@@ -12,6 +12,8 @@ P-EAGLE   as EAGLE-3, but later steps read `mask_hidden`, a learned vector, in t
 MTP       x = fc[norm emb; norm f]       multi-token prediction in DeepSeek-V3's form; one module drafts all tokens
           h = layer(norm x)              the residual stream is x; logits = lm_head(norm h)  (arXiv 2412.19437, section
                                          2.2; FastMTP, arXiv 2509.18362)
+
+`layer` is the first one. Further layers, of which published P-EAGLE heads have three, are ordinary layers of Llama.
 """
 
 from collections.abc import Callable
@@ -29,7 +31,7 @@ from .parts import Count, DraftHead, HeadConfig, Positive, Width
 
 @checked
 class EagleConfig(HeadConfig):
-    """Shape of a head, whose layer is Llama's decoder layer. version: 1 (also EAGLE-2), 3, or "mtp".
+    """Shape of a head, whose layers are Llama's decoder layers. version: 1 (also EAGLE-2), 3, or "mtp".
 
     own_lm_head: its output layer is trained; otherwise it is those rows of the target's. fc_bias: some published
     EAGLE-1 heads have one. norm_before_residual: EAGLE-3 heads whose residual stream starts normed. own_embeddings: it
@@ -56,6 +58,7 @@ class EagleConfig(HeadConfig):
     rms_norm_eps: Positive = 1e-5
     rope_theta: Positive = 10000.0
     attention_bias: bool = False
+    num_hidden_layers: Count = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,7 +86,10 @@ class EagleConfig(HeadConfig):
 
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention of queries [B, Hq, N, d] given the new keys and values [B, H, N, d]; returns [B, Hq, N, d]."""
+"""Attention of queries [B, Hq, N, d] given the new keys and values [B, H, N, d]; returns [B, Hq, N, d].
+
+It is called once for each layer, in their order.
+"""
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -130,34 +136,34 @@ class Mlp(nn.Module):
 
 
 class EagleLayer(nn.Module):
-    """The decoder layer; the names are those of published EAGLE-3 heads."""
+    """A decoder layer; the names are those of published EAGLE-3 heads. version: None for layers after the first."""
 
-    def __init__(self, config: EagleConfig):
+    def __init__(self, config: EagleConfig, version: Literal[1, 3, "mtp"] | None):
         super().__init__()
-        self.version, self.norm_before_residual = config.version, config.norm_before_residual
-        self.self_attn = Attention(config, config.hidden_size * (2 if config.version == 3 else 1))
+        self.version, self.norm_before_residual = version, config.norm_before_residual
+        self.self_attn = Attention(config, config.hidden_size * (2 if version == 3 else 1))
         self.mlp = Mlp(config.hidden_size, config.intermediate_size)
         self.post_attention_layernorm = config.norm()
-        if config.version != 1:
+        if version != 1:
             self.input_layernorm = config.norm()
-        if config.version == 3:
+        if version == 3:
             self.hidden_norm = config.norm()
 
     def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """[B, N, E] each -> [B, N, E]. `embeddings` are read in EAGLE-3 only: in other heads `hidden` has them."""
+        """[B, N, E] each -> [B, N, E]. Only EAGLE-3's first layer reads `embeddings`: in others `hidden` has them."""
         x = residual = hidden
         if self.version == 3:
             normed = self.hidden_norm(hidden)
             x = torch.cat([self.input_layernorm(embeddings), normed], -1)
             residual = normed if self.norm_before_residual else hidden
-        elif self.version == "mtp":
+        elif self.version != 1:
             x = self.input_layernorm(hidden)
         hidden = residual + self.self_attn(x, cos, sin, attend)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
 class EagleHead(DraftHead):
-    """One decoder layer over the target's states."""
+    """Decoder layers over the target's states."""
 
     Config = EagleConfig
 
@@ -166,7 +172,7 @@ class EagleHead(DraftHead):
         self.config = c = config
         width = len(c.states) * c.target_hidden_size + (0 if c.version == 3 else c.hidden_size)
         self.fc = nn.Linear(width, c.hidden_size, c.fc_bias)
-        self.midlayer = EagleLayer(c)
+        self.layers = nn.ModuleList(EagleLayer(c, None if i else c.version) for i in range(c.num_hidden_layers))
         if c.version != 1:
             self.norm = c.norm()
         if c.version == "mtp":
@@ -204,7 +210,9 @@ class EagleHead(DraftHead):
         cos, sin = rotation(positions, self.config.head_dim, self.config.rope_theta)
         if self.config.version != 3:
             hidden = self.fc(self.pairs(embeddings, hidden))
-        return self.midlayer(embeddings, hidden, cos, sin, attend)
+        for layer in self.layers:
+            hidden = layer(embeddings, hidden, cos, sin, attend)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""

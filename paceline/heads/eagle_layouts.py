@@ -1,7 +1,7 @@
 """EAGLE heads as others publish them, read and written: the repository's layout, and those of the engines.
 
                  EAGLE-1 (and -2)                     EAGLE-3
-tensors          layers.0.*, fc                       midlayer.* or layers.0.* (speculators), fc, norm, lm_head
+tensors          layers.i.*, fc                       layers.i.*, the first also midlayer.*; fc, norm, lm_head
 output rows      the target's, whole                  those of the draft vocabulary
 vocabulary       vLLM: all; SGLang: a file of ids     d2t: offsets, target's id minus draft id; t2d: a mask
 fc.bias          vLLM: none; SGLang: always           none
@@ -29,7 +29,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..schema import checked, validate
 from ..zoo.packaged import MASK_IDS
 from .eagle import EagleConfig, EagleHead
-from .parts import Vocabulary, Width
+from .parts import Count, Vocabulary, Width
 from .published import Layout, Published, TargetFacts, is_copy, refuse_if, stored_weights, target_rows, vllm_command
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -56,9 +56,13 @@ class _Sizes:
     head_dim: Width | None = None
     target_hidden_size: Width | None = None
     draft_vocab_size: Vocabulary | None = None
+    num_hidden_layers: Count = 1
 
 
-_OF_LAYER = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+_OF_LAYER = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "num_hidden_layers",
+)  # fmt: skip
 """Those of them that are written for every head; they have the same names in `EagleConfig`."""
 
 
@@ -122,7 +126,7 @@ def read_eagle(
     engine: whose way to count layers applies where config.json could mean another's, too.
     """
     states = (target.num_layers,) if version == 1 else _states(published, target, engine)
-    published.tensors = {_our_name(name): tensor for name, tensor in published.tensors.items()}
+    published.tensors = {name.removeprefix("model."): tensor for name, tensor in published.tensors.items()}
     _refuse_features(published)
     given = {field.name: published.config[field.name] for field in fields(_Sizes) if field.name in published.config}
     sizes = validate(_Sizes, given, f"config.json of the head at {str(published.folder)!r}")
@@ -144,7 +148,8 @@ def read_eagle(
         own_lm_head=_owns(published, "lm_head.weight", len(draft_ids), target.lm_head),
         own_embeddings=_owns(published, "embed_tokens.weight", sizes.vocab_size, target.embeddings),
         fc_bias="fc.bias" in tensors,
-        attention_bias=any(f"midlayer.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
+        attention_bias=any(f"layers.0.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
+        num_hidden_layers=sizes.num_hidden_layers,
         norm_before_residual=version == 3 and bool(published.config.get("norm_before_residual", False)),
         **_mask(published),
     )
@@ -167,11 +172,6 @@ def _mask(published: Published) -> dict[str, int]:
     methods = config.get("speculators_config", {}).get("proposal_methods") or [{}]
     tokens = config.get("paceline_num_speculative_tokens") or methods[0].get("speculative_tokens") or 4
     return {"mask_token_id": found[0], "num_speculative_tokens": tokens}
-
-
-def _our_name(name: str) -> str:
-    name = name.removeprefix("model.")
-    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
 def _draft_ids(published: Published, sizes: _Sizes) -> Tensor:
@@ -222,19 +222,19 @@ def _rope_theta(published: Published) -> float:
 
 def _refuse_features(published: Published) -> None:
     config, tensors = published.config, published.tensors
-    nested, bias = config.get("eagle_config") or {}, tensors.pop("midlayer.self_attn.o_proj.bias", torch.zeros(1))
+    nested = config.get("eagle_config") or {}
+    biases = [tensors.pop(name) for name in list(tensors) if name.endswith("self_attn.o_proj.bias")]
     kind, act = config.get("model_type", "llama"), config.get("hidden_act", "silu")
     flags = {name: config.get(name) or nested.get(name) for name in (*_UNSUPPORTED, "parallel_drafting")}
     is_parallel = flags.pop("parallel_drafting")
     features = flags | {
         "parallel_drafting without mask_hidden": is_parallel and "mask_hidden" not in tensors,
-        "more than one layer": config.get("num_hidden_layers", 1) != 1 or any("layers.1." in name for name in tensors),
         f"hidden_act {act!r}": act != "silu",
         "logit_scale": config.get("logit_scale", 1.0) not in (None, 1.0),
         f"layers of model type {kind!r}, where only Llama's are known": kind not in ("llama", "eagle")
         or any(".q_norm." in name for name in tensors),
         "sliding attention": "sliding_attention" in (config.get("layer_types") or []),
-        "a bias of o_proj": bool(bias.any()),
+        "a bias of o_proj": any(bool(bias.any()) for bias in biases),
     }
     if any(features.values()):
         raise _lacks(published, ", ".join(name for name, has in features.items() if has))
@@ -243,7 +243,7 @@ def _refuse_features(published: Published) -> None:
 def _lacks(published: Published, what: str) -> IncompatibleModels:
     return IncompatibleModels(
         f"the head at {str(published.folder)!r} has what Paceline's EAGLE module lacks", got=what,
-        expected="one Llama layer with default rotary positions, as EAGLE-1, -2 and -3 published it",
+        expected="Llama layers with default rotary positions, as EAGLE-1, -2 and -3 published them",
     )  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def eagle_layout(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: i
 
 
 def _eagle1(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
-    c, tensors = head.config, stored_weights(head, "layers.0.")
+    c, tensors = head.config, stored_weights(head)
     what, whole, is_sglang = "an EAGLE-1 head", c.draft_vocab_size == c.vocab_size, engine == "sglang"
     refuse_if(engine == "speculators", engine, what, "export it for vllm or sglang, or train an EAGLE-3 head")
     refuse_if(c.states != (facts.num_layers,), engine, f"{what} that reads states {c.states} and not the last one")
@@ -295,13 +295,15 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
     is_parallel = c.num_speculative_tokens is not None
     refuse_if(is_sglang and is_parallel, engine, "a P-EAGLE head", "export it for vllm or speculators")
     refuse_if(is_sglang and c.norm_before_residual, engine, f"{what} with norm_before_residual")
+    refuse_if(is_sglang and c.num_hidden_layers > 1, engine, f"{what} of {c.num_hidden_layers} layers")
     refuse_if(is_sglang and c.own_embeddings, engine, f"{what} with its own embeddings")
     refuse_if(is_sglang and 0 in c.states, engine, "state 0, the embeddings: SGLang counts the outputs of layers")
     parallel: dict[str, Any] = {}
     if c.num_speculative_tokens is not None:
         num_tokens = min(num_tokens, c.num_speculative_tokens)
         parallel = {"mask_token_id": c.mask_token_id, "paceline_num_speculative_tokens": c.num_speculative_tokens}
-    tensors = stored_weights(head, "layers.0." if engine == "speculators" else "midlayer.")
+    first = "layers.0." if engine == "speculators" else "midlayer."  # which SGLang and EAGLE's repository call it
+    tensors = {name.replace("layers.0.", first): tensor for name, tensor in stored_weights(head).items()}
     ids = head.draft_ids.cpu()
     if not c.own_lm_head:
         tensors["lm_head.weight"] = target_rows(engine, facts, ids)
@@ -352,7 +354,6 @@ def _layer_config(c: EagleConfig, facts: TargetFacts) -> dict[str, Any]:
     return {
         "model_type": "llama",
         **{name: getattr(c, name) for name in _OF_LAYER},
-        "num_hidden_layers": 1,
         "hidden_act": "silu",
         "rms_norm_eps": c.rms_norm_eps,
         "rope_theta": c.rope_theta,

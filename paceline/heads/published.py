@@ -97,7 +97,14 @@ def open_published(folder: Path) -> Published:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a pickle that holds nothing else. Raises `ConfigError`."""
+    """The tensors of a safetensors file, or of a pickle that holds nothing else. Raises `ConfigError`.
+
+    EAGLE-3's repository calls the first layer of a head `midlayer`, where others count layers; so does this.
+    """
+    return {name.replace("midlayer.", "layers.0."): tensor for name, tensor in _tensors(file).items()}
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         with refused(f"{str(file)!r} cannot be read", fix="fetch it again"):
             return load_file(file)
@@ -138,10 +145,9 @@ def stored(tensor: Tensor) -> Tensor:
     return (half if torch.equal(half.to(tensor.dtype), tensor) else tensor).clone().contiguous()
 
 
-def stored_weights(head: nn.Module, layer: str = "midlayer.") -> dict[str, Tensor]:
-    """Every tensor of the head but `draft_ids`, as it is written. layer: how names begin in the decoder layer."""
-    tensors = head.state_dict().items()
-    return {name.replace("midlayer.", layer, 1): stored(one) for name, one in tensors if name != "draft_ids"}
+def stored_weights(head: nn.Module) -> dict[str, Tensor]:
+    """Every tensor of the head but `draft_ids`, as it is written."""
+    return {name: stored(one) for name, one in head.state_dict().items() if name != "draft_ids"}
 
 
 def target_rows(engine: str, facts: TargetFacts, draft_ids: Tensor) -> Tensor:

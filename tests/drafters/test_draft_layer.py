@@ -50,11 +50,10 @@ def held(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype is torch.float32 or load().isa == "portable" else torch.int8
 
 
-def cache(slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def cache(slots: int, dtype: torch.dtype, layers: int = 1) -> tuple[list[Tensor], list[Tensor]]:
     """Keys and values with rubbish in them: no row may read a column that was not written for it."""
-    return torch.full((slots, H, 160, D), torch.nan, dtype=dtype), torch.full(
-        (slots, H, 160, D), torch.inf, dtype=dtype
-    )
+    size = slots, H, 160, D
+    return tuple([torch.full(size, rubbish, dtype=dtype) for _ in range(layers)] for rubbish in (torch.nan, torch.inf))
 
 
 def random_parents(count: int, batch: int, rng: random.Random) -> Tensor:
@@ -66,11 +65,11 @@ def random_parents(count: int, batch: int, rng: random.Random) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("version", [1, 3, "mtp"])
-def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
+@pytest.mark.parametrize(("version", "layers"), [(1, 1), (3, 1), (3, 2), ("mtp", 1)])
+def test_levels_have_the_bits_of_one_pass(version, layers, dtype, isa):
     """Whatever was written by passes before, in whichever slots and behind texts of other lengths."""
     rng = random.Random(1)
-    _, layer, _ = made(version, dtype)
+    _, layer, _ = made(version, dtype, num_hidden_layers=layers)
     for starts in ([5, 90, 31], [17], [0, 3]):
         batch, count = len(starts), 13
         slots = rng.sample(range(4), batch)
@@ -79,7 +78,7 @@ def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
         parents = random_parents(count, batch, rng)
         found = []
         for cuts in ([0, count], [0, 1, 4, 5, count]):
-            keys, values = cache(4, dtype)
+            keys, values = cache(4, dtype, layers)
             for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
                 if start:
                     one = slice(row, row + 1), slice(0, start)
@@ -110,7 +109,7 @@ def projects_with_the_bits_of_fc(dtype: torch.dtype) -> bool:
     for given, of_target in ((states, True), (first(states.float()), False)):
         keys, values = cache(2, dtype)
         level = layer(LayerPass(keys, values, [1, 0], [0, 0], ids, given, of_target, head_rows=3))
-        found.append((level.hidden, level.logits, keys[:, :, :3], values[:, :, :3]))
+        found.append((level.hidden, level.logits, keys[0][:, :, :3], values[0][:, :, :3]))
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
@@ -138,12 +137,14 @@ def test_portable_kernels_get_heads_of_16_bits_as_they_are(dtype, monkeypatch):
     assert dtypes(made(3, dtype)[1]) == {dtype}
 
 
-@pytest.mark.parametrize("options", [{}, {"norm_before_residual": True}, {"attention_bias": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"norm_before_residual": True}, {"attention_bias": True}, {"num_hidden_layers": 2}], ids=str
+)
 @pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_paths_are_those_of_the_torch_modules(version, options, isa):
     rng = random.Random(0)
     head, layer, _ = made(version, torch.float32, **options)
-    keys, values = cache(1, torch.float32)
+    keys, values = cache(1, torch.float32, head.config.num_hidden_layers)
     rows, ids = torch.randn(1, 30, E), torch.randint(V, (1, 30))
     start, parents = 20, random_parents(10, 1, rng)
     layer(LayerPass(keys, values, [0], [0], ids[:, :start], rows[:, :start], kv_only=True))

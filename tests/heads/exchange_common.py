@@ -70,7 +70,7 @@ def plain_config(**changes) -> dict:
 
 def published(head: EagleHead, layer: str = "midlayer.") -> dict[str, Tensor]:
     """The tensors of an EAGLE-3 head as the engines name them, d2t as offsets."""
-    tensors = {name.replace("midlayer.", layer): t for name, t in head.state_dict().items() if name != "draft_ids"}
+    tensors = {name.replace("layers.0.", layer): t for name, t in head.state_dict().items() if name != "draft_ids"}
     ids = head.draft_ids
     mask = torch.zeros(VOCAB, dtype=torch.bool)
     mask[ids] = True

@@ -19,6 +19,7 @@ from .exchange_common import DRAFT, LAYERS, STATES, VOCAB, WIDTH, eagle, medusa,
 HEADS = {
     "eagle": lambda: eagle(1),
     "eagle whole": lambda: eagle(1, VOCAB),
+    "eagle layers": lambda: eagle(1, num_hidden_layers=2),
     "eagle zero bias": lambda: _zero_bias(eagle(1, fc_bias=True)),
     "eagle bias": lambda: eagle(1, fc_bias=True),
     "eagle qkv bias": lambda: eagle(1, attention_bias=True),
@@ -31,6 +32,7 @@ HEADS = {
     "eagle3 last": lambda: eagle(states=(2, 4, LAYERS)),
     "eagle3 embeddings": lambda: eagle(states=(0, 4, 5)),
     "peagle": lambda: eagle(mask_token_id=5, num_speculative_tokens=3),
+    "eagle3 layers": lambda: eagle(num_hidden_layers=2),
     "medusa": medusa,
     "medusa own rows": lambda: medusa(VOCAB, own_lm_head=True, bias=True, num_layers=2),
     "medusa own rows of a part": lambda: medusa(own_lm_head=True),
@@ -38,8 +40,8 @@ HEADS = {
 REFUSED = {
     "vllm": {"eagle bias", "eagle own rows", "eagle3 bias", "eagle3 last", "medusa own rows of a part"},
     "sglang": {"eagle qkv bias", "eagle own rows", "eagle3 normed", "eagle3 own table", "eagle3 bias", "eagle3 last",
-               "eagle3 embeddings", "peagle", *(name for name in HEADS if "medusa" in name)},
-    "speculators": {"eagle3 bias", "eagle3 last", *(name for name in HEADS if "eagle" not in name), *list(HEADS)[:6]},
+               "eagle3 embeddings", "peagle", "eagle3 layers", *(name for name in HEADS if "medusa" in name)},
+    "speculators": {"eagle3 bias", "eagle3 last", *(name for name in HEADS if "eagle" not in name), *list(HEADS)[:7]},
 }  # fmt: skip
 
 
@@ -64,6 +66,7 @@ def test_every_head_for_every_engine(name, engine, tmp_path):
     assert "{" not in done.serve.replace('{"', "")
     again = load_head(tmp_path / "out", target())
     assert again.config.states == head.config.states
+    assert again.config.num_hidden_layers == head.config.num_hidden_layers
     if name == "peagle":
         assert again.config.method == "peagle"
         assert again.config.num_speculative_tokens == 3

@@ -70,9 +70,7 @@ def test_peagle_layouts(tmp_path):
 def test_eagle_repository(tmp_path):
     """A pickle with the target's embeddings and a bias, as EAGLE-1 and -2 were published; no d2t, no output rows."""
     head = eagle(1, VOCAB, fc_bias=True)
-    tensors = {
-        name.replace("midlayer.", "layers.0."): t for name, t in head.state_dict().items() if "draft" not in name
-    }
+    tensors = {name: t for name, t in head.state_dict().items() if "draft" not in name}
     tensors["embed_tokens.weight"] = target().model.get_input_embeddings().weight.detach().half()
     config = plain_config(architectures=["LlamaForCausalLM"], bias=True)
     read = load_head(folder_of(tmp_path / "h", config, tensors, "pytorch_model.bin"), target())
@@ -99,6 +97,21 @@ def test_eagle3_names(layer, tmp_path):
     assert read.config.norm_before_residual is False
     assert torch.equal(read.draft_ids, head.draft_ids)
     assert agree(head, read)
+
+
+@pytest.mark.parametrize("masks", [{}, {"mask_token_id": 11, "num_speculative_tokens": 4}], ids=str)
+def test_heads_of_several_layers(masks, tmp_path):
+    """As AWS publishes P-EAGLE heads, and vLLM reads EAGLE-3 heads: later layers are ordinary layers of Llama."""
+    head = eagle(own_lm_head=True, num_hidden_layers=4, **masks)
+    tensors, more = published(head), {"ptd_token_id": 11} if masks else {}
+    assert tensors["layers.3.self_attn.q_proj.weight"].shape == (WIDTH, WIDTH)
+    config = eagle3_config(num_hidden_layers=4, **more)
+    read = load_head(folder_of(tmp_path / "h", config, tensors), target())
+    assert (read.config.num_hidden_layers, read.config.method) == (4, "peagle" if masks else "eagle3")
+    assert agree(head, read)
+    for layers in (3, 5):
+        with pytest.raises(ConfigError, match="layers.[34].mlp.up_proj.weight"):
+            load_head(folder_of(tmp_path / str(layers), {**config, "num_hidden_layers": layers}, tensors), target())
 
 
 @pytest.mark.parametrize(
@@ -174,7 +187,7 @@ def test_tables_of_the_heads_own(tmp_path):
 
 @pytest.mark.parametrize("change", [
     {"norm_before_fc": True}, {"eagle_config": {"norm_before_fc": True}}, {"fc_norm": True}, {"norm_output": True},
-    {"num_hidden_layers": 2}, {"hidden_act": "gelu"}, {"model_type": "qwen3"}, {"quantization_config": {"bits": 4}},
+    {"hidden_act": "gelu"}, {"model_type": "qwen3"}, {"quantization_config": {"bits": 4}},
     {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, {"rope_parameters": {"rope_type": "yarn"}},
     {"eagle_config": {"use_aux_hidden_state": False}}, {"target_hidden_size": 64}, {"vocab_size": 98},
     {AUX: [2, 4, LAYERS]}, {"logit_scale": 0.5}, {"layer_types": ["sliding_attention"]},
@@ -193,7 +206,7 @@ def test_all_tensors_that_do_not_fit_are_listed(tmp_path):
     tensors |= {"bias_hidden": torch.zeros(1), "fc.weight": torch.zeros(WIDTH, WIDTH)}
     with pytest.raises(ConfigError) as error:
         load_head(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
-    for name in ("norm.weight", "midlayer.mlp.up_proj.weight", "bias_hidden", "mismatch for fc.weight"):
+    for name in ("norm.weight", "layers.0.mlp.up_proj.weight", "bias_hidden", "mismatch for fc.weight"):
         assert name in str(error.value)
 
 

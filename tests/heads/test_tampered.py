@@ -110,7 +110,7 @@ def test_a_pickle_is_never_opened(head):
         (lambda c: c["head"].update(head_dim=0), ["head_dim"]),
         (lambda c: c["head"].update(fc_bias=1), ["fc_bias", "boolean"]),
         (lambda c: c["head"].update(intermediate_size=10**9), ["intermediate_size"]),
-        (lambda c: c["head"].update(intermediate_size=10**6), ["mismatch for midlayer.mlp.up_proj.weight"]),
+        (lambda c: c["head"].update(intermediate_size=10**6), ["mismatch for layers.0.mlp.up_proj.weight"]),
         (lambda c: c["head"].update(num_attention_heads=5), ["5 heads of 8 over 2"]),
         (lambda c: c["head"].update(num_key_value_heads=0), ["num_key_value_heads"]),
         (lambda c: c["head"].update(num_attention_heads=10**9), ["num_attention_heads"]),

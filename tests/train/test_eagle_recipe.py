@@ -8,6 +8,7 @@ step 1, t=1     h  and a3 -> distribution of a4 = head(f3)
 """
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -25,12 +26,12 @@ PROMPT, LENGTH = 2, 6
 ROWS = torch.randn(VD, E, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # of the target's output
 
 
-def head_of(version: int | str, **masks: int) -> EagleHead:
+def head_of(version: int | str, **options: int) -> EagleHead:
     torch.manual_seed(1)
     states = (1, 2, 3) if version == 3 else (LAST,)
-    config = EagleConfig(E, states, VD, V, 16, 4, 2, 4, version, E, **masks)  # type: ignore[arg-type]
+    config = EagleConfig(E, states, VD, V, 16, 4, 2, 4, version, E, **options)  # type: ignore[arg-type]
     module = EagleHead(config, torch.arange(VD)).double()
-    if masks:
+    if "mask_token_id" in options:
         nn.init.normal_(module.mask_hidden)
     rows = torch.randn(V, E, dtype=torch.float64)
     return module.attach(torch.randn(V, E, dtype=torch.float64), rows)
@@ -119,10 +120,11 @@ def test_a_fresh_head_reads_all_inputs_at_one_size(version):
     assert torch.equal(head.fc.weight, again)
 
 
+@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("version", [1, 3, "mtp"])
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_the_loss_is_that_of_drafting_step_by_step(version, steps):
-    head, batch = head_of(version), batch_of()
+def test_the_loss_is_that_of_drafting_step_by_step(version, steps, layers):
+    head, batch = head_of(version, num_hidden_layers=layers), batch_of()
     given = recipe_of(head, steps).loss(batch).total
     torch.testing.assert_close(given, loss_by_hand(head, batch, steps))
 
@@ -133,7 +135,7 @@ def test_an_mtp_head_has_the_form_of_deepseek_v3():
     for parameter in head.parameters():
         if parameter.dim() == 1:
             nn.init.uniform_(parameter, 0.5, 2.0)
-    layer, states, positions = head.midlayer, batch.states[LAST], torch.arange(LENGTH)[None]
+    layer, states, positions = head.layers[0], batch.states[LAST], torch.arange(LENGTH)[None]
 
     def norm(of: nn.RMSNorm, x: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + of.eps).sqrt() * of.weight
@@ -185,6 +187,14 @@ def test_a_mutant_whose_later_steps_see_no_prefix_is_caught(monkeypatch):
         )
 
     monkeypatch.setattr(common.Unrolled, "__call__", only_itself)
+    given = recipe_of(head, 2).loss(batch).total
+    assert (given - loss_by_hand(head, batch, 2)).abs().item() > 1e-6
+
+
+def test_a_mutant_whose_layers_share_their_keys_is_caught(monkeypatch):
+    head, batch = head_of(3, num_hidden_layers=2), batch_of()
+    one = partial(common.Unrolled, num_layers=1)
+    monkeypatch.setattr("paceline.train.recipes.eagle.Unrolled", lambda length, device, _: one(length, device))
     given = recipe_of(head, 2).loss(batch).total
     assert (given - loss_by_hand(head, batch, 2)).abs().item() > 1e-6
 

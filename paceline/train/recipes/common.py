@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, final
 
 import torch
@@ -81,19 +82,19 @@ class Labels:
 class Unrolled:
     """Attention of EAGLE-3's training-time test: step 0 is causal, each further step adds its own diagonal."""
 
-    def __init__(self, length: int, device: torch.device):
+    def __init__(self, length: int, device: torch.device, num_layers: int = 1):
         self._mask = torch.full((length, length), float("-inf"), device=device).triu(1)
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._layers = cycle([(list[Tensor](), list[Tensor]()) for _ in range(num_layers)])  # keys and values by step
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[B, Hq, T, d], [B, H, T, d] -> [B, Hq, T, d]. Calls come in the order of the steps."""
-        self._keys.append(key)
-        self._values.append(value)
-        if len(self._keys) == 1:
+        """[B, Hq, T, d], [B, H, T, d] -> [B, Hq, T, d]. Calls come in the order of the steps, and of their layers."""
+        layer = next(self._layers)
+        for held, new in zip(layer, (key, value), strict=True):
+            held.append(new)
+        if len(layer[0]) == 1:
             return attend_causally(query, key, value)
         groups, length = query.shape[1] // key.shape[1], query.shape[2]
-        keys, values = ([x.repeat_interleave(groups, 1) for x in held] for held in (self._keys, self._values))
+        keys, values = ([x.repeat_interleave(groups, 1) for x in held] for held in layer)
         query = query * query.shape[-1] ** -0.5
         past = torch.baddbmm(self._mask.to(query.dtype), query.flatten(0, 1), keys[0].flatten(0, 1).transpose(1, 2))
         own = torch.stack([(query * k).sum(-1) for k in keys[1:]], -1)

@@ -44,6 +44,7 @@ class EagleShape:
     intermediate_size: AtLeast1 | None = None
     num_attention_heads: Few | None = None
     num_key_value_heads: Few | None = None
+    num_hidden_layers: Few = 1
     own_lm_head: bool = False
     window: AtLeast1 | None = 16
     seed: Seed = 0
@@ -120,6 +121,7 @@ class EagleRecipe(HeadRecipe):
         return EagleConfig(
             **sizes, **layer_sizes(plan), version=version,
             target_hidden_size=target.hidden_size, own_lm_head=shape.own_lm_head, window=shape.window,
+            num_hidden_layers=shape.num_hidden_layers,
         )  # fmt: skip
 
     @classmethod
@@ -166,7 +168,7 @@ class EagleRecipe(HeadRecipe):
         if how.noise and head.training:
             states = states + (torch.rand_like(states) * 2 - 1) * how.noise
         labels = self.labels(batch)
-        hidden, unrolled = head.begin(states), Unrolled(length, states.device)
+        hidden, unrolled = head.begin(states), Unrolled(length, states.device, head.config.num_hidden_layers)
         parts, agreement = dict[str, Tensor](), list[Tensor]()
         total = head.logits(hidden[:, :0]).sum()  # zero, and part of the graph where nothing is supervised
         for step in range(how.steps):

@@ -18,7 +18,7 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import visible
 from ..core.interfaces import TargetView
 from ..core.tree import ancestors
-from ..heads.eagle import EagleConfig, EagleHead, EagleLayer, rotation
+from ..heads.eagle import EagleConfig, EagleHead
 from ..heads.parts import Output
 from ..kernels import load
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, Pointers, address, library, run
@@ -147,7 +147,7 @@ class NativeLayer:
         run(self._model, one)
         return Level(hidden, logits, best)
 
-    def _made(self, layer: EagleLayer) -> Layer:
+    def _made(self, layer: Any) -> Layer:  # of an `EagleLayer`
         config, made = self._head.config, Layer()
         for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
             for name in names:
@@ -164,8 +164,7 @@ class NativeLayer:
     def _extend_tables(self, length: int) -> None:
         """Make the tables [2, P, d] hold at least all positions below `length`."""
         if length > self._tables.shape[1]:
-            config = self._head.config
-            cos, sin = rotation(torch.arange(2 * length + 512)[None], config.head_dim, config.rope_theta)
+            cos, sin = self._head.rotation(torch.arange(2 * length + 512)[None])
             self._tables = torch.stack([cos[0, 0], sin[0, 0]])
 
     def _matrix(self, linear: nn.Module) -> Any:

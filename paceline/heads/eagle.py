@@ -16,13 +16,15 @@ MTP       x = fc[norm emb; norm f]       multi-token prediction in DeepSeek-V3's
 `layer` is the first one. Further layers, of which published P-EAGLE heads have three, are ordinary layers of Llama.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError
 from ..schema import checked
@@ -38,7 +40,8 @@ class EagleConfig(HeadConfig):
     brings its own table [V, E], as some published heads do. mask_token_id, num_speculative_tokens: of P-EAGLE heads
     (version 3), which token stands where none is known, and how many tokens a pass drafts; None for the others.
     window: it reads at most so many of the last pairs of a text before it drafts, since the states know what came
-    before; None: all pairs. attention_bias: of queries, keys and values.
+    before; None: all pairs. attention_bias: of queries, keys and values. rope_scaling: of rotary positions, as in the
+    config.json of a Llama model, of type "llama3", "yarn" or "linear"; None: they are not scaled.
     """
 
     intermediate_size: Width
@@ -59,6 +62,7 @@ class EagleConfig(HeadConfig):
     rope_theta: Positive = 10000.0
     attention_bias: bool = False
     num_hidden_layers: Count = 1
+    rope_scaling: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +78,7 @@ class EagleConfig(HeadConfig):
             got = f"version {self.version}, mask_token_id {mask}, num_speculative_tokens {tokens}"
             expected = f"version 3, a token below {self.vocab_size}, and a number"
             raise ConfigError("no P-EAGLE head", got=got, expected=expected)
+        _frequencies(self, torch.device("cpu"))  # which may raise
 
     @property
     def method(self) -> str:
@@ -183,6 +188,7 @@ class EagleHead(DraftHead):
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         if c.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, width))
+        self._rotary: tuple[Tensor, float] | None = None
 
     @property
     def embeddings(self) -> Tensor:
@@ -207,12 +213,21 @@ class EagleHead(DraftHead):
     def forward(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One step: next tokens [B, N] and the states (or h) before them [B, N, E] -> h [B, N, E]."""
         embeddings = self.embed(token_ids, hidden)
-        cos, sin = rotation(positions, self.config.head_dim, self.config.rope_theta)
+        cos, sin = self.rotation(positions)
         if self.config.version != 3:
             hidden = self.fc(self.pairs(embeddings, hidden))
         for layer in self.layers:
             hidden = layer(embeddings, hidden, cos, sin, attend)
         return hidden
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of rotary positions. [B, N] -> float32 [B, 1, N, d] each."""
+        if self._rotary is None or self._rotary[0].device != positions.device:
+            self._rotary = _frequencies(self.config, positions.device)
+        frequencies, factor = self._rotary
+        angles = positions.float()[..., None] * frequencies
+        angles = torch.cat([angles, angles], -1)[:, None]
+        return angles.cos() * factor, angles.sin() * factor
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
@@ -220,12 +235,28 @@ class EagleHead(DraftHead):
         return self.lm_head(hidden) if self.config.own_lm_head else self.output(hidden)
 
 
-def rotation(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of rotary positions (Su et al. 2021, arXiv 2104.09864). [B, N] -> float32 [B, 1, N, d] each."""
-    half = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions.float()[..., None] * theta**-half
-    angles = torch.cat([angles, angles], -1)[:, None]
-    return angles.cos(), angles.sin()
+def _frequencies(config: EagleConfig, device: torch.device) -> tuple[Tensor, float]:
+    """Angles per position of rotary positions, float32 [d / 2], and the factor of cosines and sines.
+
+    Su et al. 2021, arXiv 2104.09864; with `rope_scaling`, as transformers computes them. Raises `ConfigError`.
+    """
+    d, theta, scaling = config.head_dim, config.rope_theta, config.rope_scaling
+    if scaling is None:
+        return theta ** -(torch.arange(0, d, 2, dtype=torch.float32, device=device) / d), 1.0
+    kind, length = scaling.get("rope_type", scaling.get("type")), scaling.get("original_max_position_embeddings")
+    if kind not in ("llama3", "yarn", "linear"):
+        raise ConfigError("unknown rope_scaling of a head", got=kind, expected="llama3, yarn or linear")
+    try:
+        if kind != "linear" and not length:
+            raise ValueError("no original_max_position_embeddings")
+        rope = {**scaling, "rope_theta": theta}
+        llama = LlamaConfig(head_dim=d, max_position_embeddings=1 << 30, rope_parameters=rope)
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](llama, device)
+        if not bool(frequencies.isfinite().all()):
+            raise ValueError(f"factor {scaling.get('factor')}")
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise ConfigError("the rope_scaling of this head is not sound", got=str(error)) from error
+    return frequencies, factor
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def read_eagle(
         draft_vocab_size=len(draft_ids),
         vocab_size=sizes.vocab_size,
         rms_norm_eps=float(published.config.get("rms_norm_eps", 1e-6)),
-        rope_theta=_rope_theta(published),
+        **_rope(published),
         own_lm_head=_owns(published, "lm_head.weight", len(draft_ids), target.lm_head),
         own_embeddings=_owns(published, "embed_tokens.weight", sizes.vocab_size, target.embeddings),
         fc_bias="fc.bias" in tensors,
@@ -158,7 +158,7 @@ def read_eagle(
     return published.build(EagleHead, config, draft_ids)
 
 
-def _mask(published: Published) -> dict[str, int]:
+def _mask(published: Published) -> dict[str, Any]:
     """The fields of `EagleConfig` that a P-EAGLE head has. Where its files do not say so, it drafts 4 tokens."""
     if "mask_hidden" not in published.tensors:
         return {}
@@ -211,13 +211,14 @@ def _owns(published: Published, name: str, rows: int, target: Tensor | None) -> 
     return False
 
 
-def _rope_theta(published: Published) -> float:
+def _rope(published: Published) -> dict[str, Any]:
+    """The fields of `EagleConfig` about rotary positions."""
     config = published.config
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    theta = float(rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise _lacks(published, f"rotary positions of type {kind!r}")
-    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    return {"rope_theta": theta, "rope_scaling": None if kind == "default" else rope}
 
 
 def _refuse_features(published: Published) -> None:
@@ -243,7 +244,7 @@ def _refuse_features(published: Published) -> None:
 def _lacks(published: Published, what: str) -> IncompatibleModels:
     return IncompatibleModels(
         f"the head at {str(published.folder)!r} has what Paceline's EAGLE module lacks", got=what,
-        expected="Llama layers with default rotary positions, as EAGLE-1, -2 and -3 published them",
+        expected="Llama layers, as EAGLE-1, -2 and -3 published them",
     )  # fmt: skip
 
 
@@ -357,7 +358,8 @@ def _layer_config(c: EagleConfig, facts: TargetFacts) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": c.rms_norm_eps,
         "rope_theta": c.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
+        "rope_scaling": c.rope_scaling,
+        "rope_parameters": {**(c.rope_scaling or {"rope_type": "default"}), "rope_theta": c.rope_theta},
         "max_position_embeddings": facts.context or _CONTEXT,
         "attention_bias": False,
         "mlp_bias": False,

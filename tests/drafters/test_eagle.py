@@ -142,6 +142,7 @@ OPTIONS = {
     "biases": {"fc_bias": True, "attention_bias": True},
     "residual normed": {"norm_before_residual": True},
     "another rotation": {"rope_theta": 500.0, "rms_norm_eps": 1e-3},
+    "a scaled rotation": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}},
     "a window": {"window": 3},
     "the last pair alone": {"window": 1},
 }

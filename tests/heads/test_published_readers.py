@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
+from paceline.heads.exchange import export_head
 from paceline.heads.folder import load_head
 
 from .exchange_common import (
@@ -19,6 +22,7 @@ from .exchange_common import (
     medusa,
     plain_config,
     published,
+    saved,
     target,
 )
 
@@ -110,8 +114,54 @@ def test_heads_of_several_layers(masks, tmp_path):
     assert (read.config.num_hidden_layers, read.config.method) == (4, "peagle" if masks else "eagle3")
     assert agree(head, read)
     for layers in (3, 5):
-        with pytest.raises(ConfigError, match="layers.[34].mlp.up_proj.weight"):
+        with pytest.raises(ConfigError, match=r"layers\.[34]\.mlp.up_proj.weight"):
             load_head(folder_of(tmp_path / str(layers), {**config, "num_hidden_layers": layers}, tensors), target())
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SHORT = {"original_max_position_embeddings": 8}
+SCALINGS = [
+    LLAMA3 | SHORT,
+    {"type": "linear", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0} | SHORT,
+    {"rope_type": "yarn", "factor": 32.0, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False} | SHORT,
+]
+
+
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("scaling", SCALINGS, ids=str)
+def test_scaled_rotary_positions(scaling, place, tmp_path):
+    """Cosines and sines are those of transformers' Llama, also in speculators' layout and after an export."""
+    changes = {"rope_theta": 5000.0, place: scaling}
+    nested = speculators_config(transformer_layer_config=plain_config(architectures=None, **changes))
+    tensors, positions = published(eagle(own_lm_head=True)), torch.arange(40)[None]
+    llama = LlamaConfig(head_dim=8, max_position_embeddings=64, rope_parameters={"rope_theta": 5000.0, **scaling})
+    cos, sin = LlamaRotaryEmbedding(llama)(torch.zeros(1), positions)
+    assert not torch.allclose(cos, eagle().rotation(positions)[0][:, 0], atol=0.1)
+    for number, config in enumerate((eagle3_config(**changes), nested)):
+        folder = folder_of(tmp_path / str(number), config, tensors)
+        read = load_head(folder, target())
+        exported = export_head(saved(tmp_path / f"saved {number}", read), "vllm", tmp_path / f"out {number}", target())
+        for head in (read, load_head(exported.folder, target())):
+            for found, expected in zip(head.rotation(positions), (cos, sin), strict=True):
+                torch.testing.assert_close(found[:, 0], expected)
+
+
+@pytest.mark.parametrize("scaling", [LLAMA3, {"rope_type": "yarn", "factor": 4.0}], ids=str)
+def test_what_is_scaled_is_by_default_the_context_of_config_json(scaling, tmp_path):
+    config = eagle3_config(rope_scaling=scaling, max_position_embeddings=8)
+    read = load_head(folder_of(tmp_path / "h", config, published(eagle(own_lm_head=True))), target())
+    assert read.config.rope_scaling["original_max_position_embeddings"] == 8
+
+
+@pytest.mark.parametrize("scaling", [
+    LLAMA3, {"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "yarn", "factor": "x"} | SHORT,
+    {"type": "linear", "factor": 0}, {"rope_type": "yarn", "factor": 2.0}, {"rope_type": ["llama3"]},
+], ids=str)  # fmt: skip
+def test_unsound_rotary_positions_are_refused(scaling, tmp_path):
+    folder = folder_of(tmp_path / "h", eagle3_config(rope_scaling=scaling), published(eagle(own_lm_head=True)))
+    with pytest.raises(ConfigError, match="rope_scaling"):
+        load_head(folder, target())
 
 
 @pytest.mark.parametrize(
@@ -188,7 +238,6 @@ def test_tables_of_the_heads_own(tmp_path):
 @pytest.mark.parametrize("change", [
     {"norm_before_fc": True}, {"eagle_config": {"norm_before_fc": True}}, {"fc_norm": True}, {"norm_output": True},
     {"hidden_act": "gelu"}, {"model_type": "qwen3"}, {"quantization_config": {"bits": 4}},
-    {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, {"rope_parameters": {"rope_type": "yarn"}},
     {"eagle_config": {"use_aux_hidden_state": False}}, {"target_hidden_size": 64}, {"vocab_size": 98},
     {AUX: [2, 4, LAYERS]}, {"logit_scale": 0.5}, {"layer_types": ["sliding_attention"]},
 ])  # fmt: skip

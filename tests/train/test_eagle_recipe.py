@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.heads.eagle import EagleConfig, EagleHead, attend_causally, rotation
+from paceline.heads.eagle import EagleConfig, EagleHead, attend_causally
 from paceline.train.losses import LOSSES
 from paceline.train.recipe import Batch
 from paceline.train.recipes import common
@@ -141,7 +141,7 @@ def test_an_mtp_head_has_the_form_of_deepseek_v3():
         return x / (x.square().mean(-1, keepdim=True) + of.eps).sqrt() * of.weight
 
     pairs = torch.cat([norm(head.enorm, head.embed(batch.token_ids, states)), norm(head.hnorm, states)], -1)
-    x, (cos, sin) = pairs @ head.fc.weight.T, rotation(positions, 4, 10000.0)
+    x, (cos, sin) = pairs @ head.fc.weight.T, head.rotation(positions)
     x = x + layer.self_attn(norm(layer.input_layernorm, x), cos, sin, attend_causally)
     x = x + layer.mlp(norm(layer.post_attention_layernorm, x))
     torch.testing.assert_close(head(batch.token_ids, states, positions, attend_causally), x)

@@ -119,6 +119,8 @@ class NativeLayer:
         rows, projects = given.states, given.of_target
         if not self._is_eagle3:
             rows, projects = self._head.pairs(self._head.embed(ids, rows), rows), True
+        elif projects:
+            rows = self._head.normed(rows)
         rows = (rows if projects else rows.float()).contiguous()
         self._extend_tables(max(given.starts) + given.old + nodes)
         pointers = Pointers()
@@ -145,7 +147,7 @@ class NativeLayer:
             best = Best(torch.empty(size, dtype=torch.int32), torch.empty(size))
             one.top, one.top_ids, one.top_logps = size[2], address(best.columns), address(best.logps)
         run(self._model, one)
-        return Level(hidden, logits, best)
+        return Level(self._head.norm(hidden) if self._head.config.norm_output else hidden, logits, best)
 
     def _made(self, layer: Any) -> Layer:  # of an `EagleLayer`
         config, made = self._head.config, Layer()

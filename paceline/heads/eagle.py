@@ -7,6 +7,8 @@ and -2    h = layer(x)                   without an input norm; logits = lm_head
 EAGLE-3   g = fc[f_low; f_mid; f_high]   h is not trained to be a state; later steps read h instead of g
           h = layer([norm emb; norm g])  attention reads 2E, the residual stream is g; logits = lm_head(norm h)
                                          (arXiv 2503.01840)
+EAGLE-3.1 g = fc[norm f_low; norm f_mid; norm f_high]
+          h = norm layer([norm emb; norm g])  later steps read the normed h; logits = lm_head(h) (arXiv 2605.09992)
 P-EAGLE   as EAGLE-3, but later steps read `mask_hidden`, a learned vector, in the place of the states, and the token
           `mask_token_id`. So one pass drafts all positions (arXiv 2602.01469).
 MTP       x = fc[norm emb; norm f]       multi-token prediction in DeepSeek-V3's form; one module drafts all tokens
@@ -41,7 +43,8 @@ class EagleConfig(HeadConfig):
     (version 3), which token stands where none is known, and how many tokens a pass drafts; None for the others.
     window: it reads at most so many of the last pairs of a text before it drafts, since the states know what came
     before; None: all pairs. attention_bias: of queries, keys and values. rope_scaling: of rotary positions, as in the
-    config.json of a Llama model, of type "llama3", "yarn" or "linear"; None: they are not scaled.
+    config.json of a Llama model, of type "llama3", "yarn" or "linear"; None: they are not scaled. fc_norm, norm_output:
+    the two changes of EAGLE-3.1; norm_before_fc: one norm over all states, in the place of fc_norm.
     """
 
     intermediate_size: Width
@@ -63,6 +66,9 @@ class EagleConfig(HeadConfig):
     attention_bias: bool = False
     num_hidden_layers: Count = 1
     rope_scaling: Mapping[str, Any] | None = None
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +78,10 @@ class EagleConfig(HeadConfig):
                 got=f"{self.num_attention_heads} heads of {self.head_dim} over {self.num_key_value_heads} of keys",
                 expected="as many for each of the keys, of an even size",
             )
+        if (self.fc_norm or self.norm_before_fc or self.norm_output) and self.version != 3:
+            raise ConfigError("only EAGLE-3 heads have fc_norm, norm_before_fc and norm_output", got=self.version)
+        if self.fc_norm and self.norm_before_fc:
+            raise ConfigError("states are normed twice", got="fc_norm and norm_before_fc", expected="one of them")
         mask, tokens = self.mask_token_id, self.num_speculative_tokens
         complete = self.version == 3 and mask is not None and mask < self.vocab_size and tokens is not None
         if not complete and (mask is not None or tokens is not None):
@@ -86,8 +96,9 @@ class EagleConfig(HeadConfig):
             return "peagle"
         return {1: "eagle", 3: "eagle3", "mtp": "mtp"}[self.version]
 
-    def norm(self) -> nn.RMSNorm:
-        return nn.RMSNorm(self.hidden_size, self.rms_norm_eps)
+    def norm(self, width: int | None = None) -> nn.RMSNorm:
+        """A norm over this many channels; None: `hidden_size`."""
+        return nn.RMSNorm(width or self.hidden_size, self.rms_norm_eps)
 
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -180,6 +191,10 @@ class EagleHead(DraftHead):
         self.layers = nn.ModuleList(EagleLayer(c, None if i else c.version) for i in range(c.num_hidden_layers))
         if c.version != 1:
             self.norm = c.norm()
+        if c.norm_before_fc:
+            self.input_norm = c.norm(width)
+        if c.fc_norm:
+            self.fc_norm = nn.ModuleList(c.norm(c.target_hidden_size) for _ in c.states)
         if c.version == "mtp":
             self.enorm, self.hnorm = c.norm(), c.norm()
         if c.own_lm_head:
@@ -201,7 +216,16 @@ class EagleHead(DraftHead):
 
     def begin(self, states: Tensor) -> Tensor:
         """The input of the first step, from the target's states: [B, N, len(states) E] -> [B, N, E]."""
-        return self.fc(states) if self.config.version == 3 else states
+        return self.fc(self.normed(states)) if self.config.version == 3 else states
+
+    def normed(self, states: Tensor) -> Tensor:
+        """What `fc` reads of the target's states in EAGLE-3. [..., len(states) E] -> the same."""
+        if self.config.norm_before_fc:
+            return self.input_norm(states.to(self.norm.weight.dtype))
+        if not self.config.fc_norm:
+            return states
+        parts = states.to(self.norm.weight.dtype).chunk(len(self.fc_norm), -1)
+        return torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
 
     def pairs(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
         """What `fc` reads in every step, except in EAGLE-3. [B, N, E] each -> [B, N, 2E]."""
@@ -218,7 +242,7 @@ class EagleHead(DraftHead):
             hidden = self.fc(self.pairs(embeddings, hidden))
         for layer in self.layers:
             hidden = layer(embeddings, hidden, cos, sin, attend)
-        return hidden
+        return self.norm(hidden) if self.config.norm_output else hidden
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of rotary positions. [B, N] -> float32 [B, 1, N, d] each."""
@@ -231,7 +255,7 @@ class EagleHead(DraftHead):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
-        hidden = hidden if self.config.version == 1 else self.norm(hidden)
+        hidden = hidden if self.config.version == 1 or self.config.norm_output else self.norm(hidden)
         return self.lm_head(hidden) if self.config.own_lm_head else self.output(hidden)
 
 

@@ -41,7 +41,8 @@ _TREE = {
     "speculators": _CHAIN,
     "sglang": "SGLang drafts a tree; its topk and number of tokens are options.",
 }
-_UNSUPPORTED = "norm_before_fc", "fc_norm", "norm_output", "quantization_config", "attn_output_gate"
+_UNSUPPORTED = "quantization_config", "attn_output_gate"
+_NORMS = "fc_norm", "norm_before_fc", "norm_output"
 
 
 @checked
@@ -151,6 +152,7 @@ def read_eagle(
         attention_bias=any(f"layers.0.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
         num_hidden_layers=sizes.num_hidden_layers,
         norm_before_residual=version == 3 and bool(published.config.get("norm_before_residual", False)),
+        **{name: _flag(published, name) for name in _NORMS},
         **_mask(published),
     )
     if e != config.target_hidden_size and not config.own_embeddings:
@@ -223,13 +225,10 @@ def _rope(published: Published) -> dict[str, Any]:
 
 def _refuse_features(published: Published) -> None:
     config, tensors = published.config, published.tensors
-    nested = config.get("eagle_config") or {}
     biases = [tensors.pop(name) for name in list(tensors) if name.endswith("self_attn.o_proj.bias")]
     kind, act = config.get("model_type", "llama"), config.get("hidden_act", "silu")
-    flags = {name: config.get(name) or nested.get(name) for name in (*_UNSUPPORTED, "parallel_drafting")}
-    is_parallel = flags.pop("parallel_drafting")
-    features = flags | {
-        "parallel_drafting without mask_hidden": is_parallel and "mask_hidden" not in tensors,
+    features: dict[str, bool] = {name: _flag(published, name) for name in _UNSUPPORTED} | {
+        "parallel_drafting without mask_hidden": _flag(published, "parallel_drafting") and "mask_hidden" not in tensors,
         f"hidden_act {act!r}": act != "silu",
         "logit_scale": config.get("logit_scale", 1.0) not in (None, 1.0),
         f"layers of model type {kind!r}, where only Llama's are known": kind not in ("llama", "eagle")
@@ -239,6 +238,12 @@ def _refuse_features(published: Published) -> None:
     }
     if any(features.values()):
         raise _lacks(published, ", ".join(name for name, has in features.items() if has))
+
+
+def _flag(published: Published, name: str) -> bool:
+    """An option of the head, as vLLM reads it: from eagle_config, or else from the top level."""
+    config = published.config
+    return bool((config.get("eagle_config") or {}).get(name, config.get(name)))
 
 
 def _lacks(published: Published, what: str) -> IncompatibleModels:
@@ -296,6 +301,7 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
     is_parallel = c.num_speculative_tokens is not None
     refuse_if(is_sglang and is_parallel, engine, "a P-EAGLE head", "export it for vllm or speculators")
     refuse_if(is_sglang and c.norm_before_residual, engine, f"{what} with norm_before_residual")
+    refuse_if(is_sglang and c.norm_before_fc, engine, f"{what} with norm_before_fc", "train it with fc_norm")
     refuse_if(is_sglang and c.num_hidden_layers > 1, engine, f"{what} of {c.num_hidden_layers} layers")
     refuse_if(is_sglang and c.own_embeddings, engine, f"{what} with its own embeddings")
     refuse_if(is_sglang and 0 in c.states, engine, "state 0, the embeddings: SGLang counts the outputs of layers")
@@ -315,6 +321,7 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
         "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": c.target_hidden_size,
         "norm_before_residual": c.norm_before_residual,
+        **{name: getattr(c, name) for name in _NORMS},
         IDS: list(c.states),
         **parallel,
     }
@@ -340,7 +347,6 @@ def _speculators(c: EagleConfig, facts: TargetFacts, num_tokens: int) -> dict[st
         "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "target_hidden_size": None if c.target_hidden_size == c.hidden_size else c.target_hidden_size,
-        "norm_before_fc": False,
         "speculators_config": {
             "algorithm": kind,
             "default_proposal_method": "greedy",

@@ -99,6 +99,17 @@ def test_every_node_has_the_law_of_the_whole_head(version, tree, dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize("options", [{}, {"mask_token_id": 7, "num_speculative_tokens": 4}], ids=str)
+@pytest.mark.parametrize("norms", [{"fc_norm": True, "norm_output": True}, {"norm_before_fc": True}], ids=str)
+def test_the_norms_of_eagle_3_1(norms, options, dtype):
+    head = random_head(target(dtype), 3, **norms, **options)
+    for parameter in head.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 2.0)
+    assert is_right(Eagle(head), head)
+
+
+@DTYPES
 @pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_heads_of_several_layers(version, dtype):
     head = random_head(target(dtype), version, num_hidden_layers=3)

@@ -235,8 +235,27 @@ def test_tables_of_the_heads_own(tmp_path):
     assert agree(head, read)
 
 
+@pytest.mark.parametrize("place", ["top level", "eagle_config", "speculators"])
+@pytest.mark.parametrize("norms", [{"fc_norm": True, "norm_output": True}, {"norm_before_fc": True}], ids=str)
+def test_the_norms_of_eagle_3_1(norms, place, tmp_path):
+    head = eagle(own_lm_head=True, norm_before_residual=place == "speculators", **norms)
+    tensors, nested = published(head), place == "eagle_config"
+    assert "input_norm.weight" in tensors or tensors["fc_norm.2.weight"].shape == (WIDTH,)
+    made = speculators_config if place == "speculators" else eagle3_config
+    config = made(**({"eagle_config": norms} if nested else norms))
+    read = load_head(folder_of(tmp_path / "h", config, tensors), target())
+    assert agree(head, read)
+    if read.config.norm_output:
+        del config["eagle_config" if nested else "norm_output"]
+        if nested:
+            config["fc_norm"] = True
+        assert not agree(head, load_head(folder_of(tmp_path / "other", config, tensors), target()))
+    else:
+        with pytest.raises(ConfigError, match=r"input_norm\.weight"):
+            load_head(folder_of(tmp_path / "other", made(), tensors), target())
+
+
 @pytest.mark.parametrize("change", [
-    {"norm_before_fc": True}, {"eagle_config": {"norm_before_fc": True}}, {"fc_norm": True}, {"norm_output": True},
     {"hidden_act": "gelu"}, {"model_type": "qwen3"}, {"quantization_config": {"bits": 4}},
     {"eagle_config": {"use_aux_hidden_state": False}}, {"target_hidden_size": 64}, {"vocab_size": 98},
     {AUX: [2, 4, LAYERS]}, {"logit_scale": 0.5}, {"layer_types": ["sliding_attention"]},

@@ -35,8 +35,8 @@ from .common import Decay, HeadRecipe, TokenLoss, Unrolled, head_sizes, layer_si
 class EagleShape:
     """Shape of an EAGLE or MTP head; None: the target's.
 
-    states: of EAGLE-3, empty: a low, a middle and a high one. window: of `EagleConfig`; no head was found to draft
-    better with more (docs/results.md).
+    states: of EAGLE-3, empty: a low, a middle and a high one. fc_norm, norm_output: both true for EAGLE-3.1. window: of
+    `EagleConfig`; no head was found to draft better with more (docs/results.md).
     """
 
     draft_vocab_size: AtLeast1 = 8192
@@ -46,6 +46,8 @@ class EagleShape:
     num_key_value_heads: Few | None = None
     num_hidden_layers: Few = 1
     own_lm_head: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
     window: AtLeast1 | None = 16
     seed: Seed = 0
 
@@ -121,7 +123,7 @@ class EagleRecipe(HeadRecipe):
         return EagleConfig(
             **sizes, **layer_sizes(plan), version=version,
             target_hidden_size=target.hidden_size, own_lm_head=shape.own_lm_head, window=shape.window,
-            num_hidden_layers=shape.num_hidden_layers,
+            num_hidden_layers=shape.num_hidden_layers, fc_norm=shape.fc_norm, norm_output=shape.norm_output,
         )  # fmt: skip
 
     @classmethod
@@ -149,7 +151,7 @@ class EagleRecipe(HeadRecipe):
         states = [some.states[layer].float() for layer in head.config.states]
         if head.config.mask_token_id is not None and not head.mask_hidden.any():
             head.mask_hidden.copy_(torch.cat(states, -1)[some.is_answer].mean(0))
-        parts = [state[some.is_answer.roll(-1, 1)] for state in states]
+        parts = [head.normed(torch.cat(states, -1)[some.is_answer.roll(-1, 1)])]
         if head.config.version == 1:
             parts.insert(0, target.embeddings[head.draft_ids.to(target.device)].float())
         weight = head.fc.weight

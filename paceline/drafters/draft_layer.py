@@ -147,7 +147,9 @@ class NativeLayer:
             best = Best(torch.empty(size, dtype=torch.int32), torch.empty(size))
             one.top, one.top_ids, one.top_logps = size[2], address(best.columns), address(best.logps)
         run(self._model, one)
-        return Level(self._head.norm(hidden) if self._head.config.norm_output else hidden, logits, best)
+        if self._head.config.norm_output and not given.kv_only:
+            hidden = self._head.norm(hidden)
+        return Level(hidden, logits, best)
 
     def _made(self, layer: Any) -> Layer:  # of an `EagleLayer`
         config, made = self._head.config, Layer()

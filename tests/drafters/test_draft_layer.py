@@ -65,11 +65,15 @@ def random_parents(count: int, batch: int, rng: random.Random) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("version", "layers"), [(1, 1), (3, 1), (3, 2), ("mtp", 1)])
-def test_levels_have_the_bits_of_one_pass(version, layers, dtype, isa):
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [(1, {}), (3, {}), (3, {"num_hidden_layers": 2}), (3, {"fc_norm": True, "norm_output": True}), ("mtp", {})],
+    ids=str,
+)
+def test_levels_have_the_bits_of_one_pass(version, options, dtype, isa):
     """Whatever was written by passes before, in whichever slots and behind texts of other lengths."""
     rng = random.Random(1)
-    _, layer, _ = made(version, dtype, num_hidden_layers=layers)
+    head, layer, _ = made(version, dtype, **options)
     for starts in ([5, 90, 31], [17], [0, 3]):
         batch, count = len(starts), 13
         slots = rng.sample(range(4), batch)
@@ -78,7 +82,7 @@ def test_levels_have_the_bits_of_one_pass(version, layers, dtype, isa):
         parents = random_parents(count, batch, rng)
         found = []
         for cuts in ([0, count], [0, 1, 4, 5, count]):
-            keys, values = cache(4, dtype, layers)
+            keys, values = cache(4, dtype, head.config.num_hidden_layers)
             for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
                 if start:
                     one = slice(row, row + 1), slice(0, start)

@@ -18,7 +18,8 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import visible
 from ..core.interfaces import TargetView
 from ..core.tree import ancestors
-from ..heads.eagle import EagleConfig, EagleHead
+from ..heads.eagle import EagleHead
+from ..heads.layers import LayersConfig
 from ..heads.parts import Output
 from ..kernels import load
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, Pointers, address, library, run
@@ -79,7 +80,7 @@ class LayerPass:
     kv_only: bool = False
 
 
-def head_cache(target: TargetView, config: EagleConfig) -> SlotCache:
+def head_cache(target: TargetView, config: LayersConfig) -> SlotCache:
     """An empty cache for the layers of a head, with the slots of the target; in its dtype, on its device."""
     count, loaded = config.num_hidden_layers, target.loaded
     cache = SlotCache(target.num_slots, target.max_length, count)
@@ -151,7 +152,7 @@ class NativeLayer:
             hidden = self._head.norm(hidden)
         return Level(hidden, logits, best)
 
-    def _made(self, layer: Any) -> Layer:  # of an `EagleLayer`
+    def _made(self, layer: Any) -> Layer:
         config, made = self._head.config, Layer()
         for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
             for name in names:
@@ -162,6 +163,8 @@ class NativeLayer:
         norms = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
         made.input, made.before_mlp = map(self._norm, norms)
         made.hidden_norm = self._norm(getattr(layer, "hidden_norm", None))
+        if config.qk_norm:
+            made.q_norm, made.k_norm = self._norm(layer.self_attn.q_norm), self._norm(layer.self_attn.k_norm)
         made.norm_before_residual = config.norm_before_residual
         return made
 

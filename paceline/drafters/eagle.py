@@ -9,7 +9,7 @@ docs/how_it_works.md shows a round. Children are the most probable tokens, and p
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from os import PathLike
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,6 +20,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..errors import ConfigError, IncompatibleModels
 from ..heads.eagle import EagleHead
+from ..heads.parts import DraftHead
 from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
 from .draft_layer import Level
@@ -32,7 +33,6 @@ from .trees import MC_SIM_7B_63, Children, DynamicTree, StaticTree, draft_of, gr
 Shape = Literal["dynamic", "static", "chain"]
 
 
-@final
 class Eagle(Drafter):
     """Draft trees with an EAGLE or MTP head. Depth and number of nodes are the budget's.
 
@@ -42,10 +42,12 @@ class Eagle(Drafter):
     """
 
     name: ClassVar[str] = "eagle"
+    _head: ClassVar[Any] = EagleHead
+    _pass: ClassVar[Any] = EaglePass  # attaches such a head to a target
 
     @checked_call
     def __init__(
-        self, head: str | PathLike[str] | EagleHead, tree: Shape = "dynamic", top_k: Annotated[int, Field(ge=1)] = 8
+        self, head: str | PathLike[str] | DraftHead, tree: Shape = "dynamic", top_k: Annotated[int, Field(ge=1)] = 8
     ):
         self._given, self.tree = head, tree
         self.top_k = {"dynamic": top_k, "static": 1 + max(map(max, MC_SIM_7B_63)), "chain": 1}[tree]
@@ -55,7 +57,7 @@ class Eagle(Drafter):
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
         loaded = target.loaded
-        head = attach_head(self._given, EagleHead, target, target_hidden_size=loaded.hidden_size)
+        head = attach_head(self._given, self._head, target, target_hidden_size=loaded.hidden_size)
         if max(head.config.states) > loaded.num_layers:
             raise IncompatibleModels(
                 f"this {head.config.method} head was made for another target",
@@ -63,7 +65,7 @@ class Eagle(Drafter):
                 expected=f"at most {loaded.num_layers}, the layers of {loaded.name}",
                 fix="train a head for this target, or load the target it was trained for",
             )
-        self.layer = EaglePass(head, target)
+        self.layer = self._pass(head, target)
         self._target, self._ranking = target, TokenRanking.of(head.draft_ids, target, verifier)
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)

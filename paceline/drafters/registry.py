@@ -63,6 +63,7 @@ REGISTRY: dict[str, Registered] = {
     "eagle": Registered(".eagle:EagleSpec", _HEAD, "EAGLE-1 or 2: one layer over the last hidden states"),
     "eagle3": Registered(".eagle:Eagle3Spec", _HEAD, "EAGLE-3: one layer over the hidden states of three depths"),
     "peagle": Registered(".eagle:PEagleSpec", _HEAD, "P-EAGLE: EAGLE-3's layer, which drafts all tokens in one pass"),
+    "dflash": Registered(".dflash:DFlashSpec", _HEAD, "DFlash: a few layers, which draft a block in one pass"),
     "mtp": Registered(".eagle:MtpSpec", _HEAD, "MTP: one layer over the last hidden states, in DeepSeek-V3's form"),
     "medusa": Registered(".parallel_heads:MedusaSpec", _HEAD, "Medusa: a tree from parallel heads"),
     "blockwise": Registered(".parallel_heads:BlockwiseSpec", _HEAD, "blockwise decoding: a chain from parallel heads"),
@@ -76,7 +77,7 @@ _ALIASES = {
     "self-int4": "self_int4",
     "model": "draft_model",
 }
-_HEADS = ("eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "self_int4")
+_HEADS = ("eagle", "eagle3", "peagle", "dflash", "medusa", "blockwise", "mtp", "space", "self_int4")
 """Methods whose weights are a folder."""
 
 TREE_NODES = 24

@@ -15,6 +15,7 @@ _METHODS = {
     "eagle": "EAGLE-1 and -2, over the target's last hidden state (arXiv 2401.15077, 2406.16858)",
     "eagle3": "EAGLE-3, over three of the target's hidden states (arXiv 2503.01840)",
     "peagle": "P-EAGLE, EAGLE-3 with masks, all tokens from one pass (arXiv 2602.01469)",
+    "dflash": "DFlash, layers that fill a block of masks in one pass (arXiv 2602.06036)",
     "medusa": "Medusa, one small head for each position ahead (arXiv 2401.10774)",
     "blockwise": "blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115)",
     "mtp": "multi-token prediction, over the last hidden states, in DeepSeek-V3's form (arXiv 2412.19437)",

@@ -30,7 +30,18 @@ from ..schema import checked, validate
 from ..zoo.packaged import MASK_IDS
 from .eagle import EagleConfig, EagleHead
 from .parts import Count, Vocabulary, Width
-from .published import Layout, Published, TargetFacts, is_copy, refuse_if, stored_weights, target_rows, vllm_command
+from .published import (
+    Layout,
+    Published,
+    TargetFacts,
+    is_copy,
+    lacks,
+    refuse_if,
+    rope_of,
+    stored_weights,
+    target_rows,
+    vllm_command,
+)
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 HOT_TOKENS = "hot_tokens.pt"
@@ -145,12 +156,13 @@ def read_eagle(
         draft_vocab_size=len(draft_ids),
         vocab_size=sizes.vocab_size,
         rms_norm_eps=float(published.config.get("rms_norm_eps", 1e-6)),
-        **_rope(published),
+        **rope_of(published),
         own_lm_head=_owns(published, "lm_head.weight", len(draft_ids), target.lm_head),
         own_embeddings=_owns(published, "embed_tokens.weight", sizes.vocab_size, target.embeddings),
         fc_bias="fc.bias" in tensors,
         attention_bias=any(f"layers.0.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
         num_hidden_layers=sizes.num_hidden_layers,
+        qk_norm=published.config.get("model_type") == "qwen3",
         norm_before_residual=version == 3 and bool(published.config.get("norm_before_residual", False)),
         **{name: _flag(published, name) for name in _NORMS},
         **_mask(published),
@@ -213,16 +225,6 @@ def _owns(published: Published, name: str, rows: int, target: Tensor | None) -> 
     return False
 
 
-def _rope(published: Published) -> dict[str, Any]:
-    """The fields of `EagleConfig` about rotary positions."""
-    config = published.config
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    theta = float(rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    return {"rope_theta": theta, "rope_scaling": None if kind == "default" else rope}
-
-
 def _refuse_features(published: Published) -> None:
     config, tensors = published.config, published.tensors
     biases = [tensors.pop(name) for name in list(tensors) if name.endswith("self_attn.o_proj.bias")]
@@ -231,8 +233,8 @@ def _refuse_features(published: Published) -> None:
         "parallel_drafting without mask_hidden": _flag(published, "parallel_drafting") and "mask_hidden" not in tensors,
         f"hidden_act {act!r}": act != "silu",
         "logit_scale": config.get("logit_scale", 1.0) not in (None, 1.0),
-        f"layers of model type {kind!r}, where only Llama's are known": kind not in ("llama", "eagle")
-        or any(".q_norm." in name for name in tensors),
+        f"layers of model type {kind!r}, where only Llama's and Qwen3's are known": kind
+        not in ("llama", "eagle", "qwen3"),
         "sliding attention": "sliding_attention" in (config.get("layer_types") or []),
         "a bias of o_proj": any(bool(bias.any()) for bias in biases),
     }
@@ -247,10 +249,7 @@ def _flag(published: Published, name: str) -> bool:
 
 
 def _lacks(published: Published, what: str) -> IncompatibleModels:
-    return IncompatibleModels(
-        f"the head at {str(published.folder)!r} has what Paceline's EAGLE module lacks", got=what,
-        expected="Llama layers, as EAGLE-1, -2 and -3 published them",
-    )  # fmt: skip
+    return lacks(published, "EAGLE", what, "layers of Llama, as EAGLE-1, -2 and -3 published them, or of Qwen3")
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -261,6 +260,7 @@ def eagle_layout(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: i
 
     Raises `NotExportable` for what the engine lacks.
     """
+    refuse_if(head.config.qk_norm, engine, "layers of Qwen3's form")
     return (_eagle1 if head.config.version == 1 else _eagle3)(head, engine, facts, num_tokens)
 
 

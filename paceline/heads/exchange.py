@@ -20,8 +20,10 @@ from ..errors import ConfigError, NotExportable
 from ..hf.checkpoint import refused
 from ..system.files import check_new, new_folder, write_text
 from ..zoo import name_elsewhere, remark_elsewhere
-from .eagle import EagleHead, attend_causally
+from .dflash_layouts import read_dflash
+from .eagle import EagleHead
 from .eagle_layouts import eagle_layout, flattened, read_eagle
+from .layers import attend_causally
 from .medusa_layouts import NAMES, medusa_layout, read_medusa
 from .parallel import MedusaHead
 from .parts import check_sizes, draft_index
@@ -59,6 +61,8 @@ def _read(published: Published, target: TargetFacts, engine: str | None) -> nn.M
     if "speculators_model_type" in config:
         published.config = flattened(config)
         return read_eagle(published, target, 3, engine)
+    if "dflash_config" in config:
+        return read_dflash(published)
     if config.get("model_type") == "medusa" or any(NAMES.match(name) for name in names):
         return read_medusa(published, target)
     if any(name.endswith(".hidden_norm.weight") for name in names):
@@ -68,7 +72,7 @@ def _read(published: Published, target: TargetFacts, engine: str | None) -> nn.M
     raise ConfigError(
         f"the head at {str(published.folder)!r} has a layout that is not known",
         got="tensors " + ", ".join(sorted(names)[:8]),
-        expected="a head of Paceline, EAGLE, EAGLE-3, speculators or Medusa",
+        expected="a head of Paceline, EAGLE, EAGLE-3, speculators, DFlash or Medusa",
     )
 
 

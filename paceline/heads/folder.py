@@ -25,6 +25,7 @@ from ..system.provenance import sha256_of
 from ..zoo import remark_elsewhere
 from ..zoo.packaged import head_folder
 from .card import model_card
+from .dflash import DFlashHead
 from .eagle import EagleHead
 from .exchange import read_published
 from .int4_draft import Int4Draft
@@ -41,10 +42,11 @@ _SIZES = ("hidden_size", "num_layers", "vocab_size")
 
 Head: TypeAlias = nn.Module
 """A module of one of these classes; each has its `config`, a frozen dataclass that names the `method`."""
-Method = Literal["eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "self_int4"]
+Method = Literal["eagle", "eagle3", "peagle", "dflash", "medusa", "blockwise", "mtp", "space", "self_int4"]
 METHODS = get_args(Method)
 HEADS: Mapping[str, type[Any]] = {
     **dict.fromkeys(("eagle", "eagle3", "peagle", "mtp"), EagleHead),
+    "dflash": DFlashHead,
     "medusa": MedusaHead,
     "blockwise": BlockwiseHead,
     "space": SpaceAdapter,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..core.interfaces import ModelFacts
-from ..errors import ConfigError, NotExportable
+from ..errors import ConfigError, IncompatibleModels, NotExportable
 from ..hf.checkpoint import refused, weight_files
 from ..system.files import read_object
 from .parts import filled
@@ -74,6 +74,22 @@ class Published:
         module = filled(kind, config, {**state, "draft_ids": draft_ids[order]}, self.folder)
         # Files mix halves with output rows in float32.
         return module.to(reduce(torch.promote_types, {one.dtype for one in module.parameters()}))
+
+
+def rope_of(published: Published) -> dict[str, Any]:
+    """The fields of `LayersConfig` about rotary positions."""
+    config = published.config
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    theta = float(rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    return {"rope_theta": theta, "rope_scaling": None if kind == "default" else rope}
+
+
+def lacks(published: Published, module: str, what: str, expected: str) -> IncompatibleModels:
+    """The error for a head with a feature that our module does not have."""
+    what_of = f"the head at {str(published.folder)!r} has what Paceline's {module} module lacks"
+    return IncompatibleModels(what_of, got=what, expected=expected)
 
 
 def is_copy(table: Tensor, target: Tensor | None) -> bool:

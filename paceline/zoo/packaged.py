@@ -143,6 +143,8 @@ def _published_method(config: dict[str, Any]) -> str:
     """The method of a head that others published, whose config.json names none; `heads.exchange` checks it."""
     if config.get("model_type") == "medusa" or "medusa_num_heads" in config:
         return "medusa"
+    if "dflash_config" in config:
+        return "dflash"
     names = " ".join(map(str, config.get("architectures") or []))
     marks = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "speculators_model_type")
     if config.get("speculators_model_type") == "peagle" or any(config.get(name) is not None for name in MASK_IDS):

@@ -14,6 +14,7 @@ from paceline.core.interfaces import Drafter, DraftPolicy, Verifier
 from paceline.core.outputs import Walk
 from paceline.core.request import SamplingParams, Sequence
 from paceline.decoding import SpeculativeDecoder
+from paceline.heads.dflash import DFlashConfig, DFlashHead
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from paceline.policy import Fixed
@@ -123,11 +124,16 @@ def random_head(
 ) -> EagleHead:
     """A head with large weights, so that its distributions differ clearly. It drafts some of the last tokens."""
     width, layers = target.hidden_size, target.num_layers
-    states = (0, 1, layers) if version == 3 else (layers,)
-    config = EagleConfig(width, states, draft_vocab, target.vocab_size, 48, 4, 2, 8, version, width, **options)
     torch.manual_seed(seed)
     ids = torch.arange(draft_vocab) + max(0, target.vocab_size - draft_vocab - 3)
-    head = EagleHead(config, ids).to(target.dtype)
+    if version == "dflash":
+        options = {"qk_norm": True, "num_hidden_layers": 2, **options}
+        shape = DFlashConfig(width, (1, 2), draft_vocab, target.vocab_size, 48, 4, 2, 8, 7, 5, **options)
+        head = DFlashHead(shape, ids).to(target.dtype)
+    else:
+        states = (0, 1, layers) if version == 3 else (layers,)
+        config = EagleConfig(width, states, draft_vocab, target.vocab_size, 48, 4, 2, 8, version, width, **options)
+        head = EagleHead(config, ids).to(target.dtype)
     for parameter in head.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.25)
@@ -147,6 +153,8 @@ def law_after(head: EagleHead, states: Tensor, token_ids: Seq[int], path: Seq[in
 
     states: f_0 .. f_{T-2} or more, [1, T - 1, len(states) E]. `head` must be attached.
     """
+    if isinstance(head, DFlashHead):
+        return block_of(head, states, token_ids)[len(path)]
     known, mask = len(token_ids) - 1, head.config.mask_token_id
     hidden = head.begin(states[:, :known])
     if mask is not None:  # P-EAGLE: what was drafted is not read
@@ -158,6 +166,37 @@ def law_after(head: EagleHead, states: Tensor, token_ids: Seq[int], path: Seq[in
         made = out[:, -1:] if mask is None else head.begin(head.mask_hidden)[None]
         hidden = torch.cat([hidden, made], 1)
     return head.logits(out[0, -1])
+
+
+def block_of(head: DFlashHead, states: Tensor, token_ids: Seq[int]) -> Tensor:
+    """Logits [B - 1, Vd] after each row of a block but the last: layer by layer, each query beside all that it sees."""
+    known, c = len(token_ids) - 1, head.config
+    tokens = torch.tensor([token_ids[-1], *[c.mask_token_id] * (c.block_size - 1)])
+    hidden = head._embeddings[tokens].to(states.dtype)
+    read = head.hidden_norm(head.fc(states[0, :known]))
+    cos, sin = (part[0, 0] for part in head.rotation(torch.arange(known + c.block_size)[None]))
+
+    def turned(x: Tensor, begin: int) -> Tensor:  # [N, H, d]
+        a, b = x.chunk(2, -1)
+        rows = slice(begin, begin + len(x))
+        return x * cos[rows, None] + torch.cat([-b, a], -1) * sin[rows, None]
+
+    for layer in head.layers:
+        attention, x = layer.self_attn, layer.input_layernorm(hidden)
+        rows = torch.cat([read, x])
+        query, key, value = (
+            project(y).unflatten(-1, (-1, c.head_dim))
+            for project, y in ((attention.q_proj, x), (attention.k_proj, rows), (attention.v_proj, rows))
+        )
+        query, key = turned(attention.q_norm(query), known), turned(attention.k_norm(key), 0)
+        groups = c.num_attention_heads // c.num_key_value_heads
+        out = torch.stack([
+            torch.softmax(query[:, h] @ key[:, h // groups].T * c.head_dim**-0.5, -1) @ value[:, h // groups]
+            for h in range(c.num_attention_heads)
+        ], 1)  # fmt: skip
+        hidden = hidden + attention.o_proj(out.flatten(1))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return head.output(head.norm(hidden[1:]))
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

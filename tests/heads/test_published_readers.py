@@ -235,6 +235,15 @@ def test_tables_of_the_heads_own(tmp_path):
     assert agree(head, read)
 
 
+def test_layers_of_qwen3(tmp_path):
+    head = eagle(own_lm_head=True, qk_norm=True)
+    tensors = published(head)
+    assert tensors["midlayer.self_attn.k_norm.weight"].shape == (8,)
+    assert agree(head, load_head(folder_of(tmp_path / "h", eagle3_config(model_type="qwen3"), tensors), target()))
+    with pytest.raises(ConfigError, match="q_norm"):
+        load_head(folder_of(tmp_path / "other", eagle3_config(), tensors), target())
+
+
 @pytest.mark.parametrize("place", ["top level", "eagle_config", "speculators"])
 @pytest.mark.parametrize("norms", [{"fc_norm": True, "norm_output": True}, {"norm_before_fc": True}], ids=str)
 def test_the_norms_of_eagle_3_1(norms, place, tmp_path):
@@ -256,7 +265,7 @@ def test_the_norms_of_eagle_3_1(norms, place, tmp_path):
 
 
 @pytest.mark.parametrize("change", [
-    {"hidden_act": "gelu"}, {"model_type": "qwen3"}, {"quantization_config": {"bits": 4}},
+    {"hidden_act": "gelu"}, {"model_type": "gemma3"}, {"quantization_config": {"bits": 4}},
     {"eagle_config": {"use_aux_hidden_state": False}}, {"target_hidden_size": 64}, {"vocab_size": 98},
     {AUX: [2, 4, LAYERS]}, {"logit_scale": 0.5}, {"layer_types": ["sliding_attention"]},
 ])  # fmt: skip

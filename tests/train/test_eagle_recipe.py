@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.heads.eagle import EagleConfig, EagleHead, attend_causally
+from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.layers import attend_causally
 from paceline.train.losses import LOSSES
 from paceline.train.recipe import Batch
 from paceline.train.recipes import common

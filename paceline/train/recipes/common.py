@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...errors import ConfigError
-from ...heads.eagle import attend_causally
 from ...heads.folder import HEADS, load_head, method_of
+from ...heads.layers import attend_causally
 from ...heads.parts import draft_index, frequent_ids
 from ...runner import LoadedModel
 from ..data import Answers

@@ -1,0 +1,85 @@
+"""DFlash heads draft a block of tokens in one pass over the target's states (see `heads.dflash`).
+
+The distributions of a block do not depend on one another, so a tree crosses them (DDTree, arXiv 2604.12989): its nodes
+are those of the largest products of probabilities.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.kv_cache import SlotCache
+from ..core.interfaces import TargetView
+from ..heads.dflash import DFlashHead
+from ..schema import checked
+from .draft_layer import Level, head_cache
+from .eagle import Eagle, EagleSpec
+
+
+@final
+class DFlashPass:
+    """A head attached to its target (see `attach_head`), and the keys and values of every layer for its states."""
+
+    def __init__(self, head: DFlashHead, target: TargetView):
+        self.head, self._device = head, target.loaded.device
+        self.cache: SlotCache = head_cache(target, head.config)
+
+    def extend_cache(
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+        most: int = 0,
+        masks: int = 0,
+    ) -> Level:
+        """Cache the states that each slot lacks, and draft the tokens after its text: [B, 1 + masks, ...].
+
+        tokens: some tokens of each text, of which the last is read.
+        states: f_n .. f_{T-2} of each row, [P, len(states) E].
+        most: is not read, as in `EaglePass` it says how many of the largest logits to find.
+        masks: how many tokens to draft after the first.
+        """
+        cache, head, size, dtype = self.cache, self.head, self.head.config.block_size, self.head.norm.weight.dtype
+        for slot, new in zip(slots, states, strict=True):
+            begin, end = cache.lengths[slot], cache.lengths[slot] + len(new)
+            cache.ensure(end)
+            made = head.context(new[None].to(dtype), torch.arange(begin, end, device=self._device)[None])
+            for keys, values, (key, value) in zip(cache.keys, cache.values, made, strict=True):
+                # Finite: an overflow must not reach other slots as 0 * NaN.
+                keys[slot, :, begin:end], values[slot, :, begin:end] = map(torch.nan_to_num, (key[0], value[0]))
+            cache.lengths[slot] = end
+        ends = torch.tensor([cache.lengths[slot] for slot in slots], device=self._device)
+        where, width = torch.tensor(list(slots), device=self._device), int(max(cache.lengths[slot] for slot in slots))
+        columns = torch.arange(width + size, device=self._device)
+        seen = ((columns < ends[:, None]) | (columns >= width))[:, None, None]  # the block comes after the longest
+        layers = iter(zip(cache.keys, cache.values, strict=True))
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            cached = [held[where, :, :width].to(query.dtype) for held in next(layers)]
+            both = [torch.cat([old, new], 2) for old, new in zip(cached, (key, value), strict=True)]
+            return nn.functional.scaled_dot_product_attention(query, *both, attn_mask=seen, enable_gqa=True)
+
+        block = head.block(torch.tensor([row[-1] for row in tokens], device=self._device))
+        positions = ends[:, None] + torch.arange(size, device=self._device)
+        hidden = head(block, positions, attend)[:, 1 : masks + 2]
+        return Level(hidden, head.logits(hidden))
+
+
+@final
+class DFlash(Eagle):
+    """Draft trees with a DFlash head. Options are those of `Eagle`; trees are no deeper than its block."""
+
+    name: ClassVar[str] = "dflash"
+    _head, _pass = DFlashHead, DFlashPass
+
+
+@checked
+class DFlashSpec(EagleSpec):
+    """Options of `DFlash`."""
+
+    method = "dflash"
+    drafter = DFlash
+    tokens = 8
+    exported = ()

@@ -1,0 +1,67 @@
+"""DFlash heads as their authors publish them (github.com/z-lab/dflash), read.
+
+config.json   a Qwen3 config, block_size, and dflash_config: {mask_token_id, target_layer_ids}; id i names state i + 1
+tensors       fc, hidden_norm, layers.*, norm; embeddings and output rows are the target's, whole
+"""
+
+from dataclasses import fields
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from ..schema import Many, checked, validate
+from .dflash import DFlashConfig, DFlashHead
+from .parts import Count, Positive, Vocabulary, Width
+from .published import Published, lacks, rope_of
+
+
+@checked
+class _Sizes:
+    """What config.json of a head says."""
+
+    hidden_size: Width
+    intermediate_size: Width
+    num_attention_heads: Width
+    num_hidden_layers: Count
+    vocab_size: Vocabulary
+    block_size: Annotated[int, Field(ge=2)]
+    mask_token_id: Annotated[int, Field(ge=0)]
+    target_layer_ids: Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    num_key_value_heads: Width | None = None
+    head_dim: Width | None = None
+    rms_norm_eps: Positive = 1e-6
+
+
+_PLAIN = {
+    "projector_type": ("dflash", None), "attention_mode": ("gqa", None), "causal": (False, None),
+    "is_causal": (False, None), "attention_bias": (False, None), "hidden_act": ("silu", None),
+    "input_embedding_scale": (1, None), "output_multiplier": (1, None), "final_logit_softcapping": (None,),
+    "quantization_config": (None,),
+}  # fmt: skip
+"""Options that some heads of this family have, with the values that mean no more than the module here."""
+
+
+def read_dflash(published: Published) -> DFlashHead:
+    """A DFlash head. Raises `IncompatibleModels` for one of DFlash-2, Domino or DSpark, or with sliding attention."""
+    given = {**published.config, **published.config["dflash_config"]}
+    kinds = [str(name) for name in given.get("architectures") or ["DFlashDraftModel"]]
+    features = [f"{name} {given[name]!r}" for name, plain in _PLAIN.items() if given.get(name) not in plain]
+    features += [f"architecture {name}" for name in kinds if name != "DFlashDraftModel"]
+    features += ["sliding attention"] * ("sliding_attention" in (given.get("layer_types") or []))
+    if features:
+        raise lacks(published, "DFlash", ", ".join(features), "the form of z-lab/Qwen3-8B-DFlash-b16")
+    read = {field.name: given[field.name] for field in fields(_Sizes) if field.name in given}
+    sizes = validate(_Sizes, read, f"config.json of the head at {str(published.folder)!r}")
+    published.tensors = {name.removeprefix("model."): tensor for name, tensor in published.tensors.items()}
+    config = DFlashConfig(
+        hidden_size=sizes.hidden_size, intermediate_size=sizes.intermediate_size,
+        states=tuple(layer + 1 for layer in sizes.target_layer_ids),
+        draft_vocab_size=sizes.vocab_size, vocab_size=sizes.vocab_size,
+        num_attention_heads=sizes.num_attention_heads,
+        num_key_value_heads=sizes.num_key_value_heads or sizes.num_attention_heads,
+        head_dim=sizes.head_dim or sizes.hidden_size // sizes.num_attention_heads,
+        num_hidden_layers=sizes.num_hidden_layers, rms_norm_eps=sizes.rms_norm_eps, qk_norm=True,
+        mask_token_id=sizes.mask_token_id, block_size=sizes.block_size, **rope_of(published),
+    )  # fmt: skip
+    return published.build(DFlashHead, config, torch.arange(sizes.vocab_size))

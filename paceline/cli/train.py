@@ -15,7 +15,7 @@ from .screen import Screen, table_of
 if TYPE_CHECKING:
     from ..train.stages import Done, Stages
 
-Method = Literal["eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "qat", "distill"]
+Method = Literal["eagle", "eagle3", "peagle", "dflash", "medusa", "blockwise", "mtp", "space", "qat", "distill"]
 _STAGES = ("prepare", "train", "eval")
 _LINE_EVERY_S = 30.0
 
@@ -24,7 +24,9 @@ _LINE_EVERY_S = 30.0
 def train(
     method: Annotated[
         Method,
-        typer.Argument(metavar="METHOD", help="eagle, eagle3, peagle, medusa, blockwise, mtp, space, qat or distill."),
+        typer.Argument(
+            metavar="METHOD", help="eagle, eagle3, peagle, dflash, medusa, blockwise, mtp, space, qat or distill."
+        ),
     ],
     screen: Screen,
     words: Annotated[

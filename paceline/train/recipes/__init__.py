@@ -12,6 +12,7 @@ RECIPES = {
     "eagle": "eagle.EagleRecipe",
     "eagle3": "eagle.EagleRecipe",
     "peagle": "eagle.EagleRecipe",
+    "dflash": "dflash.DFlashRecipe",
     "medusa": "parallel.ParallelRecipe",
     "blockwise": "parallel.ParallelRecipe",
     "mtp": "eagle.EagleRecipe",

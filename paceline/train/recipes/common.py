@@ -1,7 +1,7 @@
 """What several recipes share: labels and losses of a batch, attention of unrolled steps, and how heads are built."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, final
@@ -15,7 +15,7 @@ from ...heads.folder import HEADS, load_head, method_of
 from ...heads.layers import attend_causally
 from ...heads.parts import draft_index, frequent_ids
 from ...runner import LoadedModel
-from ..data import Answers
+from ..data import Answers, online_states
 from ..losses import LOSSES, Loss, LossName
 from ..recipe import Batch, Plan, Recipe
 from .models import check_memory, size_of
@@ -47,11 +47,15 @@ class Labels:
 
     lm_head: the target's output rows for the draft vocabulary [Vd, E]. states: the target's last [B, T, E]. index: the
     place of each target token in the draft vocabulary, or -1. loss: between distributions; None: cross entropy with
-    the token itself.
+    the token itself. among: the only columns that count [B, T]; None: all.
     """
 
-    def __init__(self, batch: Batch, states: Tensor, lm_head: Tensor, index: Tensor, loss: Loss | None):
+    def __init__(
+        self, batch: Batch, states: Tensor, lm_head: Tensor, index: Tensor, loss: Loss | None,
+        among: Tensor | None = None,
+    ):  # fmt: skip
         self._batch, self._index, self._loss = batch, index, loss
+        self._among = torch.ones_like(batch.is_answer) if among is None else among
         if loss is not None:  # the target's logits of every column whose next token is supervised, once for all steps
             supervised = shifted(batch.is_answer, 1)
             self._teacher = nn.functional.linear(states[supervised], lm_head)
@@ -60,7 +64,7 @@ class Labels:
     def columns(self, ahead: int) -> Tensor:
         """Columns that have such a label. [B, T]."""
         label = self._index[shifted(self._batch.token_ids, ahead)]
-        return shifted(self._batch.is_answer, ahead) & (label >= 0)
+        return self._among & shifted(self._batch.is_answer, ahead) & (label >= 0)
 
     def compare(self, logits: Tensor, columns: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
         """Mean loss of logits [M, Vd], those of the columns, and their agreement (see `Losses`).
@@ -70,7 +74,7 @@ class Labels:
         """
         labels = self._index[shifted(self._batch.token_ids, ahead)[columns]]
         right = (logits.detach().max(-1).indices == labels).sum()
-        agreement = right / shifted(self._batch.is_answer, ahead).sum()
+        agreement = right / (self._among & shifted(self._batch.is_answer, ahead)).sum()
         if not len(logits):
             return logits.sum(), agreement
         if self._loss is None:
@@ -146,6 +150,17 @@ def layer_sizes(plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan.shape, name, None) or value for name, value in like.items()}
 
 
+def state_samples(target: LoadedModel, answers: Answers, layers: Sequence[int]) -> Tensor:
+    """States of the target from which it wrote some answers, [N, len(layers) E], in float32.
+
+    The first column of the texts is left out, where some models keep values of another magnitude.
+    """
+    some = answers.batch(range(min(len(answers), 16)), layers, 1 << 30)
+    some = some if some.states else online_states(target, some, layers)
+    states = torch.cat([some.states[layer].float() for layer in layers], -1)
+    return states[some.is_answer.roll(-1, 1)]
+
+
 class HeadRecipe(Recipe):
     """A recipe of heads over the target's states, which draft a vocabulary of frequent tokens.
 
@@ -165,8 +180,18 @@ class HeadRecipe(Recipe):
         self._index = draft_index(module.draft_ids.to(lm_head.device), module.config.vocab_size)
         self.states = tuple(sorted({*module.config.states, last}))
 
-    def labels(self, batch: Batch) -> Labels:
-        return Labels(batch, batch.states[self._last], self._rows, self._index, self._loss)
+    def labels(self, batch: Batch, among: Tensor | None = None) -> Labels:
+        return Labels(batch, batch.states[self._last], self._rows, self._index, self._loss, among)
+
+    def scale_inputs(self, weight: nn.Parameter, parts: Sequence[Tensor], is_fresh: bool) -> None:
+        """Let a matrix learn, and if it is fresh begin, as one that reads every channel with mean square 1.
+
+        parts: samples of what it reads, side by side, [N, channels] each.
+        """
+        scale = torch.cat([part.square().mean(0).sqrt().to(weight.device) for part in parts]).clamp(min=1e-3)
+        self.input_scales = {weight: scale}
+        if is_fresh:
+            weight /= scale
 
     @classmethod
     @abstractmethod

@@ -26,9 +26,9 @@ from ...heads.eagle import EagleConfig
 from ...runner import LoadedModel
 from ...schema import checked
 from ..config import AtLeast0, AtLeast1, Few, Seed, Several
-from ..data import Answers, online_states
+from ..data import Answers
 from ..recipe import Batch, Losses, Plan
-from .common import Decay, HeadRecipe, TokenLoss, Unrolled, head_sizes, layer_sizes, shifted
+from .common import Decay, HeadRecipe, TokenLoss, Unrolled, head_sizes, layer_sizes, shifted, state_samples
 
 
 @checked
@@ -137,8 +137,7 @@ class EagleRecipe(HeadRecipe):
         """A fresh head takes the target's final norm, which its output rows fit, and the columns of `fc` are scaled.
 
         Its inputs differ in size by far (the states of SmolLM2-135M have channels of 300 beside others of 5, and
-        embeddings of 0.1), so each comes in with mean square 1. The first column of the texts is left out, where some
-        models keep values of another magnitude. A new `mask_hidden` begins as the mean of the states.
+        embeddings of 0.1), so each comes in with mean square 1. A new `mask_hidden` begins as the mean of the states.
         """
         head = self.head
         if head.config.version == "mtp":  # it norms what it reads
@@ -146,19 +145,13 @@ class EagleRecipe(HeadRecipe):
         norm: Any = getattr(target.model.base_model, "norm", None)
         if is_fresh and head.config.version == 3 and isinstance(norm, nn.Module):
             head.norm.weight.copy_(norm.weight)
-        some = answers.batch(range(min(len(answers), 16)), head.config.states, 1 << 30)
-        some = some if some.states else online_states(target, some, head.config.states)
-        states = [some.states[layer].float() for layer in head.config.states]
+        states = state_samples(target, answers, head.config.states)
         if head.config.mask_token_id is not None and not head.mask_hidden.any():
-            head.mask_hidden.copy_(torch.cat(states, -1)[some.is_answer].mean(0))
-        parts = [head.normed(torch.cat(states, -1)[some.is_answer.roll(-1, 1)])]
+            head.mask_hidden.copy_(states.mean(0))
+        parts = [head.normed(states)]
         if head.config.version == 1:
             parts.insert(0, target.embeddings[head.draft_ids.to(target.device)].float())
-        weight = head.fc.weight
-        scale = torch.cat([part.square().mean(0).sqrt().to(weight.device) for part in parts]).clamp(min=1e-3)
-        self.input_scales = {weight: scale}
-        if is_fresh:
-            weight /= scale
+        self.scale_inputs(head.fc.weight, parts, is_fresh)
 
     def loss(self, batch: Batch) -> Losses:
         """Sum over steps of decay^s times the loss of step s."""

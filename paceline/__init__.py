@@ -14,8 +14,8 @@ _MODULES = {
     "core.structured": "StructuredOutputsParams",
     "core.outputs": "Origin Round",
     "outputs": "Completion RequestOutput StreamChunk",
-    "drafters": "Blockwise Choose DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain PredictedOutput "
-    "PromptLookup SelfQuantized Space Suffix TokenRecycling",
+    "drafters": "Blockwise Choose DFlash DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain "
+    "PredictedOutput PromptLookup SelfQuantized Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",
     "cascade": "Cascade",
@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .core.structured import StructuredOutputsParams as StructuredOutputsParams
     from .drafters import Blockwise as Blockwise
     from .drafters import Choose as Choose
+    from .drafters import DFlash as DFlash
     from .drafters import DraftModel as DraftModel
     from .drafters import Eagle as Eagle
     from .drafters import JumpForward as JumpForward

@@ -7,8 +7,8 @@ from .registry import REGISTRY as REGISTRY
 from .registry import DrafterSpec as DrafterSpec
 
 _HOME = {
-    "Blockwise": "parallel_heads", "Choose": "choose", "DraftModel": "draft_model", "Eagle": "eagle",
-    "JumpForward": "jump_forward", "Lookahead": "lookahead", "Medusa": "parallel_heads",
+    "Blockwise": "parallel_heads", "Choose": "choose", "DFlash": "dflash", "DraftModel": "draft_model",
+    "Eagle": "eagle", "JumpForward": "jump_forward", "Lookahead": "lookahead", "Medusa": "parallel_heads",
     "Ouroboros": "ouroboros", "Plain": "plain", "PredictedOutput": "predicted_output", "PromptLookup": "prompt_lookup",
     "SelfQuantized": "self_quantized", "Space": "space", "Suffix": "suffix", "TokenRecycling": "token_recycling",
 }  # fmt: skip
@@ -23,6 +23,7 @@ def __getattr__(name: str) -> object:
 
 if TYPE_CHECKING:  # the same names for type checkers, which take "as" for public
     from .choose import Choose as Choose
+    from .dflash import DFlash as DFlash
     from .draft_model import DraftModel as DraftModel
     from .eagle import Eagle as Eagle
     from .jump_forward import JumpForward as JumpForward

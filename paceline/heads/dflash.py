@@ -6,7 +6,7 @@ reads     g_0 .. g_{n-1} and the whole block    row i > 0 predicts x_{n+i}
 """
 
 from dataclasses import KW_ONLY
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -61,7 +61,7 @@ class DFlashHead(DraftHead):
         self.config = c = config
         self.fc = nn.Linear(len(c.states) * c.hidden_size, c.hidden_size, False)
         self.hidden_norm, self.norm = c.norm(), c.norm()
-        self.layers = nn.ModuleList(DecoderLayer(c) for _ in range(c.num_hidden_layers))
+        self.layers: Any = nn.ModuleList(DecoderLayer(c) for _ in range(c.num_hidden_layers))
         self.rotation = Rotary(c)
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -9,7 +9,7 @@ import torch
 from paceline import Choose, PromptLookup, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget, DraftPolicy, Verifier
 from paceline.core.request import Sequence
-from paceline.drafters import Eagle
+from paceline.drafters import DFlash, Eagle
 from paceline.errors import IncompatibleModels
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.runner import LoadedModel, ModelRunner, make_runner
@@ -52,10 +52,11 @@ def decode(drafter, params, slots=4, invariant=False, arms=1, eos=NO_EOS, ids=RE
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("slots", "invariant"), [(1, False), (1, True), (4, True)])
 @pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "peagle"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "peagle", "dflash"])
 def test_every_tree(method, tree, slots, invariant):
     masks = {"mask_token_id": 7, "num_speculative_tokens": 3} if method == "peagle" else {}
-    drafter = Eagle(random_head(loaded(), 1 if method == "eagle" else 3, **masks), tree)
+    head = random_head(loaded(), {"eagle": 1, "dflash": "dflash"}.get(method, 3), **masks)
+    drafter = (DFlash if method == "dflash" else Eagle)(head, tree)
     params = [SamplingParams(temperature=t, max_tokens=12) for t in (0.0, 0.8) for _ in range(2)]
     made = decode(drafter, params, slots, invariant)
     assert {source for seq in made for source in seq.sources} <= {"", method}

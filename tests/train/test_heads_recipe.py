@@ -5,10 +5,12 @@ import torch
 from torch import nn
 
 from paceline import SamplingParams
+from paceline.drafters.dflash import DFlash
 from paceline.drafters.eagle import Eagle
 from paceline.drafters.parallel_heads import Blockwise, Medusa
 from paceline.runner import ModelRunner
 from paceline.train.recipe import Batch
+from paceline.train.recipes.dflash import DFlashLoss, DFlashRecipe
 from paceline.train.recipes.eagle import EagleLoss, EagleRecipe
 from paceline.train.recipes.parallel import ParallelLoss, ParallelRecipe
 from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, random_head
@@ -95,6 +97,11 @@ def test_losses_of_parallel_heads(make, soft):
 CASES = {
     "medusa": (medusa, Medusa, lambda h, r: ParallelRecipe(h, r, ParallelLoss("token"), 2)),
     "blockwise": (blockwise, Blockwise, lambda h, r: ParallelRecipe(h, r, ParallelLoss("token", one_head=True), 2)),
+    "dflash": (
+        lambda t: random_head(t, "dflash", draft_vocab=t.vocab_size, states=(2,)),
+        DFlash,
+        lambda h, r: DFlashRecipe(h, r, DFlashLoss("token", anchors=99), 2),
+    ),
     "mtp": (
         lambda t: random_head(t, "mtp", draft_vocab=t.vocab_size),
         Eagle,

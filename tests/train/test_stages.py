@@ -66,7 +66,7 @@ def test_whole_run(base, tmp_path):
     assert checked
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa", "blockwise", "mtp"])
+@pytest.mark.parametrize("method", ["eagle", "medusa", "blockwise", "mtp", "dflash"])
 def test_every_method(base, tmp_path, method):
     stages = Stages(method, read_config(config_of(base, tmp_path), ("prepare.states=online", "prepare.limit=8")))
     names = ["prepare", "train", "eval"]

@@ -150,6 +150,13 @@ def layer_sizes(plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan.shape, name, None) or value for name, value in like.items()}
 
 
+def mask_token(plan: Plan) -> int:
+    """The token of masks: what the shape says, or else the padding token, or the end of text."""
+    padding = getattr(plan.target.tokenizer, "pad_token_id", None)
+    usual = [plan.shape.mask_token_id, padding, *sorted(plan.target.eos_ids), 0]
+    return next(token for token in usual if token is not None)
+
+
 def state_samples(target: LoadedModel, answers: Answers, layers: Sequence[int]) -> Tensor:
     """States of the target from which it wrote some answers, [N, len(layers) E], in float32.
 
@@ -191,7 +198,7 @@ class HeadRecipe(Recipe):
         scale = torch.cat([part.square().mean(0).sqrt().to(weight.device) for part in parts]).clamp(min=1e-3)
         self.input_scales = {weight: scale}
         if is_fresh:
-            weight /= scale
+            weight.div_(scale)
 
     @classmethod
     @abstractmethod

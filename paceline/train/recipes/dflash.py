@@ -20,7 +20,7 @@ from ...schema import checked
 from ..config import AtLeast1, Few, Seed, Several
 from ..data import Answers
 from ..recipe import Batch, Losses, Plan
-from .common import Decay, HeadRecipe, TokenLoss, head_sizes, layer_sizes, state_samples
+from .common import Decay, HeadRecipe, TokenLoss, head_sizes, layer_sizes, mask_token, state_samples
 
 
 @checked
@@ -68,11 +68,9 @@ class DFlashRecipe(HeadRecipe):
         if max(sizes["states"]) > layers:
             got = list(sizes["states"])
             raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
-        usual = [shape.mask_token_id, plan.target.tokenizer.pad_token_id, *sorted(plan.target.eos_ids), 0]
         return DFlashConfig(
             **sizes, **layer_sizes(plan), num_hidden_layers=shape.num_hidden_layers, qk_norm=shape.qk_norm,
-            block_size=shape.block_size, window=shape.window,
-            mask_token_id=next(token for token in usual if token is not None),
+            block_size=shape.block_size, window=shape.window, mask_token_id=mask_token(plan),
         )  # fmt: skip
 
     @torch.no_grad()

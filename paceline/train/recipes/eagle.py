@@ -28,7 +28,17 @@ from ...schema import checked
 from ..config import AtLeast0, AtLeast1, Few, Seed, Several
 from ..data import Answers
 from ..recipe import Batch, Losses, Plan
-from .common import Decay, HeadRecipe, TokenLoss, Unrolled, head_sizes, layer_sizes, shifted, state_samples
+from .common import (
+    Decay,
+    HeadRecipe,
+    TokenLoss,
+    Unrolled,
+    head_sizes,
+    layer_sizes,
+    mask_token,
+    shifted,
+    state_samples,
+)
 
 
 @checked
@@ -117,8 +127,7 @@ class EagleRecipe(HeadRecipe):
             got = list(sizes["states"])
             raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
         if isinstance(shape, PEagleShape):
-            usual = [shape.mask_token_id, getattr(target.tokenizer, "pad_token_id", None), *sorted(target.eos_ids), 0]
-            sizes["mask_token_id"] = next(token for token in usual if token is not None)
+            sizes["mask_token_id"] = mask_token(plan)
             sizes["num_speculative_tokens"] = shape.num_speculative_tokens
         return EagleConfig(
             **sizes, **layer_sizes(plan), version=version,

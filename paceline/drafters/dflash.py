@@ -82,4 +82,9 @@ class DFlashSpec(EagleSpec):
     method = "dflash"
     drafter = DFlash
     tokens = 8
-    exported = ()
+    exported = ("vLLM", "SGLang")
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """A chain of a whole block, however many tokens are asked for."""
+        found, (folder, remark) = super().elsewhere(tokens), self.export("SGLang")
+        return {**found, "SGLang": (f"--speculative-algorithm DFLASH --speculative-draft-model-path {folder}", remark)}

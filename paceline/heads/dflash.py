@@ -82,6 +82,17 @@ class DFlashHead(DraftHead):
             hidden = layer(hidden, cos, sin, attend)
         return self.norm(hidden)
 
+    def whole(self, states: Tensor, token_ids: Tensor) -> Tensor:
+        """Blocks after texts of one length, without a cache: [B, N, len(states) E], [B] -> [B, block_size, E]."""
+        columns = torch.arange(states.shape[1] + self.config.block_size, device=states.device)[None]
+        context = iter(self.context(states, columns[:, : states.shape[1]]))
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = (torch.cat([old, new], 2) for old, new in zip(next(context), (key, value), strict=True))
+            return nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+
+        return self(self.block(token_ids), columns[:, states.shape[1] :], attend)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
         return self.output(hidden)

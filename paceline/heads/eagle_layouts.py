@@ -31,6 +31,7 @@ from ..zoo.packaged import MASK_IDS
 from .eagle import EagleConfig, EagleHead
 from .parts import Count, Vocabulary, Width
 from .published import (
+    CONTEXT,
     Layout,
     Published,
     TargetFacts,
@@ -45,7 +46,6 @@ from .published import (
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 HOT_TOKENS = "hot_tokens.pt"
-_CONTEXT = 131072  # where the target is not loaded: rotary tables reach as far, and engines cut to the target's
 _CHAIN = "vLLM drafts a chain of the most probable tokens, not a tree."
 _TREE = {
     "vllm": _CHAIN,
@@ -366,7 +366,7 @@ def _layer_config(c: EagleConfig, facts: TargetFacts) -> dict[str, Any]:
         "rope_theta": c.rope_theta,
         "rope_scaling": c.rope_scaling,
         "rope_parameters": {**(c.rope_scaling or {"rope_type": "default"}), "rope_theta": c.rope_theta},
-        "max_position_embeddings": facts.context or _CONTEXT,
+        "max_position_embeddings": facts.context or CONTEXT,
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,

@@ -20,7 +20,8 @@ from ..errors import ConfigError, NotExportable
 from ..hf.checkpoint import refused
 from ..system.files import check_new, new_folder, write_text
 from ..zoo import name_elsewhere, remark_elsewhere
-from .dflash_layouts import read_dflash
+from .dflash import DFlashHead
+from .dflash_layouts import dflash_layout, read_dflash
 from .eagle import EagleHead
 from .eagle_layouts import eagle_layout, flattened, read_eagle
 from .layers import attend_causally
@@ -117,10 +118,12 @@ def export_head(
     facts = TargetFacts(name, *sizes) if target is None else facts_of(target, name)
     if isinstance(head, EagleHead) and head.config.version != "mtp":
         layout = eagle_layout(head, engine, facts, num_tokens)
+    elif isinstance(head, DFlashHead):
+        layout = dflash_layout(head, engine, facts)
     elif isinstance(head, MedusaHead):
         layout = medusa_layout(head, engine, facts)
     else:
-        what, fix = f"no other engine runs {method_of(head)} heads", "use it here, or train an eagle3 or medusa head"
+        what, fix = f"no other engine runs {method_of(head)} heads", "use it here, or train an eagle3 or dflash head"
         raise NotExportable(what, got=engine, fix=fix)
     if remark:
         layout = replace(layout, notes=(*layout.notes, f"{remark}."))
@@ -173,10 +176,12 @@ def largest_difference(ours: "Head", theirs: "Head", facts: TargetFacts) -> floa
 
 
 def _logits(head: "Head", tables: list[Tensor], states: Tensor, tokens: Tensor) -> list[Tensor]:
-    """Of every step (EAGLE) or of every head (Medusa). [B, T, Vd] each."""
+    """Of every step (EAGLE), of every head (Medusa), or of a block (DFlash). [B, T, Vd] each."""
     head = copy.deepcopy(head).cpu().float()
-    assert isinstance(head, MedusaHead | EagleHead)
+    assert isinstance(head, MedusaHead | EagleHead | DFlashHead)
     head.attach(*tables)
+    if isinstance(head, DFlashHead):
+        return [head.logits(head.whole(states, tokens[0, :, -1]))]
     if isinstance(head, MedusaHead):
         return [head.logits(head.hidden(states, one), one) for one in range(head.num_heads)]
     positions = torch.arange(_LENGTH).expand(_BATCH, -1)

@@ -19,6 +19,7 @@ from .parts import filled
 WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 """Where published heads keep their tensors, the safe format first."""
 
+CONTEXT = 131072  # where the target is not loaded: rotary tables reach as far, and engines cut to the target's
 _M = TypeVar("_M", bound=nn.Module)
 
 

@@ -128,7 +128,9 @@ def random_head(
     ids = torch.arange(draft_vocab) + max(0, target.vocab_size - draft_vocab - 3)
     if version == "dflash":
         options = {"qk_norm": True, "num_hidden_layers": 2, **options}
-        shape = DFlashConfig(width, options.pop("states", (1, 2)), draft_vocab, target.vocab_size, 48, 4, 2, 8, 7, 5, **options)
+        shape = DFlashConfig(
+            width, options.pop("states", (1, 2)), draft_vocab, target.vocab_size, 48, 4, 2, 8, 7, 5, **options
+        )
         head = DFlashHead(shape, ids).to(target.dtype)
     else:
         states = (0, 1, layers) if version == 3 else (layers,)

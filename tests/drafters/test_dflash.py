@@ -34,7 +34,8 @@ FORMS = {
 
 @DTYPES
 @pytest.mark.parametrize("options", FORMS.values(), ids=FORMS)
-def test_every_form_of_head(options, dtype):
+def test_every_form_of_head(options, dtype, monkeypatch):
+    monkeypatch.setattr("paceline.drafters.dflash.CHUNK", 8)  # so that a prompt is read in parts
     head = random_head(target(dtype), "dflash", **options)
     assert is_right(DFlash(head), head, lengths=(30, 2), pause=5 if "window" in options else 1)
 

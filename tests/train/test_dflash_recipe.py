@@ -102,5 +102,5 @@ def test_where_nothing_is_supervised_the_loss_is_zero():
     empty = Batch(batch.token_ids, batch.states, torch.zeros_like(batch.is_answer))
     found = DFlashRecipe(head, ROWS, DFlashLoss(), LAST).loss(empty)
     found.total.backward()
-    assert float(found.total) == 0
+    assert found.total.item() == 0
     assert found.agreement.isnan().all()

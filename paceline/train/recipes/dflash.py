@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...errors import ConfigError
-from ...heads.dflash import DFlashConfig
+from ...heads.dflash import DFlashConfig, attending
 from ...runner import LoadedModel
 from ...schema import checked
 from ..config import AtLeast1, Few, Seed, Several
@@ -89,19 +89,14 @@ class DFlashRecipe(HeadRecipe):
         count = anchors.shape[1]
         labels = self.labels(batch, is_anchor)
         states = torch.cat([batch.states[layer] for layer in head.config.states], -1)
-        context = iter(head.context(states, columns.expand(rows, -1)))
+        context = head.context(states, columns.expand(rows, -1))
         block = torch.arange(count, device=columns.device).repeat_interleave(size)
         own = (block[:, None] == block).expand(rows, -1, -1)  # [B, A * size, A * size]
         before = columns < anchors.repeat_interleave(size, 1)[..., None]  # [B, A * size, T]
         seen = torch.cat([before, own], -1)[:, None]
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            both = [torch.cat([old, new], 2) for old, new in zip(next(context), (key, value), strict=True)]
-            return nn.functional.scaled_dot_product_attention(query, *both, attn_mask=seen, enable_gqa=True)
-
         tokens = head.block(batch.token_ids.gather(1, anchors).flatten()).view(rows, -1)
         positions = (anchors[..., None] + torch.arange(size, device=columns.device)).view(rows, -1)
-        hidden = head(tokens, positions, attend).view(rows, count, size, -1)
+        hidden = head(tokens, positions, attending(context, seen)).view(rows, count, size, -1)
         parts, agreement = dict[str, Tensor](), list[Tensor]()
         total = head.logits(hidden[:, :0, 0]).sum()  # zero, and part of the graph where nothing is supervised
         for row in range(1, size):

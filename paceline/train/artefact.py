@@ -39,7 +39,8 @@ def save_trained(
     lines, c = read_log(log), config.train
     evaluated = [line for line in lines if line["event"] == "evaluation"]
     training: dict[str, Any] = {"steps": lines[-1]["step"], "tokens seen": lines[-1]["tokens"]}
-    training |= {"epochs": c.epochs, "batch columns": c.max_tokens, "optimizer": c.optimizer}
+    columns = c.max_tokens if c.accumulate == 1 else f"{c.accumulate} of {c.max_tokens}"
+    training |= {"epochs": c.epochs, "batch columns": columns, "optimizer": c.optimizer}
     training |= {"learning rate": c.lr, "seed": c.seed}
     training |= {"prompt tokens too": c.prompts, **{f"loss.{key}": value for key, value in c.loss.items()}}
     if evaluated:

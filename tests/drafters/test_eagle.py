@@ -12,7 +12,6 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.rng import Purpose, gumbel
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Eagle, draft_layer
-from paceline.drafters.draft_layer import head_cache
 from paceline.drafters.eagle_pass import FEW, EaglePass
 from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner
@@ -96,24 +95,6 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=st
 def test_every_node_has_the_law_of_the_whole_head(version, tree, dtype):
     head = random_head(target(dtype), version)
     assert is_right(Eagle(head, tree), head)
-
-
-@DTYPES
-@pytest.mark.parametrize("options", [{}, {"mask_token_id": 7, "num_speculative_tokens": 4}], ids=str)
-@pytest.mark.parametrize("norms", [{"fc_norm": True, "norm_output": True}, {"norm_before_fc": True}], ids=str)
-def test_the_norms_of_eagle_3_1(norms, options, dtype):
-    head = random_head(target(dtype), 3, **norms, **options)
-    for parameter in head.parameters():
-        if parameter.dim() == 1:
-            torch.nn.init.uniform_(parameter, 0.5, 2.0)
-    assert is_right(Eagle(head), head)
-
-
-@DTYPES
-@pytest.mark.parametrize("version", [1, 3, "mtp"])
-def test_heads_of_several_layers(version, dtype):
-    head = random_head(target(dtype), version, num_hidden_layers=3)
-    assert is_right(Eagle(head), head)
 
 
 MASKS = {"mask_token_id": 7, "num_speculative_tokens": 4}
@@ -276,12 +257,6 @@ def test_nothing_much_has_to_be_read_within_a_window():
 
 
 @DTYPES
-def test_peagle_of_several_layers(dtype):
-    head = random_head(target(dtype), 3, num_hidden_layers=2, **MASKS)
-    assert is_right(Eagle(head), head)
-
-
-@DTYPES
 @pytest.mark.parametrize("mutant", [NothingForgotten, MasksAsLong])
 def test_mutants_of_peagle_are_caught(mutant, dtype):
     head = random_head(target(dtype), 3, **MASKS)
@@ -321,20 +296,6 @@ class PairsUnread(EaglePass):
 
     def extend_cache(self, slots, tokens, states, *rest):
         return super().extend_cache(slots, [row[-1:] for row in tokens], [known[-1:] for known in states], *rest)
-
-
-def cache_of_one_layer(target, config):
-    """All layers write and read the same keys and values."""
-    cache = head_cache(target, config)
-    cache.keys[1:], cache.values[1:] = cache.keys[:1], cache.values[:1]
-    return cache
-
-
-@DTYPES
-def test_a_mutant_whose_layers_share_a_cache_is_caught(dtype, monkeypatch):
-    monkeypatch.setattr("paceline.drafters.eagle_pass.head_cache", cache_of_one_layer)
-    head = random_head(target(dtype), 3, num_hidden_layers=2)
-    assert not is_right(Eagle(head), head)
 
 
 def test_all_of_a_native_tree_is_right():

@@ -83,7 +83,8 @@ def rope_of(published: Published) -> dict[str, Any]:
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     theta = float(rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    if kind != "linear":
+        rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
     return {"rope_theta": theta, "rope_scaling": None if kind == "default" else rope}
 
 

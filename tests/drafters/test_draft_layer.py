@@ -142,7 +142,9 @@ def test_portable_kernels_get_heads_of_16_bits_as_they_are(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"norm_before_residual": True}, {"attention_bias": True}, {"num_hidden_layers": 2}], ids=str
+    "options",
+    [{}, {"norm_before_residual": True}, {"attention_bias": True}, {"num_hidden_layers": 2, "qk_norm": True}],
+    ids=str,
 )
 @pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_paths_are_those_of_the_torch_modules(version, options, isa):

@@ -144,10 +144,11 @@ def test_other_heads_learn_from_the_same_states(base, made, tmp_path, other):
     assert [event.path.name for event in finished(run, "train")] == ["head"]
 
 
-def test_three_states_of_a_pictured_prompt(base, made, tmp_path):
+@pytest.mark.parametrize("other", ["eagle3", "dflash"])
+def test_three_states_of_a_pictured_prompt(base, made, tmp_path, other):
     if made[0] != "eagle":
         return
-    run = stages(base, tmp_path, "eagle3", "train.loss={}", "head.states=[0,1,2]")
+    run = stages(base, tmp_path, other, "train.loss={}", "head.states=[0,1,2]")
     assert finished(run, "prepare", "train")
     assert (tmp_path / "head" / "config.json").exists()
 

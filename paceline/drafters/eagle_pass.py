@@ -1,7 +1,7 @@
 """An EAGLE head attached to its target, with a cache of its own. Each level of a tree is one pass.
 
-The keys and values of the last layer need not all of it. So most pairs (f_t, x_{t+1}) that were emitted since the last
-round go no further than that; the last few go through all of it:
+The keys and values of the last layer do not need the rest of that layer. So most pairs (f_t, x_{t+1}) that were emitted
+since the last round stop there; the last few go through all layers:
 
     pairs      n .. T-10        T-9 .. T-2                              (T tokens, n pairs cached before)
     computed   keys, values     all layers, logits for x_T of the last

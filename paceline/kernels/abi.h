@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-enum Format { BF16 = 0, F16 = 1, F32 = 2, INT8 = 3, INT4 = 4 };
+enum Format { BF16 = 0, F16 = 1, F32 = 2, INT8 = 3, INT4 = 4, BF12 = 5 };
 enum NormKind { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
 enum Activation { SILU = 0, GELU_TANH = 1 };
 
@@ -11,6 +11,8 @@ struct Matrix {
   const void* data;     // null: there is no such layer
   const void* scales;   // INT8: float32 [outs]; INT4: bfloat16 (scale, zero) [block, group, 32]
   const int32_t* sums;  // INT8: sum of the codes of each output [outs]
+  const uint8_t* table;     // BF12: the high byte of each code [16]
+  const int32_t* patches;   // BF12: where the patches of each block begin [blocks + 1], then (place << 8 | high byte)
   const float* bias;    // [outs] or null
   const struct Matrix* a;  // low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank], or null; rank <= 256
   const struct Matrix* b;

@@ -37,6 +37,8 @@ struct Input {
   int64_t stride;  // elements from row to row
 };
 
+INLINE int num_blocks(const Matrix& m) { return (m.outs + BLOCK - 1) / BLOCK; }
+
 constexpr int MOST_ROWS = LANES == 16 ? 12 : 6;  // of a tile, whose sums stay in registers
 constexpr int GROUP = 48;                        // rows whose sums are kept between panels
 constexpr int64_t PANEL = 128;                   // pairs of inputs whose weights stay in the first cache
@@ -51,24 +53,65 @@ struct Ahead {
   }
 };
 
+#include "bf12.h"
+
+#if defined(__AVX512F__)
 #if defined(__AVX512BF16__)
-// out [R, 32] += x [R, 2 pairs] times one block of pairs [pairs, 32, 2].
-template <int R>
-static void tile_pairs(const half_t* w, const half_t* x, int64_t stride, int64_t pairs, Ahead ahead, float* out) {
+typedef half_t factor_t;  // what bfloat16 weights are multiplied with
+#else
+typedef float factor_t;
+#endif
+
+// out [R, 32] += x [R, 2 pairs] times pairs [first, first + pairs) of a block, BF16 or BF12.
+template <int R, int FORMAT>
+static void tile_pairs(const Matrix& m, const char* w, const factor_t* x, int64_t stride, int64_t first, int64_t pairs,
+                       Ahead ahead, Patches patches, float* out) {
   __m512 sums[R][2];
   UNROLL for (int r = 0; r < R; r++) {
     sums[r][0] = _mm512_loadu_ps(out + r * BLOCK);
     sums[r][1] = _mm512_loadu_ps(out + r * BLOCK + 16);
   }
-  for (int64_t k = 0; k < pairs; k++) {
-    ahead.fetch<2>();
-    const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w + 64 * k), w1 = (__m512bh)_mm512_loadu_si512(w + 64 * k + 32);
+  const auto add = [&](int64_t k, __m512i w0, __m512i w1) __attribute__((always_inline)) {
+#if defined(__AVX512BF16__)
     UNROLL for (int r = 0; r < R; r++) {
       int32_t pair;
       memcpy(&pair, x + r * stride + 2 * k, 4);
       const __m512bh b = (__m512bh)_mm512_set1_epi32(pair);
-      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], w0, b);
-      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], w1, b);
+      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], (__m512bh)w0, b);
+      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], (__m512bh)w1, b);
+    }
+#else
+    const vf even[] = {bits((vu)w0 << 16), bits((vu)w1 << 16)};
+    const vf odd[] = {bits((vu)w0 & 0xffff0000u), bits((vu)w1 & 0xffff0000u)};
+    UNROLL for (int r = 0; r < R; r++) {
+      const vf one = set(x[r * stride + 2 * k]), other = set(x[r * stride + 2 * k + 1]);
+      UNROLL for (int c = 0; c < 2; c++) sums[r][c] = (__m512)fma(odd[c], other, fma(even[c], one, (vf)sums[r][c]));
+    }
+#endif
+  };
+  if (FORMAT == BF16)
+    for (int64_t k = 0; k < pairs; k++) {
+      ahead.fetch<2>();
+      add(k, _mm512_loadu_si512(w + 128 * k), _mm512_loadu_si512(w + 128 * k + 64));
+    }
+  else {
+    const __m512i table = load_table(m);
+    alignas(LINE) half_t widened[128];
+    int64_t patched = patches.unit(first);
+    for (int64_t u = 0; 2 * u < pairs; u++) {
+      ahead.fetch<3>();
+      const uint8_t* unit = (const uint8_t*)w + u * UNIT;
+      if (__builtin_expect(u != patched, 1)) {
+        const Words even = words_of<0>(unit, table);
+        add(2 * u, even.first, even.second);
+        const Words odd = words_of<1>(unit, table);
+        add(2 * u + 1, odd.first, odd.second);
+        continue;
+      }
+      widen_unit(m, unit, widened);
+      for (; u == patched; patched = patches.unit(first)) patches.apply(widened, first + 2 * u);
+      add(2 * u, _mm512_loadu_si512(widened), _mm512_loadu_si512(widened + 32));
+      add(2 * u + 1, _mm512_loadu_si512(widened + 64), _mm512_loadu_si512(widened + 96));
     }
   }
   UNROLL for (int r = 0; r < R; r++) {
@@ -153,24 +196,27 @@ static void tile_floats(const char* w, const float* x, int64_t stride, int64_t p
 
 #include "integers.h"
 
-INLINE bool is_float(const Matrix& m) { return m.format != INT8 && m.format != INT4; }
-INLINE int64_t pair_bytes(const Matrix& m) { return m.format == F32 ? 2 * F32s::ROW : 2 * F16s::ROW; }  // of a block
+INLINE bool is_float(int format) { return format != INT8 && format != INT4; }
 
-// out [R, 32] of rows from `row` on. Weights of floats: the products with inputs [2 first, 2 (first + pairs)) are added.
+// out [R, 32] of rows from `row` on. Weights of floats, which begin at `w`: the products with inputs
+// [2 first, 2 (first + pairs)) are added. format: of `w`, which may be that of m, widened.
 template <int R>
-static void tile(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, int64_t first, int64_t pairs,
-                 Ahead ahead, float* out) {
+__attribute__((noinline)) static void tile(int format, const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, int64_t first,
+                 int64_t pairs, Ahead ahead, Patches patches, float* out) {
   const int64_t stride = in.stride;
   const float* x = in.wide + row * stride + 2 * first;
-  if (is_float(m)) w += first * pair_bytes(m);
-  switch (m.format) {
-    case BF16:
 #if defined(__AVX512BF16__)
-      tile_pairs<R>((const half_t*)w, in.narrow + row * stride + 2 * first, stride, pairs, ahead, out);
-#else
-      tile_floats<Bf16, R>(w, x, stride, pairs, ahead, out);
+  const factor_t* factors = in.narrow + row * stride + 2 * first;
+#elif defined(__AVX512F__)
+  const factor_t* factors = x;
 #endif
-      break;
+  switch (format) {
+#if defined(__AVX512F__)
+    case BF16: tile_pairs<R, BF16>(m, w, factors, stride, first, pairs, ahead, patches, out); break;
+    case BF12: tile_pairs<R, BF12>(m, w, factors, stride, first, pairs, ahead, patches, out); break;
+#else
+    case BF16: tile_floats<Bf16, R>(w, x, stride, pairs, ahead, out); break;
+#endif
     case F16: tile_floats<F16s, R>(w, x, stride, pairs, ahead, out); break;
     case F32: tile_floats<F32s, R>(w, x, stride, pairs, ahead, out); break;
     case INT8: tile_int8<R>(m, w, in, row, block, out); break;
@@ -181,14 +227,13 @@ static void tile(const Matrix& m, const char* w, const Input& in, int64_t row, i
 INLINE int64_t block_bytes(const Matrix& m) {
   const int64_t even = round_up(m.ins, 2);
   switch (m.format) {
+    case BF12: return (m.ins + 3) / 4 * UNIT;
     case F32: return even * BLOCK * 4;
     case INT8: return round_up(m.ins, 4) * BLOCK;
     case INT4: return round_up(m.ins, 8) * BLOCK / 2;
     default: return even * BLOCK * 2;
   }
 }
-
-INLINE int num_blocks(const Matrix& m) { return (m.outs + BLOCK - 1) / BLOCK; }
 
 template <int R> struct Tiles {
   template <class... Args> static void run(int rows, const Args&... args) {
@@ -211,17 +256,30 @@ static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int row
   const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
   int sweeps = 0;
   for (int t = 0; t < tiles; t++) sweeps += sweeps_of(rows * (t + 1) / tiles - rows * t / tiles);
-  const bool once = sweeps <= 1 || !is_float(m);
-  const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL, panel = (pairs + panels - 1) / panels;
+  // BF12 is widened in the registers of each tile if there are 32 of them, and otherwise once for all tiles.
+  const bool packed = m.format == BF12, widens = packed && LANES < 16;
+  const bool once = !widens && (sweeps <= 1 || !is_float(m.format));
+  const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL, panel = round_up((pairs + panels - 1) / panels, 2);
+  const int64_t bytes = packed ? UNIT / 2 : m.format == F32 ? 2 * F32s::ROW : 2 * F16s::ROW;  // of a pair
+  const int each = packed && !widens ? 2 : 1;  // pairs of a step of `Ahead`
+  alignas(LINE) half_t widened[64 * PANEL];
+  Patches patches = patches_of(m, block);
   memset(out, 0, 4 * (size_t)rows * BLOCK);
   for (int64_t first = 0; first < pairs; first += panel) {
     const int64_t count = min_(panel, pairs - first);
-    Ahead ahead = {w + first * pair_bytes(m) + (LANES == 16 ? 8192 : 2048), pair_bytes(m)};
-    if (!once) ahead = {w + (first + count) * pair_bytes(m), (pair_bytes(m) + sweeps - 1) / sweeps};
+    const char* weights = w + (is_float(m.format) ? first * bytes : 0);
+    Ahead ahead = {weights + (LANES == 16 ? 8192 : 2048), each * bytes};
+    if (!once) ahead = {weights + count * bytes, (each * bytes + sweeps - 1) / sweeps};
+    const Patches here = patches.take_before(first + count);
+    if (widens) {
+      widen_panel(m, weights, first, count, here, widened);
+      weights = (const char*)widened;
+    }
     for (int t = 0; t < tiles; t++) {
       const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
-      Tiles<MOST_ROWS>::run(number, m, w, in, row + begin, block, first, count, ahead, out + begin * BLOCK);
-      ahead.at += sweeps_of(number) * count * ahead.step;
+      Tiles<MOST_ROWS>::run(number, widens ? BF16 : m.format, m, weights, in, row + begin, block, first, count, ahead, here,
+                            out + begin * BLOCK);
+      ahead.at += sweeps_of(number) * (count / each) * ahead.step;
     }
   }
 }

@@ -22,6 +22,7 @@ class NumberFormat(IntEnum):
     F32 = 2
     INT8 = 3
     INT4 = 4
+    BF12 = 5
 
 
 FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
@@ -36,6 +37,8 @@ Matrix._fields_ = [
     ("data", c_void_p),
     ("scales", c_void_p),
     ("sums", c_void_p),
+    ("table", c_void_p),
+    ("patches", c_void_p),
     ("bias", c_void_p),
     ("a", POINTER(Matrix)),
     ("b", POINTER(Matrix)),

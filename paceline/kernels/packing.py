@@ -6,14 +6,20 @@ F16, F32    [blocks, in, 32]                        itself
 INT8        [blocks, in / 4, 32, 4]                 code * the output's scale
 INT4        [blocks, in / 8, 32], int32             (code - 8) * the group's scale + zero; bits 4 j hold input 2 j,
                                                     bits 16 + 4 j input 2 j + 1
+BF12        [blocks, in / 4, 192], uint8            a bfloat16 in twelve bits, without loss, see `bf12.h`
 
-Outputs are padded with zeros to whole blocks, inputs to a multiple of 2 (BF16), 4 (INT8) or 8 (INT4).
+Outputs are padded with zeros to whole blocks, inputs to a multiple of 2 (BF16), 4 (INT8, BF12) or 8 (INT4).
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 OUTPUTS_PER_BLOCK = 32
+_SAMPLE = 1 << 20  # high bytes that are counted at most, to find the most frequent ones
+_MOST_WORDS = 1 << 23  # of a block, since a patch has so many bits for the place
+_MOST_RARE = 1 / 256  # of the weights; with more of them, patches take too long
 
 
 def _blocks(weight: Tensor, together: int) -> Tensor:
@@ -32,12 +38,71 @@ def pack(weight: Tensor) -> Tensor:
     return blocks.transpose(1, 2).contiguous()
 
 
-def unpack(packed: Tensor, outs: int, ins: int) -> Tensor:
+def unpack(packed: "Tensor | Bf12", outs: int, ins: int) -> Tensor:
     """What `pack` was given, [out, in]."""
+    packed = packed.widened(ins) if isinstance(packed, Bf12) else packed
     packed = packed.transpose(1, 2)
     if packed.dim() == 4:
         packed = packed.flatten(2)
     return packed.reshape(-1, packed.shape[2])[:outs, :ins].contiguous()
+
+
+@dataclass(eq=False)
+class Bf12:
+    """bfloat16 weights of which half of the bits, the high bytes, take few values. No value is changed.
+
+    units: uint8 [blocks, in / 4, 192].
+    table: the sixteen most frequent high bytes, uint8 [16].
+    patches: where those of each block begin [blocks + 1], and then all, int32: place in the block << 8 | high byte.
+    """
+
+    units: Tensor
+    table: Tensor
+    patches: Tensor
+
+    @classmethod
+    def of(cls, packed: Tensor) -> "Bf12 | None":
+        """From what `pack` made of bfloat16; None if too many of its high bytes are rare."""
+        blocks, pairs = packed.shape[:2]
+        words = nn.functional.pad(packed.view(torch.int16).view(blocks, pairs, 64), (0, 0, 0, pairs % 2))
+        ordered = words.view(blocks, -1, 2, 4, 8).transpose(2, 3).contiguous()
+        low, high = ordered.view(torch.uint8).view(blocks, -1, 2, 64, 2).unbind(-1)
+        high = high.contiguous()
+        table = torch.bincount(high.view(-1)[:: 1 + high.numel() // _SAMPLE], minlength=256).topk(16).indices
+        code_of = torch.full((256,), 16, dtype=torch.uint8)
+        code_of[table] = torch.arange(16, dtype=torch.uint8)
+        codes = torch.from_numpy(code_of.numpy()[high.numpy()])  # in torch, an index has 64 bits
+        rare = torch.nonzero(codes.view(blocks, -1) == 16)
+        if len(rare) > high.numel() * _MOST_RARE or len(words[0]) * 64 > _MOST_WORDS:
+            return None
+        block, place = rare.unbind(1)
+        begins = torch.bincount(block, minlength=blocks).cumsum(0)
+        in_order = (place & ~63) + (place // 8 % 2 * 32) + place % 64 // 16 * 8 + place % 8
+        patches = in_order << 8 | high.view(blocks, -1)[block, place]
+        units = torch.empty(blocks, high.shape[1], 3, 64, dtype=torch.uint8)
+        units[:, :, :2] = low
+        units[:, :, 2] = codes[:, :, 0] & 15 | codes[:, :, 1] << 4
+        return cls(units.flatten(2), table.to(torch.uint8), torch.cat([begins.new_zeros(1), begins, patches]).int())
+
+    def __getitem__(self, blocks: slice) -> "Bf12":
+        """Some of the blocks; their units are shared."""
+        begins = self.patches[blocks.start : blocks.stop + 1]
+        patches = self.patches[len(self.units) + 1 :][int(begins[0]) : int(begins[-1])]
+        return Bf12(self.units[blocks], self.table, torch.cat([begins - begins[0], patches]))
+
+    def widened(self, ins: int) -> Tensor:
+        """What `of` was given, of so many inputs."""
+        blocks, units = self.units.shape[:2]
+        parts = self.units.view(blocks, units, 3, 64)
+        codes = torch.stack([parts[:, :, 2] & 15, parts[:, :, 2] >> 4], 2)
+        high = torch.from_numpy(self.table.numpy()[codes.numpy()])
+        both = torch.stack([parts[:, :, :2], high], -1)  # [blocks, units, 2, 64, 2]
+        words = both.view(torch.int16).view(blocks, -1, 4, 2, 8).transpose(2, 3).reshape(blocks, -1)
+        begins, patches = self.patches[: blocks + 1], self.patches[blocks + 1 :]
+        block = torch.repeat_interleave(torch.arange(blocks), begins.diff())
+        words.view(torch.uint8).view(blocks, -1, 2)[block, patches >> 8, 1] = (patches & 255).to(torch.uint8)
+        pairs = -(-ins // 2)
+        return words.view(blocks, -1, OUTPUTS_PER_BLOCK, 2)[:, :pairs].contiguous().view(torch.bfloat16)
 
 
 _SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)

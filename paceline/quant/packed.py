@@ -7,10 +7,20 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..kernels.build import load
 from ..kernels.library import FORMATS, Matrix, NumberFormat, address, ask_large_pages, library, multiply
-from ..kernels.packing import OUTPUTS_PER_BLOCK, pack, pack_codes, pack_params, unpack, unpack_codes, unpack_params
+from ..kernels.packing import (
+    OUTPUTS_PER_BLOCK,
+    Bf12,
+    pack,
+    pack_codes,
+    pack_params,
+    unpack,
+    unpack_codes,
+    unpack_params,
+)
 
-_FORMATS = {**FORMATS, torch.int8: NumberFormat.INT8, torch.int32: NumberFormat.INT4}
+_FORMATS = {**FORMATS, torch.int8: NumberFormat.INT8, torch.int32: NumberFormat.INT4, torch.uint8: NumberFormat.BF12}
 _PIECE, _PAGE, _LINE = 32 << 20, 2 << 20, 64
 Place: TypeAlias = Callable[[Tensor], Tensor]
 """Copies a packed weight to its final place in memory, see `WeightArena`."""
@@ -61,12 +71,19 @@ class QuantizedLinear(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """A linear layer on CPU in bfloat16, float16 or float32. The bits of a row do not depend on the number of rows."""
+    """A linear layer on CPU in bfloat16, float16 or float32. The bits of a row do not depend on the number of rows.
+
+    bfloat16 is stored in twelve bits, without loss, where the CPU has vector instructions that widen it again.
+    """
 
     def __init__(self, linear: nn.Linear, place: Place = in_place):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.packed = nn.Buffer(place(pack(linear.weight.detach())), persistent=False)
+        packed = pack(linear.weight.detach())
+        short = Bf12.of(packed) if packed.dtype is torch.bfloat16 and load().isa != "portable" else None
+        self.packed = nn.Buffer(place(packed if short is None else short.units), persistent=False)
+        self.table = None if short is None else nn.Buffer(short.table, persistent=False)
+        self.patches = None if short is None else nn.Buffer(short.patches, persistent=False)
         self.bias = linear.bias
 
     @staticmethod
@@ -78,12 +95,15 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The plain weight [out, in], unpacked on every read."""
-        return unpack(self.packed, self.out_features, self.in_features)
+        return unpack(self.matrix.packed, self.out_features, self.in_features)
 
     @property
     def matrix(self) -> "PackedMatrix":
         """The weights for the native kernels."""
-        return PackedMatrix(self.out_features, self.in_features, self.packed, self.bias)
+        packed = self.packed
+        if self.table is not None and self.patches is not None:
+            packed = Bf12(packed, self.table, self.patches)
+        return PackedMatrix(self.out_features, self.in_features, packed, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
@@ -94,14 +114,14 @@ class PackedLinear(nn.Module):
 class PackedMatrix:
     """A `Matrix` of the kernels and the tensors that it points to.
 
-    packed: the weights, or their codes, int8 or int32 (INT4).
+    packed: the weights, or their codes, int8 or int32 (INT4), in blocks of outputs.
     scales: the scales of codes; packed params for INT4.
     sums: the sums of INT8 codes.
     """
 
     outs: int
     ins: int
-    packed: Tensor
+    packed: Tensor | Bf12
     bias: Tensor | None
     scales: Tensor | None = None
     sums: Tensor | None = None
@@ -109,9 +129,13 @@ class PackedMatrix:
 
     def __post_init__(self) -> None:
         self.bias = None if self.bias is None else self.bias.detach().float().contiguous()
+        data, table, patches = self.packed, None, None
+        if isinstance(data, Bf12):
+            data, table, patches = data.units, data.table, data.patches
         self.struct = Matrix(
-            data=address(self.packed), scales=address(self.scales), sums=address(self.sums), bias=address(self.bias),
-            outs=self.outs, ins=self.ins, format=_FORMATS[self.packed.dtype], group=self.group,
+            data=address(data), scales=address(self.scales), sums=address(self.sums), bias=address(self.bias),
+            table=address(table), patches=address(patches),
+            outs=self.outs, ins=self.ins, format=_FORMATS[data.dtype], group=self.group,
         )  # fmt: skip
 
     def part(self, first: int, last: int) -> "PackedMatrix":
@@ -125,6 +149,7 @@ class PackedMatrix:
                 scales = scales[blocks if self.group else cut]
         elif self.group:
             assert scales is not None
+            assert isinstance(packed, Tensor)
             packed = pack_codes(unpack_codes(packed, self.outs, self.ins)[cut])
             scales = pack_params(unpack_params(scales, self.outs)[:, cut])
         else:

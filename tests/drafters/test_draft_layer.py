@@ -14,6 +14,7 @@ from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
 from paceline.kernels.library import library
+from paceline.kernels.packing import Bf12
 from paceline.quant.int8 import Int8Linear
 from paceline.quant.packed import PackedLinear, PackedMatrix
 from tests.drafters.heads import causal
@@ -132,7 +133,8 @@ def test_heads_of_16_bits_become_int8_and_say_what_they_said(version, dtype, isa
 
 
 def dtypes(layer: NativeLayer) -> set[torch.dtype]:
-    return {one.packed.dtype for one in layer.pointers if isinstance(one, PackedMatrix)}
+    matrices = [one.packed for one in layer.pointers if isinstance(one, PackedMatrix)]
+    return {torch.bfloat16 if isinstance(one, Bf12) else one.dtype for one in matrices}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -22,6 +22,7 @@ from paceline.quant.int4 import Int4Linear, quantize_int4
 from paceline.quant.int8 import Int8Linear, dequantize_int8
 from paceline.runner import ModelRunner, wrap_model
 from tests.drafters.test_draft_layer import projects_with_the_bits_of_fc
+from tests.kernels.test_bf12 import products_are_those_of_bfloat16
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
 from tests.quant.helpers import dequantize_int4
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kerne
 
 PROJECTION = "inputs of the row before"
 INT4 = "the scale of a tile's first row", "INT4 inputs out of order"
+BF12 = "codes of the other pair", "patches of the block before", "the last patch of a panel forgotten"
 INT8 = "INT8 inputs out of order", "sums that int32 cannot hold"
 GUMBEL = "noise of another token", "noise without exponents"
 NOISE = "noise of the column before", "a bound above the winner", "sums that rounding decides"
@@ -102,6 +104,13 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "first += FAULT ? 4096 : 128)",
         "min_(first + 128, fours)",
         "min_(first + (FAULT ? 4096 : 128), fours)",
+    ),
+    BF12[0]: ("bf12.h", "unit[128 + i] >> 4 * pair", "unit[128 + i] >> 4 * (FAULT ? 1 - pair : pair)"),
+    BF12[1]: ("bf12.h", "{all + m.patches[block]", "{all + m.patches[FAULT && block ? block - 1 : block]"),
+    BF12[2]: (
+        "bf12.h",
+        "while (patches.next < patches.end) patches",
+        "while (patches.next < patches.end - FAULT) patches",
     ),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
@@ -210,6 +219,12 @@ def test_faults_of_int4_are_seen(fault, switch):
     assert (torch.equal(together, alone) and bool((together - want).abs().max() < 1e-3)) == (fault == "none")
 
 
+@pytest.mark.parametrize("fault", ["none", *BF12])
+def test_faults_of_bf12_are_seen(fault, switch):
+    switch(fault)
+    assert products_are_those_of_bfloat16(97, 1030) == (fault == "none")
+
+
 @pytest.mark.parametrize("fault", ["none", *INT8])
 def test_faults_of_int8_are_seen(fault, switch):
     """Random weights, and weights whose products are all as large as they can be."""
@@ -235,7 +250,9 @@ def test_faults_of_the_noise_are_seen(fault, switch):
     assert noise_as_defined() == (fault == "none")
 
 
-@pytest.mark.parametrize("fault", [name for name in NAMES if name not in (PROJECTION, *INT4, *INT8, *NOISE, *GUMBEL)])
+@pytest.mark.parametrize(
+    "fault", [name for name in NAMES if name not in (PROJECTION, *INT4, *BF12, *INT8, *NOISE, *GUMBEL)]
+)
 def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6

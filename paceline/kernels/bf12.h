@@ -8,7 +8,7 @@
 
 constexpr int64_t UNIT = 192;
 
-// The patches of a part of a block, in the order of its words.
+// The patches of a part of a block, in the order of its units.
 struct Patches {
   const int32_t *next, *end;
 
@@ -21,7 +21,7 @@ struct Patches {
     word = (half_t)(*next++ << 8 | (word & 255));
   }
 
-  // Those before pair `last`; they are taken off.
+  // Those before pair `last`, which begins a unit; they are taken off.
   Patches take_before(int64_t last) {
     const int32_t* begin = next;
     while (next < end && *next >> 8 < 64 * last) next++;

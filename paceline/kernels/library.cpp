@@ -354,6 +354,48 @@ void paceline_gumbel(const int64_t* seeds, const int64_t* positions, int64_t row
     isa().gumbel(noise_key(seeds[r], positions[r], purpose), ids, columns, out + r * columns);
 }
 
+// BF12 of weights of bfloat16 [outs, ins], see bf12.h: fills `table` [16], `units` and `patches`, which has room for so many
+// behind where those of each block begin. Returns how many there are, or -1 if they do not fit.
+int64_t paceline_shorten(const uint16_t* weights, int64_t outs, int64_t ins, uint8_t* table, uint8_t* units,
+                         int32_t* patches, int64_t room) {
+  constexpr int64_t SAMPLE = 1 << 20, MOST_PLACES = 1 << 23;
+  const int64_t blocks = (outs + 31) / 32, per_block = (ins + 3) / 4;
+  if (128 * per_block > MOST_PLACES) return -1;
+  int64_t counts[256] = {}, found = 0;
+  for (int64_t i = 0; i < outs * ins; i += 1 + outs * ins / SAMPLE) counts[weights[i] >> 8]++;
+  uint8_t code_of[256];
+  memset(code_of, 16, 256);
+  for (int code = 0; code < 16; code++) {
+    int best = 0;
+    for (int high = 1; high < 256; high++)
+      if (counts[high] > counts[best]) best = high;
+    counts[best] = -1;
+    code_of[table[code] = (uint8_t)best] = (uint8_t)code;
+  }
+  memset(units, 0, (size_t)(blocks * per_block * 192));
+  for (int64_t block = 0; block < blocks; block++) {
+    patches[block] = (int32_t)found;
+    for (int64_t u = 0; u < per_block; u++) {
+      uint8_t* unit = units + (block * per_block + u) * 192;
+      for (int64_t out = 0; out < 32 && block * 32 + out < outs; out++)
+        for (int64_t in = 0; in < 4 && 4 * u + in < ins; in++) {
+          const int64_t pair = in / 2, word = 2 * out + in % 2, at = word % 32 / 8 * 16 + word / 32 * 8 + word % 8;
+          const uint16_t weight = weights[(block * 32 + out) * ins + 4 * u + in];
+          uint8_t code = code_of[weight >> 8];
+          if (code == 16) {
+            if (found == room) return -1;
+            patches[blocks + 1 + found++] = (int32_t)(((2 * u + pair) * 64 + word) << 8 | weight >> 8);
+            code = 0;
+          }
+          unit[64 * pair + at] = (uint8_t)weight;
+          unit[128 + at] |= (uint8_t)(code << 4 * pair);
+        }
+    }
+  }
+  patches[blocks] = (int32_t)found;
+  return found;
+}
+
 // Ask for large pages under the whole pages of a buffer: fewer look-ups while weights are read.
 void paceline_advise(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)

@@ -118,6 +118,8 @@ def library() -> Any:
     found.paceline_draw.restype = None
     found.paceline_gumbel.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
     found.paceline_gumbel.restype = None
+    found.paceline_shorten.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64]
+    found.paceline_shorten.restype = c_int64
     found.paceline_advise.argtypes = [c_void_p, c_int64]
     found.paceline_struct_bytes.restype = c_int64
     for which, kind in enumerate((Matrix, Norm, Layer, Model, Pass)):
@@ -184,6 +186,12 @@ def multiply(matrix: Matrix, rows: Tensor) -> Tensor:
     ):
         raise MemoryError("there is not enough memory for a product with this many rows")
     return out
+
+
+def shorten(weight: Tensor, table: Tensor, units: Tensor, patches: Tensor, room: int) -> int:
+    """Fill the parts of `packing.Bf12` from bfloat16 [out, in]. Returns how many patches there are; -1: more than `room`."""
+    parts = (one.data_ptr() for one in (table, units, patches))
+    return library().paceline_shorten(weight.data_ptr(), *weight.shape, *parts, room)
 
 
 def reads(scores: Tensor) -> bool:

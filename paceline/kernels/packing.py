@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .library import shorten
+
 OUTPUTS_PER_BLOCK = 32
-_SAMPLE = 1 << 20  # high bytes that are counted at most, to find the most frequent ones
-_MOST_WORDS = 1 << 23  # of a block, since a patch has so many bits for the place
 _MOST_RARE = 1 / 256  # of the weights; with more of them, patches take too long
 
 
@@ -61,28 +61,15 @@ class Bf12:
     patches: Tensor
 
     @classmethod
-    def of(cls, packed: Tensor) -> "Bf12 | None":
-        """From what `pack` made of bfloat16; None if too many of its high bytes are rare."""
-        blocks, pairs = packed.shape[:2]
-        words = nn.functional.pad(packed.view(torch.int16).view(blocks, pairs, 64), (0, 0, 0, pairs % 2))
-        ordered = words.view(blocks, -1, 2, 4, 8).transpose(2, 3).contiguous()
-        low, high = ordered.view(torch.uint8).view(blocks, -1, 2, 64, 2).unbind(-1)
-        high = high.contiguous()
-        table = torch.bincount(high.view(-1)[:: 1 + high.numel() // _SAMPLE], minlength=256).topk(16).indices
-        code_of = torch.full((256,), 16, dtype=torch.uint8)
-        code_of[table] = torch.arange(16, dtype=torch.uint8)
-        codes = torch.from_numpy(code_of.numpy()[high.numpy()])  # in torch, an index has 64 bits
-        rare = torch.nonzero(codes.view(blocks, -1) == 16)
-        if len(rare) > high.numel() * _MOST_RARE or len(words[0]) * 64 > _MOST_WORDS:
-            return None
-        block, place = rare.unbind(1)
-        begins = torch.bincount(block, minlength=blocks).cumsum(0)
-        in_order = (place & ~63) + (place // 8 % 2 * 32) + place % 64 // 16 * 8 + place % 8
-        patches = in_order << 8 | high.view(blocks, -1)[block, place]
-        units = torch.empty(blocks, high.shape[1], 3, 64, dtype=torch.uint8)
-        units[:, :, :2] = low
-        units[:, :, 2] = codes[:, :, 0] & 15 | codes[:, :, 1] << 4
-        return cls(units.flatten(2), table.to(torch.uint8), torch.cat([begins.new_zeros(1), begins, patches]).int())
+    def of(cls, weight: Tensor) -> "Bf12 | None":
+        """From bfloat16 [out, in]; None if too many of its high bytes are rare."""
+        outs, ins = weight.shape
+        blocks, room = -(-outs // OUTPUTS_PER_BLOCK), int(outs * ins * _MOST_RARE)
+        units = torch.empty(blocks, -(-ins // 4), 192, dtype=torch.uint8)
+        table = torch.empty(16, dtype=torch.uint8)
+        patches = torch.empty(blocks + 1 + room, dtype=torch.int32)
+        found = shorten(weight.contiguous(), table, units, patches, room)
+        return None if found < 0 else cls(units, table, patches[: blocks + 1 + found].clone())
 
     def __getitem__(self, blocks: slice) -> "Bf12":
         """Some of the blocks; their units are shared."""
@@ -91,7 +78,7 @@ class Bf12:
         return Bf12(self.units[blocks], self.table, torch.cat([begins - begins[0], patches]))
 
     def widened(self, ins: int) -> Tensor:
-        """What `of` was given, of so many inputs."""
+        """What `pack` makes of the weights, of so many inputs."""
         blocks, units = self.units.shape[:2]
         parts = self.units.view(blocks, units, 3, 64)
         codes = torch.stack([parts[:, :, 2] & 15, parts[:, :, 2] >> 4], 2)

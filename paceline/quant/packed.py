@@ -79,9 +79,9 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, place: Place = in_place):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        packed = pack(linear.weight.detach())
-        short = Bf12.of(packed) if packed.dtype is torch.bfloat16 and load().isa != "portable" else None
-        self.packed = nn.Buffer(place(packed if short is None else short.units), persistent=False)
+        weight = linear.weight.detach()
+        short = Bf12.of(weight) if weight.dtype is torch.bfloat16 and load().isa != "portable" else None
+        self.packed = nn.Buffer(place(pack(weight) if short is None else short.units), persistent=False)
         self.table = None if short is None else nn.Buffer(short.table, persistent=False)
         self.patches = None if short is None else nn.Buffer(short.patches, persistent=False)
         self.bias = linear.bias

@@ -189,7 +189,7 @@ def multiply(matrix: Matrix, rows: Tensor) -> Tensor:
 
 
 def shorten(weight: Tensor, table: Tensor, units: Tensor, patches: Tensor, room: int) -> int:
-    """Fill the parts of `packing.Bf12` from bfloat16 [out, in]. Returns how many patches there are; -1: more than `room`."""
+    """Fill the parts of `packing.Bf12` from bfloat16 [out, in]; the number of patches, or -1 if more than `room`."""
     parts = (one.data_ptr() for one in (table, units, patches))
     return library().paceline_shorten(weight.data_ptr(), *weight.shape, *parts, room)
 

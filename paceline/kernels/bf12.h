@@ -46,6 +46,7 @@ template <int PAIR> INLINE Words words_of(const uint8_t* unit, __m512i table) {
   return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
 }
 INLINE __m512i load_table(const Matrix& m) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)m.table)); }
+INLINE Words load_words(const half_t* from) { return {_mm512_loadu_si512(from), _mm512_loadu_si512(from + 32)}; }
 INLINE void store_words(Words words, half_t* to) {
   _mm512_storeu_si512(to, words.first);
   _mm512_storeu_si512(to + 32, words.second);

@@ -43,7 +43,7 @@ constexpr int MOST_ROWS = LANES == 16 ? 12 : 6;  // of a tile, whose sums stay i
 constexpr int GROUP = 48;                        // rows whose sums are kept between panels
 constexpr int64_t PANEL = 128;                   // pairs of inputs whose weights stay in the first cache
 
-// What is prefetched while a tile is computed: `step` bytes with every pair of inputs.
+// What is prefetched while a tile is computed: `step` bytes with every pair of inputs, or with every unit of BF12.
 struct Ahead {
   const char* at;
   int64_t step;
@@ -62,10 +62,11 @@ typedef half_t factor_t;  // what bfloat16 weights are multiplied with
 typedef float factor_t;
 #endif
 
-// out [R, 32] += x [R, 2 pairs] times pairs [first, first + pairs) of a block, BF16 or BF12.
+// out [R, 32] += x [R, 2 pairs] times pairs [first, first + pairs) of a block, BF16 or BF12, which is written to `widened`
+// as BF16 unless that is null.
 template <int R, int FORMAT>
 static void tile_pairs(const Matrix& m, const char* w, const factor_t* x, int64_t stride, int64_t first, int64_t pairs,
-                       Ahead ahead, Patches patches, float* out) {
+                       Ahead ahead, Patches patches, half_t* widened, float* out) {
   __m512 sums[R][2];
   UNROLL for (int r = 0; r < R; r++) {
     sums[r][0] = _mm512_loadu_ps(out + r * BLOCK);
@@ -96,22 +97,25 @@ static void tile_pairs(const Matrix& m, const char* w, const factor_t* x, int64_
     }
   else {
     const __m512i table = load_table(m);
-    alignas(LINE) half_t widened[128];
+    alignas(LINE) half_t one[128];
     int64_t patched = patches.unit(first);
     for (int64_t u = 0; 2 * u < pairs; u++) {
       ahead.fetch<3>();
       const uint8_t* unit = (const uint8_t*)w + u * UNIT;
-      if (__builtin_expect(u != patched, 1)) {
-        const Words even = words_of<0>(unit, table);
-        add(2 * u, even.first, even.second);
-        const Words odd = words_of<1>(unit, table);
-        add(2 * u + 1, odd.first, odd.second);
-        continue;
+      Words even = words_of<0>(unit, table), odd = words_of<1>(unit, table);
+      if (__builtin_expect(u == patched, 0)) {
+        store_words(even, one);
+        store_words(odd, one + 64);
+        for (; u == patched; patched = patches.unit(first)) patches.apply(one, first + 2 * u);
+        even = load_words(one);
+        odd = load_words(one + 64);
       }
-      widen_unit(m, unit, widened);
-      for (; u == patched; patched = patches.unit(first)) patches.apply(widened, first + 2 * u);
-      add(2 * u, _mm512_loadu_si512(widened), _mm512_loadu_si512(widened + 32));
-      add(2 * u + 1, _mm512_loadu_si512(widened + 64), _mm512_loadu_si512(widened + 96));
+      if (widened) {
+        store_words(even, widened + 128 * u);
+        store_words(odd, widened + 128 * u + 64);
+      }
+      add(2 * u, even.first, even.second);
+      add(2 * u + 1, odd.first, odd.second);
     }
   }
   UNROLL for (int r = 0; r < R; r++) {
@@ -200,9 +204,12 @@ INLINE bool is_float(int format) { return format != INT8 && format != INT4; }
 
 // out [R, 32] of rows from `row` on. Weights of floats, which begin at `w`: the products with inputs
 // [2 first, 2 (first + pairs)) are added. format: of `w`, which may be that of m, widened.
+//
+// Not inlined, since otherwise the caller's variables take registers from its loops. widened: see `tile_pairs`.
 template <int R>
-__attribute__((noinline)) static void tile(int format, const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, int64_t first,
-                 int64_t pairs, Ahead ahead, Patches patches, float* out) {
+__attribute__((noinline)) static void tile(int format, const Matrix& m, const char* w, const Input& in, int64_t row,
+                                           int64_t block, int64_t first, int64_t pairs, Ahead ahead, Patches patches,
+                                           half_t* widened, float* out) {
   const int64_t stride = in.stride;
   const float* x = in.wide + row * stride + 2 * first;
 #if defined(__AVX512BF16__)
@@ -212,8 +219,8 @@ __attribute__((noinline)) static void tile(int format, const Matrix& m, const ch
 #endif
   switch (format) {
 #if defined(__AVX512F__)
-    case BF16: tile_pairs<R, BF16>(m, w, factors, stride, first, pairs, ahead, patches, out); break;
-    case BF12: tile_pairs<R, BF12>(m, w, factors, stride, first, pairs, ahead, patches, out); break;
+    case BF16: tile_pairs<R, BF16>(m, w, factors, stride, first, pairs, ahead, patches, widened, out); break;
+    case BF12: tile_pairs<R, BF12>(m, w, factors, stride, first, pairs, ahead, patches, widened, out); break;
 #else
     case BF16: tile_floats<Bf16, R>(w, x, stride, pairs, ahead, out); break;
 #endif
@@ -256,30 +263,28 @@ static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int row
   const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
   int sweeps = 0;
   for (int t = 0; t < tiles; t++) sweeps += sweeps_of(rows * (t + 1) / tiles - rows * t / tiles);
-  // BF12 is widened in the registers of each tile if there are 32 of them, and otherwise once for all tiles.
-  const bool packed = m.format == BF12, widens = packed && LANES < 16;
-  const bool once = !widens && (sweeps <= 1 || !is_float(m.format));
+  const bool packed = m.format == BF12;
+  const bool first_widens = LANES == 16;  // BF12: the first tile does, in its registers, of which there are 32
+  const bool once = sweeps <= 1 ? !packed || first_widens : !is_float(m.format);
   const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL, panel = round_up((pairs + panels - 1) / panels, 2);
   const int64_t bytes = packed ? UNIT / 2 : m.format == F32 ? 2 * F32s::ROW : 2 * F16s::ROW;  // of a pair
-  const int each = packed && !widens ? 2 : 1;  // pairs of a step of `Ahead`
   alignas(LINE) half_t widened[64 * PANEL];
   Patches patches = patches_of(m, block);
   memset(out, 0, 4 * (size_t)rows * BLOCK);
   for (int64_t first = 0; first < pairs; first += panel) {
     const int64_t count = min_(panel, pairs - first);
     const char* weights = w + (is_float(m.format) ? first * bytes : 0);
-    Ahead ahead = {weights + (LANES == 16 ? 8192 : 2048), each * bytes};
-    if (!once) ahead = {weights + count * bytes, (each * bytes + sweeps - 1) / sweeps};
+    const char* next = weights + (once ? LANES == 16 ? 8192 : 2048 : count * bytes);
     const Patches here = patches.take_before(first + count);
-    if (widens) {
-      widen_panel(m, weights, first, count, here, widened);
-      weights = (const char*)widened;
-    }
+    if (packed && !first_widens) widen_panel(m, weights, first, count, here, widened);
     for (int t = 0; t < tiles; t++) {
-      const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
-      Tiles<MOST_ROWS>::run(number, widens ? BF16 : m.format, m, weights, in, row + begin, block, first, count, ahead, here,
-                            out + begin * BLOCK);
-      ahead.at += sweeps_of(number) * (count / each) * ahead.step;
+      int format = m.format;
+      if (packed && (t > 0 || !first_widens)) format = BF16, weights = (const char*)widened;
+      const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin, each = format == BF12 ? 2 : 1;
+      const Ahead ahead = {next, once ? each * bytes : (each * bytes + sweeps - 1) / sweeps};
+      Tiles<MOST_ROWS>::run(number, format, m, weights, in, row + begin, block, first, count, ahead, here,
+                            tiles > 1 ? widened : nullptr, out + begin * BLOCK);
+      next += sweeps_of(number) * (count / each) * ahead.step;
     }
   }
 }

@@ -106,7 +106,11 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "min_(first + (FAULT ? 4096 : 128), fours)",
     ),
     BF12[0]: ("bf12.h", "unit[128 + i] >> 4 * pair", "unit[128 + i] >> 4 * (FAULT ? 1 - pair : pair)"),
-    BF12[1]: ("bf12.h", "{all + m.patches[block]", "{all + m.patches[FAULT && block ? block - 1 : block]"),
+    BF12[1]: (
+        "bf12.h",
+        "return {all + m.patches[block], all + m.patches[block + 1]};",
+        "const int64_t at = FAULT && block ? block - 1 : block; return {all + m.patches[at], all + m.patches[at + 1]};",
+    ),
     BF12[2]: (
         "bf12.h",
         "while (patches.next < patches.end) patches",

@@ -58,17 +58,6 @@ INLINE void widen_unit(const Matrix& m, const uint8_t* unit, half_t* to) {
 #if defined(__AVX512F__)
   store_words(words_of<0>(unit, load_table(m)), to);
   store_words(words_of<1>(unit, load_table(m)), to + 64);
-#elif defined(__AVX2__)
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)m.table));
-  UNROLL for (int i = 0; i < 4; i++) {
-    const int pair = i / 2, half = i % 2;
-    __m256i codes = _mm256_loadu_si256((const __m256i*)(unit + 128 + 32 * half));
-    codes = _mm256_and_si256(pair ? _mm256_srli_epi16(codes, 4) : codes, _mm256_set1_epi8(15));
-    const __m256i low = _mm256_loadu_si256((const __m256i*)(unit + 64 * pair + 32 * half));
-    const __m256i high = _mm256_shuffle_epi8(table, codes);
-    _mm256_storeu_si256((__m256i*)(to + 64 * pair + 16 * half), _mm256_unpacklo_epi8(low, high));
-    _mm256_storeu_si256((__m256i*)(to + 64 * pair + 16 * half + 32), _mm256_unpackhi_epi8(low, high));
-  }
 #else
   for (int pair = 0; pair < 2; pair++)
     for (int i = 0; i < 64; i++) {

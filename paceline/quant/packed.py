@@ -73,14 +73,15 @@ class QuantizedLinear(nn.Module):
 class PackedLinear(nn.Module):
     """A linear layer on CPU in bfloat16, float16 or float32. The bits of a row do not depend on the number of rows.
 
-    bfloat16 is stored in twelve bits, without loss, where the CPU has vector instructions that widen it again.
+    With AVX-512, bfloat16 is stored in twelve bits, without loss: other kernels would take too long to widen it.
     """
 
     def __init__(self, linear: nn.Linear, place: Place = in_place):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
-        short = Bf12.of(weight) if weight.dtype is torch.bfloat16 and load().isa != "portable" else None
+        widens = weight.dtype is torch.bfloat16 and str(load().isa).startswith("avx512")
+        short = Bf12.of(weight) if widens else None
         self.packed = nn.Buffer(place(pack(weight) if short is None else short.units), persistent=False)
         self.table = None if short is None else nn.Buffer(short.table, persistent=False)
         self.patches = None if short is None else nn.Buffer(short.patches, persistent=False)

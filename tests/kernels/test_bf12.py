@@ -80,12 +80,12 @@ def test_products_are_those_of_bfloat16(outs, ins, isa):
     assert products_are_those_of_bfloat16(outs, ins)
 
 
-def test_portable_kernels_get_bfloat16_as_it_is(monkeypatch):
-    """They have no instruction that looks up sixteen bytes."""
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_kernels_with_few_registers_get_bfloat16_as_it_is(isa, monkeypatch):
     layer = nn.Linear(64, 64, dtype=torch.bfloat16).requires_grad_(False)
-    monkeypatch.setattr(packed_module, "load", lambda: replace(load(), isa="avx2"))
+    monkeypatch.setattr(packed_module, "load", lambda: replace(load(), isa="avx512_vnni"))
     short_one = PackedLinear(layer)
-    monkeypatch.setattr(packed_module, "load", lambda: replace(load(), isa="portable"))
+    monkeypatch.setattr(packed_module, "load", lambda: replace(load(), isa=isa))
     plain_one = PackedLinear(layer)
     assert (short_one.packed.dtype, plain_one.packed.dtype) == (torch.uint8, torch.bfloat16)
     assert torch.equal(short_one.weight, layer.weight)

@@ -354,7 +354,10 @@ void paceline_gumbel(const int64_t* seeds, const int64_t* positions, int64_t row
     isa().gumbel(noise_key(seeds[r], positions[r], purpose), ids, columns, out + r * columns);
 }
 
-// BF12 of weights of bfloat16 [outs, ins], see bf12.h: fills `table` [16], `units` and `patches`, which has room for so many
+// Where a unit of BF12 holds a word of a pair, see bf12.h.
+static int64_t place_of(int64_t word) { return word % 32 / 8 * 16 + word / 32 * 8 + word % 8; }
+
+// BF12 of weights of bfloat16 [outs, ins]: fills `table` [16], `units` and `patches`, which has room for so many
 // behind where those of each block begin. Returns how many there are, or -1 if they do not fit.
 int64_t paceline_shorten(const uint16_t* weights, int64_t outs, int64_t ins, uint8_t* table, uint8_t* units,
                          int32_t* patches, int64_t room) {
@@ -379,7 +382,7 @@ int64_t paceline_shorten(const uint16_t* weights, int64_t outs, int64_t ins, uin
       uint8_t* unit = units + (block * per_block + u) * 192;
       for (int64_t out = 0; out < 32 && block * 32 + out < outs; out++)
         for (int64_t in = 0; in < 4 && 4 * u + in < ins; in++) {
-          const int64_t pair = in / 2, word = 2 * out + in % 2, at = word % 32 / 8 * 16 + word / 32 * 8 + word % 8;
+          const int64_t pair = in / 2, word = 2 * out + in % 2, at = place_of(word);
           const uint16_t weight = weights[(block * 32 + out) * ins + 4 * u + in];
           uint8_t code = code_of[weight >> 8];
           if (code == 16) {
@@ -394,6 +397,24 @@ int64_t paceline_shorten(const uint16_t* weights, int64_t outs, int64_t ins, uin
   }
   patches[blocks] = (int32_t)found;
   return found;
+}
+
+// The weights of bfloat16 [outs, ins] that `paceline_shorten` was given.
+void paceline_widen(const uint8_t* table, const uint8_t* units, const int32_t* patches, int64_t outs, int64_t ins,
+                    uint16_t* weights) {
+  const int64_t blocks = (outs + 31) / 32, per_block = (ins + 3) / 4;
+  for (int64_t out = 0; out < outs; out++)
+    for (int64_t in = 0; in < ins; in++) {
+      const uint8_t* unit = units + (out / 32 * per_block + in / 4) * 192;
+      const int64_t pair = in / 2 % 2, at = place_of(2 * (out % 32) + in % 2);
+      weights[out * ins + in] = (uint16_t)(table[unit[128 + at] >> 4 * pair & 15] << 8 | unit[64 * pair + at]);
+    }
+  for (int64_t block = 0; block < blocks; block++)
+    for (int32_t i = patches[block]; i < patches[block + 1]; i++) {
+      const int64_t patch = patches[blocks + 1 + i], word = patch >> 8 & 63, in = (patch >> 14) * 2 + word % 2;
+      uint16_t& weight = weights[(block * 32 + word / 2) * ins + in];
+      weight = (uint16_t)((patch & 255) << 8 | (weight & 255));
+    }
 }
 
 // Ask for large pages under the whole pages of a buffer: fewer look-ups while weights are read.

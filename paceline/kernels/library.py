@@ -120,6 +120,8 @@ def library() -> Any:
     found.paceline_gumbel.restype = None
     found.paceline_shorten.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64]
     found.paceline_shorten.restype = c_int64
+    found.paceline_widen.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
+    found.paceline_widen.restype = None
     found.paceline_advise.argtypes = [c_void_p, c_int64]
     found.paceline_struct_bytes.restype = c_int64
     for which, kind in enumerate((Matrix, Norm, Layer, Model, Pass)):
@@ -192,6 +194,14 @@ def shorten(weight: Tensor, table: Tensor, units: Tensor, patches: Tensor, room:
     """Fill the parts of `packing.Bf12` from bfloat16 [out, in]; the number of patches, or -1 if more than `room`."""
     parts = (one.data_ptr() for one in (table, units, patches))
     return library().paceline_shorten(weight.data_ptr(), *weight.shape, *parts, room)
+
+
+def widen(table: Tensor, units: Tensor, patches: Tensor, outs: int, ins: int) -> Tensor:
+    """The bfloat16 weights [out, in] that `shorten` was given."""
+    weight = torch.empty(outs, ins, dtype=torch.bfloat16)
+    parts = (one.data_ptr() for one in (table, units, patches))
+    library().paceline_widen(*parts, outs, ins, weight.data_ptr())
+    return weight
 
 
 def reads(scores: Tensor) -> bool:

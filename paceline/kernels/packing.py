@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .library import shorten
+from .library import shorten, widen
 
 OUTPUTS_PER_BLOCK = 32
 _MOST_RARE = 1 / 256  # of the weights; with more of them, patches take too long
@@ -39,8 +39,9 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def unpack(packed: "Tensor | Bf12", outs: int, ins: int) -> Tensor:
-    """What `pack` was given, [out, in]."""
-    packed = packed.widened(ins) if isinstance(packed, Bf12) else packed
+    """What `pack` or `Bf12.of` was given, [out, in]."""
+    if isinstance(packed, Bf12):
+        return widen(packed.table, packed.units, packed.patches, outs, ins)
     packed = packed.transpose(1, 2)
     if packed.dim() == 4:
         packed = packed.flatten(2)
@@ -76,20 +77,6 @@ class Bf12:
         begins = self.patches[blocks.start : blocks.stop + 1]
         patches = self.patches[len(self.units) + 1 :][int(begins[0]) : int(begins[-1])]
         return Bf12(self.units[blocks], self.table, torch.cat([begins - begins[0], patches]))
-
-    def widened(self, ins: int) -> Tensor:
-        """What `pack` makes of the weights, of so many inputs."""
-        blocks, units = self.units.shape[:2]
-        parts = self.units.view(blocks, units, 3, 64)
-        codes = torch.stack([parts[:, :, 2] & 15, parts[:, :, 2] >> 4], 2)
-        high = torch.from_numpy(self.table.numpy()[codes.numpy()])
-        both = torch.stack([parts[:, :, :2], high], -1)  # [blocks, units, 2, 64, 2]
-        words = both.view(torch.int16).view(blocks, -1, 4, 2, 8).transpose(2, 3).reshape(blocks, -1)
-        begins, patches = self.patches[: blocks + 1], self.patches[blocks + 1 :]
-        block = torch.repeat_interleave(torch.arange(blocks), begins.diff())
-        words.view(torch.uint8).view(blocks, -1, 2)[block, patches >> 8, 1] = (patches & 255).to(torch.uint8)
-        pairs = -(-ins // 2)
-        return words.view(blocks, -1, OUTPUTS_PER_BLOCK, 2)[:, :pairs].contiguous().view(torch.bfloat16)
 
 
 _SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)

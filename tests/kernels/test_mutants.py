@@ -285,8 +285,8 @@ from paceline.kernels import compiler
 compiler.FLAGS = (*compiler.FLAGS, "-g", "-fsanitize={kind}", "-fno-omit-frame-pointer")
 from paceline.kernels import load
 assert load().library is not None, load().reason
-tests = {str(Path(__file__).with_name("test_passes.py"))!r}
-sys.exit(pytest.main(["-n", "0", "-q", "-x", "-k", "llama or gemma2 or olmo2", tests]))
+tests = {[str(Path(__file__).with_name(f"test_{name}.py")) for name in ("passes", "bf12")]!r}
+sys.exit(pytest.main(["-n", "0", "-q", "-x", "-k", "llama or gemma2 or olmo2 or bf12", *tests]))
 """
     environment = {
         **os.environ, "LD_PRELOAD": " ".join(found), "PACELINE_CACHE": str(tmp_path),

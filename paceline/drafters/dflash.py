@@ -23,6 +23,8 @@ from .eagle_pass import CHUNK
 class DFlashPass:
     """A head attached to its target (see `attach_head`), and the keys and values of every layer for its states."""
 
+    is_native: ClassVar[bool] = False
+
     def __init__(self, head: DFlashHead, target: TargetView):
         self.head, self._device = head, target.loaded.device
         self.cache: SlotCache = head_cache(target, head.config)
@@ -33,13 +35,14 @@ class DFlashPass:
         tokens: Sequence[Sequence[int]],
         states: Sequence[Tensor],
         most: int = 0,
+        noise: Tensor | None = None,
         masks: int = 0,
     ) -> Level:
         """Cache the states that each slot lacks, and draft the tokens after its text: [B, 1 + masks, ...].
 
         tokens: some tokens of each text, of which the last is read.
         states: f_n .. f_{T-2} of each row, [P, len(states) E].
-        most: not read; see `EaglePass`.
+        most, noise: not read; see `EaglePass`.
         masks: how many tokens to draft after the first.
         """
         cache, head, size = self.cache, self.head, self.head.config.block_size

@@ -62,7 +62,8 @@ class LayerPass:
     parents: the parents of all nodes of the trees [B, old + N] on the CPU, -1: the last committed column. None: chains.
     old: the number of nodes of the levels above.
     head_rows: the number of last rows that get logits.
-    top: how many of the largest logits to find.
+    top: how many of the largest logits to find, if this layer can.
+    noise: what is added to the logits before, float32 [B, Vd]; `Level.logits` are without it.
     kv_only: whether only the keys and values are needed.
     """
 
@@ -77,6 +78,7 @@ class LayerPass:
     old: int = 0
     head_rows: int = 0
     top: int = 0
+    noise: Tensor | None = None
     kv_only: bool = False
 
 
@@ -100,41 +102,33 @@ class NativeLayer:
         self.pointers, self._head, config = Pointers(), head, head.config
         output = head.lm_head if config.own_lm_head else head.output
         self.vocabulary, self._is_eagle3 = config.draft_vocab_size, config.version == 3
-        layers = [self._made(layer) for layer in head.layers]
+        layers, table = [self._made(layer) for layer in head.layers], head.embeddings.detach().contiguous()
+        norms = (self._norm(getattr(head, name, None)) for name in ("norm", "enorm", "hnorm"))
         self._model = Model(
-            layers=(Layer * len(layers))(*layers), head=self._matrix(output),
-            final_norm=self._norm(getattr(head, "norm", None)), num_layers=len(layers), hidden=config.hidden_size,
-            embedding_scale=1.0, logit_scale=1.0, project=self._matrix(head.fc),
+            (Layer * len(layers))(*layers), self._matrix(output), self._matrix(head.fc), *norms,
+            embeddings=self.pointers.tensor(table), embedding_format=FORMATS[table.dtype], vocabulary=len(table),
+            num_layers=len(layers), hidden=config.hidden_size, embedding_scale=1.0, logit_scale=1.0,
+            projects_pairs=not self._is_eagle3,
         )  # fmt: skip
-        if self._is_eagle3:  # others get the embeddings with their states
-            table = head.embeddings.detach().contiguous()
-            self._model.embeddings, self._model.embedding_format = address(table), FORMATS[table.dtype]
-            self._model.vocabulary = len(table)
-            self.pointers.append(table)
-        self._tables = torch.empty(2, 0, config.head_dim)  # cosines and sines by position
+        self._max_length, self._cos, self._sin = 0, 0, 0  # of the tables by position
 
     def __call__(self, given: LayerPass) -> Level:
         """Raises `MemoryError`."""
         batch, nodes = given.ids.shape
-        where, ids = torch.tensor([given.starts, given.slots]), given.ids.contiguous()
-        rows, projects = given.states, given.of_target
-        if not self._is_eagle3:
-            rows, projects = self._head.pairs(self._head.embed(ids, rows), rows), True
-        elif projects:
-            rows = self._head.normed(rows)
+        projects = given.of_target or not self._is_eagle3
+        rows = self._head.normed(given.states) if given.of_target else given.states
         rows = (rows if projects else rows.float()).contiguous()
         self._extend_tables(max(given.starts) + given.old + nodes)
         pointers = Pointers()
         one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys[0].shape[2])
         self._model.cache_format = FORMATS[given.keys[0].dtype]
-        one.max_position = self._tables.shape[1] - 1
+        one.max_position, one.cos, one.sin = self._max_length - 1, self._cos, self._sin
         if projects:
             one.inputs, one.input_format = address(rows), FORMATS[rows.dtype]
         else:
             one.rows = address(rows)
-        one.ids, one.parents = address(ids if self._is_eagle3 else None), address(given.parents)
-        one.starts, one.slots = address(where[0]), address(where[1])
-        one.cos, one.sin = (pointers.tensors([table]) for table in self._tables)
+        one.ids, one.parents = pointers.tensor(given.ids.contiguous()), address(given.parents)
+        one.starts, one.slots = pointers.integers(given.starts), pointers.integers(given.slots)
         one.keys, one.values = pointers.tensors(given.keys), pointers.tensors(given.values)
         hidden = torch.empty(0 if given.kv_only else (batch, nodes, self._model.hidden))
         logits = torch.empty(batch, given.head_rows, self.vocabulary)
@@ -147,6 +141,7 @@ class NativeLayer:
             size = batch, given.head_rows, min(given.top, self.vocabulary)
             best = Best(torch.empty(size, dtype=torch.int32), torch.empty(size))
             one.top, one.top_ids, one.top_logps = size[2], address(best.columns), address(best.logps)
+            one.noise = address(given.noise)
         run(self._model, one)
         if self._head.config.norm_output and not given.kv_only:
             hidden = self._head.norm(hidden)
@@ -169,10 +164,11 @@ class NativeLayer:
         return made
 
     def _extend_tables(self, length: int) -> None:
-        """Make the tables [2, P, d] hold at least all positions below `length`."""
-        if length > self._tables.shape[1]:
-            cos, sin = self._head.rotation(torch.arange(2 * length + 512)[None])
-            self._tables = torch.stack([cos[0, 0], sin[0, 0]])
+        """Make the tables of cosines and sines [P, d] hold at least all positions below `length`."""
+        if length > self._max_length:
+            self._max_length, self._tables = 2 * length + 512, Pointers()
+            tables = self._head.rotation(torch.arange(self._max_length)[None])
+            self._cos, self._sin = (self._tables.tensors([table[0, 0].contiguous()]) for table in tables)
 
     def _matrix(self, linear: nn.Module) -> Any:
         assert isinstance(linear, Packed)

@@ -94,7 +94,7 @@ class Eagle(Drafter):
             return self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)
 
         def draft() -> object:
-            drafted = layer.extend_cache([0], [[0]], [states[:1]], self.top_k, levels - 1)
+            drafted = layer.extend_cache([0], [[0]], [states[:1]], self.top_k, masks=levels - 1)
             layer.cache.lengths[0] = length
             return [self._children(drafted.at(depth), [], 0, self.top_k) for depth in range(levels)]
 
@@ -124,9 +124,9 @@ class Eagle(Drafter):
     def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
         layer = self.layer
         most = min(self.top_k, max(tree.nodes for tree in growing))
-        level = self._catch_up(seqs, most)
+        level, depth = self._catch_up(seqs, *self._found_in_pass(seqs, 0, most)), 0
         while True:
-            tokens, logps = self._children(level, seqs, max(tree.level for tree in growing), most)
+            tokens, logps = self._children(level, seqs, depth, most)
             fed = [{node: place for place, node in enumerate(tree.frontier)} for tree in growing]
             for row, tree in enumerate(growing):
                 if tree.frontier:
@@ -138,14 +138,16 @@ class Eagle(Drafter):
             fill = list(zip(growing, fed, pad, strict=True))
             ids = [[tree.tokens[node] for node in tree.frontier] + rest for tree, _, rest in fill]
             ups = [[places[tree.parents[node]] for node in tree.frontier] + rest for tree, places, rest in fill]
-            packed = torch.tensor([ids, ups])  # [2, B, F]
-            level = layer.step(packed[0], level.hidden, packed[1], most)
+            packed, depth = torch.tensor([ids, ups]), depth + 1  # [2, B, F]
+            level = layer.step(packed[0], level.hidden, packed[1], *self._found_in_pass(seqs, depth, most))
 
     @torch.inference_mode()
     def _grow_at_once(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
         """Grow the trees from the distributions of one pass (P-EAGLE)."""
         most = min(self.top_k, max(tree.nodes for tree in growing))
-        drafted = self._catch_up(seqs, most, max(tree.depth for tree in growing) - 1)
+        top, noise = self._found_in_pass(seqs, 0, most)
+        top = 0 if noise is not None else top  # every level has a noise of its own
+        drafted = self._catch_up(seqs, top, masks=max(tree.depth for tree in growing) - 1)
 
         def children(rows: list[int], level: int) -> Children:
             tokens, logps = self._children(drafted.at(level), seqs, level, most)
@@ -154,7 +156,7 @@ class Eagle(Drafter):
 
         grow(growing, children)
 
-    def _catch_up(self, seqs: Seq[Sequence], most: int, masks: int = 0) -> Level:
+    def _catch_up(self, seqs: Seq[Sequence], most: int, noise: Tensor | None = None, masks: int = 0) -> Level:
         """Cache all uncached pairs; returns the level of the last pairs and the masks, [B, 1 + masks, ...]."""
         layer, cache = self.layer, self.layer.cache
         tokens, states = list[list[int]](), list[Tensor]()
@@ -166,7 +168,11 @@ class Eagle(Drafter):
             cache.lengths[seq.slot] = begin - cache.offsets[seq.slot]
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.read_states(seq.slot, begin, last + 1, layer.head.config.states))
-        return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most, masks)
+        return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most, noise, masks)
+
+    def _found_in_pass(self, seqs: Seq[Sequence], offset: int, most: int) -> tuple[int, Tensor | None]:
+        """How many of the best tokens a native pass finds itself, and the noise [B, Vd] that it adds to the logits."""
+        return self._ranking.in_pass(seqs, offset, most) if self.layer.is_native else (0, None)
 
     def _first_uncached(self, seq: Sequence) -> int:
         """The first pair that the next draft must cache. The cache of a slot begins with the pair of its offset."""

@@ -43,13 +43,14 @@ class EaglePass:
         tokens: Sequence[Sequence[int]],
         states: Sequence[Tensor],
         most: int = 0,
+        noise: Tensor | None = None,
         masks: int = 0,
     ) -> Level:
         """Cache the pairs that each slot lacks, at least one. Returns the level of the last pairs, [B, 1, ...].
 
         tokens: x_{n+1} .. x_{T-1} of each row.
         states: f_n .. f_{T-2} of each row, [P, len(states) E].
-        most: how many of the largest logits to find.
+        most, noise: how many of the largest logits to find, and what is added to them before, [B, Vd].
         masks: how many of P-EAGLE's mask pairs follow, without being cached; the level is then [B, 1 + masks, ...].
         """
         device = self._device
@@ -70,7 +71,7 @@ class EaglePass:
             rows = [torch.cat([row, hidden]) for row in rows]
         width, ragged = max(counts) + masks, min(counts) < max(counts)
         head_rows = width if ragged else ends
-        level = self._pass(slots, _side_by_side(ids), _side_by_side(rows), head_rows=head_rows, top=most)
+        level = self._pass(slots, _side_by_side(ids), _side_by_side(rows), head_rows=head_rows, top=most, noise=noise)
         for slot, count in zip(slots, counts, strict=True):
             self.cache.lengths[slot] += count
         self._slots, self._parents = list(slots), torch.empty(len(slots), 0, dtype=torch.long)
@@ -80,20 +81,21 @@ class EaglePass:
         last = torch.tensor(counts) - 1 + torch.arange(len(slots)) * width
         return _picked(level, (last[:, None] + torch.arange(ends)).to(device))
 
-    def step(self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0) -> Level:
+    def step(
+        self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0, noise: Tensor | None = None
+    ) -> Level:
         """The next level of the trees, with nodes [B, F].
 
         hidden: h of the level before, [B, G, E].
         parents: the row of `hidden` that belongs to the parent of each node, [B, F].
-        most: how many of the largest logits to find.
+        most, noise: how many of the largest logits to find, and what is added to them before, [B, Vd].
         """
-        (batch, width), before, device = hidden.shape[:2], self._parents.shape[1], hidden.device
-        places = (parents + torch.arange(batch)[:, None] * width).flatten().to(device)
-        rows = hidden.flatten(0, 1).index_select(0, places).unflatten(0, parents.shape)
+        before, device = self._parents.shape[1], hidden.device
+        rows = hidden[torch.arange(len(hidden))[:, None].to(device), parents.to(device)]
         above = parents + self._newest if before else torch.full_like(parents, -1)
         self._parents, self._newest = torch.cat([self._parents, above], 1), before
-        ids, count = tokens.to(device), tokens.shape[1]
-        return self._pass(self._slots, ids, rows, before, parents=self._parents, head_rows=count, top=most)
+        more = {"parents": self._parents, "head_rows": tokens.shape[1], "top": most, "noise": noise}
+        return self._pass(self._slots, tokens.to(device), rows, before, **more)
 
     def _pass(self, slots: Sequence[int], ids: Tensor, states: Tensor, old: int = 0, **more: Any) -> Level:
         """One pass over pairs of tokens [B, N] and states, after the columns that the slots have cached.

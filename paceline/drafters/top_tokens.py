@@ -12,6 +12,7 @@ softmax(logits / max(T, 1)): at a lower temperature the target is more certain o
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import torch
@@ -65,20 +66,34 @@ class TokenRanking:
     ) -> tuple[list[list[int]], list[list[float]]]:
         """The `count` best tokens of each row, best first, and the logarithms of the confidence in them.
 
-        found: the largest logits [R, count], if they are known, which suffice for rows that are ranked by logits.
+        found: the largest of the scores [R, count], if they are known (see `in_pass`).
         """
-        unchanged = self.banned is None and all(self._ranks_by_logits(seq) for seq in seqs)
-        if not unchanged or found is None:
+        if found is None:
             is_native = reads(logits)
             with one_thread(logits):
-                scores = logits.float() if unchanged and is_native else self.scores(logits, seqs, offset)
+                unchanged = is_native and self.banned is None and all(self._ranks_by_logits(seq) for seq in seqs)
+                scores = logits.float() if unchanged else self.scores(logits, seqs, offset)
                 count = min(count, scores.shape[1])
                 if is_native:
                     found = Best(*largest(scores, count))
                 else:
                     best = scores.topk(count, dim=-1)
                     found = Best(best.indices, best.values - scores.logsumexp(-1, keepdim=True))
-        return self.draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
+        ids = self._listed_draft_ids
+        return [[ids[column] for column in row] for row in found.columns.tolist()], found.logps.tolist()
+
+    def in_pass(self, seqs: Seq[Sequence], offset: int, count: int) -> tuple[int, Tensor | None]:
+        """How a pass over sequences [B] finds the best tokens itself: how many, and the noise [B, Vd] to add.
+
+        0: not at all, since a score is not a logit plus noise.
+        """
+        sampled = [seq for seq in seqs if not self._ranks_by_logits(seq)]
+        if self.banned is not None or (sampled and not self.uses_noise) or any(is_truncated(s.params) for s in sampled):
+            return 0, None
+        if not sampled:
+            return count, None
+        temperatures = torch.tensor([seq.params.temperature for seq in seqs], device=self.draft_ids.device)
+        return count, _noise(self.draft_ids, seqs, offset) * temperatures[:, None]
 
     def grow_marginal(self, trees: Seq[DynamicTree], seqs: Seq[Sequence], logits: Seq[Tensor] | Tensor) -> None:
         """Grow trees where the distribution of a level, `logits[row][level]`, does not depend on the path."""
@@ -115,6 +130,10 @@ class TokenRanking:
                 new = old / self.divisors(chosen).to(scores.device)
             scores = new if old is scores else scores.index_copy(0, rows, new)
         return scores
+
+    @cached_property
+    def _listed_draft_ids(self) -> list[int]:
+        return self.draft_ids.tolist()
 
     def divisors(self, seqs: Seq[Sequence]) -> Tensor:
         """The numbers by which `scores` divides the logits of each row. [R, 1]."""

@@ -43,12 +43,13 @@ struct Model {
   const struct Layer* layers;
   struct Matrix head;
   struct Matrix project;   // makes rows of what a pass reads as `inputs`; null where there is none
-  struct Norm final_norm;
+  struct Norm final_norm, embedding_norm, state_norm;  // the last two: of what `project` reads where it reads pairs
   const void* embeddings;  // [vocabulary, hidden] in `embedding_format`, or null: rows are always given
   int32_t embedding_format;
   int32_t num_layers, hidden, vocabulary;  // vocabulary: rows of the embeddings
   float embedding_scale, logit_scale, logit_softcap;
   int32_t cache_format;    // BF16, F16 or F32
+  int32_t projects_pairs;  // `project` reads [embedding of the token; input]; 0: the input alone
 };
 
 // One pass over batch x nodes rows. Row (b, n) reads `starts[b]` committed columns of its slot, then its path. The first
@@ -59,7 +60,7 @@ struct Pass {
   const int64_t* sizes;    // [batch], each of 1 .. nodes, where all have logits; null: all are `nodes`
   const int64_t* ids;      // [batch, nodes]; null where `rows` says it all
   const float* rows;       // [batch, nodes, hidden] or null
-  const void* inputs;      // [batch, nodes, project.ins] in `input_format`, in the place of rows, or null
+  const void* inputs;      // what `project` reads, in `input_format`, in the place of rows, or null
   int64_t input_format;
   const int64_t* parents;  // [batch, old + nodes], of each row's tree; null: chains
   const int64_t* starts;   // [batch]
@@ -81,6 +82,7 @@ struct Pass {
   float* logits;           // [batch, head_rows, vocabulary] or null; given where the model has neither layers nor head
   int64_t head_rows;       // of the last nodes of each row
   int64_t top;             // so many of the largest logits of each of them are found, 0: none
+  const float* noise;      // [batch, vocabulary] what is added to the logits of all rows before, or null
   int32_t* top_ids;        // [batch, head_rows, top], largest first, on a tie the first; NaN and infinity count as lowest
   float* top_logps;        // ... and their log-probabilities
 };

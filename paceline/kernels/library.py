@@ -78,11 +78,11 @@ class Model(ctypes.Structure):
         ("layers", POINTER(Layer)),
         ("head", Matrix),
         ("project", Matrix),
-        ("final_norm", Norm),
+        *((name, Norm) for name in ("final_norm", "embedding_norm", "state_norm")),
         ("embeddings", c_void_p),
         *((name, c_int32) for name in ("embedding_format", "num_layers", "hidden", "vocabulary")),
         *((name, c_float) for name in ("embedding_scale", "logit_scale", "logit_softcap")),
-        ("cache_format", c_int32),
+        *((name, c_int32) for name in ("cache_format", "projects_pairs")),
     ]
 
 
@@ -102,7 +102,7 @@ class Pass(ctypes.Structure):
         *((name, c_int64) for name in ("state_columns", "state_row")),
         *((name, c_void_p) for name in ("deepstack", "last_hidden", "logits")),
         *((name, c_int64) for name in ("head_rows", "top")),
-        *((name, c_void_p) for name in ("top_ids", "top_logps")),
+        *((name, c_void_p) for name in ("noise", "top_ids", "top_logps")),
     ]
 
 

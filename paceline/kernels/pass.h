@@ -371,11 +371,18 @@ static bool wants_end(const Model* model, const Pass* pass) {
 
 // Makes the rows that the first layer reads from the pass's inputs.
 static void project(const Model* model, const Pass* pass, const Scratch& s, Worker& me) {
-  const int64_t size = model->project.ins;
+  const int64_t embedded = model->projects_pairs ? model->hidden : 0, size = model->project.ins - embedded;
   phase(me, (int)s.rows, [&](int row) {
-    const char* from = (const char*)pass->inputs + s.place[row] * size * element_bytes((int)pass->input_format);
-    load_row(s.normed.wide + row * s.normed.stride, from, size, (int)pass->input_format);
-    finish_input(s.normed, row, size);
+    const int64_t place = s.place[row];
+    float *to = s.normed.wide + row * s.normed.stride, *state = to + embedded;
+    if (embedded) {
+      embed(model, pass, place, to);
+      norm_row(model->embedding_norm, to, to, embedded);
+    }
+    load_row(state, (const char*)pass->inputs + place * size * element_bytes((int)pass->input_format), size,
+             (int)pass->input_format);
+    norm_row(model->state_norm, state, state, size);
+    finish_input(s.normed, row, model->project.ins);
   });
   const Matrix* one[] = {&model->project};
   product(me, s, one, 1, s.normed, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
@@ -446,15 +453,21 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   add_product(s, l, l.down, l.after_mlp, s.mlp, me);
 }
 
-// The largest of a row of logits, and their log-probabilities.
-static void top_row(const float* x, int64_t size, int64_t count, int32_t* ids, float* logps) {
+// The largest of a row of logits, with noise or null added to them, and their log-probabilities.
+static void top_row(const float* x, const float* noise, int64_t size, int64_t count, int32_t* ids, float* logps) {
   constexpr int STEP = 8 * LANES;
   const float lowest = -0.25f * 3.4028235e38f, infinity = __builtin_inff();
-  const auto sound = [&](vf y) { return y < infinity ? y : set(lowest); };
-  const auto sound_one = [&](float y) { return y < infinity ? y : lowest; };
+  const auto lanes = [&](int64_t i) {
+    const vf y = noise ? load(x + i) + load(noise + i) : load(x + i);
+    return y < infinity ? y : set(lowest);
+  };
+  const auto one = [&](int64_t i) {
+    const float y = noise ? x[i] + noise[i] : x[i];
+    return y < infinity ? y : lowest;
+  };
   int64_t found = 0;
   const auto take = [&](int64_t i) {
-    const float y = sound_one(x[i]);
+    const float y = one(i);
     if (found == count && !(y > logps[count - 1])) return;
     int64_t at = found < count ? found++ : count - 1;
     for (; at > 0 && y > logps[at - 1]; at--) logps[at] = logps[at - 1], ids[at] = ids[at - 1];
@@ -463,8 +476,8 @@ static void top_row(const float* x, int64_t size, int64_t count, int32_t* ids, f
   };
   int64_t i = 0;
   for (; i + STEP <= size; i += STEP) {
-    vf most = sound(load(x + i));
-    for (int j = LANES; j < STEP; j += LANES) most = larger(sound(load(x + i + j)), most);
+    vf most = lanes(i);
+    for (int j = LANES; j < STEP; j += LANES) most = larger(lanes(i + j), most);
     if (found < count || max_lanes(most) > logps[count - 1])
       for (int j = 0; j < STEP; j++) take(i + j);
   }
@@ -472,8 +485,8 @@ static void top_row(const float* x, int64_t size, int64_t count, int32_t* ids, f
   vf sums = zero();
   float rest = 0;
   const float top = logps[0] > -infinity ? logps[0] : 0.0f;
-  for (i = 0; i + LANES <= size; i += LANES) sums += exp_(sound(load(x + i)) - top);
-  for (; i < size; i++) rest += expf(sound_one(x[i]) - top);
+  for (i = 0; i + LANES <= size; i += LANES) sums += exp_(lanes(i) - top);
+  for (; i < size; i++) rest += expf(one(i) - top);
   const float total = logps[0] > -infinity ? top + logf(sum_lanes(sums) + rest) : 0.0f;
   for (int64_t k = 0; k < found; k++) logps[k] -= total;
 }
@@ -482,7 +495,9 @@ static void find_top(const Model* model, const Pass* pass, Worker& me) {
   if (!pass->top) return;
   phase(me, (int)(pass->batch * pass->head_rows), [&](int row) {
     const int64_t size = model->head.outs;
-    top_row(pass->logits + row * size, size, pass->top, pass->top_ids + row * pass->top, pass->top_logps + row * pass->top);
+    const float* noise = pass->noise ? pass->noise + row / pass->head_rows * size : nullptr;
+    const int64_t to = row * pass->top;
+    top_row(pass->logits + row * size, noise, size, pass->top, pass->top_ids + to, pass->top_logps + to);
   });
 }
 

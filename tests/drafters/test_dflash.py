@@ -65,8 +65,8 @@ class AnotherAnchor(DFlashPass):
 class RowsShifted(DFlashPass):
     """Every row of a block drafts the token of the next."""
 
-    def extend_cache(self, slots, tokens, states, most=0, masks=0):
-        level = super().extend_cache(slots, tokens, states, most, masks)
+    def extend_cache(self, *given, **masks):
+        level = super().extend_cache(*given, **masks)
         return type(level)(level.hidden, level.logits.roll(1, 1))
 
 

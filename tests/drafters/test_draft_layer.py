@@ -191,6 +191,23 @@ def test_the_best_tokens_are_those_of_torch(size, isa):
     assert torch.equal(best.columns[0].long(), order)
 
 
+def test_the_best_tokens_with_noise_are_those_of_the_scores(isa):
+    """Each row of the batch has the noise of its own sequence, at all of its nodes."""
+    assert ranks_with_noise()
+
+
+def ranks_with_noise() -> bool:
+    _, layer, _ = made(3, torch.float32)
+    keys, values = cache(2, torch.float32)
+    ids, states, noise = torch.randint(V, (2, 3)), torch.randn(2, 3, E), 5 * torch.randn(2, V)
+    found = layer(LayerPass(keys, values, [0, 1], [0, 0], ids, states, head_rows=3, top=8, noise=noise))
+    plain = layer(LayerPass(keys, values, [0, 1], [0, 0], ids, states, head_rows=3))
+    want = (plain.logits + noise[:, None]).log_softmax(-1).topk(8)
+    assert found.best is not None
+    same = torch.equal(found.logits, plain.logits) and torch.equal(found.best.columns.long(), want.indices)
+    return same and torch.allclose(found.best.logps, want.values, atol=1e-5)
+
+
 def test_rows_of_nothing_but_nan_are_a_bad_draft_but_a_draft():
     _, layer, _ = made(3, torch.float32)
     keys, values = cache(1, torch.float32)

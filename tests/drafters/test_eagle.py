@@ -40,7 +40,7 @@ def is_right(
     dtype = head.fc.weight.dtype
     model, on = tiny_model(TARGET, dtype), target(dtype)
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, verifier or Coupled(), Fixed(4, 14))
-    assert getattr(drafter.layer, "is_native", dtype is torch.float32) == (dtype is torch.float32)
+    assert drafter.layer.is_native == (dtype is torch.float32 and drafter.name != "dflash")
     exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
     head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
     params = SamplingParams(temperature=temperature, max_tokens=60)
@@ -113,8 +113,8 @@ def test_peagle_drafts_all_levels_in_one_pass(temperature, tree, dtype, monkeypa
 class MasksAsLong(Eagle):
     """Rows of a batch are taken to have as many pairs as the longest."""
 
-    def _catch_up(self, seqs, most, masks=0):
-        level = super()._catch_up(seqs, most, masks)
+    def _catch_up(self, seqs, *rest, **masks):
+        level = super()._catch_up(seqs, *rest, **masks)
         return draft_layer.Level(level.hidden, level.logits.roll(1, 1) if len(seqs) > 1 else level.logits)
 
 
@@ -277,8 +277,8 @@ def test_mutants_of_the_pass_are_caught(mutant, monkeypatch):
 class UnderOthers(EaglePass):
     """Nodes hang under the first of the level before."""
 
-    def step(self, tokens, hidden, parents, most=0):
-        level = super().step(tokens, hidden, parents, most)
+    def step(self, *level):
+        level = super().step(*level)
         self._parents[:, self._newest :] = max(self._newest - 1, -1)
         return level
 
@@ -286,9 +286,9 @@ class UnderOthers(EaglePass):
 class ForgetsLevels(EaglePass):
     """Every level lies where the first one lay."""
 
-    def step(self, tokens, hidden, parents, most=0):
+    def step(self, *level):
         self._parents = self._parents[:, :0]
-        return super().step(tokens, hidden, parents, most)
+        return super().step(*level)
 
 
 class PairsUnread(EaglePass):

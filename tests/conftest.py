@@ -19,11 +19,20 @@ def pytest_collection_modifyitems(items) -> None:
     for item in items:
         if item.get_closest_marker("diagonal"):
             axes = [mark.args[:2] for mark in item.iter_markers("parametrize")]
-            names = [axis if isinstance(axis, str) else axis[0] for axis, _ in axes]
-            places = [(len(values), item.callspec.indices[name]) for name, (_, values) in zip(names, axes, strict=True)]
+            places = [(len(values), _place(item.callspec.params, names, values)) for names, values in axes]
             place = max(places)[1]
             if any(place % length != index for length, index in places):
                 item.add_marker("more")
+
+
+def _place(params, names, values) -> int:
+    """Which of the values these parameters have. `callspec.indices` counts combinations, not values."""
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    for place, value in enumerate(values):
+        given = value.values if hasattr(value, "marks") else value if len(names) > 1 else (value,)  # pytest.param
+        if all(params[name] is one for name, one in zip(names, given, strict=True)):
+            return place
+    raise LookupError(f"{names}: none of {values}")
 
 
 def pytest_collection_finish() -> None:

@@ -60,7 +60,8 @@ struct Pass {
   const int64_t* sizes;    // [batch], each of 1 .. nodes, where all have logits; null: all are `nodes`
   const int64_t* ids;      // [batch, nodes]; null where `rows` says it all
   const float* rows;       // [batch, nodes, hidden] or null
-  const void* inputs;      // what `project` reads, in `input_format`, in the place of rows, or null
+  const void* inputs;      // in the place of rows: what `project` reads, [batch, nodes, project.ins] or without the
+                           // embeddings of pairs [batch, nodes, project.ins - hidden], in `input_format`, or null
   int64_t input_format;
   const int64_t* parents;  // [batch, old + nodes], of each row's tree; null: chains
   const int64_t* starts;   // [batch]

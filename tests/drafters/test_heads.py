@@ -1,12 +1,14 @@
 """Medusa and blockwise drafters: what they read and propose, and that answers stay those of plain decoding."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from paceline import SamplingParams
 from paceline.core.outputs import TargetDistribution
+from paceline.core.request import Sequence
 from paceline.drafters.eagle import Eagle
 from paceline.drafters.parallel_heads import Blockwise, Medusa
 from paceline.drafters.top_tokens import TokenRanking
@@ -161,6 +163,26 @@ def test_sampled_rows_draft_the_target_s_own_choice():
     assert agreement(2, True) == 1
     assert agreement(3, True) < 0.3
     assert agreement(2, False) < 0.3
+
+
+def test_a_pass_finds_the_best_tokens_only_where_scores_are_logits_and_noise():
+    """Then the two together are the scores, in batches of greedy and sampled rows as well."""
+    target, logits, ids = loaded(), torch.randn(2, 97), torch.arange(97)
+
+    def given(*params: SamplingParams) -> list[Sequence]:
+        return [sequence(target, prompt(3 + n, n), each, seed=n) for n, each in enumerate(params)]
+
+    greedy, cool, hot = (SamplingParams(temperature=temperature) for temperature in (0.0, 0.6, 1.5))
+    exact, lossless = TokenRanking(ids, True), TokenRanking(ids, False)
+    for mixed in (given(greedy, cool), given(hot, cool)):
+        count, noise = exact.in_pass(mixed, 2, 5)
+        assert count == 5
+        assert noise is not None
+        assert torch.allclose(logits + noise, exact.scores(logits, mixed, 2), atol=1e-6)
+    assert exact.in_pass(given(greedy, greedy), 2, 5) == lossless.in_pass(given(greedy, cool), 2, 5) == (5, None)
+    top_p = SamplingParams(temperature=0.6, top_p=0.9)
+    assert exact.in_pass(given(greedy, top_p), 2, 5) == lossless.in_pass(given(greedy, hot), 2, 5) == (0, None)
+    assert replace(exact, banned=torch.tensor([3])).in_pass(given(greedy, greedy), 2, 5) == (0, None)
 
 
 DRAFTERS = {

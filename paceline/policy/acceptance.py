@@ -19,6 +19,7 @@ predicted its rounds better.
 
 import math
 from collections.abc import Sequence as Seq
+from itertools import chain, repeat
 from typing import final
 
 from ..core.outputs import Round
@@ -70,15 +71,13 @@ class Counts:
 
         less: a part of these counts that is left out. weight: the rounds that the prior counts for.
         """
+        hits, tries = self.hits, self.tries
+        if less is not None:
+            tries = [max(0.0, a - b) for a, b in zip(tries, chain(less.tries, repeat(0.0)), strict=False)]
+            hits = [min(max(0.0, a - b), n) for a, b, n in zip(hits, chain(less.hits, repeat(0.0)), tries, strict=False)]
         refined, shift = list[float](), 1.0
-        for i, mean in enumerate(prior):
-            value = min(mean * shift, 1.0)
-            if i < len(self.tries):
-                hits, tries = self.hits[i], self.tries[i]
-                if less is not None and i < len(less.tries):
-                    tries = max(0.0, tries - less.tries[i])
-                    hits = min(max(0.0, hits - less.hits[i]), tries)
-                value = (hits + weight * value) / (tries + weight)
+        for mean, hit, tried in zip(prior, chain(hits, repeat(0.0)), chain(tries, repeat(0.0)), strict=False):
+            value = (hit + weight * min(mean * shift, 1.0)) / (tried + weight)
             refined.append(value)
             shift = value / mean if mean > 0 else 1.0
         return refined
@@ -92,16 +91,26 @@ class Acceptance:
         self._flat = [PRIOR] * depth
         self.counts: dict[str, dict[str, Counts]] = {}  # by drafter and hint, under "" those of all hints
         self._losses: dict[str, list[float]] = {}  # by drafter: fading, of each of `REQUEST_WEIGHTS`
+        # By drafter, then slot and hint: the means before what is recent in the request, until they may change.
+        self._priors: dict[str, dict[tuple[int, int], list[float]]] = {}
         # By slot: recent counts of the request, and its part in the counts of the hint.
         self._requests: dict[int, dict[tuple[str, int], tuple[Counts, Counts]]] = {}
 
     def expected(self, slot: int, source: str, hint: int, most: float | None = None) -> list[float]:
         """a_1, a_2, ... for this request now. most: one of `REQUEST_WEIGHTS`, None: the better one."""
-        means, known = self._flat, self.counts.get(source, {})
-        recent, part = self._requests.get(slot, {}).get((source, hint), (None, None))
-        for counts, less in ((known.get(""), known.get(str(hint))), (known.get(str(hint)), part)):
-            means = means if counts is None else counts.refine(means, less)
+        means = self._prior(slot, source, hint)
+        recent, _ = self._requests.get(slot, {}).get((source, hint), (None, None))
         return means if recent is None else recent.refine(means, weight=self._weight(slot, source, hint, most))
+
+    def _prior(self, slot: int, source: str, hint: int) -> list[float]:
+        known = self._priors.setdefault(source, {})
+        if (slot, hint) not in known:
+            means, counts = self._flat, self.counts.get(source, {})
+            _, part = self._requests.get(slot, {}).get((source, hint), (None, None))
+            for one, less in ((counts.get(""), counts.get(str(hint))), (counts.get(str(hint)), part)):
+                means = means if one is None else one.refine(means, less)
+            known[slot, hint] = means
+        return known[slot, hint]
 
     def after(self, slot: int, source: str, hint: int, good: float, bad: float) -> list[float]:
         """The same after further rounds of this request: `good` ones without a rejected token, and `bad` ones.
@@ -141,6 +150,7 @@ class Acceptance:
             *mine.setdefault((record.source, record.hint), (Counts(REQUEST_HALF_LIFE), Counts(HALF_LIFE))),
         ):
             counts.add(record.num_accepted, record.num_accepted < depth)
+        self._priors.pop(record.source, None)
 
     def tries(self, source: str) -> float:
         """Rounds of this drafter that are remembered."""
@@ -149,6 +159,7 @@ class Acceptance:
 
     def release(self, slot: int) -> None:
         self._requests.pop(slot, None)
+        self._priors.clear()
 
 
 @final

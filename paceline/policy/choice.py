@@ -20,6 +20,7 @@ Drafters with masks (SPACE) put d masks below the root and below each candidate:
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -209,12 +210,12 @@ class _Team:
             return DraftPlan(rate, value, 0, self.options, self.depths)
         row_seconds = self.row_seconds(depth, kept)
         nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
-        deepest, least_nodes = depth, nodes if self.is_tree else 0
-        while deepest < longest_draft:
-            seconds = self.pass_seconds(deepest + 1, max(least_nodes, deepest + 1))
-            if not self.can_pay(deepest + 1, seconds, expected / batch):
-                break
-            deepest += 1
+        least_nodes, deeper = nodes if self.is_tree else 0, range(depth + 1, longest_draft + 1)
+
+        def is_too_dear(d: int) -> bool:
+            return not self.can_pay(d, self.pass_seconds(d, max(least_nodes, d)), expected / batch)
+
+        deepest = depth + bisect_left(deeper, True, key=is_too_dear)
         return DraftPlan(rate, value, depth, self.options, self.depths, deepest, nodes, row_seconds)
 
     def pass_seconds(self, depth: int, nodes: float) -> float:

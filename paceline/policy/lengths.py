@@ -68,7 +68,9 @@ class Ends:
         P(L - t >= i + 2 | L - t >= i + 1). The guess of `left` is an answer that never ends.
         """
         weight, _, count = self._beyond(emitted)
-        share, guess = (count / weight if count else 0.0), (1 + count) ** -3
+        if count == self._beyond(emitted + depth)[2]:  # none ends so soon
+            return [1.0] * depth
+        share, guess = count / weight, (1 + count) ** -3
         reach = [guess + share * self._beyond(emitted + i)[0] for i in range(depth + 1)]
         return [after / before for before, after in pairwise(reach)]
 

@@ -144,11 +144,13 @@ class RoundSeconds:
 
     def of(self, nodes: float) -> float:
         """R(nodes), never below R(0)."""
-        if nodes not in self._known:
-            overhead = self._overheads[self._size(nodes)].value if nodes else 1.0
-            found = self.curve.seconds(math.ceil(self.batch * (1 + nodes) - 1e-6)) * self.drift.value * overhead
-            self._known[nodes] = max(found, self.of(0)) if nodes else found
-        return self._known[nodes]
+        found = self._known.get(nodes)
+        if found is None:
+            found = self.curve.seconds(math.ceil(self.batch * (1 + nodes) - 1e-6)) * self.drift.value
+            if nodes:
+                found = max(found * self._overheads[self._size(nodes)].value, self.of(0))
+            self._known[nodes] = found
+        return found
 
     def use(self, curve: PassCurve) -> None:
         self.curve = curve

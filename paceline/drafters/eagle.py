@@ -23,6 +23,7 @@ from ..heads.eagle import EagleHead
 from ..heads.parts import DraftHead
 from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
+from .context_ngrams import ContextNgrams, Counts, placed, with_counts
 from .draft_layer import Level
 from .eagle_pass import FEW, EaglePass
 from .fitting import attach_head
@@ -39,6 +40,7 @@ class Eagle(Drafter):
     head: a folder that `paceline train` wrote, a packaged name, or a module.
     tree: "dynamic" (EAGLE-2), "static" (EAGLE-1's table) or "chain".
     top_k: the most children of a node, and the most nodes of a level that get children, in dynamic trees.
+    ngrams: whether tokens are preferred that followed the same tokens earlier in the text (see `context_ngrams`).
     """
 
     name: ClassVar[str] = "eagle"
@@ -47,9 +49,13 @@ class Eagle(Drafter):
 
     @checked_call
     def __init__(
-        self, head: str | PathLike[str] | DraftHead, tree: Shape = "dynamic", top_k: Annotated[int, Field(ge=1)] = 8
+        self,
+        head: str | PathLike[str] | DraftHead,
+        tree: Shape = "dynamic",
+        top_k: Annotated[int, Field(ge=1)] = 8,
+        ngrams: bool = True,
     ):
-        self._given, self.tree = head, tree
+        self._given, self.tree, self._uses_ngrams = head, tree, ngrams
         self.top_k = {"dynamic": top_k, "static": 1 + max(map(max, MC_SIM_7B_63)), "chain": 1}[tree]
         self.source = self.name
         self.info = DrafterInfo(branches=self.top_k, reads_states=True)
@@ -67,6 +73,7 @@ class Eagle(Drafter):
             )
         self.layer = self._pass(head, target)
         self._target, self._ranking = target, TokenRanking.of(head.draft_ids, target, verifier)
+        self._ngrams = ContextNgrams(head.draft_ids) if self._uses_ngrams else None
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)
 
@@ -114,6 +121,8 @@ class Eagle(Drafter):
     def release(self, slots: Seq[int]) -> None:
         for slot in slots:
             self.layer.cache.release(slot)
+        if self._ngrams is not None:
+            self._ngrams.release(slots)
 
     def _tree(self, budget: DraftBudget, seq: Sequence) -> DynamicTree:
         at_once = self._levels_at_once
@@ -122,9 +131,9 @@ class Eagle(Drafter):
 
     @torch.inference_mode()
     def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
-        layer = self.layer
+        layer, depth = self.layer, 0
         most = min(self.top_k, max(tree.nodes for tree in growing))
-        level, depth = self._catch_up(seqs, *self._found_in_pass(seqs, 0, most)), 0
+        level = self._catch_up(seqs, **self._scoring(seqs, growing, depth, most))
         while True:
             tokens, logps = self._children(level, seqs, depth, most)
             fed = [{node: place for place, node in enumerate(tree.frontier)} for tree in growing]
@@ -139,25 +148,30 @@ class Eagle(Drafter):
             ids = [[tree.tokens[node] for node in tree.frontier] + rest for tree, _, rest in fill]
             ups = [[places[tree.parents[node]] for node in tree.frontier] + rest for tree, places, rest in fill]
             packed, depth = torch.tensor([ids, ups]), depth + 1  # [2, B, F]
-            level = layer.step(packed[0], level.hidden, packed[1], *self._found_in_pass(seqs, depth, most))
+            scoring = self._scoring(seqs, growing, depth, most)
+            level = layer.step(packed[0], level.hidden, packed[1], **scoring)
 
     @torch.inference_mode()
     def _grow_at_once(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
         """Grow the trees from the distributions of one pass (P-EAGLE)."""
         most = min(self.top_k, max(tree.nodes for tree in growing))
-        top, noise = self._found_in_pass(seqs, 0, most)
-        top = 0 if noise is not None else top  # every level has a noise of its own
-        drafted = self._catch_up(seqs, top, masks=max(tree.depth for tree in growing) - 1)
+        drafted = self._catch_up(seqs, masks=max(tree.depth for tree in growing) - 1)
 
         def children(rows: list[int], level: int) -> Children:
-            tokens, logps = self._children(drafted.at(level), seqs, level, most)
-            wide = [(row, len(growing[row].frontier)) for row in rows]
-            return [tokens[row] * count for row, count in wide], [logps[row] * count for row, count in wide]
+            nodes = [(row, one) for row in rows for one in self._counts(seqs[row], growing[row])]
+            logits = drafted.logits[[row for row, _ in nodes], level]
+            logits = with_counts(logits, placed(enumerate(one for _, one in nodes), logits.shape[1]))
+            best = self._ranking.top(logits, [seqs[row] for row, _ in nodes], level, most)
+            tokens, logps = (
+                [[one for one, (own, _) in zip(part, nodes, strict=True) if own == row] for row in rows]
+                for part in best
+            )
+            return tokens, logps
 
         grow(growing, children)
 
-    def _catch_up(self, seqs: Seq[Sequence], most: int, noise: Tensor | None = None, masks: int = 0) -> Level:
-        """Cache all uncached pairs; returns the level of the last pairs and the masks, [B, 1 + masks, ...]."""
+    def _catch_up(self, seqs: Seq[Sequence], **more: Any) -> Level:
+        """Cache all uncached pairs; returns the level of the last pairs. more: further arguments of `extend_cache`."""
         layer, cache = self.layer, self.layer.cache
         tokens, states = list[list[int]](), list[Tensor]()
         for seq in seqs:
@@ -168,11 +182,19 @@ class Eagle(Drafter):
             cache.lengths[seq.slot] = begin - cache.offsets[seq.slot]
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.read_states(seq.slot, begin, last + 1, layer.head.config.states))
-        return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most, noise, masks)
+        return layer.extend_cache([seq.slot for seq in seqs], tokens, states, **more)
 
-    def _found_in_pass(self, seqs: Seq[Sequence], offset: int, most: int) -> tuple[int, Tensor | None]:
-        """How many of the best tokens a native pass finds itself, and the noise [B, Vd] that it adds to the logits."""
-        return self._ranking.in_pass(seqs, offset, most) if self.layer.is_native else (0, None)
+    def _counts(self, seq: Sequence, tree: DynamicTree) -> list[Counts]:
+        """What followed each node of the frontier in the text."""
+        if self._ngrams is None:
+            return [Counts() for _ in tree.frontier]
+        return [self._ngrams.counts(seq, tree.path_to(node)) for node in tree.frontier]
+
+    def _scoring(self, seqs: Seq[Sequence], growing: Seq[DynamicTree], offset: int, most: int) -> dict[str, Any]:
+        """The counts of a level, how many of the best tokens a native pass finds, and the noise that it adds."""
+        counts = [self._counts(*one) for one in zip(seqs, growing, strict=True)]
+        top, noise = self._ranking.in_pass(seqs, offset, most) if self.layer.is_native else (0, None)
+        return {"ngrams": counts, "most": top, "noise": noise}
 
     def _first_uncached(self, seq: Sequence) -> int:
         """The first pair that the next draft must cache. The cache of a slot begins with the pair of its offset."""
@@ -198,6 +220,7 @@ class EagleSpec(HeadSpec):
 
     tree: Shape = "dynamic"
     top_k: Annotated[int, Field(ge=1, le=64)] | None = None
+    ngrams: bool = True
     method = "eagle"
     drafter = Eagle
     exported = ("vLLM", "SGLang")

@@ -112,6 +112,14 @@ class DynamicTree:
         """The best `nodes`, including all their parents; ties go to the earlier node, which is not deeper."""
         return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.scores[node])[: self.nodes])
 
+    def path_to(self, node: int) -> list[int]:
+        """The tokens from below the root down to this node."""
+        path: list[int] = []
+        while node >= 0:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return path[::-1]
+
     def best_path(self) -> list[float]:
         """Probabilities along the best path to the newest level, each given its parent; empty if no node was added."""
         path: list[float] = []

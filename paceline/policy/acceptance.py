@@ -74,7 +74,9 @@ class Counts:
         hits, tries = self.hits, self.tries
         if less is not None:
             tries = [max(0.0, a - b) for a, b in zip(tries, chain(less.tries, repeat(0.0)), strict=False)]
-            hits = [min(max(0.0, a - b), n) for a, b, n in zip(hits, chain(less.hits, repeat(0.0)), tries, strict=False)]
+            hits = [
+                min(max(0.0, a - b), n) for a, b, n in zip(hits, chain(less.hits, repeat(0.0)), tries, strict=False)
+            ]
         refined, shift = list[float](), 1.0
         for mean, hit, tried in zip(prior, chain(hits, repeat(0.0)), chain(tries, repeat(0.0)), strict=False):
             value = (hit + weight * min(mean * shift, 1.0)) / (tried + weight)

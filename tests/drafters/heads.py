@@ -170,6 +170,16 @@ def law_after(head: EagleHead, states: Tensor, token_ids: Seq[int], path: Seq[in
     return head.logits(out[0, -1])
 
 
+def with_followers(logits: Tensor, token_ids: Seq[int], path: Seq[int], draft_ids: Tensor, weight: float) -> Tensor:
+    """Logits of what `context_ngrams` makes of a head's [Vd], from the whole text."""
+    context, found = [*token_ids, *path][-2:], draft_ids.tolist()
+    counts = torch.zeros_like(logits)
+    for place in range(2, len(token_ids)):
+        if list(token_ids[place - 2 : place]) == context and token_ids[place] in found:
+            counts[found.index(token_ids[place])] += max(0.0, weight)
+    return (logits.softmax(-1) + counts).log()
+
+
 def block_of(head: DFlashHead, states: Tensor, token_ids: Seq[int]) -> Tensor:
     """Logits [B - 1, Vd] after each row of a block but the last: layer by layer, each query beside all that it sees."""
     known, c = len(token_ids) - 1, head.config

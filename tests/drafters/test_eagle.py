@@ -12,11 +12,12 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.rng import Purpose, gumbel
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Eagle, draft_layer
+from paceline.drafters.context_ngrams import WEIGHT
 from paceline.drafters.eagle_pass import FEW, EaglePass
 from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
-from tests.drafters.heads import law_after, random_head, states_of
+from tests.drafters.heads import law_after, random_head, states_of, with_followers
 from tests.helpers import REPEATING, loaded, prompt, reading_apart, sequence
 from tests.tiny import tiny_model
 
@@ -44,7 +45,8 @@ def is_right(
     exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
     head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
     params = SamplingParams(temperature=temperature, max_tokens=60)
-    seqs = [sequence(on, prompt(length, length), params, seed=length) for length in lengths]
+    few_tokens = [[60 + token % 3 for token in prompt(length, length)] for length in lengths]  # that repeat themselves
+    seqs = [sequence(on, ids, params, seed=len(ids)) for ids in few_tokens]
     for seq in seqs:
         decoder.admit(seq)
     right, spans = True, {seq.seed: (0, 0) for seq in seqs}  # the first pair that each cache holds, and its end
@@ -64,6 +66,7 @@ def is_right(
                     continue
                 *path, token = draft.tree.token_ids[row, draft.tree.path_to(row, node)].tolist()
                 logits = law_after(head, states, known, path)
+                logits = with_followers(logits, seq.token_ids, path, head.draft_ids, WEIGHT * (1 - temperature))
                 if shared:
                     place = torch.tensor([[len(seq.token_ids) + len(path)]])
                     noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, on.vocab_size)[0, 0]
@@ -178,7 +181,7 @@ def test_long_texts_and_growing_caches(monkeypatch, dtype):
 class StateShifted(Eagle):
     """Reads the state of the column before."""
 
-    def _catch_up(self, seqs, most, masks=0):
+    def _catch_up(self, seqs, **more):
         read, states = self._target.states.read, self._target.states
         states.read = lambda slot, begin, end, layers: (
             read(slot, max(0, begin - 1), end - 1, layers)
@@ -186,7 +189,7 @@ class StateShifted(Eagle):
             else torch.cat([read(slot, 0, 1, layers), read(slot, 0, end - 1, layers)])
         )
         try:
-            return super()._catch_up(seqs, most, masks)
+            return super()._catch_up(seqs, **more)
         finally:
             states.read = read
 
@@ -212,13 +215,13 @@ class NothingForgotten(Eagle):
 class TokenNotShifted(Eagle):
     """Pairs a state with its own token."""
 
-    def _catch_up(self, seqs, most, masks=0):
+    def _catch_up(self, seqs, **more):
         extend_cache = self.layer.extend_cache
-        self.layer.extend_cache = lambda slots, tokens, *rest: extend_cache(
-            slots, [[t + 1 for t in row] for row in tokens], *rest
+        self.layer.extend_cache = lambda slots, tokens, *rest, **more: extend_cache(
+            slots, [[(t + 1) % 97 for t in row] for row in tokens], *rest, **more
         )
         try:
-            return super()._catch_up(seqs, most, masks)
+            return super()._catch_up(seqs, **more)
         finally:
             self.layer.extend_cache = extend_cache
 
@@ -277,8 +280,8 @@ def test_mutants_of_the_pass_are_caught(mutant, monkeypatch):
 class UnderOthers(EaglePass):
     """Nodes hang under the first of the level before."""
 
-    def step(self, *level):
-        level = super().step(*level)
+    def step(self, *level, **more):
+        level = super().step(*level, **more)
         self._parents[:, self._newest :] = max(self._newest - 1, -1)
         return level
 
@@ -286,16 +289,16 @@ class UnderOthers(EaglePass):
 class ForgetsLevels(EaglePass):
     """Every level lies where the first one lay."""
 
-    def step(self, *level):
+    def step(self, *level, **more):
         self._parents = self._parents[:, :0]
-        return super().step(*level)
+        return super().step(*level, **more)
 
 
 class PairsUnread(EaglePass):
     """Only the last pair is digested."""
 
-    def extend_cache(self, slots, tokens, states, *rest):
-        return super().extend_cache(slots, [row[-1:] for row in tokens], [known[-1:] for known in states], *rest)
+    def extend_cache(self, slots, tokens, states, **more):
+        return super().extend_cache(slots, [row[-1:] for row in tokens], [known[-1:] for known in states], **more)
 
 
 def test_all_of_a_native_tree_is_right():

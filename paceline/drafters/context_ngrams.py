@@ -1,0 +1,88 @@
+"""What followed the same tokens earlier in the text, as counts to which a head's distribution is the prior.
+
+    p(v) = (p_head(v) + w c(v)) / (1 + w n)        w = WEIGHT (1 - T)
+
+c(v): how often v followed the last two tokens, n in all; T: the temperature, since sampled text repeats itself less.
+This is the posterior mean under a Dirichlet prior (MacKay and Peto 1995). Heads do not copy well: they read the text
+only through the target's states. Prompt lookup copies long passages; this decides token by token, within a tree.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ..core.request import Sequence
+
+LENGTH = 2
+"""Of the tokens that must match. One says little; three are rarer, and no surer than two with a head."""
+WEIGHT = 1.0
+"""The prior counts for 1 / WEIGHT occurrences."""
+
+Counts = dict[int, float]
+"""w c by the column of the draft vocabulary."""
+
+
+@dataclass
+class _Index:
+    """followers: for the n-grams of one sequence, how often each column came next. num_indexed: tokens read so far."""
+
+    followers: dict[tuple[int, ...], dict[int, int]] = field(default_factory=dict[tuple[int, ...], dict[int, int]])
+    num_indexed: int = LENGTH
+
+
+@final
+class ContextNgrams:
+    """The n-grams of each sequence, by slot.
+
+    draft_ids: the target's token id of each column [Vd].
+    """
+
+    def __init__(self, draft_ids: Tensor):
+        self._columns: dict[int, int] = {token: column for column, token in enumerate(draft_ids.tolist())}
+        self._indexes = dict[int, _Index]()
+
+    def counts(self, seq: Sequence, path: Seq[int] = ()) -> Counts:
+        """Of the token after the text and a path of drafted tokens."""
+        weight = WEIGHT * (1 - seq.params.temperature)
+        if weight <= 0:
+            return {}
+        context = (*seq.token_ids[-LENGTH:], *path)[-LENGTH:]
+        return {column: weight * count for column, count in self._updated(seq).followers.get(context, {}).items()}
+
+    def release(self, slots: Seq[int]) -> None:
+        """Drop the texts of these slots."""
+        for slot in slots:
+            self._indexes.pop(slot, None)
+
+    def _updated(self, seq: Sequence) -> _Index:
+        index, tokens = self._indexes.setdefault(seq.slot, _Index()), seq.token_ids
+        for end in range(index.num_indexed, len(tokens)):
+            column = self._columns.get(tokens[end])
+            if column is not None:
+                counts = index.followers.setdefault(tuple(tokens[end - LENGTH : end]), {})
+                counts[column] = counts.get(column, 0) + 1
+        index.num_indexed = max(index.num_indexed, len(tokens))
+        return index
+
+
+def placed(rows: Iterable[tuple[int, Counts]], size: int) -> tuple[Tensor, Tensor] | None:
+    """The counts of some rows of logits [R, size], float32 [K], and their places, int64 [K]; None if there are none."""
+    values, places = list[float](), list[int]()
+    for row, counts in rows:
+        values += counts.values()
+        places += [row * size + column for column in counts]
+    return (torch.tensor(values), torch.tensor(places)) if values else None
+
+
+def with_counts(logits: Tensor, counts: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Logits of the posterior mean, [..., V] of the prior's."""
+    if counts is None:
+        return logits
+    flat, (values, places) = logits.flatten(), (part.to(logits.device) for part in counts)
+    totals = logits.logsumexp(-1).flatten()[places // logits.shape[-1]]
+    added = flat[places].logaddexp(totals + values.log()).to(flat.dtype)
+    return flat.index_put((places,), added).view_as(logits)

@@ -161,12 +161,9 @@ class Eagle(Drafter):
             nodes = [(row, one) for row in rows for one in self._counts(seqs[row], growing[row])]
             logits = drafted.logits[[row for row, _ in nodes], level]
             logits = with_counts(logits, placed(enumerate(one for _, one in nodes), logits.shape[1]))
-            best = self._ranking.top(logits, [seqs[row] for row, _ in nodes], level, most)
-            tokens, logps = (
-                [[one for one, (own, _) in zip(part, nodes, strict=True) if own == row] for row in rows]
-                for part in best
-            )
-            return tokens, logps
+            tokens, logps = self._ranking.top(logits, [seqs[row] for row, _ in nodes], level, most)
+            places = [[place for place, (own, _) in enumerate(nodes) if own == row] for row in rows]
+            return [[tokens[i] for i in own] for own in places], [[logps[i] for i in own] for own in places]
 
         grow(growing, children)
 

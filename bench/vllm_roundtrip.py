@@ -68,7 +68,11 @@ def our_side(task: dict, firsts: list[int]) -> dict:
     """The same prompts, each with vLLM's first token behind it."""
     from paceline import LLM, DraftModel, Eagle, Fixed, Medusa, SamplingParams
 
-    drafter = {"eagle3": partial(Eagle, tree="chain", ngrams=False), "medusa": partial(Medusa, top_k=1), "draft_model": DraftModel}
+    drafter = {
+        "eagle3": partial(Eagle, tree="chain", ngrams=False),
+        "medusa": partial(Medusa, top_k=1),
+        "draft_model": DraftModel,
+    }
     llm = LLM(
         task["model"], drafter=drafter[task["method"]](task["draft"]), policy=Fixed(task["k"]), dtype="float32",
         numerics="fast", device="cpu", max_num_seqs=1, max_model_len=task["max_model_len"],

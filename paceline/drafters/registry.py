@@ -200,6 +200,11 @@ def keys_of(kind: type[DrafterSpec]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(cast("Any", kind)))
 
 
+def of_head_alone(method: str) -> dict[str, object]:
+    """The options with which a drafter shows what its head can do alone, as other engines run it."""
+    return {"ngrams": False} if "ngrams" in keys_of(spec_class(method)) else {}
+
+
 def methods() -> tuple[str, ...]:
     """All methods: ours first, then those of installed packages."""
     return tuple(dict.fromkeys([*REGISTRY, *_installed()]))

@@ -27,6 +27,7 @@ from pydantic import BeforeValidator
 from ..config import SpecConfig, parse
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
+from ..drafters.registry import of_head_alone
 from ..errors import ConfigError
 from ..llm import LLM, Prompt
 from ..policy import Fixed
@@ -233,7 +234,8 @@ class Trial:
 
     def config(self, method: str, head: str) -> SpecConfig:
         """The configuration of the trial, with this head. Raises `ConfigError` for an invalid record."""
-        given: dict[str, object] = {"method": method, "model": head, **self.drafter, "policy": "fixed"}
+        own = of_head_alone(method) | self.drafter
+        given: dict[str, object] = {"method": method, "model": head, **own, "policy": "fixed"}
         given["num_speculative_tokens"] = self.budget.depth
         if self.budget.nodes != self.budget.depth:
             given["num_draft_nodes"] = self.budget.nodes

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..config import SpecConfig, parse
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
+from ..drafters.registry import of_head_alone
 from ..errors import ConfigError
 from ..eval.prompts import EXAMPLES, Prompt, read_prompts
 from ..eval.trials import Progress, Trial, run_trial
@@ -27,8 +28,8 @@ def evaluate(
     drafter, policy, verifier = spec.build()
     own = target.with_model(share_copy(target.model))  # drafters may attach modules to it
     llm = LLM(own, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_num_seqs=1)
-    taken = {key: getattr(spec.drafter, key, None) for key in ("tree", "top_k", "dtype")}
-    keys = {key: value for key, value in taken.items() if value is not None}
+    taken = {key: getattr(spec.drafter, key, None) for key in ("tree", "top_k", "dtype", "ngrams")}
+    keys = {key: value for key, value in taken.items() if value}
     for name, texts in _suites(config):
         sha256 = hash_prompts(texts or [example.prompt for example in EXAMPLES])
         for temperature in config.temperatures:
@@ -52,7 +53,7 @@ def spec_of(head: Path, method: str, config: EvalSection, dtype: str = "auto") -
     dtype: for a draft model, the target's.
     """
     method = {"qat": "self_int4", "distill": DRAFT_MODEL}.get(method, method)
-    own = {"dtype": dtype} if method == DRAFT_MODEL else {}
+    own = {"dtype": dtype} if method == DRAFT_MODEL else of_head_alone(method)
     given: dict[str, object] = {"method": method, "model": str(head), "policy": "fixed", **own, **config.drafter}
     sizes = {"num_speculative_tokens": config.depth, "num_draft_nodes": config.nodes}
     return parse(given | {key: size for key, size in sizes.items() if size is not None})

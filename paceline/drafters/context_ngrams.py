@@ -3,14 +3,16 @@
     p(v) = (p_head(v) + w c(v)) / (1 + w n)        w = WEIGHT (1 - T)
 
 c(v): how often v followed the last two tokens, n in all; T: the temperature, since sampled text repeats itself less.
-This is the posterior mean under a Dirichlet prior (MacKay and Peto 1995). Heads do not copy well: they read the text
+This is the posterior mean under a Dirichlet prior (MacKay and Peto 1995). Heads do not copy well, and names are often
+not in their vocabulary: they read the text
 only through the target's states. Prompt lookup copies long passages; this decides token by token, within a tree.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -22,13 +24,28 @@ LENGTH = 2
 WEIGHT = 1.0
 """The prior counts for 1 / WEIGHT occurrences."""
 
-Counts = dict[int, float]
-"""w c by the column of the draft vocabulary."""
+
+class Counts(NamedTuple):
+    """w c by column of the draft vocabulary, and by token for those that the head cannot draft."""
+
+    columns: dict[int, float]
+    others: dict[int, float]
+
+    def complete(self, tokens: list[int], logps: list[float]) -> tuple[list[int], list[float]]:
+        """The best tokens and their log-probabilities, of those that the head can draft, with the others among them."""
+        if not self.others:
+            return tokens, logps
+        total = 1 + sum(self.columns.values()) + sum(self.others.values())
+        less = math.log1p(-sum(self.others.values()) / total)
+        found = [(token, logp + less) for token, logp in zip(tokens, logps, strict=True)]
+        found += [(token, math.log(count / total)) for token, count in self.others.items()]
+        found.sort(key=lambda one: -one[1])
+        return [token for token, _ in found[: len(tokens)]], [logp for _, logp in found[: len(tokens)]]
 
 
 @dataclass
 class _Index:
-    """followers: for the n-grams of one sequence, how often each column came next. num_indexed: tokens read so far."""
+    """followers: for the n-grams of one sequence, how often each token came next. num_indexed: tokens read so far."""
 
     followers: dict[tuple[int, ...], dict[int, int]] = field(default_factory=dict[tuple[int, ...], dict[int, int]])
     num_indexed: int = LENGTH
@@ -39,19 +56,26 @@ class ContextNgrams:
     """The n-grams of each sequence, by slot: at most 0.3 KB and a microsecond for each token of a text.
 
     draft_ids: the target's token id of each column [Vd].
+    banned_token_ids: tokens that must not be drafted.
     """
 
-    def __init__(self, draft_ids: Tensor):
+    def __init__(self, draft_ids: Tensor, banned_token_ids: Collection[int] = ()):
+        self._banned = frozenset(banned_token_ids)
         self._columns: dict[int, int] = {token: column for column, token in enumerate(draft_ids.tolist())}
         self._indexes = dict[int, _Index]()
 
     def counts(self, seq: Sequence, path: Seq[int] = ()) -> Counts:
         """Of the token after the text and a path of drafted tokens."""
-        weight = WEIGHT * (1 - seq.params.temperature)
-        if weight <= 0:
-            return {}
-        context = (*seq.token_ids[-LENGTH:], *path)[-LENGTH:]
-        return {column: weight * count for column, count in self._updated(seq).followers.get(context, {}).items()}
+        weight, found = WEIGHT * (1 - seq.params.temperature), Counts({}, {})
+        if weight > 0:
+            context = (*seq.token_ids[-LENGTH:], *path)[-LENGTH:]
+            for token, count in self._updated(seq).followers.get(context, {}).items():
+                column = self._columns.get(token)
+                if column is not None:
+                    found.columns[column] = weight * count
+                elif token not in self._banned:
+                    found.others[token] = weight * count
+        return found
 
     def release(self, slots: Seq[int]) -> None:
         """Drop the texts of these slots."""
@@ -61,10 +85,8 @@ class ContextNgrams:
     def _updated(self, seq: Sequence) -> _Index:
         index, tokens = self._indexes.setdefault(seq.slot, _Index()), seq.token_ids
         for end in range(index.num_indexed, len(tokens)):
-            column = self._columns.get(tokens[end])
-            if column is not None:
-                counts = index.followers.setdefault(tuple(tokens[end - LENGTH : end]), {})
-                counts[column] = counts.get(column, 0) + 1
+            counts = index.followers.setdefault(tuple(tokens[end - LENGTH : end]), {})
+            counts[tokens[end]] = counts.get(tokens[end], 0) + 1
         index.num_indexed = max(index.num_indexed, len(tokens))
         return index
 
@@ -73,8 +95,8 @@ def placed(rows: Iterable[tuple[int, Counts]], size: int) -> tuple[Tensor, Tenso
     """The counts of some rows of logits [R, size], float32 [K], and their places, int64 [K]; None if there are none."""
     values, places = list[float](), list[int]()
     for row, counts in rows:
-        values += counts.values()
-        places += [row * size + column for column in counts]
+        values += counts.columns.values()
+        places += [row * size + column for column in counts.columns]
     return (torch.tensor(values), torch.tensor(places)) if values else None
 
 

@@ -73,7 +73,7 @@ class Eagle(Drafter):
             )
         self.layer = self._pass(head, target)
         self._target, self._ranking = target, TokenRanking.of(head.draft_ids, target, verifier)
-        self._ngrams = ContextNgrams(head.draft_ids) if self._uses_ngrams else None
+        self._ngrams = ContextNgrams(head.draft_ids, target.banned_token_ids) if self._uses_ngrams else None
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)
 
@@ -133,9 +133,13 @@ class Eagle(Drafter):
     def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
         layer, depth = self.layer, 0
         most = min(self.top_k, max(tree.nodes for tree in growing))
-        level = self._catch_up(seqs, **self._scoring(seqs, growing, depth, most))
+        scoring = self._scoring(seqs, growing, depth, most)
+        level = self._catch_up(seqs, **scoring)
         while True:
             tokens, logps = self._children(level, seqs, depth, most)
+            for row, counts in enumerate(scoring["ngrams"]):
+                for place, one in enumerate(counts):
+                    tokens[row][place], logps[row][place] = one.complete(tokens[row][place], logps[row][place])
             fed = [{node: place for place, node in enumerate(tree.frontier)} for tree in growing]
             for row, tree in enumerate(growing):
                 if tree.frontier:
@@ -162,8 +166,9 @@ class Eagle(Drafter):
             logits = drafted.logits[[row for row, _ in nodes], level]
             logits = with_counts(logits, placed(enumerate(one for _, one in nodes), logits.shape[1]))
             tokens, logps = self._ranking.top(logits, [seqs[row] for row, _ in nodes], level, most)
-            places = [[place for place, (own, _) in enumerate(nodes) if own == row] for row in rows]
-            return [[tokens[i] for i in own] for own in places], [[logps[i] for i in own] for own in places]
+            found = [(row, *one.complete(*best)) for (row, one), *best in zip(nodes, tokens, logps, strict=True)]
+            of_rows = [[one for one in found if one[0] == row] for row in rows]
+            return [[one[1] for one in own] for own in of_rows], [[one[2] for one in own] for own in of_rows]
 
         grow(growing, children)
 
@@ -184,7 +189,7 @@ class Eagle(Drafter):
     def _counts(self, seq: Sequence, tree: DynamicTree) -> list[Counts]:
         """What followed each node of the frontier in the text."""
         if self._ngrams is None:
-            return [Counts() for _ in tree.frontier]
+            return [Counts({}, {}) for _ in tree.frontier]
         return [self._ngrams.counts(seq, tree.path_to(node)) for node in tree.frontier]
 
     def _scoring(self, seqs: Seq[Sequence], growing: Seq[DynamicTree], offset: int, most: int) -> dict[str, Any]:

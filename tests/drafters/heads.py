@@ -170,14 +170,13 @@ def law_after(head: EagleHead, states: Tensor, token_ids: Seq[int], path: Seq[in
     return head.logits(out[0, -1])
 
 
-def with_followers(logits: Tensor, token_ids: Seq[int], path: Seq[int], draft_ids: Tensor, weight: float) -> Tensor:
-    """Logits of what `context_ngrams` makes of a head's [Vd], from the whole text."""
-    context, found = [*token_ids, *path][-2:], draft_ids.tolist()
-    counts = torch.zeros_like(logits)
-    for place in range(2, len(token_ids)):
-        if list(token_ids[place - 2 : place]) == context and token_ids[place] in found:
-            counts[found.index(token_ids[place])] += max(0.0, weight)
-    return (logits.softmax(-1) + counts).log()
+def followers(token_ids: Seq[int], path: Seq[int], weight: float) -> dict[int, float]:
+    """What followed the last two tokens of a path in the whole text, and how often, times a weight."""
+    context, counts = [*token_ids, *path][-2:], dict[int, float]()
+    for place in range(2, len(token_ids) if weight > 0 else 0):
+        if list(token_ids[place - 2 : place]) == context:
+            counts[token_ids[place]] = counts.get(token_ids[place], 0.0) + weight
+    return counts
 
 
 def block_of(head: DFlashHead, states: Tensor, token_ids: Seq[int]) -> Tensor:

@@ -166,9 +166,9 @@ class Eagle(Drafter):
             logits = drafted.logits[[row for row, _ in nodes], level]
             logits = with_counts(logits, placed(enumerate(one for _, one in nodes), logits.shape[1]))
             tokens, logps = self._ranking.top(logits, [seqs[row] for row, _ in nodes], level, most)
-            found = [(row, *one.complete(*best)) for (row, one), *best in zip(nodes, tokens, logps, strict=True)]
-            of_rows = [[one for one in found if one[0] == row] for row in rows]
-            return [[one[1] for one in own] for own in of_rows], [[one[2] for one in own] for own in of_rows]
+            found = [one.complete(*best) for (_, one), best in zip(nodes, zip(tokens, logps, strict=True), strict=True)]
+            places = [[place for place, (own, _) in enumerate(nodes) if own == row] for row in rows]
+            return [[found[i][0] for i in own] for own in places], [[found[i][1] for i in own] for own in places]
 
         grow(growing, children)
 

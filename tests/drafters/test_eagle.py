@@ -45,9 +45,8 @@ def is_right(
     exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
     head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
     params = SamplingParams(temperature=temperature, max_tokens=60)
-    # They repeat themselves, with a token that the head cannot draft.
-    few_tokens = [[(60, 61, 95)[token % 3] for token in prompt(length, length)] for length in lengths]
-    seqs = [sequence(on, ids, params, seed=len(ids)) for ids in few_tokens]
+    texts = [[(60, 61, 95)[token % 3] for token in prompt(length, length)] for length in lengths]  # the head lacks 95
+    seqs = [sequence(on, ids, params, seed=len(ids)) for ids in texts]
     for seq in seqs:
         decoder.admit(seq)
     right, spans = True, {seq.seed: (0, 0) for seq in seqs}  # the first pair that each cache holds, and its end
@@ -68,8 +67,7 @@ def is_right(
                 *path, token = draft.tree.token_ids[row, draft.tree.path_to(row, node)].tolist()
                 logits = law_after(head, states, known, path)
                 ids, counts = head.draft_ids.tolist(), followers(seq.token_ids, path, WEIGHT * (1 - temperature))
-                inside = torch.tensor([counts.get(token, 0.0) for token in ids])
-                logits = (logits.softmax(-1) + inside).log()
+                logits = (logits.softmax(-1) + torch.tensor([counts.get(token, 0.0) for token in ids])).log()
                 if shared:
                     place = torch.tensor([[len(seq.token_ids) + len(path)]])
                     noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, on.vocab_size)[0, 0]
@@ -222,9 +220,8 @@ class TokenNotShifted(Eagle):
 
     def _catch_up(self, seqs, **more):
         extend_cache = self.layer.extend_cache
-        self.layer.extend_cache = lambda slots, tokens, *rest, **more: extend_cache(
-            slots, [[(t + 1) % 97 for t in row] for row in tokens], *rest, **more
-        )
+        other = lambda tokens: [[(t + 1) % 97 for t in row] for row in tokens]  # noqa: E731
+        self.layer.extend_cache = lambda slots, ids, *rest, **more: extend_cache(slots, other(ids), *rest, **more)
         try:
             return super()._catch_up(seqs, **more)
         finally:

@@ -3,9 +3,9 @@
     p(v) = (p_head(v) + w c(v)) / (1 + w n)        w = WEIGHT (1 - T)
 
 c(v): how often v followed the last two tokens, n in all; T: the temperature, since sampled text repeats itself less.
-This is the posterior mean under a Dirichlet prior (MacKay and Peto 1995). Heads do not copy well, and names are often
-not in their vocabulary: they read the text
-only through the target's states. Prompt lookup copies long passages; this decides token by token, within a tree.
+This is the posterior mean under a Dirichlet prior (MacKay and Peto 1995). Heads do not copy well, since they read the
+text only through the target's states, and names are often not in their vocabulary. Prompt lookup copies long passages;
+this decides token by token, within a tree.
 """
 
 import math
@@ -53,7 +53,7 @@ class _Index:
 
 @final
 class ContextNgrams:
-    """The n-grams of each sequence, by slot: at most 0.3 KB and a microsecond for each token of a text.
+    """The n-grams of each sequence, by slot: about 0.3 KB and a microsecond for each token of a text.
 
     draft_ids: the target's token id of each column [Vd].
     banned_token_ids: tokens that must not be drafted.
@@ -65,7 +65,7 @@ class ContextNgrams:
         self._indexes = dict[int, _Index]()
 
     def counts(self, seq: Sequence, path: Seq[int] = ()) -> Counts:
-        """Of the token after the text and a path of drafted tokens."""
+        """Of what followed the last two tokens of a text and a path of drafted tokens; none from temperature 1 on."""
         weight, found = WEIGHT * (1 - seq.params.temperature), Counts({}, {})
         if weight > 0:
             context = (*seq.token_ids[-LENGTH:], *path)[-LENGTH:]
@@ -101,7 +101,7 @@ def placed(rows: Iterable[tuple[int, Counts]], size: int) -> tuple[Tensor, Tenso
 
 
 def with_counts(logits: Tensor, counts: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Logits of the posterior mean, [..., V] of the prior's."""
+    """Logits of the posterior mean, up to a constant, from those of the prior, [..., V]. counts: see `placed`."""
     if counts is None:
         return logits
     flat, (values, places) = logits.flatten(), (part.to(logits.device) for part in counts)

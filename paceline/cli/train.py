@@ -58,7 +58,7 @@ def train(
         raise typer.BadParameter(f"{' '.join(stages)!r} is not a stage; expected {', '.join(_STAGES)}, or KEY=VALUE")
     with screen.spinner("starting"):
         from ..train.config import read_config
-        from ..train.run_folder import is_main
+        from ..train.run_folder import is_main, leave_group
         from ..train.stages import Stages
 
         quieten(screen.debug)
@@ -68,6 +68,7 @@ def train(
     results: dict[str, object] = {"method": method, "out": run.config.out}
     for stage in stages or [one for one in _STAGES if one != "prepare" or not prepared]:
         results[stage] = _follow(run, stage, screen)
+    leave_group()
     if screen.json and is_main():
         screen.put_json(results)
 

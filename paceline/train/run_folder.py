@@ -52,6 +52,12 @@ def main_first(device: torch.device) -> Iterator[None]:
         yield
 
 
+def leave_group() -> None:
+    """Leave the processes of a distributed run. Without it gloo's threads can abort a process while it exits."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @contextmanager
 def only_run(out: Path, name: str) -> Iterator[None]:
     """Hold the lock `name` of a run's folder, only in the main process; the system releases it when its holder dies.

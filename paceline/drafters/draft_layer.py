@@ -25,7 +25,6 @@ from ..kernels import load
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, Pointers, address, library, run
 from ..quant.int8 import Int8Linear
 from ..quant.packed import PackedLinear, pack_linears
-from .context_ngrams import with_counts
 from .top_tokens import Best
 
 Packed = PackedLinear | Int8Linear
@@ -63,9 +62,8 @@ class LayerPass:
     parents: the parents of all nodes of the trees [B, old + N] on the CPU, -1: the last committed column. None: chains.
     old: the number of nodes of the levels above.
     head_rows: the number of last rows that get logits.
-    counts: what is added to probabilities, and the places in the logits [B, head_rows, Vd], see `context_ngrams`.
     top: how many of the largest logits to find, if this layer can.
-    noise: what is added to the logits before, float32 [B, Vd]; `Level.logits` are with the counts, without the noise.
+    noise: what is added to the logits before, float32 [B, Vd]; `Level.logits` are without it.
     kv_only: whether only the keys and values are needed.
     """
 
@@ -79,7 +77,6 @@ class LayerPass:
     parents: Tensor | None = None
     old: int = 0
     head_rows: int = 0
-    counts: tuple[Tensor, Tensor] | None = None
     top: int = 0
     noise: Tensor | None = None
     kv_only: bool = False
@@ -140,9 +137,6 @@ class NativeLayer:
             one.last_hidden = address(hidden)
         if given.head_rows:
             one.head_rows, one.logits = given.head_rows, address(logits)
-            if given.counts is not None:
-                values, places = given.counts
-                one.num_counts, one.counts, one.count_places = len(values), address(values), address(places)
         if given.head_rows and given.top:
             size = batch, given.head_rows, min(given.top, self.vocabulary)
             best = Best(torch.empty(size, dtype=torch.int32), torch.empty(size))
@@ -215,7 +209,7 @@ class TorchLayer:
 
         states = self._head.begin(given.states) if given.of_target else given.states
         hidden = self._head(given.ids, states, positions.to(device), attend)
-        return Level(hidden, with_counts(self._head.logits(hidden[:, count - given.head_rows :]), given.counts))
+        return Level(hidden, self._head.logits(hidden[:, count - given.head_rows :]))
 
 
 def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:

@@ -23,13 +23,13 @@ from ..heads.eagle import EagleHead
 from ..heads.parts import DraftHead
 from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
-from .context_ngrams import ContextNgrams, Counts, placed, with_counts
+from .context_ngrams import ContextNgrams
 from .draft_layer import Level
 from .eagle_pass import FEW, EaglePass
 from .fitting import attach_head
 from .registry import TREE_NODES, HeadSpec, vllm_flag
 from .top_tokens import Best, TokenRanking
-from .trees import MC_SIM_7B_63, Children, DynamicTree, StaticTree, draft_of, grow
+from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, draft_of
 
 Shape = Literal["dynamic", "static", "chain"]
 
@@ -73,7 +73,7 @@ class Eagle(Drafter):
             )
         self.layer = self._pass(head, target)
         self._target, self._ranking = target, TokenRanking.of(head.draft_ids, target, verifier)
-        self._ngrams = ContextNgrams(head.draft_ids, target.banned_token_ids) if self._uses_ngrams else None
+        self._ngrams = ContextNgrams(target.banned_token_ids, self._uses_ngrams)
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)
 
@@ -98,12 +98,12 @@ class Eagle(Drafter):
             return level
 
         def step() -> object:
-            return self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)
+            return self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0)
 
         def draft() -> object:
             drafted = layer.extend_cache([0], [[0]], [states[:1]], self.top_k, masks=levels - 1)
             layer.cache.lengths[0] = length
-            return [self._children(drafted.at(depth), [], 0, self.top_k) for depth in range(levels)]
+            return [self._children(drafted.at(depth), [], 0) for depth in range(levels)]
 
         level, levels = read(), self._levels_at_once
         seconds = median_seconds(draft) / levels if levels else median_seconds(step)
@@ -121,25 +121,22 @@ class Eagle(Drafter):
     def release(self, slots: Seq[int]) -> None:
         for slot in slots:
             self.layer.cache.release(slot)
-        if self._ngrams is not None:
-            self._ngrams.release(slots)
+        self._ngrams.release(slots)
 
     def _tree(self, budget: DraftBudget, seq: Sequence) -> DynamicTree:
         at_once = self._levels_at_once
         depth, width = (at_once or None) if len(seq.token_ids) > 1 else 0, budget.nodes if at_once else None
-        return StaticTree(budget, depth) if self.tree == "static" else DynamicTree(budget, self.top_k, depth, width)
+        rerank = self._ngrams.rerank(seq)
+        if self.tree == "static":
+            return StaticTree(budget, depth, rerank)
+        return DynamicTree(budget, self.top_k, depth, width, rerank)
 
     @torch.inference_mode()
     def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
         layer, depth = self.layer, 0
-        most = min(self.top_k, max(tree.nodes for tree in growing))
-        scoring = self._scoring(seqs, growing, depth, most)
-        level = self._catch_up(seqs, **scoring)
+        level = self._catch_up(seqs, *self._in_pass(seqs, depth))
         while True:
-            tokens, logps = self._children(level, seqs, depth, most)
-            for row, counts in enumerate(scoring["ngrams"]):
-                for place, one in enumerate(counts):
-                    tokens[row][place], logps[row][place] = one.complete(tokens[row][place], logps[row][place])
+            tokens, logps = self._children(level, seqs, depth)
             fed = [{node: place for place, node in enumerate(tree.frontier)} for tree in growing]
             for row, tree in enumerate(growing):
                 if tree.frontier:
@@ -152,28 +149,16 @@ class Eagle(Drafter):
             ids = [[tree.tokens[node] for node in tree.frontier] + rest for tree, _, rest in fill]
             ups = [[places[tree.parents[node]] for node in tree.frontier] + rest for tree, places, rest in fill]
             packed, depth = torch.tensor([ids, ups]), depth + 1  # [2, B, F]
-            scoring = self._scoring(seqs, growing, depth, most)
-            level = layer.step(packed[0], level.hidden, packed[1], **scoring)
+            level = layer.step(packed[0], level.hidden, packed[1], *self._in_pass(seqs, depth))
 
     @torch.inference_mode()
     def _grow_at_once(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
         """Grow the trees from the distributions of one pass (P-EAGLE)."""
-        most = min(self.top_k, max(tree.nodes for tree in growing))
         drafted = self._catch_up(seqs, masks=max(tree.depth for tree in growing) - 1)
+        self._ranking.grow_marginal(growing, seqs, drafted.logits)
 
-        def children(rows: list[int], level: int) -> Children:
-            nodes = [(row, one) for row in rows for one in self._counts(seqs[row], growing[row])]
-            logits = drafted.logits[[row for row, _ in nodes], level]
-            logits = with_counts(logits, placed(enumerate(one for _, one in nodes), logits.shape[1]))
-            tokens, logps = self._ranking.top(logits, [seqs[row] for row, _ in nodes], level, most)
-            found = [one.complete(*best) for (_, one), best in zip(nodes, zip(tokens, logps, strict=True), strict=True)]
-            places = [[place for place, (own, _) in enumerate(nodes) if own == row] for row in rows]
-            return [[found[i][0] for i in own] for own in places], [[found[i][1] for i in own] for own in places]
-
-        grow(growing, children)
-
-    def _catch_up(self, seqs: Seq[Sequence], **more: Any) -> Level:
-        """Cache all uncached pairs; returns the level of the last pairs. more: further arguments of `extend_cache`."""
+    def _catch_up(self, seqs: Seq[Sequence], most: int = 0, noise: Tensor | None = None, masks: int = 0) -> Level:
+        """Cache all uncached pairs; returns the level of the last pairs and the masks, [B, 1 + masks, ...]."""
         layer, cache = self.layer, self.layer.cache
         tokens, states = list[list[int]](), list[Tensor]()
         for seq in seqs:
@@ -184,19 +169,11 @@ class Eagle(Drafter):
             cache.lengths[seq.slot] = begin - cache.offsets[seq.slot]
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.read_states(seq.slot, begin, last + 1, layer.head.config.states))
-        return layer.extend_cache([seq.slot for seq in seqs], tokens, states, **more)
+        return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most, noise, masks)
 
-    def _counts(self, seq: Sequence, tree: DynamicTree) -> list[Counts]:
-        """What followed each node of the frontier in the text."""
-        if self._ngrams is None:
-            return [Counts({}, {}) for _ in tree.frontier]
-        return [self._ngrams.counts(seq, tree.path_to(node)) for node in tree.frontier]
-
-    def _scoring(self, seqs: Seq[Sequence], growing: Seq[DynamicTree], offset: int, most: int) -> dict[str, Any]:
-        """The counts of a level, how many of the best tokens a native pass finds, and the noise that it adds."""
-        counts = [self._counts(*one) for one in zip(seqs, growing, strict=True)]
-        top, noise = self._ranking.in_pass(seqs, offset, most) if self.layer.is_native else (0, None)
-        return {"ngrams": counts, "most": top, "noise": noise}
+    def _in_pass(self, seqs: Seq[Sequence], offset: int) -> tuple[int, Tensor | None]:
+        """How many of the best tokens a native pass finds itself, and the noise [B, Vd] that it adds to the logits."""
+        return self._ranking.in_pass(seqs, offset, self.top_k) if self.layer.is_native else (0, None)
 
     def _first_uncached(self, seq: Sequence) -> int:
         """The first pair that the next draft must cache. The cache of a slot begins with the pair of its offset."""
@@ -205,13 +182,13 @@ class Eagle(Drafter):
         return max(cached, pairs - (self.layer.head.config.window or pairs))
 
     def _children(
-        self, level: Level, seqs: Seq[Sequence], offset: int, most: int
+        self, level: Level, seqs: Seq[Sequence], offset: int
     ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """The best tokens after each row of a level and their log-probabilities, [B, F, most] each."""
+        """The best tokens after each row of a level and their log-probabilities, [B, F, top_k] each."""
         width = level.logits.shape[1]
         rows = [seq for seq in seqs for _ in range(width)]
         found = None if level.best is None else Best(*(part.flatten(0, 1) for part in level.best))
-        tokens, logps = self._ranking.top(level.logits.flatten(0, 1), rows, offset, most, found)
+        tokens, logps = self._ranking.top(level.logits.flatten(0, 1), rows, offset, self.top_k, found)
         begins = range(0, len(tokens), width)
         return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
 
@@ -222,7 +199,6 @@ class EagleSpec(HeadSpec):
 
     tree: Shape = "dynamic"
     top_k: Annotated[int, Field(ge=1, le=64)] | None = None
-    ngrams: bool = True
     method = "eagle"
     drafter = Eagle
     exported = ("vLLM", "SGLang")

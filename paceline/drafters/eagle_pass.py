@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ..core.interfaces import TargetView
 from ..heads.eagle import EagleHead
-from .context_ngrams import Counts, placed
 from .draft_layer import LayerPass, Level, NativeLayer, TorchLayer, head_cache, runs_natively
 from .top_tokens import Best
 
@@ -46,7 +45,6 @@ class EaglePass:
         most: int = 0,
         noise: Tensor | None = None,
         masks: int = 0,
-        ngrams: Sequence[Sequence[Counts]] = (),
     ) -> Level:
         """Cache the pairs that each slot lacks, at least one. Returns the level of the last pairs, [B, 1, ...].
 
@@ -54,7 +52,6 @@ class EaglePass:
         states: f_n .. f_{T-2} of each row, [P, len(states) E].
         most, noise: how many of the largest logits to find, and what is added to them before, [B, Vd].
         masks: how many of P-EAGLE's mask pairs follow, without being cached; the level is then [B, 1 + masks, ...].
-        ngrams: the counts after the last pair of each row, [B, 1], see `context_ngrams`.
         """
         device = self._device
         ids, rows = list[Tensor](), list[Tensor]()
@@ -74,43 +71,30 @@ class EaglePass:
             rows = [torch.cat([row, hidden]) for row in rows]
         width, ragged = max(counts) + masks, min(counts) < max(counts)
         head_rows = width if ragged else ends
-        lasts = [head_rows * row + (count - 1 if ragged else 0) for row, count in enumerate(counts)]
-        size = self.head.config.draft_vocab_size
-        added = placed(((row, one) for row, (one,) in zip(lasts, ngrams, strict=False)), size)
-        more = {"head_rows": head_rows, "top": most, "noise": noise, "counts": added}
-        level = self._pass(slots, _side_by_side(ids), _side_by_side(rows), **more)
+        level = self._pass(slots, _side_by_side(ids), _side_by_side(rows), head_rows=head_rows, top=most, noise=noise)
         for slot, count in zip(slots, counts, strict=True):
             self.cache.lengths[slot] += count
         self._slots, self._parents = list(slots), torch.empty(len(slots), 0, dtype=torch.long)
         self._newest = -1  # number of the first node of the newest level
         if not ragged:
             return Level(level.hidden[:, -ends:], level.logits, level.best)
-        return _picked(level, (torch.tensor(lasts)[:, None] + torch.arange(ends)).to(device))
+        last = torch.tensor(counts) - 1 + torch.arange(len(slots)) * width
+        return _picked(level, (last[:, None] + torch.arange(ends)).to(device))
 
     def step(
-        self,
-        tokens: Tensor,
-        hidden: Tensor,
-        parents: Tensor,
-        most: int = 0,
-        noise: Tensor | None = None,
-        ngrams: Sequence[Sequence[Counts]] = (),
+        self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0, noise: Tensor | None = None
     ) -> Level:
         """The next level of the trees, with nodes [B, F].
 
         hidden: h of the level before, [B, G, E].
         parents: the row of `hidden` that belongs to the parent of each node, [B, F].
         most, noise: how many of the largest logits to find, and what is added to them before, [B, Vd].
-        ngrams: the counts after the first nodes of each row, [B, <= F], see `context_ngrams`.
         """
         before, device = self._parents.shape[1], hidden.device
         rows = hidden[torch.arange(len(hidden))[:, None].to(device), parents.to(device)]
         above = parents + self._newest if before else torch.full_like(parents, -1)
         self._parents, self._newest = torch.cat([self._parents, above], 1), before
-        width = tokens.shape[1]
-        flat = ((row * width + node, one) for row, nodes in enumerate(ngrams) for node, one in enumerate(nodes))
-        added = placed(flat, self.head.config.draft_vocab_size)
-        more = {"parents": self._parents, "head_rows": width, "top": most, "noise": noise, "counts": added}
+        more = {"parents": self._parents, "head_rows": tokens.shape[1], "top": most, "noise": noise}
         return self._pass(self._slots, tokens.to(device), rows, before, **more)
 
     def _pass(self, slots: Sequence[int], ids: Tensor, states: Tensor, old: int = 0, **more: Any) -> Level:

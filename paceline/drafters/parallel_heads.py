@@ -1,6 +1,6 @@
 """Drafters with parallel heads, which predict the next tokens from one state of the target (docs/how_it_works.md).
 
-They have no state and no cache: the last pass of the target has left the hidden state they need. After a prompt of one
+They have no cache: the last pass of the target has left the hidden state they need. After a prompt of one
 token there is none yet, so the first round drafts nothing.
 """
 
@@ -19,6 +19,7 @@ from ..core.request import Sequence
 from ..heads.parallel import BlockwiseHead, MedusaHead, ParallelHeads
 from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
+from .context_ngrams import ContextNgrams
 from .fitting import attach_head, row_dtype
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
@@ -30,14 +31,15 @@ class HeadsDrafter(Drafter, ABC):
 
     kind: ClassVar[type[ParallelHeads]]
 
-    def __init__(self, head: str | PathLike[str] | ParallelHeads, top_k: int):
-        self._given, self.top_k = head, top_k
+    def __init__(self, head: str | PathLike[str] | ParallelHeads, top_k: int, ngrams: bool):
+        self._given, self.top_k, self._uses_ngrams = head, top_k, ngrams
         self.info = DrafterInfo(branches=top_k, reads_states=True)
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         sizes = {"hidden_size": target.loaded.hidden_size, "states": (target.loaded.num_layers,)}
         self.heads, self._target = attach_head(self._given, self.kind, target, **sizes), target
         self._ranking = TokenRanking.of(self.heads.draft_ids, target, verifier)
+        self._ngrams = ContextNgrams(target.banned_token_ids, self._uses_ngrams)
         self._dtype = row_dtype(target)
         target.watch_states([target.loaded.num_layers])
 
@@ -54,10 +56,10 @@ class HeadsDrafter(Drafter, ABC):
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """The best tree by the heads' distributions, which depend on each row's last state only."""
-        heads = self.heads
+        """The best tree by the heads' distributions, which depend on each row's last state only, and by the text."""
+        heads, rerank = self.heads, self._ngrams.rerank
         trees = [
-            DynamicTree(budget, self.top_k, heads.num_heads if seq.num_cached else 0, width=budget.nodes)
+            DynamicTree(budget, self.top_k, heads.num_heads if seq.num_cached else 0, budget.nodes, rerank(seq))
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
@@ -69,6 +71,9 @@ class HeadsDrafter(Drafter, ABC):
             self._ranking.grow_marginal([trees[row] for row in growing], [seqs[row] for row in growing], logits)
         return draft_of(seqs, [tree.finish() for tree in trees], self.name)
 
+    def release(self, slots: Seq[int]) -> None:
+        self._ngrams.release(slots)
+
 
 @final
 class Medusa(HeadsDrafter):
@@ -78,14 +83,17 @@ class Medusa(HeadsDrafter):
 
     head: a folder that `paceline train` wrote, a packaged name, or a module.
     top_k: the most children of a node.
+    ngrams: see `Eagle`.
     """
 
     name: ClassVar[str] = "medusa"
     kind = MedusaHead
 
     @checked_call
-    def __init__(self, head: str | PathLike[str] | MedusaHead, top_k: Annotated[int, Field(ge=1)] = 10):
-        super().__init__(head, top_k)
+    def __init__(
+        self, head: str | PathLike[str] | MedusaHead, top_k: Annotated[int, Field(ge=1)] = 10, ngrams: bool = True
+    ):
+        super().__init__(head, top_k, ngrams)
 
 
 @final
@@ -93,14 +101,15 @@ class Blockwise(HeadsDrafter):
     """A chain of the top token of each head: blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115).
 
     head: a folder that `paceline train` wrote, a packaged name, or a module.
+    ngrams: see `Eagle`.
     """
 
     name: ClassVar[str] = "blockwise"
     kind = BlockwiseHead
 
     @checked_call
-    def __init__(self, head: str | PathLike[str] | BlockwiseHead):
-        super().__init__(head, 1)
+    def __init__(self, head: str | PathLike[str] | BlockwiseHead, ngrams: bool = True):
+        super().__init__(head, 1, ngrams)
 
 
 @checked

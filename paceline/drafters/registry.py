@@ -149,6 +149,7 @@ class HeadSpec(DrafterSpec):
     """
 
     model: Annotated[str, Field(min_length=1)]
+    ngrams: bool = True
     needs: ClassVar[Mapping[str, str]] = {"model": "a folder or a packaged head"}
     exported: ClassVar[tuple[str, ...]] = ()
 

@@ -25,6 +25,7 @@ from ..core.tree import TokenTree
 from ..heads.space import SpaceAdapter
 from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
+from .context_ngrams import ContextNgrams
 from .fitting import read_adapter
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
@@ -55,6 +56,7 @@ class Space(Drafter):
     top_k: the most children of a node; 1 is the paper's chain.
     max_rows: the most rows of candidates and masks in a pass, (1 + candidates) * (1 + masks), for policies that do not
         count masks; None for no limit.
+    ngrams: see `Eagle`.
     """
 
     name: ClassVar[str] = "space"
@@ -65,8 +67,9 @@ class Space(Drafter):
         adapter: str | PathLike[str] | SpaceAdapter,
         top_k: Annotated[int, Field(ge=1)] = 4,
         max_rows: Annotated[int, Field(ge=1)] | None = None,
+        ngrams: bool = True,
     ):
-        self.top_k, self.max_rows, self._given = top_k, max_rows, adapter
+        self.top_k, self.max_rows, self._given, self._uses_ngrams = top_k, max_rows, adapter, ngrams
         self.info = DrafterInfo(branches=top_k)  # `bind` sets the masks
         self._predicted: dict[int, _Predicted] = {}  # by slot
 
@@ -83,6 +86,7 @@ class Space(Drafter):
         self.info = DrafterInfo(branches=self.top_k, masks=adapter.num_masks)
         ids = torch.arange(target.vocab_size, device=target.loaded.device)
         self._ranking = TokenRanking.of(ids, target, verifier)
+        self._ngrams = ContextNgrams(target.banned_token_ids, self._uses_ngrams)
         self._predicted.clear()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
@@ -108,8 +112,10 @@ class Space(Drafter):
         budgets = [self._fitting(budget) for budget in budgets]
         known = [self._known(seq) for seq in seqs]
         trees = [
-            DynamicTree(budget, self.top_k, len(logits), budget.nodes if self._rows is None else None)
-            for budget, logits in zip(budgets, known, strict=True)
+            DynamicTree(
+                budget, self.top_k, len(logits), budget.nodes if self._rows is None else None, self._ngrams.rerank(seq)
+            )
+            for seq, budget, logits in zip(seqs, budgets, known, strict=True)
         ]
         if self._rows is None:
             self._ranking.grow_marginal(trees, seqs, known)
@@ -131,6 +137,7 @@ class Space(Drafter):
                 self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), found[:num_finite].clone())
 
     def release(self, slots: Seq[int]) -> None:
+        self._ngrams.release(slots)
         for slot in slots:
             self._predicted.pop(slot, None)
 

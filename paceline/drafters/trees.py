@@ -35,6 +35,10 @@ _RANK_PROBS = (0.6, 0.2, 0.1, 0.05)
 """The assumed probability of a child by its rank, which decides what paths of the table a small budget keeps."""
 
 
+Rerank = Callable[[Sequence[int], Sequence[int], Sequence[float]], tuple[Sequence[int], Sequence[float]]]
+"""From a path of drafted tokens, the tokens after it and their log-probabilities to better ones, best first."""
+
+
 class DraftTree(NamedTuple):
     """The nodes below one root, numbered from 1 in the order of the lists; the root is 0."""
 
@@ -54,11 +58,16 @@ class DynamicTree:
     depth: a limit on the levels, besides the budget's.
     width: the most nodes of a level that get children; None for `top_k`. As many as the budget has nodes gives the best
         tree of all where the distribution of a level does not depend on the path (DDTree, arXiv 2604.12989).
+    rerank: what else is known about the children of a node, see `context_ngrams`.
     frontier: the nodes whose children are to be added next.
     """
 
-    def __init__(self, budget: DraftBudget, top_k: int, depth: int | None = None, width: int | None = None):
+    def __init__(
+        self, budget: DraftBudget, top_k: int, depth: int | None = None, width: int | None = None,
+        rerank: Rerank | None = None,
+    ):  # fmt: skip
         self.nodes, self.top_k, self.width = budget.nodes, top_k, top_k if width is None else width
+        self._rerank = rerank
         self.depth = min(budget.depth, budget.nodes, budget.depth if depth is None else depth)
         self.level, self.frontier = 0, [-1] if self.depth > 0 else list[int]()
         self.tokens, self.parents = list[int](), list[int]()
@@ -78,11 +87,14 @@ class DynamicTree:
         self._first = len(self.tokens)
         for place, parent in enumerate(self.frontier):
             above = self.scores[parent] if parent >= 0 else 0.0
-            for rank, logp in enumerate(logps[place]):
+            found = tokens[place], logps[place]
+            if self._rerank is not None:
+                found = self._rerank(self.path_to(parent), *found)
+            for rank, (token, logp) in enumerate(zip(*found, strict=True)):
                 score = above + logp
                 if not (score > -math.inf and score >= self._floor) or not self.takes(parent, rank, score):
                     break  # the next ones are even less likely
-                self.tokens.append(tokens[place][rank])
+                self.tokens.append(token)
                 self.parents.append(parent)
                 self.logps.append(logp)
                 self.scores.append(score)
@@ -155,8 +167,8 @@ class StaticTree(DynamicTree):
     which are always more probable.
     """
 
-    def __init__(self, budget: DraftBudget, depth: int | None = None):
-        super().__init__(budget, len(_RANK_PROBS), depth, len(MC_SIM_7B_63))
+    def __init__(self, budget: DraftBudget, depth: int | None = None, rerank: Rerank | None = None):
+        super().__init__(budget, len(_RANK_PROBS), depth, len(MC_SIM_7B_63), rerank)
         fitting = [path for path in MC_SIM_7B_63 if len(path) <= self.depth]
         fitting.sort(key=lambda path: -math.prod(_RANK_PROBS[rank] for rank in path))
         self._table = set(fitting[: max(0, budget.nodes)])

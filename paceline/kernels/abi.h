@@ -82,9 +82,6 @@ struct Pass {
   float* last_hidden;      // the output of the last layer before the final norm [batch, nodes, hidden], or null
   float* logits;           // [batch, head_rows, vocabulary] or null; given where the model has neither layers nor head
   int64_t head_rows;       // of the last nodes of each row
-  int64_t num_counts;            // places in `logits` of which something is added to the probability
-  const int64_t* count_places;   // [num_counts], none twice
-  const float* counts;           // [num_counts], where all probabilities of a row by its logits are 1
   int64_t top;             // so many of the largest logits of each of them are found, 0: none
   const float* noise;      // [batch, vocabulary] what is added to the logits of all rows before, or null
   int32_t* top_ids;        // [batch, head_rows, top], largest first, on a tie the first; NaN and infinity count as lowest

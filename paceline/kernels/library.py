@@ -101,9 +101,7 @@ class Pass(ctypes.Structure):
         ("states", c_void_p),
         *((name, c_int64) for name in ("state_columns", "state_row")),
         *((name, c_void_p) for name in ("deepstack", "last_hidden", "logits")),
-        *((name, c_int64) for name in ("head_rows", "num_counts")),
-        *((name, c_void_p) for name in ("count_places", "counts")),
-        ("top", c_int64),
+        *((name, c_int64) for name in ("head_rows", "top")),
         *((name, c_void_p) for name in ("noise", "top_ids", "top_logps")),
     ]
 

@@ -453,38 +453,21 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   add_product(s, l, l.down, l.after_mlp, s.mlp, me);
 }
 
-// A row of logits, with noise or null added to them; NaN and infinity count as lowest.
-struct Scores {
-  const float* x;
-  const float* noise;
-  int64_t size;
-  static constexpr float LOWEST = -0.25f * 3.4028235e38f;
-
-  __attribute__((always_inline)) vf lanes(int64_t i) const {
-    const vf y = noise ? load(x + i) + load(noise + i) : load(x + i);
-    return y < __builtin_inff() ? y : set(LOWEST);
-  }
-  __attribute__((always_inline)) float one(int64_t i) const {
-    const float y = noise ? x[i] + noise[i] : x[i];
-    return y < __builtin_inff() ? y : LOWEST;
-  }
-  // log(sum(exp(scores))). top: the largest of them.
-  float log_sum(float top) const {
-    vf sums = zero();
-    float rest = 0;
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) sums += exp_(lanes(i) - top);
-    for (; i < size; i++) rest += expf(one(i) - top);
-    return top + logf(sum_lanes(sums) + rest);
-  }
-};
-
-// The largest scores and their log-probabilities.
-static void top_row(const Scores& scores, int64_t count, int32_t* ids, float* logps) {
+// The largest of a row of logits, with noise or null added to them, and their log-probabilities.
+static void top_row(const float* x, const float* noise, int64_t size, int64_t count, int32_t* ids, float* logps) {
   constexpr int STEP = 8 * LANES;
+  const float lowest = -0.25f * 3.4028235e38f, infinity = __builtin_inff();
+  const auto lanes = [&](int64_t i) {
+    const vf y = noise ? load(x + i) + load(noise + i) : load(x + i);
+    return y < infinity ? y : set(lowest);
+  };
+  const auto one = [&](int64_t i) {
+    const float y = noise ? x[i] + noise[i] : x[i];
+    return y < infinity ? y : lowest;
+  };
   int64_t found = 0;
   const auto take = [&](int64_t i) {
-    const float y = scores.one(i);
+    const float y = one(i);
     if (found == count && !(y > logps[count - 1])) return;
     int64_t at = found < count ? found++ : count - 1;
     for (; at > 0 && y > logps[at - 1]; at--) logps[at] = logps[at - 1], ids[at] = ids[at - 1];
@@ -492,42 +475,29 @@ static void top_row(const Scores& scores, int64_t count, int32_t* ids, float* lo
     ids[at] = (int32_t)i;
   };
   int64_t i = 0;
-  for (; i + STEP <= scores.size; i += STEP) {
-    vf most = scores.lanes(i);
-    for (int j = LANES; j < STEP; j += LANES) most = larger(scores.lanes(i + j), most);
+  for (; i + STEP <= size; i += STEP) {
+    vf most = lanes(i);
+    for (int j = LANES; j < STEP; j += LANES) most = larger(lanes(i + j), most);
     if (found < count || max_lanes(most) > logps[count - 1])
       for (int j = 0; j < STEP; j++) take(i + j);
   }
-  for (; i < scores.size; i++) take(i);
-  const float total = logps[0] > -__builtin_inff() ? scores.log_sum(logps[0]) : 0.0f;
+  for (; i < size; i++) take(i);
+  vf sums = zero();
+  float rest = 0;
+  const float top = logps[0] > -infinity ? logps[0] : 0.0f;
+  for (i = 0; i + LANES <= size; i += LANES) sums += exp_(lanes(i) - top);
+  for (; i < size; i++) rest += expf(one(i) - top);
+  const float total = logps[0] > -infinity ? top + logf(sum_lanes(sums) + rest) : 0.0f;
   for (int64_t k = 0; k < found; k++) logps[k] -= total;
 }
 
-// The logits of probabilities (p + counts) / (1 + sum of the counts) in the place of those of p.
-static void add_counts(const Pass* pass, int row, float* logits, int64_t size) {
-  const Scores scores = {logits, nullptr, size};
-  bool any = false;
-  float total = Scores::LOWEST;
-  for (int64_t i = 0; i < pass->num_counts; i++) {
-    const int64_t at = pass->count_places[i] - row * size;
-    if (at < 0 || at >= size) continue;
-    if (!any) {
-      for (int64_t j = 0; j < size; j++) total = scores.one(j) > total ? scores.one(j) : total;
-      total = scores.log_sum(total);
-      any = true;
-    }
-    logits[at] = total + logf(expf(scores.one(at) - total) + pass->counts[i]);
-  }
-}
-
 static void find_top(const Model* model, const Pass* pass, Worker& me) {
-  if (!pass->top && !pass->num_counts) return;
+  if (!pass->top) return;
   phase(me, (int)(pass->batch * pass->head_rows), [&](int row) {
-    const int64_t size = model->head.outs, to = row * pass->top;
-    float* logits = pass->logits + row * size;
-    add_counts(pass, row, logits, size);
+    const int64_t size = model->head.outs;
     const float* noise = pass->noise ? pass->noise + row / pass->head_rows * size : nullptr;
-    if (pass->top) top_row({logits, noise, size}, pass->top, pass->top_ids + to, pass->top_logps + to);
+    const int64_t to = row * pass->top;
+    top_row(pass->logits + row * size, noise, size, pass->top, pass->top_ids + to, pass->top_logps + to);
   });
 }
 

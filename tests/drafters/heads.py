@@ -170,13 +170,14 @@ def law_after(head: EagleHead, states: Tensor, token_ids: Seq[int], path: Seq[in
     return head.logits(out[0, -1])
 
 
-def followers(token_ids: Seq[int], path: Seq[int], weight: float) -> dict[int, float]:
-    """What followed the last two tokens of a path in the whole text, and how often, times a weight."""
-    context, counts = [*token_ids, *path][-2:], dict[int, float]()
+def with_copies(law: dict[int, float], token_ids: Seq[int], path: Seq[int], weight: float) -> dict[int, float]:
+    """A law of the next token beside what followed the last two tokens of a path in the whole text."""
+    context, law, total = [*token_ids, *path][-2:], dict(law), 1.0
     for place in range(2, len(token_ids) if weight > 0 else 0):
         if list(token_ids[place - 2 : place]) == context:
-            counts[token_ids[place]] = counts.get(token_ids[place], 0.0) + weight
-    return counts
+            law[token_ids[place]] = law.get(token_ids[place], 0.0) + weight
+            total += weight
+    return {token: prob / total for token, prob in law.items()}
 
 
 def block_of(head: DFlashHead, states: Tensor, token_ids: Seq[int]) -> Tensor:

@@ -3,103 +3,102 @@
 import math
 
 import pytest
-import torch
 
 from paceline import Coupled, SamplingParams
 from paceline.config import parse
 from paceline.core.interfaces import DraftBudget
-from paceline.drafters import Eagle
-from paceline.drafters.context_ngrams import ContextNgrams, Counts, _Index
+from paceline.drafters import Eagle, Medusa
+from paceline.drafters.context_ngrams import ContextNgrams, _Index
 from paceline.runner import ModelRunner
-from tests.drafters.heads import random_head
+from tests.drafters.heads import random_head, with_copies
 from tests.drafters.test_eagle import DTYPES, MASKS, is_right, target
+from tests.drafters.test_heads import medusa
 from tests.helpers import sequence
 
 TEXT = [5, 9, 31, 5, 9, 40, 5, 9, 31, 7, 5, 9]
+LAW = {31: 0.5, 8: 0.25, 40: 0.125}
 
 
 def of(text, temperature=0.0):
     return sequence(target(), list(text), SamplingParams(temperature=temperature, max_tokens=20))
 
 
-def known(seq, path=(), vocabulary=range(97), banned=()):
-    ids = list(vocabulary)
-    counts = ContextNgrams(torch.tensor(ids), banned).counts(seq, path)
-    return {ids[column]: count for column, count in counts.columns.items()}, counts.others
+def ranked(seq, path=(), law=LAW, banned=(), ngrams=None):
+    """The law after this path, best first."""
+    rerank = (ngrams or ContextNgrams(banned)).rerank(seq)
+    if rerank is None:
+        return law
+    tokens, logps = rerank(path, list(law), [math.log(p) if p else -math.inf for p in law.values()])
+    return dict(zip(tokens, map(math.exp, logps), strict=True))
 
 
-def test_counts():
-    assert known(of(TEXT)) == ({31: 2.0, 40: 1.0}, {})
-    assert known(of(TEXT), [31]) == ({5: 1.0, 7: 1.0}, {}), "after a drafted token"
-    assert known(of(TEXT), [31, 7, 5]) == ({9: 1.0}, {}), "after drafted tokens alone"
-    assert known(of(TEXT), [8]) == known(of([5])) == known(of([5, 9])) == ({}, {})
-    assert known(of(TEXT), vocabulary=[40, 5, 7]) == ({40: 1.0}, {31: 2.0}), "what the head cannot draft"
-    assert known(of(TEXT), vocabulary=[40, 5, 7], banned=[31]) == ({40: 1.0}, {})
+@pytest.mark.parametrize("path", [[], [31], [31, 7, 5], [8], [5, 9, 31]])
+@pytest.mark.parametrize("temperature", [0.0, 0.25, 1.0, 1.7])
+def test_the_law_is_that_of_the_whole_text(path, temperature):
+    found, want = ranked(of(TEXT, temperature), path), with_copies(LAW, TEXT, path, 1 - temperature)
+    assert found == pytest.approx(want)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
 
 
-def test_sampled_text_repeats_itself_less():
-    assert known(of(TEXT, 0.25)) == ({31: 1.5, 40: 0.75}, {})
-    assert known(of(TEXT, 1.0)) == known(of(TEXT, 1.7)) == ({}, {})
+def test_what_followed_counts_beside_the_head():
+    found = ranked(of(TEXT))  # 31 came twice, 40 once
+    assert list(found) == [31, 40, 8]
+    assert found == pytest.approx({31: 2.5 / 4, 40: 1.125 / 4, 8: 0.25 / 4})
+    assert ranked(of([5])) == pytest.approx(LAW), "a text of one token"
+
+
+def test_tokens_that_must_not_be_drafted_are_not_copied():
+    assert ranked(of(TEXT), law={8: 1.0}, banned=[31]) == pytest.approx({8: 0.5, 40: 0.5})
+
+
+def test_children_without_a_probability_are_dropped_or_copied():
+    assert ranked(of(TEXT), law={8: 0.0, 40: 0.0}) == pytest.approx({31: 2 / 4, 40: 1 / 4})
 
 
 def test_texts_that_grow_and_slots_that_are_used_again():
-    ngrams, seq, other = ContextNgrams(torch.arange(97)), of(TEXT[:7]), of([9, 5, 9, 5])
+    ngrams, seq, other = ContextNgrams(), of(TEXT[:7]), of([9, 5, 9, 5])
     seq.slot, other.slot = 0, 1
     for token in TEXT[7:]:
-        ngrams.counts(seq)
+        ngrams.rerank(seq)
         seq.token_ids.append(token)
-    assert ngrams.counts(seq).columns == {31: 2.0, 40: 1.0}
-    assert ngrams.counts(other).columns == {9: 1.0}
+    assert ranked(seq, ngrams=ngrams) == ranked(of(TEXT))
+    assert ranked(other, law={3: 1.0}, ngrams=ngrams) == pytest.approx({3: 0.5, 9: 0.5})
     ngrams.release([0])
     other.slot = 0
-    assert ngrams.counts(other).columns == {9: 1.0}
+    assert ranked(other, law={3: 1.0}, ngrams=ngrams) == pytest.approx({3: 0.5, 9: 0.5})
 
 
-def test_others_take_their_place_among_the_best_tokens():
-    best = [7, 8], [math.log(0.5), math.log(0.25)]
-    assert Counts({1: 1.0}, {}).complete(*best) == best
-    tokens, logps = Counts({1: 1.0}, {40: 2.0}).complete(*best)  # half of all
-    assert tokens == [40, 7]
-    assert [math.exp(logp) for logp in logps] == pytest.approx([0.5, 0.25])
-    tokens, _ = Counts({}, {40: 0.1}).complete(*best)
-    assert tokens == [7, 8], "no more than were asked for"
-
-
-class PathUnread(Eagle):
+def path_unread(self, seq):
     """Copies after every node what followed the end of the text."""
-
-    def _counts(self, seq, tree):
-        return [self._ngrams.counts(seq) for _ in tree.frontier]
-
-
-class OthersForgotten(Eagle):
-    """What the head cannot draft is not drafted."""
-
-    def _counts(self, seq, tree):
-        return [Counts(one.columns, {}) for one in super()._counts(seq, tree)]
+    found = RERANK(self, seq)
+    return found and (lambda path, *best: found([], *best))
 
 
-class TextsMixed(Eagle):
+def texts_mixed(self, seq):
     """The n-grams of all texts are those of one."""
+    self._indexes = dict.fromkeys(range(3), self._indexes.get(0) or _Index())
+    return RERANK(self, seq)
 
-    def _counts(self, seq, tree):
-        self._ngrams._indexes = dict.fromkeys(range(3), self._ngrams._indexes.get(0) or _Index())
-        return super()._counts(seq, tree)
+
+RERANK = ContextNgrams.rerank
 
 
 @DTYPES
-@pytest.mark.parametrize("mutant", [PathUnread, OthersForgotten, TextsMixed])
+@pytest.mark.parametrize("mutant", [path_unread, texts_mixed])
 @pytest.mark.parametrize("masks", [{}, MASKS], ids=["EAGLE", "P-EAGLE"])
-def test_mutants_are_caught(mutant, masks, dtype):
+def test_mutants_are_caught(mutant, masks, dtype, monkeypatch):
     head = random_head(target(dtype), 3, **masks)
     assert is_right(Eagle(head), head)
-    assert not is_right(mutant(head), head)
+    monkeypatch.setattr(ContextNgrams, "rerank", mutant)
+    assert not is_right(Eagle(head), head)
 
 
-def test_without_them_the_head_alone_decides():
+@pytest.mark.parametrize("make", [lambda **how: Eagle(random_head(target(), 3), **how),
+                                  lambda **how: Medusa(medusa(target()), **how)], ids=["EAGLE", "Medusa"])  # fmt: skip
+def test_without_them_the_head_alone_decides(make):
     drafts = []
     for ngrams in (True, False):
-        drafter, runner = Eagle(random_head(target(), 3), ngrams=ngrams), ModelRunner(target(), 1)
+        drafter, runner = make(ngrams=ngrams), ModelRunner(target(), 1)
         drafter.bind(runner, Coupled())
         seq = of([60, 61, 95] * 4)
         seq.slot = runner.admit(seq.token_ids)
@@ -109,6 +108,7 @@ def test_without_them_the_head_alone_decides():
     assert drafts[1] != drafts[0]
 
 
-def test_the_option_in_json():
-    given = {"method": "eagle", "model": "smollm2-135m-eagle", "ngrams": False}
+@pytest.mark.parametrize("method", ["eagle", "medusa", "space"])
+def test_the_option_in_json(method):
+    given = {"method": method, "model": f"smollm2-135m-{method}", "ngrams": False}
     assert parse(given).drafter.ngrams is False

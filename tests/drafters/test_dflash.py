@@ -43,23 +43,23 @@ def test_every_form_of_head(options, dtype, monkeypatch):
 class StatesShifted(DFlashPass):
     """Every state is in the place of the next."""
 
-    def extend_cache(self, slots, tokens, states, **more):
-        return super().extend_cache(slots, tokens, [one.roll(1, 0) for one in states], **more)
+    def extend_cache(self, slots, tokens, states, *rest):
+        return super().extend_cache(slots, tokens, [one.roll(1, 0) for one in states], *rest)
 
 
 class NewestUnread(DFlashPass):
     """The newest state is not read."""
 
-    def extend_cache(self, slots, tokens, states, **more):
+    def extend_cache(self, slots, tokens, states, *rest):
         known = [torch.cat([one[:-1], torch.zeros_like(one[-1:])]) for one in states]
-        return super().extend_cache(slots, tokens, known, **more)
+        return super().extend_cache(slots, tokens, known, *rest)
 
 
 class AnotherAnchor(DFlashPass):
     """The block begins with the token before."""
 
-    def extend_cache(self, slots, tokens, states, **more):
-        return super().extend_cache(slots, [row[-2:-1] or row for row in tokens], states, **more)
+    def extend_cache(self, slots, tokens, states, *rest):
+        return super().extend_cache(slots, [row[-2:-1] or row for row in tokens], states, *rest)
 
 
 class RowsShifted(DFlashPass):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from paceline.drafters import draft_layer
-from paceline.drafters.context_ngrams import Counts, placed, with_counts
 from paceline.drafters.draft_layer import LayerPass, NativeLayer, pack_head
 from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
@@ -209,35 +208,6 @@ def ranks_with_noise() -> bool:
     return same and torch.allclose(found.best.logps, want.values, atol=1e-5)
 
 
-def test_counts_are_added_to_the_probabilities_of_their_rows(isa):
-    """Before the noise is added and the best tokens are found, which may be other ones then."""
-    assert adds_counts()
-
-
-def adds_counts() -> bool:
-    _, layer, _ = made(3, torch.float32)
-    keys, values = cache(2, torch.float32)
-    ids, states, noise = torch.randint(V, (2, 3)), torch.randn(2, 3, E), torch.randn(2, V)
-    rows = [{}, {0: 0.5, V - 1: 2.0}, {3: 1e-4}, {7: 30.0}, {}, {5: 1.0, 6: 1.0, 8: 1.0}]
-    rows = [Counts(one, {}) for one in rows]
-    plain = layer(LayerPass(keys, values, [0, 1], [0, 0], ids, states, head_rows=3))
-    want = plain.logits.softmax(-1).flatten(0, 1)
-    for probs, counts in zip(want, rows, strict=True):
-        for column, count in counts.columns.items():
-            probs[column] += count
-    want = (want.log() + plain.logits.logsumexp(-1).flatten()[:, None]).view_as(plain.logits)
-    same = torch.allclose(with_counts(plain.logits, placed(enumerate(rows), V)), want, atol=1e-5)
-    for top in (0, 4):
-        counts = placed(enumerate(rows), V)
-        more = {"head_rows": 3, "counts": counts, "top": top, "noise": noise if top else None}
-        found = layer(LayerPass(keys, values, [0, 1], [0, 0], ids, states, **more))
-        same &= torch.allclose(found.logits, want, atol=1e-5)
-    best = (want + noise[:, None]).log_softmax(-1).topk(4)
-    assert found.best is not None
-    same &= torch.equal(found.best.columns.long(), best.indices)
-    return same and torch.allclose(found.best.logps, best.values, atol=1e-4)
-
-
 def test_rows_of_nothing_but_nan_are_a_bad_draft_but_a_draft():
     _, layer, _ = made(3, torch.float32)
     keys, values = cache(1, torch.float32)
@@ -245,8 +215,4 @@ def test_rows_of_nothing_but_nan_are_a_bad_draft_but_a_draft():
     level = layer(LayerPass(keys, values, [0], [0], ids, states, head_rows=2, top=4))
     assert level.best is not None
     assert level.best.columns[0].tolist() == [[0, 1, 2, 3]] * 2
-    assert level.best.logps.isfinite().all()
-    counts = placed([(0, Counts({5: 2.0}, {})), (1, Counts({6: 1.0}, {}))], V)
-    level = layer(LayerPass(keys, values, [0], [0], ids, states, head_rows=2, counts=counts, top=1))
-    assert level.best is not None
     assert level.best.logps.isfinite().all()

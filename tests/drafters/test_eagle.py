@@ -17,7 +17,7 @@ from paceline.drafters.eagle_pass import FEW, EaglePass
 from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
-from tests.drafters.heads import followers, law_after, random_head, states_of
+from tests.drafters.heads import law_after, random_head, states_of, with_copies
 from tests.helpers import REPEATING, loaded, prompt, reading_apart, sequence
 from tests.tiny import tiny_model
 
@@ -66,18 +66,15 @@ def is_right(
                     continue
                 *path, token = draft.tree.token_ids[row, draft.tree.path_to(row, node)].tolist()
                 logits = law_after(head, states, known, path)
-                ids, counts = head.draft_ids.tolist(), followers(seq.token_ids, path, WEIGHT * (1 - temperature))
-                logits = (logits.softmax(-1) + torch.tensor([counts.get(token, 0.0) for token in ids])).log()
                 if shared:
                     place = torch.tensor([[len(seq.token_ids) + len(path)]])
                     noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, on.vocab_size)[0, 0]
                     logits = logits + temperature * noise[head.draft_ids]
                 else:
                     logits = logits / max(1.0, temperature)
-                probs = logits.softmax(-1)
-                total = 1 + sum(counts.values())
-                law = {one: count / total for one, count in counts.items() if one not in ids}
-                law |= dict(zip(ids, (probs * (1 - sum(law.values()))).tolist(), strict=True))
+                best = logits.softmax(-1).topk(min(drafter.top_k, len(logits)))
+                law = dict(zip(head.draft_ids[best.indices].tolist(), best.values.tolist(), strict=True))
+                law = with_copies(law, seq.token_ids, path, WEIGHT * (1 - temperature))
                 right &= math.isclose(law.get(token, 0.0), float(draft.confidence[row, node]), **exact)
                 if not path and drafter.tree == "chain":
                     right &= law[token] == max(law.values())
@@ -184,7 +181,7 @@ def test_long_texts_and_growing_caches(monkeypatch, dtype):
 class StateShifted(Eagle):
     """Reads the state of the column before."""
 
-    def _catch_up(self, seqs, **more):
+    def _catch_up(self, *given, **more):
         read, states = self._target.states.read, self._target.states
         states.read = lambda slot, begin, end, layers: (
             read(slot, max(0, begin - 1), end - 1, layers)
@@ -192,7 +189,7 @@ class StateShifted(Eagle):
             else torch.cat([read(slot, 0, 1, layers), read(slot, 0, end - 1, layers)])
         )
         try:
-            return super()._catch_up(seqs, **more)
+            return super()._catch_up(*given, **more)
         finally:
             states.read = read
 
@@ -218,12 +215,12 @@ class NothingForgotten(Eagle):
 class TokenNotShifted(Eagle):
     """Pairs a state with its own token."""
 
-    def _catch_up(self, seqs, **more):
+    def _catch_up(self, *given, **more):
         extend_cache = self.layer.extend_cache
         other = lambda tokens: [[(t + 1) % 97 for t in row] for row in tokens]  # noqa: E731
         self.layer.extend_cache = lambda slots, ids, *rest, **more: extend_cache(slots, other(ids), *rest, **more)
         try:
-            return super()._catch_up(seqs, **more)
+            return super()._catch_up(*given, **more)
         finally:
             self.layer.extend_cache = extend_cache
 
@@ -299,8 +296,8 @@ class ForgetsLevels(EaglePass):
 class PairsUnread(EaglePass):
     """Only the last pair is digested."""
 
-    def extend_cache(self, slots, tokens, states, **more):
-        return super().extend_cache(slots, [row[-1:] for row in tokens], [known[-1:] for known in states], **more)
+    def extend_cache(self, slots, tokens, states, *rest):
+        return super().extend_cache(slots, [row[-1:] for row in tokens], [known[-1:] for known in states], *rest)
 
 
 def test_all_of_a_native_tree_is_right():

@@ -151,8 +151,8 @@ def test_noise_is_shared_with_the_exact_rule_alone():
 class NoiseOff(Eagle):
     """The noise of the position before."""
 
-    def _children(self, logits, seqs, level, most):
-        return super()._children(logits, seqs, level - 1, most)
+    def _children(self, logits, seqs, level):
+        return super()._children(logits, seqs, level - 1)
 
 
 def test_wrong_noise_is_noticed():

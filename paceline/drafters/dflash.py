@@ -14,7 +14,7 @@ from ..attention.kv_cache import SlotCache
 from ..core.interfaces import TargetView
 from ..heads.dflash import DFlashHead, attending
 from ..schema import checked
-from .draft_layer import Level, head_cache
+from .draft_layer import LayerPass, Level, NativeLayer, head_cache, runs_natively
 from .eagle import Eagle, EagleSpec
 from .eagle_pass import CHUNK
 
@@ -23,10 +23,12 @@ from .eagle_pass import CHUNK
 class DFlashPass:
     """A head attached to its target (see `attach_head`), and the keys and values of every layer for its states."""
 
-    is_native: ClassVar[bool] = False
-
     def __init__(self, head: DFlashHead, target: TargetView):
         self.head, self._device = head, target.loaded.device
+        self.is_native = runs_natively(target.loaded.embeddings)
+        if self.is_native:
+            self._block = NativeLayer(head, None, pairs=False)
+            self._context = NativeLayer(head, head.fc, pairs=False, context=head.hidden_norm)
         self.cache: SlotCache = head_cache(target, head.config)
 
     def extend_cache(
@@ -42,34 +44,48 @@ class DFlashPass:
 
         tokens: some tokens of each text, of which the last is read.
         states: f_n .. f_{T-2} of each row, [P, len(states) E].
-        most, noise: not read; see `EaglePass`.
+        most: how many of the largest logits to find. noise: not read; see `EaglePass`.
         masks: how many tokens to draft after the first.
         """
         cache, head, size = self.cache, self.head, self.head.config.block_size
         for slot, new in zip(slots, states, strict=True):
             for some in new.split(CHUNK):
                 self._read(slot, some)
-        ends = torch.tensor([cache.lengths[slot] for slot in slots], device=self._device)
-        where, width = torch.tensor(list(slots), device=self._device), int(max(cache.lengths[slot] for slot in slots))
+        starts = [cache.lengths[slot] for slot in slots]
+        block = head.block(torch.tensor([row[-1] for row in tokens], device=self._device))
+        if self.is_native:
+            cache.ensure(max(starts) + size)  # the block's own keys and values lie behind the text's
+            one = LayerPass(
+                cache.keys, cache.values, slots, starts, block, None, head_rows=size - 1, top=most, is_block=True
+            )
+            return self._block(one).at(slice(0, masks + 1))
+        where, width, ends = (
+            torch.tensor(list(slots), device=self._device),
+            max(starts),
+            torch.tensor(starts, device=self._device),
+        )
         columns = torch.arange(width + size, device=self._device)
         seen = ((columns < ends[:, None]) | (columns >= width))[:, None, None]  # the block comes after the longest
         layers = zip(cache.keys, cache.values, strict=True)
         context = ((keys[where, :, :width], values[where, :, :width]) for keys, values in layers)
-        block = head.block(torch.tensor([row[-1] for row in tokens], device=self._device))
         positions = ends[:, None] + torch.arange(size, device=self._device)
         hidden = head(block, positions, attending(context, seen))[:, 1 : masks + 2]
         return Level(hidden, head.logits(hidden))
 
     def _read(self, slot: int, states: Tensor) -> None:
         """Cache the keys and values of the next states of a slot, [N, len(states) E]."""
-        begin, end = self.cache.lengths[slot], self.cache.lengths[slot] + len(states)
-        self.cache.ensure(end)
+        cache, begin = self.cache, self.cache.lengths[slot]
+        cache.lengths[slot] = end = begin + len(states)
+        cache.ensure(end)
+        if self.is_native:
+            ids = torch.zeros(1, len(states), dtype=torch.long)  # not read
+            self._context(LayerPass(cache.keys, cache.values, [slot], [begin], ids, states[None], True, kv_only=True))
+            return
         rows, positions = states[None].to(self.head.norm.weight.dtype), torch.arange(begin, end, device=self._device)
         made = self.head.context(rows, positions[None])
-        for keys, values, (key, value) in zip(self.cache.keys, self.cache.values, made, strict=True):
+        for keys, values, (key, value) in zip(cache.keys, cache.values, made, strict=True):
             # Finite: an overflow must not reach other slots as 0 * NaN.
             keys[slot, :, begin:end], values[slot, :, begin:end] = map(torch.nan_to_num, (key[0], value[0]))
-        self.cache.lengths[slot] = end
 
 
 @final

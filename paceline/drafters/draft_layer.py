@@ -22,7 +22,7 @@ from ..heads.eagle import EagleHead
 from ..heads.layers import LayersConfig
 from ..heads.parts import Output
 from ..kernels import load
-from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, Pointers, address, library, run
+from ..kernels.library import FORMATS, Layer, Matrix, Model, Norm, Pass, Pointers, address, library, run
 from ..quant.int8 import Int8Linear
 from ..quant.packed import PackedLinear, pack_linears
 from .top_tokens import Best
@@ -44,9 +44,9 @@ class Level:
     logits: Tensor
     best: Best | None = None
 
-    def at(self, row: int) -> "Level":
-        """One of its rows, [B, 1, ...]."""
-        pick = lambda t: t[:, row : row + 1]  # noqa: E731
+    def at(self, rows: slice) -> "Level":
+        """Some of its rows that have logits, [B, M, ...]."""
+        pick = lambda t: t[:, t.shape[1] - self.logits.shape[1] :][:, rows]  # noqa: E731
         best = None if self.best is None else Best(*map(pick, self.best))
         return Level(pick(self.hidden), pick(self.logits), best)
 
@@ -58,13 +58,14 @@ class LayerPass:
     keys, values: the cache of each layer [slots, H, capacity, d], in the dtype of the weights.
     slots, starts: the slot of each row of the batch, and how many columns it has committed.
     ids: the tokens [B, N].
-    states: the head's own hidden states [B, N, E], or with `of_target` the target's [B, N, S].
+    states: the head's own hidden states [B, N, E], or with `of_target` the target's [B, N, S]; None: it reads tokens.
     parents: the parents of all nodes of the trees [B, old + N] on the CPU, -1: the last committed column. None: chains.
     old: the number of nodes of the levels above.
     head_rows: the number of last rows that get logits.
     top: how many of the largest logits to find, if this layer can.
     noise: what is added to the logits before, float32 [B, Vd]; `Level.logits` are without it.
     kv_only: whether only the keys and values are needed.
+    is_block: whether every row sees all rows, as in DFlash.
     """
 
     keys: Sequence[Tensor]
@@ -72,7 +73,7 @@ class LayerPass:
     slots: Sequence[int]
     starts: Sequence[int]
     ids: Tensor
-    states: Tensor
+    states: Tensor | None
     of_target: bool = False
     parents: Tensor | None = None
     old: int = 0
@@ -80,6 +81,7 @@ class LayerPass:
     top: int = 0
     noise: Tensor | None = None
     kv_only: bool = False
+    is_block: bool = False
 
 
 def head_cache(target: TargetView, config: LayersConfig) -> SlotCache:
@@ -96,38 +98,46 @@ def runs_natively(weight: Tensor) -> bool:
 
 
 class NativeLayer:
-    """Runs the layers of an attached head in the native library; their linear layers are packed."""
+    """Runs the layers of an attached head in the native library; their linear layers are packed.
 
-    def __init__(self, head: EagleHead):
+    project: what makes the rows that the first layer reads, in every pass with `pairs` (of a token's embedding and a
+        state), and otherwise of the target's states; None: that layer reads embeddings.
+    context: a norm in the place of each layer's first; then all layers only make keys and values of the same rows.
+    """
+
+    def __init__(self, head: Any, project: nn.Module | None, pairs: bool, context: nn.RMSNorm | None = None):
         self.pointers, self._head, config = Pointers(), head, head.config
-        output = head.lm_head if config.own_lm_head else head.output
-        self.vocabulary, self._is_eagle3 = config.draft_vocab_size, config.version == 3
+        output = self._matrix(head.lm_head if head.owns_rows else head.output)
+        self.vocabulary, self._pairs, self._context = config.draft_vocab_size, pairs, context
         layers, table = [self._made(layer) for layer in head.layers], head.embeddings.detach().contiguous()
         norms = (self._norm(getattr(head, name, None)) for name in ("norm", "enorm", "hnorm"))
         self._model = Model(
-            (Layer * len(layers))(*layers), self._matrix(output), self._matrix(head.fc), *norms,
+            (Layer * len(layers))(*layers), output, Matrix() if project is None else self._matrix(project), *norms,
             embeddings=self.pointers.tensor(table), embedding_format=FORMATS[table.dtype], vocabulary=len(table),
             num_layers=len(layers), hidden=config.hidden_size, embedding_scale=1.0, logit_scale=1.0,
-            projects_pairs=not self._is_eagle3,
+            projects_pairs=pairs,
         )  # fmt: skip
         self._max_length, self._cos, self._sin = 0, 0, 0  # of the tables by position
 
     def __call__(self, given: LayerPass) -> Level:
         """Raises `MemoryError`."""
         batch, nodes = given.ids.shape
-        projects = given.of_target or not self._is_eagle3
-        rows = self._head.normed(given.states) if given.of_target else given.states
-        rows = (rows if projects else rows.float()).contiguous()
         self._extend_tables(max(given.starts) + given.old + nodes)
         pointers = Pointers()
         one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys[0].shape[2])
+        one.kv_only = self._context is not None
         self._model.cache_format = FORMATS[given.keys[0].dtype]
         one.max_position, one.cos, one.sin = self._max_length - 1, self._cos, self._sin
-        if projects:
-            one.inputs, one.input_format = address(rows), FORMATS[rows.dtype]
-        else:
-            one.rows = address(rows)
+        if given.states is not None:
+            rows = self._head.normed(given.states) if given.of_target else given.states
+            if given.of_target or self._pairs:
+                one.inputs, one.input_format = pointers.tensor(rows.contiguous()), FORMATS[rows.dtype]
+            else:
+                one.rows = pointers.floats(rows)
         one.ids, one.parents = pointers.tensor(given.ids.contiguous()), address(given.parents)
+        if given.is_block:
+            ends = torch.tensor(given.starts, dtype=torch.int32)[:, None] + nodes
+            one.block_ends = pointers.tensor(ends.expand(-1, nodes).contiguous())
         one.starts, one.slots = pointers.integers(given.starts), pointers.integers(given.slots)
         one.keys, one.values = pointers.tensors(given.keys), pointers.tensors(given.values)
         hidden = torch.empty(0 if given.kv_only else (batch, nodes, self._model.hidden))
@@ -143,7 +153,7 @@ class NativeLayer:
             one.top, one.top_ids, one.top_logps = size[2], address(best.columns), address(best.logps)
             one.noise = address(given.noise)
         run(self._model, one)
-        if self._head.config.norm_output and not given.kv_only:
+        if getattr(self._head.config, "norm_output", False) and not given.kv_only:
             hidden = self._head.norm(hidden)
         return Level(hidden, logits, best)
 
@@ -157,10 +167,12 @@ class NativeLayer:
         made.rotary_dim, made.scale, made.residual = d, d**-0.5, 1.0
         norms = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
         made.input, made.before_mlp = map(self._norm, norms)
+        if self._context is not None:
+            made.input = self._norm(self._context)
         made.hidden_norm = self._norm(getattr(layer, "hidden_norm", None))
         if config.qk_norm:
             made.q_norm, made.k_norm = self._norm(layer.self_attn.q_norm), self._norm(layer.self_attn.k_norm)
-        made.norm_before_residual = config.norm_before_residual
+        made.norm_before_residual = getattr(config, "norm_before_residual", False)
         return made
 
     def _extend_tables(self, length: int) -> None:

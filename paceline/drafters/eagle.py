@@ -103,7 +103,7 @@ class Eagle(Drafter):
         def draft() -> object:
             drafted = layer.extend_cache([0], [[0]], [states[:1]], self.top_k, masks=levels - 1)
             layer.cache.lengths[0] = length
-            return [self._children(drafted.at(depth), [], 0) for depth in range(levels)]
+            return [self._children(drafted.at(slice(depth, depth + 1)), [], 0) for depth in range(levels)]
 
         level, levels = read(), self._levels_at_once
         seconds = median_seconds(draft) / levels if levels else median_seconds(step)
@@ -154,8 +154,10 @@ class Eagle(Drafter):
     @torch.inference_mode()
     def _grow_at_once(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
         """Grow the trees from the distributions of one pass (P-EAGLE)."""
-        drafted = self._catch_up(seqs, masks=max(tree.depth for tree in growing) - 1)
-        self._ranking.grow_marginal(growing, seqs, drafted.logits)
+        levels, is_greedy = max(tree.depth for tree in growing), all(seq.params.temperature == 0 for seq in seqs)
+        most = self._in_pass(seqs, 0)[0] if is_greedy else 0  # otherwise every level has a noise of its own
+        drafted = self._catch_up(seqs, most, masks=levels - 1)
+        self._ranking.grow_marginal(growing, seqs, drafted.logits, drafted.best)
 
     def _catch_up(self, seqs: Seq[Sequence], most: int = 0, noise: Tensor | None = None, masks: int = 0) -> Level:
         """Cache all uncached pairs; returns the level of the last pairs and the masks, [B, 1 + masks, ...]."""

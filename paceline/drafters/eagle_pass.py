@@ -31,7 +31,8 @@ class EaglePass:
     def __init__(self, head: EagleHead, target: TargetView):
         self.head = head
         self.is_native = runs_natively(target.loaded.embeddings)
-        self._layer = NativeLayer(head) if self.is_native else TorchLayer(head)
+        pairs = head.config.version != 3
+        self._layer = NativeLayer(head, head.fc, pairs) if self.is_native else TorchLayer(head)
         self._device = target.loaded.device
         self._mask_hidden = getattr(head, "mask_hidden", torch.empty(0))
         self._mask_token_id = torch.tensor([head.config.mask_token_id or 0], device=self._device)

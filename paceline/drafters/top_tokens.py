@@ -79,8 +79,7 @@ class TokenRanking:
                 else:
                     best = scores.topk(count, dim=-1)
                     found = Best(best.indices, best.values - scores.logsumexp(-1, keepdim=True))
-        ids = self._listed_draft_ids
-        return [[ids[column] for column in row] for row in found.columns.tolist()], found.logps.tolist()
+        return self._listed(found)
 
     def in_pass(self, seqs: Seq[Sequence], offset: int, count: int) -> tuple[int, Tensor | None]:
         """How a pass over sequences [B] finds the best tokens itself: how many, and the noise [B, Vd] to add.
@@ -95,17 +94,25 @@ class TokenRanking:
         temperatures = torch.tensor([seq.params.temperature for seq in seqs], device=self.draft_ids.device)
         return count, _noise(self.draft_ids, seqs, offset) * temperatures[:, None]
 
-    def grow_marginal(self, trees: Seq[DynamicTree], seqs: Seq[Sequence], logits: Seq[Tensor] | Tensor) -> None:
-        """Grow trees where the distribution of a level, `logits[row][level]`, does not depend on the path."""
+    def grow_marginal(
+        self, trees: Seq[DynamicTree], seqs: Seq[Sequence], logits: Seq[Tensor] | Tensor, found: Best | None = None
+    ) -> None:
+        """Grow trees where the distribution of a level, `logits[row][level]`, does not depend on the path.
+
+        found: the largest of the scores [B, levels, top_k], if they are known.
+        """
+        known = None if found is None else self._listed(Best(*(part.flatten(0, 1) for part in found)))
 
         def children(rows: list[int], level: int) -> Children:
-            scores = torch.stack([logits[row][level] for row in rows])
-            tokens, logps = self.top(scores, [seqs[row] for row in rows], level, trees[0].top_k)
+            if known is None:
+                scores = torch.stack([logits[row][level] for row in rows])
+                best = self.top(scores, [seqs[row] for row in rows], level, trees[0].top_k)
+            else:
+                places = [len(known[0]) // len(trees) * row + level for row in rows]
+                best = tuple([part[place] for place in places] for part in known)
             times = [len(trees[row].frontier) for row in rows]
-            return (
-                [[own] * count for own, count in zip(tokens, times, strict=True)],
-                [[own] * count for own, count in zip(logps, times, strict=True)],
-            )
+            tokens, logps = ([[own] * count for own, count in zip(part, times, strict=True)] for part in best)
+            return tokens, logps
 
         grow(trees, children)
 
@@ -130,6 +137,10 @@ class TokenRanking:
                 new = old / self.divisors(chosen).to(scores.device)
             scores = new if old is scores else scores.index_copy(0, rows, new)
         return scores
+
+    def _listed(self, best: Best) -> tuple[list[list[int]], list[list[float]]]:
+        ids = self._listed_draft_ids
+        return [[ids[column] for column in row] for row in best.columns.tolist()], best.logps.tolist()
 
     @cached_property
     def _listed_draft_ids(self) -> list[int]:

@@ -67,6 +67,15 @@ class DraftHead(nn.Module):
         self._embeddings, self.output = torch.empty(0), Output()
         self.owns_rows = getattr(config, "own_lm_head", False)
 
+    @property
+    def embeddings(self) -> Tensor:
+        """The table of the target it is attached to. [V, E]."""
+        return self._embeddings
+
+    def normed(self, states: Tensor) -> Tensor:
+        """What the head's first linear layer reads of the target's states. [..., len(states) E] -> the same."""
+        return states
+
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
         """Use the target's embeddings [V, E] and, where it has none of its own, its output rows [V, E]."""
         self._embeddings = embeddings.detach()

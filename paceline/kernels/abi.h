@@ -76,6 +76,7 @@ struct Pass {
   void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim]
   void* const* values;
   int64_t capacity;
+  int64_t kv_only;         // whether all layers only make keys and values, of the same rows
   void* const* states;     // for state 0 .. num_layers null, or as keys: [slots, state_columns], `state_row` numbers each
   int64_t state_columns, state_row;
   const float* const* deepstack;  // for each layer what is added to its output [batch, nodes, hidden] or null; may be null

@@ -97,7 +97,7 @@ class Pass(ctypes.Structure):
         *((name, c_void_p) for name in ("block_firsts", "is_mask", "cos", "sin")),
         ("max_position", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),
-        ("capacity", c_int64),
+        *((name, c_int64) for name in ("capacity", "kv_only")),
         ("states", c_void_p),
         *((name, c_int64) for name in ("state_columns", "state_row")),
         *((name, c_void_p) for name in ("deepstack", "last_hidden", "logits")),

@@ -420,7 +420,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
               memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
           });
   phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
-  if (index == model->num_layers - 1 && !wants_end(model, pass)) return;
+  if (pass->kv_only || (index == model->num_layers - 1 && !wants_end(model, pass))) return;
   attend_layer(model, pass, s, l, index, me);
   add_product(s, l, l.o, l.after_attention, s.attended, me);
 

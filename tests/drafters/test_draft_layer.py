@@ -43,7 +43,7 @@ def made(version: int | str, dtype: torch.dtype, **options) -> tuple[EagleHead, 
     copied = EagleHead(config).to(dtype).requires_grad_(False)
     copied.load_state_dict(head.state_dict())
     pack_head(copied.attach(embeddings, embeddings))
-    return head, NativeLayer(copied), embeddings
+    return head, NativeLayer(copied, copied.fc, version != 3), embeddings
 
 
 def held(dtype: torch.dtype) -> torch.dtype:
@@ -178,7 +178,7 @@ def test_the_best_tokens_are_those_of_torch(size, isa):
         weight[3], weight[4] = torch.nan, torch.inf
     head = EagleHead(EagleConfig(E, (0,), size, size, 80, 2 * H, H, D, 3, E))
     pack_head(head.requires_grad_(False).attach(torch.randn(size, E), weight))
-    layer, (keys, values) = NativeLayer(head), cache(1, torch.float32)
+    layer, (keys, values) = NativeLayer(head, head.fc, False), cache(1, torch.float32)
     ids, states = torch.zeros(1, 6, dtype=torch.long), torch.randn(1, 6, E)
     level = layer(LayerPass(keys, values, [0], [0], ids, states, head_rows=6, top=8))
     logits, best = level.logits[0], level.best

@@ -109,7 +109,9 @@ def drafted(budget: Budgets, top_k: int = 4, ids=None, temperature: float = 0.0)
             kept = ~made.tree.is_probe[row]
             found.append([t[row][kept].tolist() for t in (made.tree.token_ids, made.tree.parents, made.confidence)])
 
-    watched(Medusa(medusa(target, 3, ids), top_k, ngrams=False), target, PROMPTS, check, budget, temperature=temperature)
+    watched(
+        Medusa(medusa(target, 3, ids), top_k, ngrams=False), target, PROMPTS, check, budget, temperature=temperature
+    )
     return found
 
 

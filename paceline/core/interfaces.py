@@ -48,6 +48,7 @@ class DraftOptions:
     ready: how many tokens in a row it can draft now. A drafter with masks has the predictions of the last round; at 0
         it only adds masks.
     probes: how many rows a draft of any size adds to the target's pass, such as Lookahead's window.
+    at_once: whether a draft of any depth takes one drafting step, as with parallel heads.
     """
 
     source: str
@@ -57,6 +58,11 @@ class DraftOptions:
     masks: int = 0
     ready: int = 1 << 30
     probes: int = 0
+    at_once: bool = False
+
+    def steps(self, depth: int) -> int:
+        """How many drafting steps a draft of this depth takes."""
+        return min(depth, 1) if self.at_once else depth
 
 
 _SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
@@ -245,7 +251,7 @@ class Drafter(ABC):
         return (DraftOptions(self.name),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """Measure the seconds per drafted and per uncached token of each source; empty if that is not possible."""
+        """Measure the seconds of a drafting step and of an uncached token, by source; empty if that is not possible."""
         return {}
 
     @abstractmethod

@@ -219,6 +219,7 @@ class TorchLayer:
             cached = [tensor[where, :, : seen.shape[-1]] for tensor in (keys, values)]
             return nn.functional.scaled_dot_product_attention(query, *cached, attn_mask=mask, enable_gqa=True)
 
+        assert given.states is not None
         states = self._head.begin(given.states) if given.of_target else given.states
         hidden = self._head(given.ids, states, positions.to(device), attend)
         return Level(hidden, self._head.logits(hidden[:, count - given.head_rows :]))

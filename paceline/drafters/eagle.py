@@ -80,11 +80,12 @@ class Eagle(Drafter):
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Uncached pairs beyond the usual few count; the hint is -1 for a text of one token, which has no pair."""
         uncached_tokens = max(0, len(seq.token_ids) - 1 - self._first_uncached(seq) - FEW)
-        return (DraftOptions(self.source, 0 if len(seq.token_ids) > 1 else -1, uncached_tokens, self.top_k),)
+        hint, at_once = 0 if len(seq.token_ids) > 1 else -1, self._levels_at_once > 0
+        return (DraftOptions(self.source, hint, uncached_tokens, self.top_k, at_once=at_once),)
 
     @torch.inference_mode()
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """A level of a tree, and a prefill per token, both after the columns that the first slot has cached."""
+        """A level of a tree, or all of them at once, and a token of a prefill, after what the first slot has cached."""
         layer, length = self.layer, self.layer.cache.lengths[0]
         config, loaded = layer.head.config, self._target.loaded
         size = 64, len(config.states) * config.target_hidden_size
@@ -106,8 +107,7 @@ class Eagle(Drafter):
             return [self._children(drafted.at(slice(depth, depth + 1)), [], 0) for depth in range(levels)]
 
         level, levels = read(), self._levels_at_once
-        seconds = median_seconds(draft) / levels if levels else median_seconds(step)
-        return {self.source: (seconds, median_seconds(read) / 64)}
+        return {self.source: (median_seconds(draft if levels else step), median_seconds(read) / 64)}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Cache what was emitted since the last round, then grow all trees of the batch, one pass per level."""

@@ -45,14 +45,14 @@ class HeadsDrafter(Drafter, ABC):
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """There are never uncached tokens; the hint is -1 if the target has no state yet."""
-        return (DraftOptions(self.name, hint=0 if seq.num_cached else -1, branches=self.top_k),)
+        return (DraftOptions(self.name, hint=0 if seq.num_cached else -1, branches=self.top_k, at_once=True),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """The time of all heads, divided by their number; there is no prefill."""
+        """The time of all heads; there is no prefill."""
         loaded, heads = self._target.loaded, self.heads
         state = torch.zeros(1, loaded.hidden_size, dtype=self._dtype, device=loaded.device)
         seconds = median_seconds(lambda: heads(state).topk(1).indices.tolist())
-        return {self.name: (seconds / heads.num_heads, 0.0)}
+        return {self.name: (seconds, 0.0)}
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:

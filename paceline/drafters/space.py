@@ -171,20 +171,18 @@ class Space(Drafter):
     def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> Children:
         """The best tokens by a mask's logits [R, V] after each parent. before: the parents' tokens for each row."""
         assert self._rows is not None
-        scores = self._ranking.scores(logits, seqs, level)
-        short = scores.topk(min(SHORTLIST, scores.shape[1]))  # [R, K]
-        share = short.values.logsumexp(-1) - scores.logsumexp(-1)  # [R]
+        columns, logps = self._ranking.best(logits, seqs, level, SHORTLIST)  # [R, K]
+        columns, share = columns.long(), logps.logsumexp(-1)  # [R]
         width = max(map(len, before))
         parents = torch.tensor([ids + [0] * (width - len(ids)) for ids in before], device=logits.device)  # [R, F]
         shift = self._adapter.shift(nn.functional.embedding(parents.flatten(), self._embeddings))  # [R F, E]
         assert shift is not None
-        correction = (shift.unflatten(0, parents.shape) @ self._rows[short.indices].mT).float()  # [R, F, K]
+        correction = (shift.unflatten(0, parents.shape) @ self._rows[columns].mT).float()  # [R, F, K]
         if seqs:
             correction /= self._ranking.divisors(seqs).to(logits.device)[..., None]
-        corrected = short.values.unsqueeze(1) + correction
-        logps = corrected.log_softmax(-1) + share[:, None, None]
+        logps = (logps.unsqueeze(1) + correction).log_softmax(-1) + share[:, None, None]
         best = logps.topk(min(self.top_k, logps.shape[-1]))
-        tokens = short.indices.unsqueeze(1).expand_as(logps).gather(-1, best.indices)
+        tokens = columns.unsqueeze(1).expand_as(logps).gather(-1, best.indices)
         return tokens.tolist(), best.values.tolist()
 
     def _with_masks(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:

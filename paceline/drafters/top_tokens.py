@@ -68,18 +68,19 @@ class TokenRanking:
 
         found: the largest of the scores [R, count], if they are known (see `in_pass`).
         """
-        if found is None:
-            is_native = reads(logits)
-            with one_thread(logits):
-                unchanged = is_native and self.banned is None and all(self._ranks_by_logits(seq) for seq in seqs)
-                scores = logits.float() if unchanged else self.scores(logits, seqs, offset)
-                count = min(count, scores.shape[1])
-                if is_native:
-                    found = Best(*largest(scores, count))
-                else:
-                    best = scores.topk(count, dim=-1)
-                    found = Best(best.indices, best.values - scores.logsumexp(-1, keepdim=True))
-        return self._listed(found)
+        return self._listed(self.best(logits, seqs, offset, count) if found is None else found)
+
+    def best(self, logits: Tensor, seqs: Seq[Sequence], offset: int, count: int) -> Best:
+        """The `count` largest scores of each row."""
+        is_native = reads(logits)
+        with one_thread(logits):
+            unchanged = is_native and self.banned is None and all(self._ranks_by_logits(seq) for seq in seqs)
+            scores = logits.float() if unchanged else self.scores(logits, seqs, offset)
+            count = min(count, scores.shape[1])
+            if is_native:
+                return Best(*largest(scores, count))
+            best = scores.topk(count, dim=-1)
+            return Best(best.indices, best.values - scores.logsumexp(-1, keepdim=True))
 
     def in_pass(self, seqs: Seq[Sequence], offset: int, count: int) -> tuple[int, Tensor | None]:
         """How a pass over sequences [B] finds the best tokens itself: how many, and the noise [B, Vd] to add.
@@ -106,13 +107,15 @@ class TokenRanking:
         def children(rows: list[int], level: int) -> Children:
             if known is None:
                 scores = torch.stack([logits[row][level] for row in rows])
-                best = self.top(scores, [seqs[row] for row in rows], level, trees[0].top_k)
+                tokens, logps = self.top(scores, [seqs[row] for row in rows], level, trees[0].top_k)
             else:
                 places = [len(known[0]) // len(trees) * row + level for row in rows]
-                best = tuple([part[place] for place in places] for part in known)
+                tokens, logps = [known[0][place] for place in places], [known[1][place] for place in places]
             times = [len(trees[row].frontier) for row in rows]
-            tokens, logps = ([[own] * count for own, count in zip(part, times, strict=True)] for part in best)
-            return tokens, logps
+            return (
+                [[own] * count for own, count in zip(tokens, times, strict=True)],
+                [[own] * count for own, count in zip(logps, times, strict=True)],
+            )
 
         grow(trees, children)
 

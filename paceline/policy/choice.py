@@ -174,6 +174,7 @@ class _Team:
         self.masks, self.probes = max(o.masks for o in self.drafting), max(o.probes for o in self.drafting)
         self.restarts = all(o.restarts for o in self.drafting)
         self.level = sum(costs[source].token.value for source in {o.source for o in self.drafting})
+        self.steps = min(self.drafting, key=lambda o: o.at_once).steps
         self.credit, self.plain, self.speed = max(o.credit for o in self.drafting), round_seconds.of(0), speed
 
     def best(self) -> DraftPlan:
@@ -231,7 +232,7 @@ class _Team:
         if self.restarts:
             seconds += self.pass_seconds(depth, 0) - self.plain
         limit = self.credit + (1 - COUNTED_GAIN) + COUNTED_GAIN * tokens
-        return seconds + depth * self.level <= limit * self.plain
+        return seconds + self.steps(depth) * self.level <= limit * self.plain
 
     def row_seconds(self, depth: int, nodes: float) -> float:
         """Seconds of one more node around this size, from half of it to twice: clocks are no better than that."""

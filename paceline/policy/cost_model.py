@@ -243,7 +243,7 @@ class CostModel(DraftPolicy):
         confidence = None
         if not row.is_probe and (option.is_tree or option.source in self.estimates.confidence):
             confidence = self.estimates.confidence.get(option.source) or Confidence()
-        token = self.estimates.cost(option.source).token.value
+        token = 0.0 if option.at_once else self.estimates.cost(option.source).token.value
         node, level = self._speed * plan.row_seconds, self._speed * (token + plan.row_seconds)
 
         def should_continue(confidences: Seq[float]) -> bool:
@@ -280,7 +280,7 @@ class CostModel(DraftPolicy):
         for row, (_, record) in zip(self._plan, seen, strict=True):
             if row.option is not None:  # a drafter takes one pass for all its rows, as long as the longest
                 source = row.option.source
-                depths[source] = max(depths.get(source, 0), row.levels(record))
+                depths[source] = max(depths.get(source, 0), row.option.steps(row.levels(record)))
                 uncached_tokens[source] = uncached_tokens.get(source, 0) + row.option.uncached_tokens
         widths = [max(record.num_nodes, record.num_rows - 1) for _, record in seen]
         nodes = max(widths) if round_seconds.pads_trees else sum(widths) / batch

@@ -97,6 +97,8 @@ class Estimates:
         accept = [a * goes_on for a, goes_on in zip(accept, ends.continue_probs(seq.num_output, limit), strict=False)]
         size = self.sizes.setdefault(offer.source, DraftSize(NODES_PER_LEVEL if offer.branches > 1 else 1.0))
         nodes, levels = size.totals(self._max_depth)
+        if offer.at_once:
+            levels = [0.0] + [1.0] * self._max_depth
         return Option(
             **offer.__dict__,
             drafter_index=drafter_index,

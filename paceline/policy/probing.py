@@ -76,7 +76,7 @@ def largest_probe(
     Where masks have to be added first, the probe takes two rounds, and both must be paid for before it begins.
 
     seconds: the time to read the text.
-    token: the time to draft one token.
+    token: the time of a drafting step.
     replaces: the expected speed of what it takes the place of, over plain decoding.
     """
 
@@ -91,7 +91,9 @@ def largest_probe(
             limit = FREE * pass_of(depth, depth)
             nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= limit), depth)
         first = pass_of(depth, 0) - plain if option.restarts else 0.0
-        if (pass_of(depth, nodes) + depth * token + seconds + first) / plain * replaces - 1 <= option.credit:
+        if (
+            pass_of(depth, nodes) + option.steps(depth) * token + seconds + first
+        ) / plain * replaces - 1 <= option.credit:
             return depth, nodes
     return None
 
@@ -131,7 +133,9 @@ def could_pay(
     ends = option.ends.continue_probs(option.emitted, option.depth)
     gains = enumerate(gains_of([a * goes_on for a, goes_on in zip(accept, ends, strict=False)]))
     token = known.cost(option.source).token.value
-    best = min((round_seconds.of(d + option.probes * (d > 0)) + d * token) / (1 + gain) for d, gain in gains)
+    best = min(
+        (round_seconds.of(d + option.probes * (d > 0)) + option.steps(d) * token) / (1 + gain) for d, gain in gains
+    )
     saved = round_seconds.of(0) / replaces - best  # seconds a token, at the best depth
     if option.ends.should_wait(option.emitted, saved, option.reading):
         return False

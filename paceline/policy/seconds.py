@@ -195,7 +195,10 @@ class RoundSeconds:
 @final
 @dataclass(frozen=True)
 class DraftSeconds:
-    """What a drafter takes: seconds per drafted token (of a tree: per level), and per token it has to read first."""
+    """What a drafter takes: seconds per drafting step, and per token it has to read first.
+
+    A step is a drafted token, of a tree a level, and a whole draft where it is made at once.
+    """
 
     token: RobustMean
     uncached_tokens: RobustMean

@@ -29,7 +29,7 @@ def target(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def original(target, tmp_path_factory):
     """A head with its record, as training leaves it."""
-    llm = LLM(target, drafter=Medusa(fresh_medusa()), numerics="fast")
+    llm = LLM(target, drafter=Medusa(fresh_medusa(), ngrams=False), numerics="fast")
     params = SamplingParams(max_tokens=16, seed=0, ignore_eos=True)
     trial = run_trial(llm, params, BUDGET, {"top_k": 10}, name="three", source="texts", texts=TEXTS)
     record = {"acceptance": [trial.as_dict()], "default": True, "demo": "lookup+head:tiny-medusa", "licence": "MIT"}

@@ -1,5 +1,7 @@
 """DFlash: every drafted node has the law of the whole head, which `heads.block_of` writes out; mutants have others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from paceline.core.interfaces import DraftBudget
 from paceline.drafters import Eagle
 from paceline.drafters.dflash import DFlash, DFlashPass
 from paceline.errors import ConfigError
+from paceline.kernels import load
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled, Ratio
 from tests.drafters.heads import random_head
@@ -75,6 +78,31 @@ class RowsShifted(DFlashPass):
 def test_mutants_of_the_pass_are_caught(mutant, dtype, monkeypatch):
     monkeypatch.setattr(DFlash, "_pass", mutant)
     head = random_head(target(dtype), "dflash")
+    assert not is_right(DFlash(head), head)
+
+
+class LayersThrough(DFlashPass):
+    """The context goes through the layers, as a text does."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._context._context = None
+
+
+class CausalBlock(DFlashPass):
+    """A row of a block sees the rows before it only."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        block = self._block
+        self._block = lambda one: block(replace(one, is_block=False))
+
+
+@pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
+@pytest.mark.parametrize("mutant", [LayersThrough, CausalBlock])
+def test_mutants_of_native_passes_are_caught(mutant, monkeypatch):
+    monkeypatch.setattr(DFlash, "_pass", mutant)
+    head = random_head(target(torch.float32), "dflash")
     assert not is_right(DFlash(head), head)
 
 

@@ -41,6 +41,7 @@ class Member:
     tree: drafts trees; `token` is then per level.
     masks: the most masks below each node, as in SPACE; as many tokens can be drafted in the next round.
     probes: rows that it adds to every draft, like Lookahead's window.
+    at_once: whether a draft of any depth takes `token` seconds. tells: whether it says so.
     """
 
     name: str
@@ -53,6 +54,8 @@ class Member:
     tree: Branching | Marginal | None = None
     masks: int = 0
     probes: int = 0
+    at_once: bool = False
+    tells: bool = True
     cached: dict[int, int] = field(default_factory=dict)
     num_masks: dict[int, int] = field(default_factory=dict)  # of the last round, by slot
 
@@ -94,7 +97,10 @@ class SimDrafter(Drafter):
             hint = member.hint(self.requests[seq.slot], seq.num_output)
             ready = member.num_masks.get(seq.slot, 0) if member.masks else 1 << 30
             branches = member.tree.width if member.tree else 1
-            looks.append(DraftOptions(member.name, hint, uncached_tokens, branches, member.masks, ready, member.probes))
+            masks, at_once = member.masks, member.at_once and member.tells
+            looks.append(
+                DraftOptions(member.name, hint, uncached_tokens, branches, masks, ready, member.probes, at_once)
+            )
         return looks
 
     def seconds(self) -> dict[str, tuple[float, float]]:
@@ -266,7 +272,8 @@ def play(
             drafting += member.uncached_tokens * (seq.num_cached - member.cached.get(seq.slot, 0))
             member.cached[seq.slot] = seq.num_cached
         accepted = len(grown.path)
-        levels[member.name] = max(levels.get(member.name, 0), grown.levels)
+        steps = min(grown.levels, 1) if member.at_once else grown.levels
+        levels[member.name] = max(levels.get(member.name, 0), steps)
         widths.append(len(grown.parents) * (1 + masks) + (member.probes if depth else 0))
         emitted = 0
         for _ in range(accepted + 1):

@@ -46,6 +46,19 @@ def test_near_the_best_fixed_depth(chance, token, reads, batch, best):
     assert mean(model, members, **options) >= 0.9 * mean(lambda clock: Fixed(best), members, **options)
 
 
+def test_a_draft_made_at_once_costs_one_step():
+    """Parallel heads take as long for one token as for all: a policy that does not know it drafts too little."""
+
+    def members(tells: bool = True) -> list[Member]:
+        chance = const(0.75)
+        return [Member("m", chance, 0.4 * PLAIN, confident=True, at_once=True, tells=tells)]
+
+    options = {"requests": 8, "prompt": 60, "seeds": range(2)}
+    found = mean(model, members, **options)
+    assert found >= 0.9 * mean(lambda clock: Fixed(5), members, **options)
+    assert found > 1.05 * mean(model, lambda: members(tells=False), **options)
+
+
 def test_confidence_beats_every_fixed_depth():
     """Easy and hard tokens by turns, and the drafter knows which: stopping early must be worth something.
 

@@ -59,11 +59,8 @@ class DFlashPass:
                 cache.keys, cache.values, slots, starts, block, None, head_rows=size - 1, top=most, is_block=True
             )
             return self._block(one).at(slice(0, masks + 1))
-        where, width, ends = (
-            torch.tensor(list(slots), device=self._device),
-            max(starts),
-            torch.tensor(starts, device=self._device),
-        )
+        where, ends = torch.tensor([list(slots), starts], device=self._device)
+        width = max(starts)
         columns = torch.arange(width + size, device=self._device)
         seen = ((columns < ends[:, None]) | (columns >= width))[:, None, None]  # the block comes after the longest
         layers = zip(cache.keys, cache.values, strict=True)
@@ -75,17 +72,21 @@ class DFlashPass:
     def _read(self, slot: int, states: Tensor) -> None:
         """Cache the keys and values of the next states of a slot, [N, len(states) E]."""
         cache, begin = self.cache, self.cache.lengths[slot]
-        cache.lengths[slot] = end = begin + len(states)
+        end = begin + len(states)
         cache.ensure(end)
         if self.is_native:
             ids = torch.zeros(1, len(states), dtype=torch.long)  # not read
             self._context(LayerPass(cache.keys, cache.values, [slot], [begin], ids, states[None], True, kv_only=True))
-            return
-        rows, positions = states[None].to(self.head.norm.weight.dtype), torch.arange(begin, end, device=self._device)
-        made = self.head.context(rows, positions[None])
-        for keys, values, (key, value) in zip(cache.keys, cache.values, made, strict=True):
-            # Finite: an overflow must not reach other slots as 0 * NaN.
-            keys[slot, :, begin:end], values[slot, :, begin:end] = map(torch.nan_to_num, (key[0], value[0]))
+        else:
+            rows, positions = (
+                states[None].to(self.head.norm.weight.dtype),
+                torch.arange(begin, end, device=self._device),
+            )
+            made = self.head.context(rows, positions[None])
+            for keys, values, (key, value) in zip(cache.keys, cache.values, made, strict=True):
+                # Finite: an overflow must not reach other slots as 0 * NaN.
+                keys[slot, :, begin:end], values[slot, :, begin:end] = map(torch.nan_to_num, (key[0], value[0]))
+        cache.lengths[slot] = end
 
 
 @final

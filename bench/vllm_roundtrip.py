@@ -70,7 +70,7 @@ def our_side(task: dict, firsts: list[int]) -> dict:
 
     drafter = {
         "eagle3": partial(Eagle, tree="chain", ngrams=False),
-        "medusa": partial(Medusa, top_k=1),
+        "medusa": partial(Medusa, top_k=1, ngrams=False),
         "draft_model": DraftModel,
     }
     llm = LLM(

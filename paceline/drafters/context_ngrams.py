@@ -76,9 +76,10 @@ class ContextNgrams:
         if counts is None:
             return tokens, logps
         probs = {token: math.exp(logp) for token, logp in zip(tokens, logps, strict=True) if logp > -math.inf}
+        total = 1.0
         for token, count in counts.items():
             if token not in self._banned:
                 probs[token] = probs.get(token, 0.0) + weight * count
-        total = 1 + weight * sum(count for token, count in counts.items() if token not in self._banned)
+                total += weight * count
         best = sorted(probs, key=probs.__getitem__, reverse=True)
         return best, [math.log(probs[token] / total) for token in best]

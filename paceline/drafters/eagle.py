@@ -153,7 +153,7 @@ class Eagle(Drafter):
 
     @torch.inference_mode()
     def _grow_at_once(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
-        """Grow the trees from the distributions of one pass (P-EAGLE)."""
+        """Grow the trees from the distributions of one pass (P-EAGLE, DFlash)."""
         levels, is_greedy = max(tree.depth for tree in growing), all(seq.params.temperature == 0 for seq in seqs)
         most = self._in_pass(seqs, 0)[0] if is_greedy else 0  # otherwise every level has a noise of its own
         drafted = self._catch_up(seqs, most, masks=levels - 1)

@@ -174,7 +174,7 @@ class _Team:
         self.masks, self.probes = max(o.masks for o in self.drafting), max(o.probes for o in self.drafting)
         self.restarts = all(o.restarts for o in self.drafting)
         self.level = sum(costs[source].token.value for source in {o.source for o in self.drafting})
-        self.steps = min(self.drafting, key=lambda o: o.at_once).steps
+        self.steps = min(self.drafting, key=lambda o: o.at_once).steps  # of one that drafts level by level, if any does
         self.credit, self.plain, self.speed = max(o.credit for o in self.drafting), round_seconds.of(0), speed
 
     def best(self) -> DraftPlan:

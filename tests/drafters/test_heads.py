@@ -236,5 +236,6 @@ def test_measured_times():
     per_token, per_pending = drafter.seconds()["medusa"]
     assert per_token > 0
     assert per_pending == 0
-    assert drafter.draft_options(sequence(target, prompt(4), SamplingParams()))[0].branches == 6
+    offer = drafter.draft_options(sequence(target, prompt(4), SamplingParams()))[0]
+    assert (offer.branches, offer.steps(3)) == (6, 1)
     assert drafter.draft_options(sequence(target, [5], SamplingParams()))[0].hint == -1

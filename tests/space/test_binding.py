@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paceline import Plain, Ratio, SamplingParams
+from paceline.core.interfaces import DraftBudget
 from paceline.drafters import Medusa, Space, space
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads.folder import save_head
@@ -26,6 +27,20 @@ def bound(given: SpaceAdapter, top_k: int):
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=12))
     seq.slot = on.admit(seq.token_ids)
     return drafter, on, seq
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("ngrams", [True, False])
+def test_what_followed_the_same_tokens_is_drafted_first(ngrams, rank):
+    on, text = ModelRunner(loaded(), 1), [60, 61, 95] * 4
+    drafter = Space(adapter(transition_rank=rank), 1, ngrams=ngrams)
+    drafter.bind(on, Coupled())
+    seq = sequence(on.loaded, text, SamplingParams(max_tokens=12))
+    seq.slot = on.admit(text)
+    logits = torch.zeros(2, V).index_fill(1, torch.tensor([7]), 2.0)  # the masks would draft 7
+    drafter._predicted[seq.slot] = space._Predicted(seq, len(text), logits)
+    tokens = drafter.propose([seq], [DraftBudget(2, 2)]).tree.token_ids[0].tolist()
+    assert (tokens[:3] == [95, 60, 61]) == ngrams
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])

@@ -11,8 +11,6 @@ rejection_sample_method    "exact" gives the tokens of plain decoding; "standard
                            other tokens; "typical" changes the answers and needs allow_lossy
 num_draft_nodes            for drafters of trees and the policy "fixed": the nodes without the root (SGLang's
                            num_draft_tokens and EAGLE's total_token also count the root: theirs is one more)
-
-With several drafters ("choose") or the policy "dynamic", SPACE and its masks are limited to 64 rows of a pass.
 """
 
 from collections.abc import Mapping
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from .core.interfaces import Drafter, DraftPolicy, Verifier
     from .policy import Profile
 
-SPACE_ROWS = 64
-"""Rows of a pass that SPACE may fill where nodes are counted without their masks."""
 MOST_TOKENS = 16
 
 
@@ -103,14 +99,7 @@ class SpecConfig(_Common):
         else:
             is_wide = (self.drafter.tree_nodes(1) or 0) > 1
             policy = Dynamic(most, num_nodes=self.drafter.tree_nodes(most) if is_wide else None)
-        drafter = self.drafter.build()
-        if self.policy != "cost_model" and (self.method == "choose" or self.policy == "dynamic"):
-            from .drafters import Space
-
-            for member in getattr(drafter, "members", (drafter,)):
-                if isinstance(member, Space):
-                    member.max_rows = SPACE_ROWS
-        return drafter, policy, verifier
+        return self.drafter.build(), policy, verifier
 
 
 def parse(

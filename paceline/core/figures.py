@@ -15,6 +15,7 @@ class Round:
     path: the accepted nodes, root excluded.
     confidences: the drafter's probability of each drafted node (root excluded); empty if it has none.
     hint: see `DraftOptions.hint`.
+    num_probes: the rows that were only read, such as SPACE's masks and Lookahead's window.
     num_rows: the rows that the target's pass computed for this sequence, the root included; 0 if unknown.
     with_prompt: whether the same pass computed the end of the prompt; its seconds then count as prefill.
     draft_s, verify_s, rest_s: the seconds of the round, which `batch` sequences shared.
@@ -30,6 +31,7 @@ class Round:
     confidences: tuple[float, ...] = ()
     hint: int = 0
     batch: int = 1
+    num_probes: int = 0
     num_rows: int = field(default=0, compare=False)
     with_prompt: bool = field(default=False, compare=False)
     draft_s: float = field(default=0.0, compare=False)

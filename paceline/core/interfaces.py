@@ -20,7 +20,7 @@ from .vision import PromptImage
 
 @dataclass(frozen=True)
 class DraftBudget:
-    """The most a drafter may propose: `depth` tokens in a row, `nodes` candidates in all (root not counted).
+    """The most a drafter may propose: `depth` tokens in a row, `nodes` candidates and masks (root not counted).
 
     drafter_index: which member of a combined drafter drafts.
     should_continue: called after each drafted token with the drafter's probabilities so far. False ends the draft after
@@ -43,8 +43,8 @@ class DraftOptions:
     hint: a class of situations whose acceptance is estimated separately (for lookup the length of the match). Negative:
         it has no draft.
     uncached_tokens: how many tokens of the text the drafter must still cache before it can draft.
-    branches: the most children of a node; 1 for a chain.
-    masks: the most mask tokens below the root and below each candidate. Each of them is a row of the target's pass.
+    branches: the most children of a node, masks included; 1 for a chain.
+    masks: the most mask tokens below a node, from whose predictions the next round drafts.
     ready: how many tokens in a row it can draft now. A drafter with masks has the predictions of the last round; at 0
         it only adds masks.
     probes: how many rows a draft of any size adds to the target's pass, such as Lookahead's window.
@@ -207,8 +207,7 @@ class TargetView(Protocol):
 class DrafterInfo:
     """The properties of a drafter that hold for every sequence.
 
-    branches: the most children that it gives a node; 1 for chains.
-    masks: the most mask tokens that it adds below a node. Each of them is a row of the target's pass.
+    branches: the most children that it gives a node, masks included; 1 for chains.
     reads_states: whether it reads the target's hidden states; otherwise they are not stored.
     drafts_during_prefill: whether it can draft before the prefill is complete, since it reads neither the target's
         states nor its cache.
@@ -216,7 +215,6 @@ class DrafterInfo:
     """
 
     branches: int = 1
-    masks: int = 0
     reads_states: bool = False
     drafts_during_prefill: bool = False
     members: tuple["DrafterInfo", ...] = ()

@@ -58,9 +58,9 @@ def check_contract(
         if ids[row][0] != seq.token_ids[-1] or parents[row][0] != -1 or probes[row][0]:
             what = f"{draft.source}: node 0 is not the last token"
             raise DraftError(what, got=ids[row][0], expected=seq.token_ids[-1])
-        candidates = probes[row].count(False) - 1
-        if candidates > budget.nodes:
-            raise DraftError(f"{draft.source} drafted too many tokens", got=candidates, expected=f"<= {budget.nodes}")
+        nodes = sum(not probe or token >= vocab_size for token, probe in zip(ids[row], probes[row], strict=True)) - 1
+        if nodes > budget.nodes:
+            raise DraftError(f"{draft.source} drafted too many tokens", got=nodes, expected=f"<= {budget.nodes}")
         depth, last = [0] * tree.num_nodes, tree.num_nodes - 1 - probes[row][::-1].index(False)
         for node in range(1, tree.num_nodes):
             up = parents[row][node]

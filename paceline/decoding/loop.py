@@ -230,6 +230,7 @@ def make_records(
                 confidences=() if any(c != c for c in given) else given,
                 hint=0 if draft.hints is None else draft.hints[row],
                 batch=len(walks),
+                num_probes=draft.tree.sizes[row] - len(nodes),
                 num_rows=draft.tree.num_nodes if pads_trees else draft.tree.sizes[row],
                 with_prompt=with_prompt[row],
                 draft_s=seconds[0],

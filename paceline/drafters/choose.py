@@ -53,7 +53,6 @@ class Choose(Drafter):
         each = tuple(member.info for member in self.members)
         return DrafterInfo(
             branches=max(info.branches for info in each),
-            masks=max(info.masks for info in each),
             reads_states=any(info.reads_states for info in each),
             drafts_during_prefill=any(info.drafts_during_prefill for info in each),
             members=each,

@@ -1,15 +1,17 @@
-"""SPACE drafts in the target's own pass: mask tokens below every node that may be the last accepted one.
+"""SPACE drafts in the target's own pass: mask tokens below the nodes that are likely to be the last accepted ones.
 
 Yi et al. 2024, arXiv 2402.11809; see `heads.space` for what a mask is, and docs/how_it_works.md for a round. Mask j
-below a node predicts the token that comes j + 2 places after it, since the target itself predicts the next one.
+below a node predicts the token that comes j + 2 places after it, since the target itself predicts the next one. Each
+place is predicted by the mask of the last accepted node or, where it has none for that place, of the nearest node above.
 
-There is no prefill. Only the predictions of the masks below the last accepted node are kept. Without them (in the first
-round, and after a round without masks) no candidates are drafted, and the round only adds the masks of the root.
+There is no prefill. Without predictions (in the first round, and after a round without masks) no candidates are
+drafted, and the round only adds the masks of the root.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import Annotated, ClassVar, final
 
@@ -31,6 +33,8 @@ from .registry import HeadSpec
 from .top_tokens import TokenRanking
 from .trees import Children, DraftTree, DynamicTree, grow, padded_confidences
 
+MASK_WORTH = 0.25
+"""What a mask below the last accepted node is worth, in accepted tokens."""
 SHORTLIST = 64
 """How many of a mask's top tokens are ranked again by the token before them; others can hardly become the best."""
 
@@ -54,8 +58,6 @@ class Space(Drafter):
 
     adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
     top_k: the most children of a node; 1 is the paper's chain.
-    max_rows: the most rows of candidates and masks in a pass, (1 + candidates) * (1 + masks), for policies that do not
-        count masks; None for no limit.
     ngrams: see `Eagle`.
     """
 
@@ -66,11 +68,10 @@ class Space(Drafter):
         self,
         adapter: str | PathLike[str] | SpaceAdapter,
         top_k: Annotated[int, Field(ge=1)] = 4,
-        max_rows: Annotated[int, Field(ge=1)] | None = None,
         ngrams: bool = True,
     ):
-        self.top_k, self.max_rows, self._given, self._uses_ngrams = top_k, max_rows, adapter, ngrams
-        self.info = DrafterInfo(branches=top_k)  # `bind` sets the masks
+        self.top_k, self._given, self._uses_ngrams = top_k, adapter, ngrams
+        self.info = DrafterInfo(branches=top_k + 1)
         self._predicted: dict[int, _Predicted] = {}  # by slot
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
@@ -83,7 +84,6 @@ class Space(Drafter):
         rows = target.loaded.output_rows() if given.config.transition_rank else None
         adapter = target.attach_adapter(given)  # first: if it raises, this drafter must stay unchanged
         self._rows, self._target, self._adapter, self._embeddings = rows, target, adapter, target.loaded.embeddings
-        self.info = DrafterInfo(branches=self.top_k, masks=adapter.num_masks)
         ids = torch.arange(target.vocab_size, device=target.loaded.device)
         self._ranking = TokenRanking.of(ids, target, verifier)
         self._ngrams = ContextNgrams(target.banned_token_ids, self._uses_ngrams)
@@ -92,7 +92,7 @@ class Space(Drafter):
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """`ready` is how many tokens the last masks predicted; at 0 this round only adds masks for the next one."""
         ready = len(self._known(seq))
-        return (DraftOptions(self.name, branches=self.top_k, masks=self._adapter.num_masks, ready=ready),)
+        return (DraftOptions(self.name, branches=self.info.branches, masks=self._adapter.num_masks, ready=ready),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Ranking a level; the rows of masks are part of the target's pass. There is no prefill."""
@@ -108,8 +108,7 @@ class Space(Drafter):
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Candidates from the predictions of the last masks, then masks below every node."""
-        budgets = [self._fitting(budget) for budget in budgets]
+        """Candidates from the predictions of the last masks, and masks for the next round."""
         known = [self._known(seq) for seq in seqs]
         trees = [
             DynamicTree(
@@ -124,14 +123,15 @@ class Space(Drafter):
         return self._with_masks(seqs, budgets, [tree.finish() for tree in trees])
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
-        """Keep the logits of the masks below each row's last accepted node; older ones are stale."""
+        """Keep the logits of the masks that predict what follows each row's last accepted node."""
         tokens, parents, _ = draft.tree.lists
         for row, (seq, walk) in enumerate(zip(seqs, walks, strict=True)):
             self._predicted.pop(seq.slot, None)
-            last = walk.path[-1] if walk.path else 0
-            group = masks_below(last, tokens[row], parents[row], self._target.vocab_size)
-            if group and not seq.is_finished:
-                found = logits[row, group.start : group.stop]
+            rows = list[int]()
+            for distance, node in enumerate(reversed([0, *walk.path])):
+                rows += masks_below(node, tokens[row], parents[row], self._target.vocab_size)[distance + len(rows) :]
+            if rows and not seq.is_finished:
+                found = logits[row, rows]
                 num_finite = found.amax(-1).isfinite().cumprod(0).sum()  # those before the first overflow
                 # A copy, since a view would keep the whole pass alive.
                 self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), found[:num_finite].clone())
@@ -140,13 +140,6 @@ class Space(Drafter):
         self._ngrams.release(slots)
         for slot in slots:
             self._predicted.pop(slot, None)
-
-    def _fitting(self, budget: DraftBudget) -> DraftBudget:
-        """The budget with at most as many nodes as `max_rows` allows; the depth, thus the masks, is unchanged."""
-        if self.max_rows is None:
-            return budget
-        group = 1 + min(budget.depth, self._adapter.num_masks)
-        return replace(budget, nodes=min(budget.nodes, max(0, self.max_rows // group - 1)))
 
     def _known(self, seq: Sequence) -> Tensor:
         """Logits [d, V] of the next d tokens; d = 0 if the last predictions were made for another text."""
@@ -186,27 +179,68 @@ class Space(Drafter):
         return tokens.tolist(), best.values.tolist()
 
     def _with_masks(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
-        """The draft: root, candidates, then the masks of each, without masks whose tokens could not be used."""
-        tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
+        """The draft: root, candidates, then the masks of each."""
+        tokens, parents, probes, confidences = list[list[int]](), list[list[int]](), list[list[bool]](), []
         for seq, budget, made in zip(seqs, budgets, grown, strict=True):
-            ids, ups = [seq.token_ids[-1], *made.tokens], [-1, *made.parents]
             # The last token of the answer is the target's in any case.
-            useful = seq.remaining - 2
-            depth = list[int]()
-            for node in range(len(ids)):
-                depth.append(depth[ups[node]] + 1 if node else 0)
+            most = min(budget.depth, self._adapter.num_masks), seq.remaining - 2
+            made, masks = with_masks(made, budget, *most)
+            ids, ups = [seq.token_ids[-1], *made.tokens], [-1, *made.parents]
+            for node, count in enumerate(masks):
                 below = node
-                for mask in range(min(budget.depth, self._adapter.num_masks, useful - depth[node])):
+                for mask in range(count):
                     ids.append(self._target.vocab_size + mask)
                     ups.append(below)
                     below = len(ids) - 1
-            candidates = len(made.tokens)
             tokens.append(ids)
             parents.append(ups)
-            probes.append([False] * (1 + candidates) + [True] * (len(ids) - 1 - candidates))
+            probes.append([False] * len(masks) + [True] * sum(masks))
+            confidences.append(made.confidences)
         tree = TokenTree.from_lists(tokens, parents, probes=probes)
-        confidence = padded_confidences([made.confidences for made in grown], tree.num_nodes)
-        return Draft(tree, source=self.name, confidence=confidence)
+        return Draft(tree, source=self.name, confidence=padded_confidences(confidences, tree.num_nodes))
+
+
+def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: int) -> tuple[DraftTree, list[int]]:
+    """Share the nodes of a budget: the kept candidates, and the number of masks below the root and each of them.
+
+    A candidate is worth the chance that it is accepted, a mask `MASK_WORTH` times the chance that the node above it is
+    the last accepted one. There are as many candidates as leave room for all masks that are worth more than the last of
+    them. Masks that are worth less than `budget.min_prob` are left out. The root's are not: without them the next round
+    might have nothing to draft from.
+
+    num_masks: the most below a node. remaining: the most tokens that may follow the target's next one.
+    """
+    chance, depth = [1.0], [0]
+    for parent, confidence in zip(tree.parents, tree.confidences, strict=True):
+        chance.append(chance[parent] * confidence)
+        depth.append(depth[parent] + 1)
+    most = [max(0, min(num_masks, remaining - one)) for one in depth]
+    best = sorted(range(1, len(chance)), key=lambda node: -chance[node])  # ties keep their order: parents come first
+
+    def mask_worths(num_candidates: int) -> dict[int, float]:
+        ends = {node: chance[node] for node in (0, *best[:num_candidates])}
+        for node in best[:num_candidates]:
+            ends[tree.parents[node - 1]] -= chance[node]
+        return {node: MASK_WORTH * max(0.0, end) for node, end in ends.items()}
+
+    def size(num_candidates: int) -> int:
+        least = chance[best[num_candidates - 1]]
+        return num_candidates + sum(most[node] for node, worth in mask_worths(num_candidates).items() if worth >= least)
+
+    num_candidates = bisect_right(range(1, len(best) + 1), budget.nodes, key=size)
+    worths, room, counts = mask_worths(num_candidates), budget.nodes - num_candidates, [0] * len(chance)
+    for node in sorted(worths, key=lambda node: -worths[node]):
+        if node == 0 or worths[node] >= budget.min_prob:
+            counts[node] = min(most[node], room)
+            room -= counts[node]
+    kept = [0, *sorted(best[:num_candidates])]
+    place = {node: index for index, node in enumerate(kept)}
+    made = DraftTree(
+        [tree.tokens[node - 1] for node in kept[1:]],
+        [place[tree.parents[node - 1]] for node in kept[1:]],
+        [tree.confidences[node - 1] for node in kept[1:]],
+    )
+    return made, [counts[node] for node in kept]
 
 
 @checked
@@ -217,10 +251,7 @@ class SpaceSpec(HeadSpec):
     method = "space"
     drafter = Space
     tokens = 3
-
-    def tree_nodes(self, depth: int) -> int:
-        """As many as a chain has, since each node has its own mask tokens."""
-        return depth
+    draws_tree = True
 
 
 def masks_below(node: int, tokens: Seq[int], parents: Seq[int], vocab_size: int) -> range:

@@ -178,13 +178,17 @@ class DraftSize:
     def columns(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
         return tuple(self.rounds), tuple(self.nodes), tuple(self.levels)
 
-    def observe(self, record: Round, depth: int, levels: int) -> None:
-        """Count a round that had a budget of `depth` and took `levels` drafting steps."""
+    def observe(self, record: Round, depth: int, levels: int, masks: float = 0.0) -> None:
+        """Count a round that had a budget of `depth` and took `levels` drafting steps.
+
+        masks: the masks for each depth, which are counted as nodes.
+        """
         for column in (self.rounds, self.nodes, self.levels):
             column[:] = [value * self._fade for value in column] + [0.0] * (depth - len(column))
         for i in range(depth):
             self.rounds[i] += 1
             self.levels[i] += i < levels
+            self.nodes[i] += masks
         depths = [0]
         for parent in record.parents[1:]:
             depths.append(depths[parent] + 1)

@@ -13,10 +13,8 @@ drafter uses of a budget of depth d (`acceptance`). One more node pays if its ch
 together, is worth the seconds that its row of the pass takes, and one more level if its chance is also worth the
 drafting. Drafters with confidences apply both bounds themselves while they draft (`DraftBudget`).
 
-Drafters with masks (SPACE) put d masks below the root and below each candidate:
-
-    depth d, n candidates    1 + n groups of 1 + min(d, m) rows: a node and the masks below it
-    restart                  1 group: where the last round left no masks, they are added, and the next round drafts
+Drafters with masks (SPACE) share the nodes of a round between candidates and masks for the next one. Where the last
+round left no masks, a restart adds up to d below the root, and the next round drafts.
 """
 
 import math
@@ -79,7 +77,7 @@ class Option(DraftOptions):
     @property
     def restarts(self) -> bool:
         """Whether this round could only add masks, for the next one to draft from."""
-        return self.masks > 0 and self.ready == 0
+        return self.ready == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +104,6 @@ class DraftPlan:
 def gains_of(accept: Seq[float]) -> list[float]:
     """Expected accepted tokens by depth, from depth 0, of the chances a_1, a_2, ..."""
     return [0.0, *accumulate(accumulate(accept, mul))]
-
-
-def width(depth: int, nodes: float, masks: int, probes: int = 0) -> float:
-    """Rows of a pass behind the root's: `nodes` candidates, the masks below the root and each of them, and `probes`.
-
-    Such a pass takes as many rows as one over this many candidates alone.
-    """
-    return (1 + nodes) * (1 + min(depth, masks)) - 1 + probes
 
 
 def useful_depth(option: Option, price: float) -> int:
@@ -146,7 +136,7 @@ def best_plan(
         options = [
             max((o for o in row if o.source in team), key=lambda o: o.gains[-1], default=None) for row in rows
         ]  # fmt: skip
-        depths = [0 if o is None else o.depth if o.masks else useful_depth(o, price) for o in options]
+        depths = [0 if o is None else useful_depth(o, price) for o in options]
         if any(depths):
             found = _Team(options, depths, round_seconds, costs, max_nodes, speed).best()
             if found.rate > least and found.value > best.value:
@@ -171,7 +161,7 @@ class _Team:
         self.depths, self.round_seconds, self.max_nodes = depths, round_seconds, max_nodes
         self.drafting = [o for o in self.options if o]
         self.is_tree = any(o.is_tree for o in self.drafting)
-        self.masks, self.probes = max(o.masks for o in self.drafting), max(o.probes for o in self.drafting)
+        self.probes = max(o.probes for o in self.drafting)
         self.restarts = all(o.restarts for o in self.drafting)
         self.level = sum(costs[source].token.value for source in {o.source for o in self.drafting})
         self.steps = min(self.drafting, key=lambda o: o.at_once).steps  # of one that drafts level by level, if any does
@@ -198,53 +188,55 @@ class _Team:
             if self.is_tree and size > self.max_nodes:
                 size = self.max_nodes
             full = max(size, d) if self.is_tree else d
-            full_seconds = self.pass_seconds(d, full)
+            full_seconds = self.pass_seconds(full)
             if d > depth + PATIENCE or not self.can_pay(d, full_seconds, tokens / batch):
                 break
-            seconds = full_seconds if size == full else self.pass_seconds(d, size)
+            seconds = full_seconds if size == full else self.pass_seconds(size)
             if self.restarts:
-                seconds = DRAFTING_SHARE * seconds + (1 - DRAFTING_SHARE) * self.pass_seconds(d, 0)
+                seconds = DRAFTING_SHARE * seconds + (1 - DRAFTING_SHARE) * self.masks_seconds(d)
             seconds += levels * self.level + read
             if (found := tokens - self.speed * seconds) > value:
                 rate, value, depth, expected, kept = tokens / seconds, found, d, tokens, size
         if not depth:
             return DraftPlan(rate, value, 0, self.options, self.depths)
-        row_seconds = self.row_seconds(depth, kept)
+        row_seconds = self.row_seconds(kept)
         nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
         least_nodes, deeper = nodes if self.is_tree else 0, range(depth + 1, longest_draft + 1)
 
         def is_too_dear(d: int) -> bool:
-            return not self.can_pay(d, self.pass_seconds(d, max(least_nodes, d)), expected / batch)
+            return not self.can_pay(d, self.pass_seconds(max(least_nodes, d)), expected / batch)
 
         deepest = depth + bisect_left(deeper, True, key=is_too_dear)
         return DraftPlan(rate, value, depth, self.options, self.depths, deepest, nodes, row_seconds)
 
-    def pass_seconds(self, depth: int, nodes: float) -> float:
+    def pass_seconds(self, nodes: float) -> float:
         """Seconds of a round without the drafting. nodes: of each drafting row."""
-        return self.round_seconds.of(
-            self.round_seconds.nodes(width(depth, nodes, self.masks, self.probes), len(self.drafting))
-        )
+        return self.round_seconds.of(self.round_seconds.nodes(nodes + self.probes, len(self.drafting)))
+
+    def masks_seconds(self, depth: int) -> float:
+        """The same of a round that only adds masks for drafts of this depth."""
+        return self.pass_seconds(min(depth, max(o.masks for o in self.drafting)))
 
     def can_pay(self, depth: int, seconds: float, tokens: float) -> bool:
         """Whether the ledger can pay for such a pass, the drafting, and for adding masks first where there are none, if
         `COUNTED_GAIN` of the gain comes true. tokens: the expected tokens per row.
         """
         if self.restarts:
-            seconds += self.pass_seconds(depth, 0) - self.plain
+            seconds += self.masks_seconds(depth) - self.plain
         limit = self.credit + (1 - COUNTED_GAIN) + COUNTED_GAIN * tokens
         return seconds + self.steps(depth) * self.level <= limit * self.plain
 
-    def row_seconds(self, depth: int, nodes: float) -> float:
+    def row_seconds(self, nodes: float) -> float:
         """Seconds of one more node around this size, from half of it to twice: clocks are no better than that."""
         low, high = nodes // 2, max(2 * nodes, 2)
-        return (self.pass_seconds(depth, high) - self.pass_seconds(depth, low)) / (high - low)
+        return (self.pass_seconds(high) - self.pass_seconds(low)) / (high - low)
 
     def largest(self, depth: int, kept: float, row_seconds: float, tokens: float) -> int:
         """The most nodes of a tree that usually has `kept`: as many as can be paid for and cost about the same."""
-        nodes, usual = max(math.ceil(kept), depth), self.pass_seconds(depth, kept)
+        nodes, usual = max(math.ceil(kept), depth), self.pass_seconds(kept)
         for n in TREE_SIZES:
             if nodes < n <= self.max_nodes:
-                seconds = self.pass_seconds(depth, n)
+                seconds = self.pass_seconds(n)
                 if not self.can_pay(depth, seconds, tokens):
                     break
                 if seconds - usual <= MAX_PRICE_RISE * row_seconds * (n - kept):

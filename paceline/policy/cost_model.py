@@ -22,9 +22,9 @@ from ..core.interfaces import DraftBudget, Drafter, DraftOptions, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
 from ..schema import checked_call
-from .choice import TREE_SIZES, DraftPlan, Option, best_plan, width
+from .choice import TREE_SIZES, DraftPlan, Option, best_plan
 from .confidence import Confidence
-from .estimates import FEW_TOKENS, MASK_ROWS, TREE_ROWS, Estimates
+from .estimates import FEW_TOKENS, TREE_ROWS, Estimates
 from .ledger import Ledger
 from .probing import Probing, could_pay, largest_probe, may_join, owner
 from .profile import Profile
@@ -97,12 +97,11 @@ class CostModel(DraftPolicy):
         room: the most rows that fit.
         probes: whether drafts have probes, which make passes as wide as trees do.
         """
-        is_first, info = self.estimates.curve is None, self._drafter.info
+        is_first = self.estimates.curve is None
         if is_first:
             self.estimates.measure(self._pass_seconds, (1 + self.max_depth, 4, 8, 2), room, self._clock)
-        if info.branches > 1 or info.masks or probes:
-            room = min(room, 1 + math.ceil(width(self.max_depth, self.max_nodes, info.masks)))
-            self.estimates.measure(self._pass_seconds, MASK_ROWS if info.masks else TREE_ROWS, room, self._clock)
+        if self._drafter.info.branches > 1 or probes:
+            self.estimates.measure(self._pass_seconds, TREE_ROWS, min(room, 1 + self.max_nodes), self._clock)
         if is_first:
             self.estimates.learn_seconds(self._drafter.seconds())
 
@@ -130,7 +129,7 @@ class CostModel(DraftPolicy):
         for row, option in enumerate(plan.options):
             if option is not None:
                 # With confidences it may go further while they are high. Not with masks: a deeper budget adds more of
-                # them below every node, however few levels are drafted.
+                # them, however few levels are drafted.
                 is_sure = option.source in self.estimates.confidence and not option.masks
                 depth = min(plan.deepest, option.depth) if is_sure else min(plan.depth, plan.depths[row])
                 self._plan[row] = _Row(option, depth, max(depth, plan.nodes) if option.is_tree else depth)
@@ -305,7 +304,8 @@ class CostModel(DraftPolicy):
                 continue
             if levels := row.levels(record):
                 depth = min(row.depth, row.option.ready)
-                self.estimates.learn_draft(seq.slot, record, depth, levels, row.passed)
+                masks = record.num_probes / row.depth if row.option.masks else 0.0
+                self.estimates.learn_draft(seq.slot, record, depth, levels, row.passed, masks)
             if record.num_drafted:
                 key = (row.option.source, row.option.hint)
                 self._probing.used(owner(seq, row.option), key, self._round, row.is_probe, record.num_accepted > 0)

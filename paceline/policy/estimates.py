@@ -20,8 +20,6 @@ FEW_TOKENS = 8
 """So many uncached tokens are read in the first drafting pass at no cost."""
 TREE_ROWS = (16, 32, 64, 8, 17, 9, 33, 4, 5)
 """Where T(n) is measured for trees: each way of padding shows between two of them; the most telling first."""
-MASK_ROWS = (16, 32, 64, 128, 256, 8, 4, 17, 9, 33)
-"""The same with masks, which multiply the rows."""
 MAX_PASS_RATIO = 5.0
 """No tree makes up for a pass that is this many times as long as a plain one, so larger passes are not measured."""
 
@@ -110,7 +108,7 @@ class Estimates:
             gains=gains_of(accept),
             nodes=nodes,
             levels=levels,
-            is_tree=offer.branches > 1 or offer.masks > 0,
+            is_tree=offer.branches > 1,
         )
 
     def learn_drafting(
@@ -133,13 +131,13 @@ class Estimates:
             elif depth:
                 cost.token.add(cost.token.value * share)
 
-    def learn_draft(self, slot: int, record: Round, depth: int, levels: int, passed: Seq[float]) -> None:
-        """Learn from a round that had a budget of `depth` and took `levels` drafting steps.
+    def learn_draft(self, slot: int, record: Round, depth: int, levels: int, passed: Seq[float], masks: float) -> None:
+        """Learn from a round that had a budget of `depth`, `levels` drafting steps, and `masks` for each depth.
 
         passed: the products of confidences of the best paths after which drafting continued.
         """
         self.acceptance.observe(slot, record, depth)
-        self.sizes[record.source].observe(record, depth, levels)
+        self.sizes[record.source].observe(record, depth, levels, masks)
         if record.confidences or record.source in self.confidence:
             self.confidence.setdefault(record.source, Confidence()).observe(record, passed)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from ..core.request import Sequence
-from .choice import Option, gains_of, width
+from .choice import Option, gains_of
 from .estimates import FEW_TOKENS, Estimates
 from .seconds import RoundSeconds
 
@@ -80,19 +80,19 @@ def largest_probe(
     replaces: the expected speed of what it takes the place of, over plain decoding.
     """
 
-    def pass_of(depth: int, nodes: int) -> float:
-        return round_seconds.of(round_seconds.nodes(width(depth, nodes, option.masks, option.probes), 1))
+    def pass_of(nodes: int) -> float:
+        return round_seconds.of(round_seconds.nodes(nodes + option.probes, 1))
 
     plain = round_seconds.of(0)
     deepest = min(PROBE_DEPTH, option.depth, max_nodes if option.is_tree else PROBE_DEPTH)
     for depth in range(deepest, 0, -1):
         nodes = depth
         if option.is_tree and depth == PROBE_DEPTH:
-            limit = FREE * pass_of(depth, depth)
-            nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= limit), depth)
-        first = pass_of(depth, 0) - plain if option.restarts else 0.0
+            limit = FREE * pass_of(depth)
+            nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(n) <= limit), depth)
+        first = pass_of(min(depth, option.masks)) - plain if option.restarts else 0.0
         if (
-            pass_of(depth, nodes) + option.steps(depth) * token + seconds + first
+            pass_of(nodes) + option.steps(depth) * token + seconds + first
         ) / plain * replaces - 1 <= option.credit:
             return depth, nodes
     return None

@@ -232,8 +232,8 @@ def test_the_default_config_is_plain():
         ({"method": "eagle3", "tree": "chain", "policy": "fixed"}, None),
         ({"method": "blockwise", "policy": "fixed"}, None),
         ({"method": "medusa", "policy": "fixed", "num_draft_nodes": 7}, 7),
-        ({"method": "space", "policy": "fixed"}, 3),
-        ({"method": "space", "num_speculative_tokens": 5}, 5),
+        ({"method": "space", "policy": "fixed"}, 24),
+        ({"method": "space", "num_speculative_tokens": 30}, 30),
         ({"method": "space", "num_speculative_tokens": 5, "num_draft_nodes": 8}, 8),
         ({"method": "space"}, None),
     ],
@@ -263,7 +263,7 @@ def test_the_method_of_a_head_is_read_from_its_folder(tmp_path):
     assert isinstance(made, Space)
     assert made.top_k == 4
     budget = policy.budgets([Sequence([1], SamplingParams(), 0, frozenset(), 100)])
-    assert (budget[0].depth, budget[0].nodes) == (4, 4)
+    assert (budget[0].depth, budget[0].nodes) == (4, 24)
     for name, words in (
         (f"eagle:{tmp_path / 'b'}", "of another method"),
         (f"space:{tmp_path / 'b'}", "of another method"),

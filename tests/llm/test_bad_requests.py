@@ -240,7 +240,7 @@ BAD_PARTS: list[tuple[type, tuple[object, ...], dict[str, object]]] = [
     (Eagle, ("x",), {"top_k": 0}),
     (Medusa, ("x",), {"top_k": 1.5}),
     (Blockwise, (3,), {}),
-    (Space, ("x",), {"max_rows": 0}),
+    (Space, ("x",), {"top_k": 0}),
     (Choose, (5,), {}),
     (Choose, ([],), {}),
     (Choose, (["lookup"],), {}),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core.interfaces import DraftBudget
+from paceline.drafters import space, trees
 
 EASY = (0.92, 0.03, 0.01)
 FAIR = (0.55, 0.2, 0.08, 0.05, 0.03, 0.02)
@@ -147,6 +148,20 @@ class DraftTree:
     confidences: list[float]
     depth: int
     levels: int
+
+
+def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: int) -> tuple[DraftTree, int, int]:
+    """What SPACE makes of a tree: the kept part, the masks in it, and how many tokens they predict after the walk."""
+    below_root = trees.DraftTree(list(range(1, len(tree.parents))), tree.parents[1:], tree.confidences)
+    kept, masks = space.with_masks(below_root, budget, num_masks, remaining)
+    place = {node: index for index, node in enumerate(kept.tokens, start=1)}
+    path = [place[node] for node in tree.path if node in place]
+    predicted = max(masks[node] - distance for distance, node in enumerate([0, *path][::-1]))
+    depth = [0]
+    for parent in kept.parents:
+        depth.append(depth[parent] + 1)
+    made = DraftTree([-1, *kept.parents], path, kept.confidences, max(depth), tree.levels)
+    return made, sum(masks), max(0, predicted)
 
 
 def stairs(steepness: Callable[[int], float], multiple: int) -> Callable[[int], float]:

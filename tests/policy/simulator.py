@@ -14,7 +14,7 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, DraftPolicy
 from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
-from tests.policy.growing import Branching, DraftTree, Marginal
+from tests.policy.growing import Branching, DraftTree, Marginal, with_masks
 
 END = 9  # of an answer
 
@@ -39,7 +39,7 @@ class Member:
     confident: whether it gives `chance` as its confidence.
     hint: see `DraftOptions.hint`.
     tree: drafts trees; `token` is then per level.
-    masks: the most masks below each node, as in SPACE; as many tokens can be drafted in the next round.
+    masks: the most masks below each node, as in SPACE, from which the next round drafts.
     probes: rows that it adds to every draft, like Lookahead's window.
     at_once: whether a draft of any depth takes `token` seconds. tells: whether it says so.
     """
@@ -58,6 +58,11 @@ class Member:
     tells: bool = True
     cached: dict[int, int] = field(default_factory=dict)
     num_masks: dict[int, int] = field(default_factory=dict)  # of the last round, by slot
+
+    @property
+    def branches(self) -> int:
+        """The most children of a node, masks included."""
+        return (self.tree.width if self.tree else 1) + (self.masks > 0)
 
     def draft(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> DraftTree:
         """Draft, and decide what the target accepts."""
@@ -87,8 +92,7 @@ class SimDrafter(Drafter):
     @property
     def info(self) -> DrafterInfo:
         """The most of what any member gives."""
-        branches = max(member.tree.width if member.tree else 1 for member in self.members)
-        return DrafterInfo(branches, max(member.masks for member in self.members))
+        return DrafterInfo(max(member.branches for member in self.members))
 
     def draft_options(self, seq: Sequence) -> list[DraftOptions]:
         looks = []
@@ -96,10 +100,9 @@ class SimDrafter(Drafter):
             uncached_tokens = seq.num_cached - member.cached.get(seq.slot, 0) if member.reads else 0
             hint = member.hint(self.requests[seq.slot], seq.num_output)
             ready = member.num_masks.get(seq.slot, 0) if member.masks else 1 << 30
-            branches = member.tree.width if member.tree else 1
             masks, at_once = member.masks, member.at_once and member.tells
             looks.append(
-                DraftOptions(member.name, hint, uncached_tokens, branches, masks, ready, member.probes, at_once)
+                DraftOptions(member.name, hint, uncached_tokens, member.branches, masks, ready, member.probes, at_once)
             )
         return looks
 
@@ -266,15 +269,18 @@ def play(
         grown = member.draft(
             budget, min(depth, member.num_masks.get(seq.slot, 0)) if masks else depth, request, position, rng
         )
+        num_masks = predicted = 0
+        if masks:
+            grown, num_masks, predicted = with_masks(grown, budget, masks, seq.remaining - 2)
         for one in drafter.members:
-            one.num_masks[seq.slot] = masks if one is member else 0
+            one.num_masks[seq.slot] = predicted if one is member else 0
         if depth and member.reads:
             drafting += member.uncached_tokens * (seq.num_cached - member.cached.get(seq.slot, 0))
             member.cached[seq.slot] = seq.num_cached
         accepted = len(grown.path)
         steps = min(grown.levels, 1) if member.at_once else grown.levels
         levels[member.name] = max(levels.get(member.name, 0), steps)
-        widths.append(len(grown.parents) * (1 + masks) + (member.probes if depth else 0))
+        widths.append(len(grown.parents) + num_masks + (member.probes if depth else 0))
         emitted = 0
         for _ in range(accepted + 1):
             emitted += 1
@@ -295,6 +301,7 @@ def play(
                 confidences=tuple(grown.confidences),
                 hint=hint,
                 batch=len(seqs),
+                num_probes=num_masks,
             )
         )
     widths = [max(widths)] * len(seqs) if machine.pads_trees else widths

@@ -5,7 +5,6 @@ import torch
 
 from paceline import Choose, SamplingParams, SelfQuantized
 from paceline.attention.states import StateStore
-from paceline.config import SPACE_ROWS, parse
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
@@ -13,13 +12,13 @@ from paceline.drafters import Medusa, Space
 from paceline.drafters.eagle import Eagle
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads.parallel import MedusaConfig, MedusaHead
-from paceline.policy import CostModel, Dynamic, Fixed
+from paceline.policy import Fixed
 from paceline.runner import ModelRunner, make_runner, wrap_model
 from paceline.verify import Coupled
-from tests.heads.common import new_head, saved
+from tests.heads.common import new_head
 from tests.helpers import REPEATING, VOCAB, Budgets, assert_identical, loaded, prompt, run, sequence
 from tests.space.common import adapter, hung
-from tests.space.foresight import KNOWN, SAMPLED, decreed, future, overfitted
+from tests.space.foresight import KNOWN, SAMPLED, future, overfitted
 from tests.tiny import tiny_model
 
 SQUARE = {"intermediate_size": 64}  # all inputs divisible by 32, for INT4
@@ -130,39 +129,3 @@ def test_a_target_of_another_size_is_refused_and_changes_nothing():
     assert drafter._target is on
     assert drafter._rows is rows
     assert drafter._adapter is held
-
-
-# Rows of a pass
-
-
-@pytest.mark.diagonal
-@pytest.mark.parametrize("given", [None, 64, 12, 1])
-@pytest.mark.parametrize("depth", [1, 3, 9])
-def test_no_more_rows_than_asked_for(given, depth):
-    on = decreed(loaded(), lambda ids, place: [3, 4, 5, 6], 1)
-    drafter = Space(adapter(num_masks=3), 4, given)
-    seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=30))
-    run(on, drafter, [seq], depth, 24)
-    group = 1 + min(depth, 3)
-    most = max(r.num_rows for r in seq.rounds)
-    full = (1 + min(24, 4 if depth == 1 else 24)) * group
-    assert most == full if given is None else group <= most <= max(given, group)
-    if given == 64 and depth > 1:
-        assert most == 64
-
-
-def test_whose_policy_knows_no_masks(tmp_path):
-    """Beside a drafter of wide trees the nodes are those of wide trees; the cost model counts rows itself."""
-    space, medusa = str(saved(tmp_path / "s", "space")), str(saved(tmp_path / "m", "medusa"))
-    both = {"method": "choose", "drafters": [{"method": "space", "model": space}, f"head:{medusa}"]}
-    for policy, kind, rows in (
-        ("fixed", Fixed, SPACE_ROWS),
-        ("dynamic", Dynamic, SPACE_ROWS),
-        ("cost_model", CostModel, None),
-    ):
-        drafter, made, _ = parse({**both, "policy": policy}).build()
-        assert isinstance(made, kind)
-        assert drafter.members[0].max_rows == rows
-    assert parse({**both, "policy": "fixed"}).num_draft_nodes == 24
-    told = {"method": "space", "model": space, "policy": "fixed", "num_draft_nodes": 24}
-    assert parse(told).build()[0].max_rows is None  # what is asked for in so many words is done

@@ -48,9 +48,9 @@ def test_a_transition_that_knows_is_accepted_whole(temperature, monkeypatch):
     """With the noise of the position shared, sampled tokens are predicted like the most probable ones."""
     monkeypatch.setattr(space, "SHORTLIST", V)  # these masks say nothing, so that their best are any
     params = SamplingParams(temperature=temperature, max_tokens=31)
-    counts = accepted(ModelRunner(memoryless(), 1), Space(knowing_transition(), 1), Budgets(depth=4, nodes=4), params)
+    counts = accepted(ModelRunner(memoryless(), 1), Space(knowing_transition(), 1), Budgets(depth=4, nodes=24), params)
     assert set(counts) == {4}
-    wide = accepted(ModelRunner(memoryless(), 1), Space(knowing_transition(), 3), Budgets(depth=4, nodes=99), params)
+    wide = accepted(ModelRunner(memoryless(), 1), Space(knowing_transition(), 3), Budgets(depth=4, nodes=499), params)
     assert sum(wide) / len(wide) > 3.0  # the best three of a level are not always the right path
 
 
@@ -66,7 +66,7 @@ def test_a_transition_from_another_token_is_noticed(node, monkeypatch):
 
     monkeypatch.setattr(Space, "_children", other)
     params = SamplingParams(temperature=0.8, max_tokens=31)
-    counts = accepted(ModelRunner(memoryless(), 1), Space(knowing_transition(), 1), Budgets(depth=4, nodes=4), params)
+    counts = accepted(ModelRunner(memoryless(), 1), Space(knowing_transition(), 1), Budgets(depth=4, nodes=24), params)
     assert sum(counts) / len(counts) < 1.5
 
 
@@ -147,11 +147,11 @@ def test_draft_options():
         "space",
         0,
         0,
-        2,
+        3,
         3,
         0,
     )
-    assert drafter.info.branches == 2
+    assert drafter.info.branches == 3
     assert not drafter.info.reads_states
     ((name, (token, reading)),) = drafter.seconds().items()
     assert (name, reading) == ("space", 0.0)

@@ -1,14 +1,18 @@
 """What SPACE drafts: where masks hang, which of them are read, and how what they say becomes candidates."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
 from paceline import Choose, PromptLookup, SamplingParams
+from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
+from paceline.core.outputs import Walk
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
-from paceline.drafters import Space, space
+from paceline.drafters import Space, space, trees
 from paceline.heads.space import SpaceAdapter
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled
@@ -17,6 +21,8 @@ from tests.space.common import adapter
 from tests.space.foresight import KNOWN, SAMPLED, SHORT, accepted, decreed, errs, future, knows, overfitted
 
 V = VOCAB
+FULL = 15
+"""Nodes of a chain of three with three masks below each and below the root."""
 
 
 def bound(given: SpaceAdapter, top_k: int = 1, target=None, says=None, slots: int = 1, **options):
@@ -38,13 +44,13 @@ def lists(draft, row: int = 0) -> tuple[list[int], list[int], list[bool]]:
 def test_where_masks_hang():
     """First masks alone; then all candidates, then the masks of root, a, b."""
     drafter, on, seq = bound(adapter(num_masks=3))
-    decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=2))
-    first = drafter.propose([seq], [DraftBudget(2, 2)])
+    decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=8))
+    first = drafter.propose([seq], [DraftBudget(2, 8)])
     root = seq.token_ids[-1]
     assert lists(first) == ([root, V, V + 1], [-1, 0, 1], [False, True, True])
     decoder.step([seq])
     root, after = seq.token_ids[-1], len(seq.token_ids)
-    draft = drafter.propose([seq], [DraftBudget(2, 2)])
+    draft = drafter.propose([seq], [DraftBudget(2, 8)])
     a, b = 3 + after % 90, 3 + (after + 1) % 90
     assert lists(draft) == (
         [root, a, b, V, V + 1, V, V + 1, V, V + 1],
@@ -55,25 +61,61 @@ def test_where_masks_hang():
     assert draft.confidence[0, 3:].isnan().all()
     assert draft.tree.is_chain
     assert drafter.propose([seq], [DraftBudget(0, 0)]).tree.num_nodes == 1
-    assert drafter.propose([seq], [DraftBudget(9, 9)]).tree.num_nodes == 3 * 4  # two were predicted, three can be
-    assert drafter.propose([seq], [DraftBudget(2, 1)]).tree.num_nodes == 2 * 3
-    assert drafter.propose([seq], [DraftBudget(2, 2, min_prob=2.0)]).tree.num_nodes == 3
-    assert drafter.propose([seq], [DraftBudget(2, 2, should_continue=lambda sure: False)]).tree.num_nodes == 6
+    assert drafter.propose([seq], [DraftBudget(9, 99)]).tree.num_nodes == 3 * 4  # two were predicted, three can be
+    assert drafter.propose([seq], [DraftBudget(2, 8, min_prob=2.0)]).tree.num_nodes == 3
+    assert drafter.propose([seq], [DraftBudget(2, 8, should_continue=lambda sure: False)]).tree.num_nodes == 6
 
 
 def test_a_tree_of_candidates():
     drafter, on, seq = bound(adapter(num_masks=2), top_k=2)
-    SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=2)).step([seq])
-    tokens, parents, probes = lists(drafter.propose([seq], [DraftBudget(2, 4)]))
+    SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=8)).step([seq])
+    tokens, parents, probes = lists(drafter.propose([seq], [DraftBudget(2, 20)]))
     after = len(seq.token_ids)
     a, b = 3 + after % 90, 3 + (after + 1) % 90
-    assert {*zip(tokens[1:5], parents[1:5], strict=True)} == {(a, 0), (2, 0), (b, 1), (2, 1)}
-    assert probes == [False] * 5 + [True] * 10
-    for node in range(5):
+    second = tokens.index(2, 4)  # the second best child of the root, behind the best child and what is below it
+    assert [*zip(tokens[1:4], parents[1:4], strict=True)] == [(a, 0), (b, 1), (2, 1)]
+    assert [*zip(tokens[4:7], parents[4:7], strict=True)] == [(2, 0), (b, second), (2, second)]
+    assert probes == [False] * 7 + [True] * 14
+    for node in range(7):
         group = space.masks_below(node, tokens, parents, V)
         assert [tokens[i] for i in group] == [V, V + 1]
         assert [parents[i] for i in group] == [node, group.start]
-        assert group.start == 5 + 2 * node
+        assert group.start == 7 + 2 * node
+
+
+@pytest.mark.parametrize("nodes", range(1, 24))
+def test_candidates_and_masks_share_the_nodes(nodes):
+    """Against every number of candidates: none more leaves room for the masks that are worth more than the last one."""
+    tree = trees.DraftTree([5, 6, 7, 8, 9], [0, 1, 2, 0, 4], [0.6, 0.7, 0.1, 0.3, 0.5])
+    chance, below = [1.0, 0.6, 0.42, 0.042, 0.3, 0.15], {0: [1, 4], 1: [2], 2: [3], 4: [5]}
+    order = [1, 2, 4, 5, 3]
+
+    def masks(kept: list[int]) -> list[tuple[float, int]]:
+        """(worth, node) of three masks below each kept node, two of depth 1, one of depth 2."""
+        depth = [0, 1, 2, 3, 1, 2]
+        ends = {node: chance[node] - sum(chance[c] for c in below.get(node, []) if c in kept) for node in [0, *kept]}
+        found = [(space.MASK_WORTH * end, node) for node, end in ends.items() for _ in range(max(0, 3 - depth[node]))]
+        return sorted(found, key=lambda one: -one[0])
+
+    fits = [n for n in range(6) if n + sum(w >= chance[order[n - 1]] for w, _ in masks(order[:n]) if n) <= nodes]
+    kept = sorted(order[: fits[-1]])
+    expected = Counter(node for _, node in masks(kept)[: nodes - len(kept)])
+    made, counts = space.with_masks(tree, DraftBudget(3, nodes), 3, 3)
+    assert made.tokens == [tree.tokens[node - 1] for node in kept]
+    assert counts == [expected[node] for node in [0, *kept]]
+    _, counts = space.with_masks(tree, DraftBudget(3, nodes, min_prob=0.5), 3, 3)
+    assert counts == [min(3, nodes - len(kept)), *[0] * len(kept)]
+
+
+@pytest.mark.parametrize(("path", "nodes"), [([], [2, 3, 4]), ([1], [6, 4]), ([1, 5], [4]), ([7], [3, 4])])
+def test_where_a_node_has_no_mask_those_above_it_are_read(path, nodes):
+    """Root with three masks, its child 1 with one, 5 below 1 and another child 7 with none."""
+    drafter, _, seq = bound(adapter(num_masks=3))
+    ids, parents = [seq.token_ids[-1], 5, V, V + 1, V + 2, 6, V, 7], [-1, 0, 0, 2, 3, 1, 1, 0]
+    tree = TokenTree.from_lists([ids], [parents], probes=[[token >= V for token in ids]])
+    logits = torch.arange(8.0)[:, None].expand(8, V)[None]
+    drafter.observe([seq], Draft(tree), logits, [Walk(path, 9, True)])
+    assert drafter._predicted[seq.slot].logits[:, 0].tolist() == nodes
 
 
 @pytest.mark.diagonal
@@ -84,7 +126,7 @@ def test_no_mask_predicts_what_cannot_be_drafted(max_tokens, limit):
     drafter, on, seq = bound(adapter(num_masks=3), max_length=limit)
     seq.params = SamplingParams(max_tokens=max_tokens)
     seq.max_length = limit or seq.max_length
-    decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=3, nodes=3))
+    decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=3, nodes=FULL))
     while not seq.is_finished:
         begin, remaining = len(seq.token_ids), seq.remaining
         made, real = [], drafter.propose
@@ -123,7 +165,7 @@ def test_what_is_read_is_for_its_place():
     """After 0, 1, 2 or 3 accepted tokens alike: every candidate is what a mask said of its very place."""
     drafter = Space(adapter(num_masks=3), top_k=1)
     watch = Watched(drafter)
-    counts = accepted(decreed(loaded(), errs), drafter, Budgets(depth=3, nodes=3))
+    counts = accepted(decreed(loaded(), errs), drafter, Budgets(depth=3, nodes=FULL))
     assert set(counts) == {0, 1, 2, 3}
     for begin, drafted in watch.seen[2:-2]:
         assert drafted == [errs(tuple(REPEATING), begin + i)[0] for i in range(3)]
@@ -131,7 +173,7 @@ def test_what_is_read_is_for_its_place():
 
 def test_masks_below_any_sibling_are_read():
     """With the right token second at times, a tree finds it, and goes on from the masks below it."""
-    counts = accepted(decreed(loaded(), errs), Space(adapter(num_masks=3), top_k=2), Budgets(depth=3, nodes=14))
+    counts = accepted(decreed(loaded(), errs), Space(adapter(num_masks=3), top_k=2), Budgets(depth=3, nodes=59))
     assert set(counts) == {3}
 
 
@@ -139,7 +181,7 @@ def test_rows_of_a_batch_read_their_own_masks():
     params = [SAMPLED, SamplingParams(temperature=1.0, max_tokens=30), SamplingParams(temperature=1.0, max_tokens=7)]
     prompts = [REPEATING, prompt(5), prompt(30, 3), prompt(2, 8)]
     on = decreed(loaded(), knows, 3)
-    ragged = Budgets(lambda seq: DraftBudget(1 + (len(seq.rounds) + seq.slot) % 3, 3))
+    ragged = Budgets(lambda seq: DraftBudget(1 + (len(seq.rounds) + seq.slot) % 3, FULL))
     seqs = [sequence(on.loaded, ids, params[i % 3]) for i, ids in enumerate(prompts)]
     for seq in run(on, Space(adapter(num_masks=3), 1), seqs, policy=ragged):
         assert seq.token_ids == future(tuple(seq.prompt_ids))[: len(seq.token_ids)]
@@ -151,9 +193,9 @@ def test_an_adapter_that_knows_the_text_is_accepted():
     """Trained over plain transformers: what the target sees of masks in a tree is what they were trained on."""
     for temperature in (SHORT.temperature, 0.0):
         wish = replace(SHORT, temperature=temperature)
-        counts = accepted(ModelRunner(loaded(), 1), Space(overfitted(), 1), Budgets(depth=3, nodes=3), wish, KNOWN)
+        counts = accepted(ModelRunner(loaded(), 1), Space(overfitted(), 1), Budgets(depth=3, nodes=FULL), wish, KNOWN)
         assert sum(counts) / len(counts) > 2.5 if temperature else sum(counts) / len(counts) < 1
-    unknowing = accepted(ModelRunner(loaded(), 1), Space(adapter(), 1), Budgets(depth=3, nodes=3), SHORT, KNOWN)
+    unknowing = accepted(ModelRunner(loaded(), 1), Space(adapter(), 1), Budgets(depth=3, nodes=FULL), SHORT, KNOWN)
     assert sum(unknowing) / len(unknowing) < 1
 
 
@@ -185,9 +227,10 @@ def test_wrong_groups_are_noticed(mutant, given, monkeypatch):
     def mean() -> float:
         if given is None:
             on = decreed(loaded(), knows)
-            counts = accepted(on, Space(adapter(num_masks=3), 1), Budgets(depth=3, nodes=3))
+            counts = accepted(on, Space(adapter(num_masks=3), 1), Budgets(depth=3, nodes=FULL))
         else:
-            counts = accepted(ModelRunner(loaded(), 1), Space(overfitted(), 1), Budgets(depth=3, nodes=3), SHORT, KNOWN)
+            on, policy = ModelRunner(loaded(), 1), Budgets(depth=3, nodes=FULL)
+            counts = accepted(on, Space(overfitted(), 1), policy, SHORT, KNOWN)
         return sum(counts) / len(counts)
 
     assert mean() > 2.5
@@ -201,10 +244,10 @@ def test_wrong_groups_are_noticed(mutant, given, monkeypatch):
 def test_laws_of_another_round_are_not_used():
     """After a plain round, a round of lookup's, or for another tenant of the slot there is nothing to draft from."""
     drafter, on, seq = bound(adapter(num_masks=3))
-    decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=2))
+    decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=8))
 
     def drafts() -> int:
-        count = int((~drafter.propose([seq], [DraftBudget(2, 2)]).tree.is_probe).sum()) - 1
+        count = int((~drafter.propose([seq], [DraftBudget(2, 8)]).tree.is_probe).sum()) - 1
         assert drafter.draft_options(seq)[0].ready == count
         return count
 
@@ -213,7 +256,7 @@ def test_laws_of_another_round_are_not_used():
     decoder.policy = Budgets(depth=0, nodes=0)
     decoder.step([seq])
     assert drafts() == 0
-    decoder.policy = Budgets(depth=2, nodes=2)
+    decoder.policy = Budgets(depth=2, nodes=8)
     decoder.step([seq])
     assert drafts() == 2
     seq.token_ids.append(7)  # moved on behind its back
@@ -223,7 +266,7 @@ def test_laws_of_another_round_are_not_used():
     assert drafts() == 0
     both = Choose([PromptLookup(min_ngram=1), drafter])
     arms = iter([1, 0, 1])
-    decoder = SpeculativeDecoder(on, both, Coupled(), Budgets(lambda seq: DraftBudget(2, 2, next(arms))))
+    decoder = SpeculativeDecoder(on, both, Coupled(), Budgets(lambda seq: DraftBudget(2, 8, next(arms))))
     decoder.step([seq])
     assert drafts() == 2
     decoder.step([seq])
@@ -235,7 +278,7 @@ def test_laws_of_another_round_are_not_used():
 def test_nothing_is_left_behind():
     drafter = Space(adapter(num_masks=3), 2)
     on = ModelRunner(loaded(), 2)
-    decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=4))
+    decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=14))
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=6))
     decoder.admit(seq)
     for _ in range(2):  # the first token comes with the prompt, without masks

@@ -102,6 +102,8 @@ class Hangs(Adversary):
 
     def nodes(self, seq, budget) -> Nodes:
         nodes: Nodes = []
+        if not budget.nodes:
+            return nodes
         depth = self.rng.randint(0, budget.depth)
         known = self.answers[seq.prompt_ids[0]][seq.num_output : seq.num_output + depth]
         up = 0
@@ -133,7 +135,7 @@ def test_answers_in_the_loop(params, branches):
     answers = {ids[0]: seq.output_ids for ids, seq in zip(prompts, expected, strict=True)}
     assert len(answers) == 3
     seqs = [sequence(runner.loaded, ids, params) for ids in prompts]
-    done = run(runner, Hangs(answers, branches), seqs, depth=K, nodes=16, verifier=Coupled())
+    done = run(runner, Hangs(answers, branches), seqs, depth=K, nodes=99, verifier=Coupled())
     assert [result(seq) for seq in done] == [result(seq) for seq in expected]
     assert any(record.num_accepted > 1 for seq in done for record in seq.rounds)
 

@@ -36,7 +36,7 @@ def varying(seq) -> DraftBudget:
     turn = len(seq.rounds) + 2 * seq.slot
     depth = (3, 2, 0, 4, 1)[turn % 5]
     stop = (None, lambda sure: len(sure) < 2)[turn % 2]
-    return DraftBudget(depth, depth * (1, 3)[turn % 2], 0, stop, (0.0, 0.02, 0.2)[turn % 3])
+    return DraftBudget(depth, depth * (2, 9)[turn % 2], 0, stop, (0.0, 0.02, 0.2)[turn % 3])
 
 
 ADAPTERS = {
@@ -85,7 +85,7 @@ def test_other_architectures(name):
 def predicted(params, eos=NO_EOS):
     """Loop and slow decoder, where every draft is right as far as the text goes on."""
     on, drafter = decreed(loaded(), knows, 1), Space(adapter(num_masks=3), 1)
-    return assert_identical(on, drafter, [(REPEATING, params, SEED, eos)], 3, 3)[0]
+    return assert_identical(on, drafter, [(REPEATING, params, SEED, eos)], 3, 15)[0]
 
 
 @pytest.mark.parametrize("offset", range(8))
@@ -158,7 +158,7 @@ def test_beside_lookup(policy):
 def test_both_draft_and_both_are_right():
     """Rounds of lookup leave no masks; the next of SPACE begins anew."""
     on = decreed(loaded(), knows, 2)
-    turns = Budgets(lambda seq: DraftBudget(2, 2, (len(seq.rounds) // 3 + seq.slot) % 2))
+    turns = Budgets(lambda seq: DraftBudget(2, 8, (len(seq.rounds) // 3 + seq.slot) % 2))
     seqs = [sequence(on.loaded, REPEATING, SAMPLED) for _ in range(2)]
     for seq in run(on, Choose([PromptLookup(), Space(adapter(num_masks=3), 1)]), seqs, policy=turns):
         assert seq.token_ids == future()

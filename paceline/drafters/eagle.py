@@ -125,11 +125,13 @@ class Eagle(Drafter):
 
     def _tree(self, budget: DraftBudget, seq: Sequence) -> DynamicTree:
         at_once = self._levels_at_once
-        depth, width = (at_once or None) if len(seq.token_ids) > 1 else 0, budget.nodes if at_once else None
+        levels, width = at_once or None, budget.nodes if at_once else None
         rerank = self._ngrams.rerank(seq)
+        if len(seq.token_ids) == 1:  # the first state comes with the second token
+            levels, rerank = 0, None
         if self.tree == "static":
-            return StaticTree(budget, depth, rerank)
-        return DynamicTree(budget, self.top_k, depth, width, rerank)
+            return StaticTree(budget, levels, rerank)
+        return DynamicTree(budget, self.top_k, levels, width, rerank)
 
     @torch.inference_mode()
     def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
@@ -154,7 +156,7 @@ class Eagle(Drafter):
     @torch.inference_mode()
     def _grow_at_once(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
         """Grow the trees from the distributions of one pass (P-EAGLE, DFlash)."""
-        levels, is_greedy = max(tree.depth for tree in growing), all(seq.params.temperature == 0 for seq in seqs)
+        levels, is_greedy = max(tree.levels for tree in growing), all(seq.params.temperature == 0 for seq in seqs)
         most = self._in_pass(seqs, 0)[0] if is_greedy else 0  # otherwise every level has a noise of its own
         drafted = self._catch_up(seqs, most, masks=levels - 1)
         self._ranking.grow_marginal(growing, seqs, drafted.logits, drafted.best)

@@ -59,7 +59,9 @@ class HeadsDrafter(Drafter, ABC):
         """The best tree by the heads' distributions, which depend on each row's last state only, and by the text."""
         heads, rerank = self.heads, self._ngrams.rerank
         trees = [
-            DynamicTree(budget, self.top_k, heads.num_heads if seq.num_cached else 0, budget.nodes, rerank(seq))
+            DynamicTree(budget, self.top_k, heads.num_heads, budget.nodes, rerank(seq))
+            if seq.num_cached
+            else DynamicTree(budget, self.top_k, 0)
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
@@ -67,7 +69,7 @@ class HeadsDrafter(Drafter, ABC):
             read, layer = self._target.read_states, [self._target.loaded.num_layers]
             ends = [(seqs[row].slot, seqs[row].num_cached) for row in growing]
             states = torch.cat([read(slot, length - 1, length, layer) for slot, length in ends])
-            logits = heads(states.to(self._dtype), max(trees[row].depth for row in growing))  # [B, D, Vd]
+            logits = heads(states.to(self._dtype), max(trees[row].levels for row in growing))  # [B, D, Vd]
             self._ranking.grow_marginal([trees[row] for row in growing], [seqs[row] for row in growing], logits)
         return draft_of(seqs, [tree.finish() for tree in trees], self.name)
 

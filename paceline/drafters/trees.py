@@ -55,7 +55,7 @@ class DynamicTree:
     added, and -1 is the root.
 
     top_k: the most children of a node; 1 makes a chain.
-    depth: a limit on the levels, besides the budget's.
+    levels: how many levels the drafter ranks; None for all. Below them `rerank` alone says what may follow.
     width: the most nodes of a level that get children; None for `top_k`. As many as the budget has nodes gives the best
         tree of all where the distribution of a level does not depend on the path (DDTree, arXiv 2604.12989).
     rerank: what else is known about the children of a node, see `context_ngrams`.
@@ -63,12 +63,14 @@ class DynamicTree:
     """
 
     def __init__(
-        self, budget: DraftBudget, top_k: int, depth: int | None = None, width: int | None = None,
+        self, budget: DraftBudget, top_k: int, levels: int | None = None, width: int | None = None,
         rerank: Rerank | None = None,
     ):  # fmt: skip
         self.nodes, self.top_k, self.width = budget.nodes, top_k, top_k if width is None else width
         self._rerank = rerank
-        self.depth = min(budget.depth, budget.nodes, budget.depth if depth is None else depth)
+        deepest = min(budget.depth, budget.nodes)
+        self.levels = deepest if levels is None else min(deepest, levels)
+        self.depth = self.levels if rerank is None else deepest
         self.level, self.frontier = 0, [-1] if self.depth > 0 else list[int]()
         self.tokens, self.parents = list[int](), list[int]()
         self.logps, self.scores = list[float](), list[float]()
@@ -167,8 +169,8 @@ class StaticTree(DynamicTree):
     which are always more probable.
     """
 
-    def __init__(self, budget: DraftBudget, depth: int | None = None, rerank: Rerank | None = None):
-        super().__init__(budget, len(_RANK_PROBS), depth, len(MC_SIM_7B_63), rerank)
+    def __init__(self, budget: DraftBudget, levels: int | None = None, rerank: Rerank | None = None):
+        super().__init__(budget, len(_RANK_PROBS), levels, len(MC_SIM_7B_63), rerank)
         fitting = [path for path in MC_SIM_7B_63 if len(path) <= self.depth]
         fitting.sort(key=lambda path: -math.prod(_RANK_PROBS[rank] for rank in path))
         self._table = set(fitting[: max(0, budget.nodes)])
@@ -191,9 +193,12 @@ Children = tuple[Sequence[Sequence[Sequence[int]]], Sequence[Sequence[Sequence[f
 
 def grow(trees: Sequence[DynamicTree], children: Callable[[list[int], int], Children]) -> None:
     """Grow the trees of a batch level by level. children: called with the unfinished rows and their level, from 0."""
-    while rows := [row for row, tree in enumerate(trees) if tree.frontier]:
+    while rows := [row for row, tree in enumerate(trees) if tree.frontier and tree.level < tree.levels]:
         for row, tokens, logps in zip(rows, *children(rows, trees[rows[0]].level), strict=True):
             trees[row].add(tokens, logps)
+    for tree in trees:
+        while tree.frontier:
+            tree.add([()] * len(tree.frontier), [()] * len(tree.frontier))
 
 
 def draft_of(seqs: Sequence[TextSequence], rows: Sequence[DraftTree], source: str) -> Draft:

@@ -299,11 +299,10 @@ class CostModel(DraftPolicy):
         for (seq, record), row in zip(seen, self._plan, strict=True):
             if row.option is None:
                 continue
-            if row.option.masks and not record.num_drafted:
+            if row.option.restarts:
                 self._restarted.add(seq.slot)
-                continue
             if levels := row.levels(record):
-                depth = min(row.depth, row.option.ready)
+                depth = min(row.depth, max(row.option.ready, record.num_drafted))  # copies go beyond what is predicted
                 masks = record.num_probes / row.depth if row.option.masks else 0.0
                 self.estimates.learn_draft(seq.slot, record, depth, levels, row.passed, masks)
             if record.num_drafted:

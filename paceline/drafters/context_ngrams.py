@@ -4,6 +4,7 @@
 
 c(v): how often v followed the last two tokens, n in all; T: the temperature, since sampled text repeats itself less.
 p_head(v): the head's confidence in v if v is one of its best tokens, otherwise 0.
+Below the last level of a head p_head is 0, so trees go on along copies alone.
 This is the posterior mean under a Dirichlet prior (MacKay and Peto 1995). Heads do not copy well, since they read the
 text only through the target's states, and names are often not in their vocabulary. Prompt lookup copies long passages;
 this decides token by token, within a tree.

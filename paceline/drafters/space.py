@@ -2,10 +2,10 @@
 
 Yi et al. 2024, arXiv 2402.11809; see `heads.space` for what a mask is, and docs/how_it_works.md for a round. Mask j
 below a node predicts the token that comes j + 2 places after it, since the target itself predicts the next one. Each
-place is predicted by the mask of the last accepted node or, where it has none for that place, of the nearest node above.
+place is predicted by the mask of the last accepted node or, where it has none for it, of the nearest node above.
 
-There is no prefill. Without predictions (in the first round, and after a round without masks) no candidates are
-drafted, and the round only adds the masks of the root.
+There is no prefill. Without predictions (in the first round, and after a round without masks) the candidates are copies
+of what followed the same tokens, if there are any, and the round adds the masks of the root.
 """
 
 from bisect import bisect_right

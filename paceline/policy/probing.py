@@ -91,9 +91,7 @@ def largest_probe(
             limit = FREE * pass_of(depth)
             nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(n) <= limit), depth)
         first = pass_of(min(depth, option.masks)) - plain if option.restarts else 0.0
-        if (
-            pass_of(nodes) + option.steps(depth) * token + seconds + first
-        ) / plain * replaces - 1 <= option.credit:
+        if (pass_of(nodes) + option.steps(depth) * token + seconds + first) / plain * replaces - 1 <= option.credit:
             return depth, nodes
     return None
 

@@ -9,6 +9,7 @@ from paceline.config import parse
 from paceline.core.interfaces import DraftBudget
 from paceline.drafters import Eagle, Medusa
 from paceline.drafters.context_ngrams import ContextNgrams, _Index
+from paceline.drafters.trees import DynamicTree, grow
 from paceline.runner import ModelRunner
 from tests.drafters.heads import random_head, with_copies
 from tests.drafters.test_eagle import DTYPES, MASKS, is_right, target
@@ -106,6 +107,31 @@ def test_without_them_the_head_alone_decides(make):
         drafts.append(drafter.propose([seq], [DraftBudget(3, 3)]).tree.token_ids[0].tolist())
     assert drafts[0] == [95, 60, 61, 95]
     assert drafts[1] != drafts[0]
+
+
+@pytest.mark.parametrize("levels", [0, 1, 2, 5])
+def test_below_the_levels_of_a_head_trees_go_on_along_copies(levels):
+    """After 5 9 came 31 5 9 40 or 31 7 5 9; a head that says 8 at every level is heard as deep as it has levels."""
+
+    def grown(rerank) -> DynamicTree:
+        tree = DynamicTree(DraftBudget(3, 50), 4, levels, 50, rerank)
+        half = [math.log(0.5)]
+        grow([tree], lambda rows, level: ([[[8]] * len(tree.frontier)], [[half] * len(tree.frontier)]))
+        return tree
+
+    tree = grown(ContextNgrams().rerank(of(TEXT)))
+    expected, paths = dict[tuple[int, ...], float](), {(): 1.0}
+    for level in range(3):
+        law = {8: 0.5} if level < levels else {}
+        paths = {
+            (*path, token): chance * prob
+            for path, chance in paths.items()
+            for token, prob in with_copies(law, TEXT, list(path), 1.0).items()
+        }
+        expected |= paths
+    found = {tuple(tree.path_to(node)): math.exp(tree.scores[node]) for node in range(len(tree.tokens))}
+    assert found == pytest.approx(expected)
+    assert grown(None).level == min(levels, 3)
 
 
 @pytest.mark.parametrize("method", ["eagle", "medusa", "space"])

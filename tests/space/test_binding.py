@@ -41,6 +41,10 @@ def test_what_followed_the_same_tokens_is_drafted_first(ngrams, rank):
     drafter._predicted[seq.slot] = space._Predicted(seq, len(text), logits)
     tokens = drafter.propose([seq], [DraftBudget(2, 2)]).tree.token_ids[0].tolist()
     assert (tokens[:3] == [95, 60, 61]) == ngrams
+    drafter._predicted.clear()
+    tokens = drafter.propose([seq], [DraftBudget(2, 4)]).tree.token_ids[0].tolist()
+    assert (tokens[:3] == [95, 60, 61]) == ngrams, "where no mask has predicted anything"
+    assert tokens[-2:] == [V, V + 1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])

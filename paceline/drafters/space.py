@@ -180,11 +180,12 @@ class Space(Drafter):
 
     def _with_masks(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
         """The draft: root, candidates, then the masks of each."""
-        tokens, parents, probes, confidences = list[list[int]](), list[list[int]](), list[list[bool]](), []
-        for seq, budget, made in zip(seqs, budgets, grown, strict=True):
+        tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
+        confidences = list[list[float]]()
+        for seq, budget, tree in zip(seqs, budgets, grown, strict=True):
+            num_masks = min(budget.depth, self._adapter.num_masks)
             # The last token of the answer is the target's in any case.
-            most = min(budget.depth, self._adapter.num_masks), seq.remaining - 2
-            made, masks = with_masks(made, budget, *most)
+            made, masks = with_masks(tree, budget, num_masks, seq.remaining - 2)
             ids, ups = [seq.token_ids[-1], *made.tokens], [-1, *made.parents]
             for node, count in enumerate(masks):
                 below = node
@@ -196,8 +197,8 @@ class Space(Drafter):
             parents.append(ups)
             probes.append([False] * len(masks) + [True] * sum(masks))
             confidences.append(made.confidences)
-        tree = TokenTree.from_lists(tokens, parents, probes=probes)
-        return Draft(tree, source=self.name, confidence=padded_confidences(confidences, tree.num_nodes))
+        drafted = TokenTree.from_lists(tokens, parents, probes=probes)
+        return Draft(drafted, source=self.name, confidence=padded_confidences(confidences, drafted.num_nodes))
 
 
 def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: int) -> tuple[DraftTree, list[int]]:

@@ -299,7 +299,7 @@ class CostModel(DraftPolicy):
         for (seq, record), row in zip(seen, self._plan, strict=True):
             if row.option is None:
                 continue
-            if row.option.restarts:
+            if row.option.restarts and not record.num_drafted:
                 self._restarted.add(seq.slot)
             if levels := row.levels(record):
                 depth = min(row.depth, max(row.option.ready, record.num_drafted))  # copies go beyond what is predicted

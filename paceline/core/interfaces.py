@@ -46,7 +46,7 @@ class DraftOptions:
     branches: the most children of a node, masks included; 1 for a chain.
     masks: the most mask tokens below a node, from whose predictions the next round drafts.
     ready: how many tokens in a row it can draft now. A drafter with masks has the predictions of the last round; at 0
-        it only adds masks.
+        it adds masks, and drafts no more than copies.
     probes: how many rows a draft of any size adds to the target's pass, such as Lookahead's window.
     at_once: whether a draft of any depth takes one drafting step, as with parallel heads.
     """

@@ -57,7 +57,7 @@ class Space(Drafter):
     in the corrected shortlist. Without a transition the predictions do not depend on the path.
 
     adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
-    top_k: the most children of a node; 1 is the paper's chain.
+    top_k: the most candidates after a node; 1 drafts chains.
     ngrams: see `Eagle`.
     """
 
@@ -90,7 +90,7 @@ class Space(Drafter):
         self._predicted.clear()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """`ready` is how many tokens the last masks predicted; at 0 this round only adds masks for the next one."""
+        """`ready` is how many tokens the last masks predicted; at 0 this round adds masks for the next one."""
         ready = len(self._known(seq))
         return (DraftOptions(self.name, branches=self.info.branches, masks=self._adapter.num_masks, ready=ready),)
 

@@ -234,6 +234,7 @@ BAD: dict[str, Row] = {
     "misplaced mask 1": [(VOCAB + 1, 0, True)],
     "misplaced mask 0": [(VOCAB, 0, True), (VOCAB, 1, True)],
     "a candidate follows": [(VOCAB, 0, True), (7, 0, False)],
+    "too many tokens": [(5, 0, False), (VOCAB, 0, True), (VOCAB + 1, 2, True), (VOCAB, 1, True), (VOCAB + 1, 4, True)],
 }
 
 

@@ -10,6 +10,7 @@ from paceline.core.outputs import Round, Walk
 from paceline.core.tree import TokenTree
 from paceline.decoding.loop import make_records
 from paceline.policy import cost_model
+from paceline.policy.acceptance import DraftSize
 from tests.policy.growing import Marginal
 from tests.policy.simulator import (
     Clock,
@@ -92,6 +93,12 @@ def usual_rows(curve) -> float:
 def test_many_masks_where_rows_are_free_and_few_where_they_are_dear():
     assert usual_rows(dear) < 7  # 4: one mask; 9: two
     assert usual_rows(nearly_free) > 10
+
+
+def test_a_choice_that_does_not_count_masks_is_slower(monkeypatch):
+    right, real = speed(model, lambda: [space()], dear, seeds=range(3)), DraftSize.observe
+    monkeypatch.setattr(DraftSize, "observe", lambda *given: real(*given[:4]))
+    assert speed(model, lambda: [space()], dear, seeds=range(3)) < 0.95 * right
 
 
 def knows_the_seconds() -> bool:

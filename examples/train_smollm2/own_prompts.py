@@ -25,7 +25,7 @@ PROSE = "own", "self_instruct", "gpteacher/roleplay"  # sources whose answers ar
 
 
 def around_answers(folder: Path, tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[str]:
-    """Prompts with long texts, which are the answers of a folder.
+    """Prompts with long texts, which are the answers of a folder; none where it has fewer than three long answers.
 
     The tokens of a prompt are the template around its question. Before the question stand as many as in an empty
     message, less the two that end it; behind it comes the tag of the assistant, which decodes to "assistant".
@@ -39,7 +39,7 @@ def around_answers(folder: Path, tokenizer: PreTrainedTokenizerBase, count: int,
     ]
     known = [(asked, text) for asked, text in known if len(text.split()) >= 60]
     draw, made = random.Random(seed), list[str]()
-    for i in range(count):
+    for i in range(count if len(known) > 2 else 0):
         chosen = draw.sample(known, 3)
         texts = "\n".join(text for _, text in draw.sample(chosen, 3))
         made.append(f"{texts}\n{chosen[0][0]}" if i % 2 and len(chosen[0][0]) < 200 else f"Summarize: {chosen[0][1]}")

@@ -43,7 +43,7 @@ constexpr int MOST_ROWS = LANES == 16 ? 12 : 6;  // of a tile, whose sums stay i
 constexpr int GROUP = 48;                        // rows whose sums are kept between panels
 constexpr int64_t PANEL = 128;                   // pairs of inputs whose weights stay in the first cache
 
-// What is prefetched while a tile is computed: `step` bytes with every pair of inputs, or with every unit of BF12.
+// What is prefetched while a tile is computed: `step` bytes with every iteration (see `pairs_at_once`).
 struct Ahead {
   const char* at;
   int64_t step;
@@ -185,13 +185,13 @@ INLINE void tile_part(const char* w, const float* x, int64_t stride, int64_t pai
 }
 
 // Vectors of outputs that a tile computes at once; a tile of fewer than 32 outputs sweeps over its weights again.
-constexpr int columns_of(int rows) { return LANES == 16 ? 2 : rows <= 3 ? 4 : 2; }
-constexpr int sweeps_of(int rows) { return PER_BLOCK / columns_of(rows); }
+constexpr int columns_of(int rows, bool floats) { return LANES == 16 ? 2 : rows <= (floats ? 3 : 2) ? 4 : 2; }
+constexpr int sweeps_of(int rows, bool floats) { return PER_BLOCK / columns_of(rows, floats); }
 
 // out [R, 32] += x [R, 2 pairs] times one block of weights.
 template <class Format, int R>
 static void tile_floats(const char* w, const float* x, int64_t stride, int64_t pairs, Ahead ahead, float* out) {
-  constexpr int C = columns_of(R);
+  constexpr int C = columns_of(R, true);
   for (int column = 0; column < BLOCK; column += C * LANES) {
     tile_part<Format, R, C>(w, x, stride, pairs, column, ahead, out);
     ahead.at += pairs * ahead.step;
@@ -226,8 +226,8 @@ __attribute__((noinline)) static void tile(int format, const Matrix& m, const ch
 #endif
     case F16: tile_floats<F16s, R>(w, x, stride, pairs, ahead, out); break;
     case F32: tile_floats<F32s, R>(w, x, stride, pairs, ahead, out); break;
-    case INT8: tile_int8<R>(m, w, in, row, block, out); break;
-    case INT4: tile_int4<R>(m, w, in, row, block, out); break;
+    case INT8: tile_int8<R>(m, w, in, row, block, ahead, out); break;
+    case INT4: tile_int4<R>(m, w, in, row, block, ahead, out); break;
   }
 }
 
@@ -241,6 +241,20 @@ INLINE int64_t block_bytes(const Matrix& m) {
     default: return even * BLOCK * 2;
   }
 }
+
+// Of the weights of two inputs in a block.
+INLINE int64_t bytes_of_pair(int format) {
+  switch (format) {
+    case BF12: return UNIT / 2;
+    case F32: return 2 * F32s::ROW;
+    case INT8: return 2 * BLOCK;
+    case INT4: return BLOCK;
+    default: return 2 * F16s::ROW;
+  }
+}
+
+// Pairs of inputs that an iteration of a tile takes.
+INLINE int pairs_at_once(int format) { return format == INT4 ? 4 : format == INT8 || format == BF12 ? 2 : 1; }
 
 template <int R> struct Tiles {
   template <class... Args> static void run(int rows, const Args&... args) {
@@ -256,35 +270,36 @@ template <> struct Tiles<0> {
 //
 // Several tiles, or several sweeps of one, go over the weights panel by panel, so that they are read from memory once;
 // meanwhile the next panel is fetched, evenly, so that neither memory nor arithmetic waits for the other. A sum is the
-// same whatever the panels: it goes on where it was.
+// same whatever the panels: it goes on where it was. A block of integers is one panel.
 static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int rows, int64_t block, float* out) {
   const char* w = (const char*)m.data + block * block_bytes(m);
   const int64_t pairs = (m.ins + 1) / 2;
   const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
   int sweeps = 0;
-  for (int t = 0; t < tiles; t++) sweeps += sweeps_of(rows * (t + 1) / tiles - rows * t / tiles);
-  const bool packed = m.format == BF12;
+  const bool packed = m.format == BF12, floats = is_float(m.format);
+  for (int t = 0; t < tiles; t++) sweeps += sweeps_of(rows * (t + 1) / tiles - rows * t / tiles, floats);
   const bool first_widens = LANES == 16;  // BF12: the first tile does, in its registers, of which there are 32
-  const bool once = sweeps <= 1 ? !packed || first_widens : !is_float(m.format);
+  const bool once = sweeps <= 1 ? !packed || first_widens : !floats;
   const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL, panel = round_up((pairs + panels - 1) / panels, 2);
-  const int64_t bytes = packed ? UNIT / 2 : m.format == F32 ? 2 * F32s::ROW : 2 * F16s::ROW;  // of a pair
+  const int64_t bytes = bytes_of_pair(m.format);
   alignas(LINE) half_t widened[64 * PANEL];
   Patches patches = patches_of(m, block);
   memset(out, 0, 4 * (size_t)rows * BLOCK);
   for (int64_t first = 0; first < pairs; first += panel) {
     const int64_t count = min_(panel, pairs - first);
-    const char* weights = w + (is_float(m.format) ? first * bytes : 0);
-    const char* next = weights + (once ? LANES == 16 ? 8192 : 2048 : count * bytes);
+    const char* weights = w + first * bytes;
+    const char* next = weights + (!once || sweeps > 1 ? count * bytes : LANES == 16 ? 8192 : 2048);
     const Patches here = patches.take_before(first + count);
     if (packed && !first_widens) widen_panel(m, weights, first, count, here, widened);
     for (int t = 0; t < tiles; t++) {
       int format = m.format;
       if (packed && (t > 0 || !first_widens)) format = BF16, weights = (const char*)widened;
-      const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin, each = format == BF12 ? 2 : 1;
-      const Ahead ahead = {next, once ? each * bytes : (each * bytes + sweeps - 1) / sweeps};
+      const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
+      const int each = pairs_at_once(format);
+      const Ahead ahead = {next, (each * bytes + sweeps - 1) / sweeps};
       Tiles<MOST_ROWS>::run(number, format, m, weights, in, row + begin, block, first, count, ahead, here,
                             tiles > 1 ? widened : nullptr, out + begin * BLOCK);
-      next += sweeps_of(number) * (count / each) * ahead.step;
+      next += sweeps_of(number, floats) * (count / each) * ahead.step;
     }
   }
 }

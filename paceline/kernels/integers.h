@@ -64,7 +64,7 @@ INLINE vi dot_codes(vi sum, vi codes, const int8_t* four) {
 // C vectors of outputs, the first at `column`.
 template <int R, int C>
 INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours, int column, const int32_t* code_sums,
-                      const float* scales, float* out) {
+                      const float* scales, Ahead, float* out) {
   const uint8_t *high = in.high + row * in.stride, *low = in.low + row * in.stride;
   const int64_t stride = in.stride;
   vi h[R][C], l[R][C];
@@ -97,7 +97,7 @@ INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours
 #else
 template <int R, int C>
 INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours, int column, const int32_t*,
-                      const float* scales, float* out) {
+                      const float* scales, Ahead ahead, float* out) {
   const int16_t* x = in.words8 + row * in.stride;
   const int64_t stride = in.stride;
   vf sums[R][C];
@@ -109,6 +109,7 @@ INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours
       UNROLL for (int c = 0; c < C; c++) dots[r][c] = vi{};
     for (int64_t k = first; k < min_(first + 128, fours); k++) {
       const char* at = w + 128 * k + 4 * column;
+      if (C < PER_BLOCK) ahead.fetch<1>();  // the processor itself follows a single sweep
       UNROLL for (int odd = 0; odd < 2; odd++) {
         __asm__("" : "+r"(at));  // forces a second load, which leaves registers for six rows
         vi codes[C];
@@ -133,15 +134,18 @@ INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours
 #endif
 
 template <int R>
-static void tile_int8(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
-  constexpr int C = BYTES_DOT ? R <= 6 ? 2 : 1 : LANES == 16 ? 2 : R <= 2 ? 4 : 2;
+static void tile_int8(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, Ahead ahead,
+                      float* out) {
+  constexpr int C = BYTES_DOT ? R <= 6 ? 2 : 1 : columns_of(R, false);
   const int64_t size = 4 * min_(BLOCK, m.outs - block * BLOCK);
   float scales[BLOCK] = {};
   int32_t code_sums[BLOCK] = {};
   memcpy(scales, (const float*)m.scales + block * BLOCK, size);
   if (BYTES_DOT) memcpy(code_sums, m.sums + block * BLOCK, size);
-  for (int column = 0; column < BLOCK; column += C * LANES)
-    int8_part<R, C>(w, in, row, (m.ins + 3) / 4, column, code_sums, scales, out);
+  for (int column = 0; column < BLOCK; column += C * LANES) {
+    int8_part<R, C>(w, in, row, (m.ins + 3) / 4, column, code_sums, scales, ahead, out);
+    ahead.at += (m.ins + 3) / 4 * ahead.step;
+  }
 }
 
 // INT4: codes [k / 8, 32] of 32 bits, where bits 4 j hold k = 2 j and bits 16 + 4 j hold k = 2 j + 1. A weight is
@@ -150,7 +154,7 @@ static void tile_int8(const Matrix& m, const char* w, const Input& in, int64_t r
 
 template <int R, int C>
 INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, const Input& in, int64_t row, int column,
-                      float* out) {
+                      Ahead ahead, float* out) {
   const int64_t span = BYTES_DOT || m.group <= 4096 ? m.group : 32;  // inputs whose products are added as integers
   const int64_t spans = m.ins / span, eights = span / 8, parts = span / 32, stride = in.stride;
   vf sums[R][C];
@@ -182,6 +186,7 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
           }
       }
 #else
+      if (C < PER_BLOCK) ahead.fetch<1>();
       UNROLL for (int j = 0; j < 4; j++) {
         __asm__("" : "+r"(from));
         vi codes[C];
@@ -215,13 +220,15 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
 }
 
 template <int R>
-static void tile_int4(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
+static void tile_int4(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, Ahead ahead,
+                      float* out) {
   // With 32 registers two vectors of outputs share what is loaded of a row, for up to six rows; more are two halves.
   constexpr int SOME = LANES == 16 && R > 6 ? R / 2 : R, REST = R - SOME;
-  constexpr int C = LANES == 16 ? 2 : R <= 2 ? 4 : 2;
+  constexpr int C = columns_of(R, false);
   const half_t* params = (const half_t*)m.scales + block * (m.ins / m.group) * BLOCK * 2;
   for (int column = 0; column < BLOCK; column += C * LANES) {
-    int4_part<SOME, C>(m, w, params, in, row, column, out);
-    if constexpr (REST > 0) int4_part<REST, C>(m, w, params, in, row + SOME, column, out + SOME * BLOCK);
+    int4_part<SOME, C>(m, w, params, in, row, column, ahead, out);
+    if constexpr (REST > 0) int4_part<REST, C>(m, w, params, in, row + SOME, column, ahead, out + SOME * BLOCK);
+    ahead.at += m.ins / 8 * ahead.step;
   }
 }

@@ -191,9 +191,13 @@ def main() -> None:
     options.add_argument("--device", default="cuda")
     options.add_argument("--out", type=Path, required=True)
     given = options.parse_args()
+    if given.out.exists():
+        options.error(f"{str(given.out)!r} is there already; name a new folder")
     torch.manual_seed(given.seed)
     target = load_model(resolve(given.model), "bfloat16", "cpu")
     model: Any = AutoModelForCausalLM.from_pretrained(resolve(given.model), dtype=torch.bfloat16).to(given.device)
+    if model.config.model_type != "llama":
+        options.error(f"{given.model} is a {model.config.model_type}, expected a llama; use `paceline train ... prepare`")
     given.out.mkdir(parents=True)
     record = {"target": target.name, "fingerprint": target.fingerprint}
     (given.out / "prepare.json").write_text(json.dumps(record) + "\n")

@@ -197,7 +197,7 @@ def main() -> None:
     target = load_model(resolve(given.model), "bfloat16", "cpu")
     model: Any = AutoModelForCausalLM.from_pretrained(resolve(given.model), dtype=torch.bfloat16).to(given.device)
     if model.config.model_type != "llama":
-        options.error(f"{given.model} is a {model.config.model_type}, expected a llama; use `paceline train ... prepare`")
+        options.error(f"{given.model} is a {model.config.model_type}, expected a llama; use `paceline train prepare`")
     given.out.mkdir(parents=True)
     record = {"target": target.name, "fingerprint": target.fingerprint}
     (given.out / "prepare.json").write_text(json.dumps(record) + "\n")

@@ -21,6 +21,7 @@ import math
 import random
 import sys
 from collections import defaultdict
+from itertools import takewhile
 from pathlib import Path
 
 from rich.progress import track
@@ -67,7 +68,7 @@ class Recorder(Drafter):
             (offer,) = drafter.draft_options(seq)
             depth = min(TREE_DEPTH if offer.branches > 1 else DEPTH, seq.remaining - 1)
             row = {"position": seq.num_output, "hint": offer.hint, "branches": offer.branches}
-            row["uncached"] = offer.uncached_tokens
+            row |= {"uncached": offer.uncached_tokens, "at_once": offer.at_once}
             if offer.hint >= 0 and depth > 0:
                 budget = DraftBudget(depth, TREE_NODES if offer.branches > 1 else depth, should_continue=lambda _: True)
                 draft = drafter.propose(seqs, [budget])
@@ -124,7 +125,9 @@ class Replayed(Drafter):
 
     def __init__(self, names, seconds, answers):
         self.names, self.timed = names, {name: seconds["drafts"][name] for name in names}
-        self.branches = {name: answers[0]["proposals"][name][0]["branches"] for name in names}
+        first = {name: answers[0]["proposals"][name][0] for name in names}
+        self.branches = {name: row["branches"] for name, row in first.items()}
+        self.at_once = {name: row.get("at_once", False) for name, row in first.items()}
         self.begin(answers[0])
 
     @property
@@ -143,7 +146,10 @@ class Replayed(Drafter):
     def draft_options(self, seq):
         rows = {name: self.rows[name].get(seq.num_output, {"hint": -1}) for name in self.names}
         unread = {name: (seq.num_cached - self.cached[name]) * self.reads(name) for name in self.names}
-        return [DraftOptions(name, rows[name]["hint"], unread[name], self.branches[name]) for name in self.names]
+        return [
+            DraftOptions(name, rows[name]["hint"], unread[name], self.branches[name], at_once=self.at_once[name])
+            for name in self.names
+        ]
 
     def seconds(self):
         return {name: timed for name, timed in self.timed.items() if any(timed)}
@@ -169,7 +175,9 @@ class Replayed(Drafter):
             accepted.append(place[at])
         spent, (token_s, read_s) = 0.0, self.timed[name]
         if levels:
-            spent = levels * token_s + read_s * (seq.num_cached - self.cached[name]) * self.reads(name)
+            spent = (1 if self.at_once[name] else levels) * token_s + read_s * (
+                seq.num_cached - self.cached[name]
+            ) * self.reads(name)
             self.cached[name] = seq.num_cached
         emitted = 0
         for token in self.output[seq.num_output :][: len(accepted) + 1]:
@@ -200,8 +208,9 @@ def cut(row, budget, depth):
             best = parents[best]
         if given and budget.should_continue is not None and not budget.should_continue(path):
             break
-    drafted = [n for n in range(1, len(depths)) if depths[n] <= levels and scores[n] >= budget.min_prob]
-    return [0, *sorted(sorted(drafted, key=lambda n: (-scores[n], n))[: budget.nodes])], levels
+    drafted = sorted((n for n in range(1, len(depths)) if depths[n] <= levels), key=lambda n: (-scores[n], n))
+    kept = takewhile(lambda pair: scores[pair[1]] >= budget.min_prob(pair[0]), enumerate(drafted[: budget.nodes]))
+    return [0, *sorted(n for _, n in kept)], levels
 
 
 def replay(seconds, lessons, answers, names, rng):

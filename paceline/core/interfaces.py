@@ -25,14 +25,19 @@ class DraftBudget:
     drafter_index: which member of a combined drafter drafts.
     should_continue: called after each drafted token with the drafter's probabilities so far. False ends the draft after
         that token, which is kept: dropping it would bias the result by a token that the draft no longer has.
-    min_prob: paths of a tree with a smaller probability, by the drafter's confidences, are not drafted.
+    min_probs: of a tree: the least probability of the path to its best, second best, ... candidate, by the drafter's
+        confidences. Never descending, since larger passes take longer. Empty: every candidate is drafted.
     """
 
     depth: int
     nodes: int
     drafter_index: int = 0
     should_continue: Callable[[Seq[float]], bool] | None = None
-    min_prob: float = 0.0
+    min_probs: Seq[float] = ()
+
+    def min_prob(self, n: int) -> float:
+        """The least probability of the candidate that comes behind `n` others."""
+        return self.min_probs[min(n, len(self.min_probs) - 1)] if self.min_probs else 0.0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ There is no prefill. Without predictions (in the first round, and after a round 
 of what followed the same tokens, if there are any, and the round adds the masks of the root.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -206,8 +206,8 @@ def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: 
 
     A candidate is worth the chance that it is accepted, a mask `MASK_WORTH` times the chance that the node above it is
     the last accepted one. There are as many candidates as leave room for all masks that are worth more than the last of
-    them. Masks that are worth less than `budget.min_prob` are left out. The root's are not: without them the next round
-    might have nothing to draft from.
+    them. Nodes that are worth less than `budget.min_probs` ask for are left out. The root's masks are not: without them
+    the next round might have nothing to draft from.
 
     num_masks: the most below a node. remaining: the most tokens that may follow the target's next one.
     """
@@ -224,16 +224,19 @@ def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: 
             ends[tree.parents[node - 1]] -= chance[node]
         return {node: MASK_WORTH * max(0.0, end) for node, end in ends.items()}
 
-    def size(num_candidates: int) -> int:
+    def is_too_large(num_candidates: int) -> bool:
         least = chance[best[num_candidates - 1]]
-        return num_candidates + sum(most[node] for node, worth in mask_worths(num_candidates).items() if worth >= least)
+        size = num_candidates + sum(most[node] for node, worth in mask_worths(num_candidates).items() if worth >= least)
+        return size > budget.nodes or least < budget.min_prob(size - 1)
 
-    num_candidates = bisect_right(range(1, len(best) + 1), budget.nodes, key=size)
-    worths, room, counts = mask_worths(num_candidates), budget.nodes - num_candidates, [0] * len(chance)
+    num_candidates = bisect_left(range(1, len(best) + 1), True, key=is_too_large)
+    worths, size, counts = mask_worths(num_candidates), num_candidates, [0] * len(chance)
     for node in sorted(worths, key=lambda node: -worths[node]):
-        if node == 0 or worths[node] >= budget.min_prob:
-            counts[node] = min(most[node], room)
-            room -= counts[node]
+        while counts[node] < most[node] and size < budget.nodes:
+            if node > 0 and worths[node] < budget.min_prob(size):
+                break
+            counts[node] += 1
+            size += 1
     kept = [0, *sorted(best[:num_candidates])]
     place = {node: index for index, node in enumerate(kept)}
     made = DraftTree(

@@ -83,7 +83,7 @@ class TokenRecycling(Drafter):
         place, depths = {0: 0}, [0]  # node of the shape -> node of the tree; depth of each node of the tree
         below = {0: self._below(seq.token_ids[-1])}  # node of the tree -> successors
         for node, (rank, above, score) in enumerate(_shape(), start=1):
-            if not deepest or len(made.tokens) >= budget.nodes or score < budget.min_prob:
+            if not deepest or len(made.tokens) >= budget.nodes or score < budget.min_prob(len(made.tokens)):
                 break
             parent = place.get(above)
             if parent is None or depths[parent] >= deepest or parent not in below:

@@ -50,9 +50,9 @@ class DraftTree(NamedTuple):
 class DynamicTree:
     """The tree of EAGLE-2 (Li et al. 2024, arXiv 2406.16858): expand the best nodes of a level, keep the best of all.
 
-    A node that cannot be among the best `budget.nodes` any more is neither kept nor expanded: its children score no
-    higher. So a small budget needs few rows. Until `finish`, nodes are numbered from 0 in the order in which they were
-    added, and -1 is the root.
+    A node that cannot be among the best `budget.nodes` any more, or is less likely than `budget.min_probs` asks of its
+    rank, is neither kept nor expanded: its children score no higher. So a small budget needs few rows. Until `finish`,
+    nodes are numbered from 0 in the order in which they were added, and -1 is the root.
 
     top_k: the most children of a node; 1 makes a chain.
     levels: how many levels the drafter ranks; None for all. Below them `rerank` alone says what may follow.
@@ -66,7 +66,7 @@ class DynamicTree:
         self, budget: DraftBudget, top_k: int, levels: int | None = None, width: int | None = None,
         rerank: Rerank | None = None,
     ):  # fmt: skip
-        self.nodes, self.top_k, self.width = budget.nodes, top_k, top_k if width is None else width
+        self.top_k, self.width = top_k, top_k if width is None else width
         self._rerank = rerank
         deepest = min(budget.depth, budget.nodes)
         self.levels = deepest if levels is None else min(deepest, levels)
@@ -75,9 +75,11 @@ class DynamicTree:
         self.tokens, self.parents = list[int](), list[int]()
         self.logps, self.scores = list[float](), list[float]()
         self._should_continue = budget.should_continue
-        self._floor = math.log(budget.min_prob) if budget.min_prob > 0 else -math.inf
         self._first = 0  # of the newest level
-        self._best: list[float] = []  # heap of the best `nodes` scores so far
+        self._best: list[float] = []  # heap of the scores that are kept so far
+        least = (budget.min_prob(n) for n in range(max(0, budget.nodes)))
+        # What all scores must reach if one more is kept, by the number that is kept.
+        self._floors = [math.log(p) if p > 0 else -math.inf for p in least] + [math.inf]
 
     def add(self, tokens: Sequence[Sequence[int]], logps: Sequence[Sequence[float]]) -> None:
         """Add the children of each node of the frontier, best first, with log-probabilities given their parents.
@@ -94,7 +96,7 @@ class DynamicTree:
                 found = self._rerank(self.path_to(parent), *found)
             for rank, (token, logp) in enumerate(zip(*found, strict=True)):
                 score = above + logp
-                if not (score > -math.inf and score >= self._floor) or not self.takes(parent, rank, score):
+                if not score > -math.inf or not self.takes(parent, rank, score):
                     break  # the next ones are even less likely
                 self.tokens.append(token)
                 self.parents.append(parent)
@@ -106,25 +108,28 @@ class DynamicTree:
 
     def takes(self, parent: int, rank: int, score: float) -> bool:
         """Whether this child is among the best so far. If not, no later sibling is; ties go to earlier nodes."""
+        best = self._best
         if rank >= self.top_k:
             return False
-        if len(self._best) < self.nodes:
-            heapq.heappush(self._best, score)
-        elif score > self._best[0]:
-            heapq.heapreplace(self._best, score)
+        if min([*best[:1], score]) >= self._floors[len(best)]:
+            heapq.heappush(best, score)
+        elif best and score > best[0]:
+            heapq.heapreplace(best, score)
         else:
             return False
         return True
 
     def next_frontier(self) -> list[int]:
-        """The best nodes of the newest level whose children can still be among the best `nodes`."""
-        full = len(self._best) == self.nodes
-        able = [n for n in range(self._first, len(self.tokens)) if not full or self.scores[n] > self._best[0]]
+        """The best nodes of the newest level whose children can still be kept."""
+        least = self._best[0] if self._best else math.inf
+        full = least < self._floors[len(self._best)]
+        newest = range(self._first, len(self.tokens))
+        able = [n for n in newest if self.scores[n] > least or (self.scores[n] == least and not full)]
         return sorted(able, key=lambda node: -self.scores[node])[: self.width]
 
     def kept(self) -> list[int]:
-        """The best `nodes`, including all their parents; ties go to the earlier node, which is not deeper."""
-        return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.scores[node])[: self.nodes])
+        """The best nodes, including all their parents; ties go to the earlier node, which is not deeper."""
+        return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.scores[node])[: len(self._best)])
 
     def path_to(self, node: int) -> list[int]:
         """The tokens from below the root down to this node."""
@@ -178,10 +183,10 @@ class StaticTree(DynamicTree):
 
     def takes(self, parent: int, rank: int, score: float) -> bool:
         path = (*(self._paths[parent] if parent >= 0 else ()), rank)
-        if path in self._table:
+        taken = path in self._table and super().takes(parent, rank, score)
+        if taken:
             self._paths.append(path)
-            return True
-        return False
+        return taken
 
     def next_frontier(self) -> list[int]:
         return [node for node in super().next_frontier() if (*self._paths[node], 0) in self._table]

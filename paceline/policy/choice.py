@@ -10,8 +10,9 @@ that it saves is then spent at the usual speed (the renewal-reward theorem; Dink
 
 d = 0 is plain decoding. A chain is a tree in which every node has one child; nodes(d) and levels(d) are what the
 drafter uses of a budget of depth d (`acceptance`). One more node pays if its chance of being accepted, in all rows
-together, is worth the seconds that its row of the pass takes, and one more level if its chance is also worth the
-drafting. Drafters with confidences apply both bounds themselves while they draft (`DraftBudget`).
+together, is worth the seconds that it adds to the pass, which depend on how many there are already (`node_seconds`).
+One more level pays if its chance is also worth the drafting. Drafters with confidences apply both bounds themselves
+while they draft (`DraftBudget`).
 
 Drafters with masks (SPACE) share the nodes of a round between candidates and masks for the next one. Where the last
 round left no masks, a restart adds up to d below the root, and the next round drafts.
@@ -22,7 +23,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import final
 
@@ -38,8 +39,6 @@ PATIENCE = 3
 """Depths without improvement before the search ends; the pass curve has steps, so one is not enough."""
 TREE_SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """With the root they fill the passes that are padded to 2, 4, 8 or 16 rows."""
-MAX_PRICE_RISE = 1.3
-"""A tree may grow beyond its expected size while its rows get dearer by no more than this factor."""
 DRAFTING_SHARE = 8 / 9
 """The share of a drafter's rounds with masks that draft; the others are restarts, which only add masks.
 
@@ -88,7 +87,7 @@ class DraftPlan:
     depths: the depth up to which each row's nodes are worth their rows.
     deepest: the depth that could still be paid for if every token were rejected.
     nodes: the most candidates of a tree.
-    row_seconds: the seconds that one more node of each drafting row takes.
+    node_seconds: the seconds that the first, second, ... node of each drafting row adds.
     """
 
     rate: float
@@ -98,7 +97,27 @@ class DraftPlan:
     depths: Seq[int]
     deepest: int = 0
     nodes: int = 0
-    row_seconds: float = 0.0
+    node_seconds: Seq[float] = (0.0,)
+
+
+def node_seconds(seconds: Mapping[int, float]) -> list[float]:
+    """What the first, second, ... node adds to passes that take `seconds` by their number of nodes, from 0.
+
+    Passes get dearer in steps, and clocks are not exact. So the sizes are joined by their lower convex hull: one of a
+    step's nodes pays if all of them do, and no node takes less than the one before it.
+    """
+    corners = list[tuple[int, float]]()
+    for n, at in sorted(seconds.items()):
+        while len(corners) > 1:
+            (before, low), (last, high) = corners[-2:]
+            if (high - low) * (n - last) < (at - high) * (last - before):
+                break
+            corners.pop()
+        corners.append((n, at))
+    added = list[float]()
+    for (before, low), (n, at) in pairwise(corners):
+        added += [(at - low) / (n - before)] * (n - before)
+    return added
 
 
 def gains_of(accept: Seq[float]) -> list[float]:
@@ -199,15 +218,15 @@ class _Team:
                 rate, value, depth, expected, kept = tokens / seconds, found, d, tokens, size
         if not depth:
             return DraftPlan(rate, value, 0, self.options, self.depths)
-        row_seconds = self.row_seconds(kept)
-        nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
+        nodes = self.largest(depth, kept, expected / batch) if self.is_tree else depth
         least_nodes, deeper = nodes if self.is_tree else 0, range(depth + 1, longest_draft + 1)
 
         def is_too_dear(d: int) -> bool:
             return not self.can_pay(d, self.pass_seconds(max(least_nodes, d)), expected / batch)
 
         deepest = depth + bisect_left(deeper, True, key=is_too_dear)
-        return DraftPlan(rate, value, depth, self.options, self.depths, deepest, nodes, row_seconds)
+        sizes = {0: self.plain} | {n: self.pass_seconds(n) for n in {*TREE_SIZES, nodes, deepest}}
+        return DraftPlan(rate, value, depth, self.options, self.depths, deepest, nodes, node_seconds(sizes))
 
     def pass_seconds(self, nodes: float) -> float:
         """Seconds of a round without the drafting. nodes: of each drafting row."""
@@ -226,19 +245,12 @@ class _Team:
         limit = self.credit + (1 - COUNTED_GAIN) + COUNTED_GAIN * tokens
         return seconds + self.steps(depth) * self.level <= limit * self.plain
 
-    def row_seconds(self, nodes: float) -> float:
-        """Seconds of one more node around this size, from half of it to twice: clocks are no better than that."""
-        low, high = nodes // 2, max(2 * nodes, 2)
-        return (self.pass_seconds(high) - self.pass_seconds(low)) / (high - low)
-
-    def largest(self, depth: int, kept: float, row_seconds: float, tokens: float) -> int:
-        """The most nodes of a tree that usually has `kept`: as many as can be paid for and cost about the same."""
-        nodes, usual = max(math.ceil(kept), depth), self.pass_seconds(kept)
+    def largest(self, depth: int, kept: float, tokens: float) -> int:
+        """The most nodes of a tree that usually has `kept`: as many as can be paid for."""
+        nodes = max(math.ceil(kept), depth)
         for n in TREE_SIZES:
             if nodes < n <= self.max_nodes:
-                seconds = self.pass_seconds(n)
-                if not self.can_pay(depth, seconds, tokens):
+                if not self.can_pay(depth, self.pass_seconds(n), tokens):
                     break
-                if seconds - usual <= MAX_PRICE_RISE * row_seconds * (n - kept):
-                    nodes = n
+                nodes = n
         return nodes

@@ -15,7 +15,7 @@ from ..core.outputs import Round
 EDGES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9)
 BUCKETS = len(EDGES) + 1
 HIGHEST = 0.3
-"""The largest `min_prob`: a tree is never pruned to nothing because of a doubtful calibration."""
+"""The largest `min_prob` above the price: a tree is never pruned to nothing because of a doubtful calibration."""
 _WEIGHT = 4.0  # expected hits that the bucket above counts for; where evidence is independent, tries
 _MIDDLES = [(low + high) / 2 for low, high in pairwise((0.0, *EDGES, 1.0))]
 _FADE = 0.5 ** (1 / 256)  # per round; calibration belongs to the drafter, not to the text
@@ -74,7 +74,7 @@ class PathOdds:
                 min_prob = min(wanted, min_prob)
                 break
             min_prob = low
-        return min(min_prob, HIGHEST)
+        return min(min_prob, max(chance, HIGHEST))
 
 
 @final

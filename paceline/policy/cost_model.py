@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated, final
 
 from pydantic import Field
@@ -243,18 +244,21 @@ class CostModel(DraftPolicy):
         if not row.is_probe and (option.is_tree or option.source in self.estimates.confidence):
             confidence = self.estimates.confidence.get(option.source) or Confidence()
         token = 0.0 if option.at_once else self.estimates.cost(option.source).token.value
-        node, level = self._speed * plan.row_seconds, self._speed * (token + plan.row_seconds)
+        level, nodes = self._speed * token, [self._speed * seconds for seconds in plan.node_seconds]
 
         def should_continue(confidences: Seq[float]) -> bool:
-            """One more level must be worth its seconds and those of a row."""
-            best = math.prod(confidences)
-            if confidence is not None and confidence.deeper.chance(best) * sharing < level:
+            """One more level must be worth its seconds and those of a node."""
+            best, price = math.prod(confidences), level + nodes[min(len(confidences), len(nodes) - 1)]
+            if confidence is not None and confidence.deeper.chance(best) * sharing < price:
                 return False
             row.passed.append(best)
             return True
 
-        min_prob = confidence.accepted.min_prob(node / sharing) if confidence is not None and option.is_tree else 0.0
-        return DraftBudget(row.depth, row.nodes, option.drafter_index, should_continue, min_prob)
+        min_probs = list[float]()
+        if confidence is not None and option.is_tree:
+            least = {price: confidence.accepted.min_prob(price / sharing) for price in {*nodes}}
+            min_probs = list(accumulate((least[price] for price in nodes), max))
+        return DraftBudget(row.depth, row.nodes, option.drafter_index, should_continue, min_probs)
 
     # Learning from a round
 

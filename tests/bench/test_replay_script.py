@@ -49,7 +49,8 @@ def test_trees_are_cut_as_their_drafter_would(script):
     assert script.cut(row, DraftBudget(9, 9), 9) == ([0, 1, 2, 3, 4], 3)
     assert script.cut(row, DraftBudget(9, 9), 2) == ([0, 1, 2, 3], 2)
     assert script.cut(row, DraftBudget(9, 1), 9) == ([0, 1], 3)
-    assert script.cut(row, DraftBudget(9, 9, min_prob=0.28), 9) == ([0, 1, 2, 3], 3)
+    assert script.cut(row, DraftBudget(9, 9, min_probs=[0.28]), 9) == ([0, 1, 2, 3], 3)
+    assert script.cut(row, DraftBudget(9, 9, min_probs=[0.1, 0.2, 0.4]), 9) == ([0, 1, 2], 3)
     asked: list[list[float]] = []
     assert script.cut(row, DraftBudget(9, 9, 0, lambda path: asked.append([*path]) or len(path) < 2), 9)[1] == 2
     assert asked == [[0.6], [0.6, 0.5]]

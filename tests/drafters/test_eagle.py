@@ -338,9 +338,9 @@ def test_budgets():
     assert len(drafted(DraftBudget(0, 0))[0]) == 1
     assert drafted(DraftBudget(4, 4), tree="chain")[1] == [-1, 0, 1, 2, 3]
     assert len(drafted(DraftBudget(4, 9, should_continue=lambda path: len(path) < 2), tree="chain")[0]) == 3
-    assert len(drafted(DraftBudget(4, 9, min_prob=1.1))[0]) == 1
+    assert len(drafted(DraftBudget(4, 9, min_probs=[1.1]))[0]) == 1
     paths = [sure[n] * (sure[parents[n]] if parents[n] else 1.0) for n in range(1, 10)]
-    assert len(drafted(DraftBudget(2, 50, min_prob=min(paths)))[0]) >= len([p for p in paths if p >= min(paths)])
+    assert len(drafted(DraftBudget(2, 50, min_probs=[min(paths)]))[0]) >= len([p for p in paths if p >= min(paths)])
     assert set(tokens[1:]) <= set(random_head(target(), 3).draft_ids.tolist())
 
 

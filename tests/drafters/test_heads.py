@@ -128,12 +128,12 @@ def test_medusa_trees_keep_their_budgets(temperature):
             stands.append(stands[parent] * p)
             depth.append(depth[parent] + 1)
         assert max(depth) == 2
-    for _, parents, sure in drafted(Budgets(depth=3, nodes=30, min_prob=0.02), temperature=temperature):
+    for _, parents, sure in drafted(Budgets(depth=3, nodes=30, min_probs=[0.02]), temperature=temperature):
         stands = [1.0]
         for parent, p in zip(parents[1:], sure[1:], strict=True):
             stands.append(stands[parent] * p)
         assert min(stands) >= 0.02
-    assert all(len(tokens) == 1 for tokens, _, _ in drafted(Budgets(depth=3, nodes=30, min_prob=1.0)))
+    assert all(len(tokens) == 1 for tokens, _, _ in drafted(Budgets(depth=3, nodes=30, min_probs=[1.0])))
     one_level = drafted(Budgets(depth=3, nodes=30, should_continue=lambda sure: False))
     assert all(set(parents[1:]) == {0} for _, parents, _ in one_level)
 

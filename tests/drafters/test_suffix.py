@@ -212,7 +212,7 @@ def test_rows_have_their_own_texts_and_hints():
 
 def test_an_improbable_path_is_not_drafted():
     text = [1, 2, 3, 4, 5, 6, 7, 1]  # one token matches: the path of d tokens has the probability 1 / (1 + d)
-    assert len(nodes_of(draft(Suffix(), text, DraftBudget(6, 6, min_prob=0.24)))) == 3
+    assert len(nodes_of(draft(Suffix(), text, DraftBudget(6, 6, min_probs=[0.24])))) == 3
     seen = list[list[float]]()
     stopped = draft(
         Suffix(), text, DraftBudget(6, 6, should_continue=lambda path: seen.append([*path]) or len(path) < 2)

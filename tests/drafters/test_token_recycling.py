@@ -132,7 +132,7 @@ def test_the_tree_grows_with_the_budget_best_nodes_first():
     for depth in range(7):
         assert tree(drafter, DraftBudget(depth, 200)) == [path for path in whole if len(path) <= depth]
     assert whole[0] == (8,)
-    assert tree(drafter, DraftBudget(3, 3, min_prob=0.05)) == [(8,), (8, 9), (9,)]
+    assert tree(drafter, DraftBudget(3, 3, min_probs=[0.05])) == [(8,), (8, 9), (9,)]
     assert max(map(len, tree(drafter, DraftBudget(6, 200, should_continue=lambda path: len(path) < 2)))) == 2
 
 

@@ -42,8 +42,8 @@ def grow(tree: DynamicTree, laws: Laws) -> DraftTree:
     return tree.finish()
 
 
-def dynamic(depth: int, nodes: int, top_k: int, min_prob: float = 0.0, kind=DynamicTree) -> DynamicTree:
-    return kind(DraftBudget(depth, nodes, min_prob=min_prob), top_k)
+def dynamic(depth: int, nodes: int, top_k: int, min_probs=(), kind=DynamicTree) -> DynamicTree:
+    return kind(DraftBudget(depth, nodes, min_probs=min_probs), top_k)
 
 
 def paths_of(grown: DraftTree) -> list[Path]:
@@ -53,7 +53,7 @@ def paths_of(grown: DraftTree) -> list[Path]:
     return paths[1:]
 
 
-def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, min_prob: float = 0.0) -> set[Path]:
+def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, min_probs=(0.0,)) -> set[Path]:
     """EAGLE-2 without any cleverness: expand the best top_k of each whole level, then sort everything."""
     pool: list[tuple[float, int, int, Path]] = []  # (-score, depth, order, path)
     frontier: list[tuple[float, Path]] = [(0.0, ())]
@@ -65,8 +65,9 @@ def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, min_prob: float = 0.0
             newest += [(above + logp, (*path, token)) for token, logp in children if logp > -math.inf]
         pool += [(-score, level, len(pool) + order, path) for order, (score, path) in enumerate(newest)]
         frontier = sorted(newest, key=lambda pair: -pair[0])[:top_k]
-    worth = [entry for entry in pool if min_prob == 0 or -entry[0] >= math.log(min_prob)]
-    return {path for *_, path in sorted(worth)[:nodes]}
+    best = sorted(pool)[:nodes]
+    floors = [math.log(p) if p else -math.inf for p in [*min_probs, *min_probs[-1:] * nodes]]
+    return {path for (score, *_, path), floor in zip(best, floors, strict=False) if -score >= floor}
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -80,26 +81,51 @@ def test_dynamic_tree_is_eagle_2(nodes, top_k, exact):
         assert len(set(paths_of(made))) == len(made.tokens), "two siblings are the same token"
 
 
-def test_least_prunes_and_may_leave_nothing():
-    for seed in range(10):
-        laws = Laws(seed)
-        assert set(paths_of(grow(dynamic(5, 30, 4, 0.1), laws))) == eagle2(laws, 5, 30, 4, 0.1)
-    assert grow(dynamic(5, 30, 4, 0.999), Laws(0)).tokens == []
-    assert grow(StaticTree(DraftBudget(5, 25, min_prob=0.999)), Laws(0)).tokens == []
+RISING = [*(0.02 * n for n in range(1, 9)), 0.2]
+
+
+@pytest.mark.parametrize("min_probs", [[0.1], [0.0] * 7 + [0.1] * 8, RISING, [0.01, 0.01, 0.01, 0.4]])
+def test_min_probs_prune(min_probs):
+    for seed, exact in itertools.product(range(20), (False, True)):
+        laws = Laws(seed, exact=exact)
+        assert set(paths_of(grow(dynamic(5, 30, 4, min_probs), laws))) == eagle2(laws, 5, 30, 4, min_probs), seed
+        static = StaticTree(DraftBudget(5, 25, min_probs=min_probs))
+        left = paths_of(grow(static, laws))
+        scores = sorted((static.scores[n] for n in static.kept()), reverse=True)
+        assert all(
+            score >= math.log(max(p, 1e-9))
+            for score, p in zip(scores, [*min_probs, *[min_probs[-1]] * 25], strict=False)
+        )
+        assert all(path[:-1] in {(), *left} for path in left)
+
+
+def test_asking_every_node_for_the_same_is_caught(monkeypatch):
+    """Mutants: what is asked of the first node, and of the last."""
+    for n in (0, -1):
+        monkeypatch.setattr(DraftBudget, "min_prob", lambda self, _, n=n: self.min_probs[n])
+        assert any(
+            set(paths_of(grow(dynamic(5, 30, 4, RISING), Laws(seed)))) != eagle2(Laws(seed), 5, 30, 4, RISING)
+            for seed in range(20)
+        )
+
+
+def test_min_probs_may_leave_nothing():
+    assert grow(dynamic(5, 30, 4, [0.999]), Laws(0)).tokens == []
+    assert grow(StaticTree(DraftBudget(5, 25, min_probs=[0.999])), Laws(0)).tokens == []
 
 
 class KeepsTheDeeper(DynamicTree):
     """On a tie the later node wins: a child may lose its parent."""
 
     def kept(self):
-        return sorted(sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], -node))[: self.nodes])
+        return sorted(sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], -node))[: len(self._best)])
 
 
 class ForgetsTheScoreAbove(DynamicTree):
     """Ranks by the last step alone."""
 
     def kept(self):
-        return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.logps[node])[: self.nodes])
+        return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.logps[node])[: len(self._best)])
 
 
 class ExpandsTooLittle(DynamicTree):
@@ -201,9 +227,9 @@ def test_tree_from_marginals_is_the_best(nodes, exact):
         assert len(set(paths_of(made))) == len(made.tokens)
 
 
-def test_marginals_below_least_are_left_out():
+def test_improbable_marginals_are_left_out():
     given = [([1, 2], [math.log(0.5), math.log(0.4)]), ([3, 4], [math.log(0.5), math.log(0.1)])]
-    made = marginal(DraftBudget(9, 9, min_prob=0.21), given)
+    made = marginal(DraftBudget(9, 9, min_probs=[0.21]), given)
     assert paths_of(made) == [(1,), (1, 3), (2,)]
 
 

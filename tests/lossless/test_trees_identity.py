@@ -37,7 +37,7 @@ class Varying(DraftPolicy):
             self.rng.choice([depth, 2 * depth, 20]),
             self.rng.randrange(self.arms),
             self.rng.choice([None, lambda sure: len(sure) < last]),
-            self.rng.choice([0.0, 0.001, 0.05]),
+            self.rng.choice([(), (0.001,), (0.0, 0.0, 0.01, 0.05)]),
         )
 
 

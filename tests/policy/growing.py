@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.interfaces import DraftBudget
@@ -61,11 +61,7 @@ class Branching:
                     score.append(score[node] * confidence)
                     depths.append(levels)
             best = max(newest, key=lambda node: score[node])
-            kept = sorted(range(1, len(parents)), key=lambda node: (-score[node], node))[: budget.nodes]
-            able = sorted(
-                set(newest) & {node for node in kept if score[node] >= budget.min_prob}, key=lambda n: -score[n]
-            )
-            frontier = able[: self.width]
+            frontier = sorted({*newest}.intersection(worth(score, budget)), key=lambda n: -score[n])[: self.width]
             path = [best]
             while parents[path[0]]:
                 path.insert(0, parents[path[0]])
@@ -75,8 +71,7 @@ class Branching:
                 and not budget.should_continue([confidences[node] for node in path])
             ):
                 break
-        kept = sorted(range(1, len(parents)), key=lambda node: (-score[node], node))[: budget.nodes] if levels else []
-        kept = [0, *sorted(node for node in kept if score[node] >= budget.min_prob)]
+        kept = [0, *sorted(worth(score, budget))]
         place = {node: index for index, node in enumerate(kept)} | {-1: -1}
         path, node = list[int](), children.get(0, 0)
         while node and node in place:
@@ -124,8 +119,8 @@ class Marginal:
             before = sorted((path for path in paths if len(path) == level), key=lambda path: -paths[path])
             for path in before[: max(1, budget.nodes)]:
                 paths.update({(*path, rank): paths[path] * chance for rank, chance in enumerate(probs)})
-        best = sorted((path for path in paths if path), key=lambda path: (-paths[path], len(path), path))
-        kept = [path for path in best[: budget.nodes] if paths[path] >= budget.min_prob]
+        found = sorted(paths, key=lambda path: (len(path), path))
+        kept = [found[node] for node in worth([paths[path] for path in found], budget)]
         place: dict[tuple[int, ...], int] = {(): 0} | {
             path: node for node, path in enumerate(sorted(kept, key=lambda p: (len(p), p)), start=1)
         }
@@ -137,6 +132,12 @@ class Marginal:
             parents.append(place[path[:-1]])
             confidences.append(levels[len(path) - 1][path[-1]])
         return DraftTree(parents, walk, confidences, max(map(len, place)), len(levels))
+
+
+def worth(scores: Sequence[float], budget: DraftBudget) -> list[int]:
+    """The best nodes but the root, best first, as far as the budget goes."""
+    best = sorted(range(1, len(scores)), key=lambda node: (-scores[node], node))[: budget.nodes]
+    return [node for n, node in enumerate(best) if scores[node] >= budget.min_prob(n)]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from paceline.errors import ConfigError
 from paceline.policy import Profile
 from paceline.policy import acceptance as acceptance_module
 from paceline.policy.acceptance import Acceptance, Counts, DraftSize
-from paceline.policy.choice import Option, best_plan
+from paceline.policy.choice import TREE_SIZES, Option, best_plan, node_seconds
 from paceline.policy.estimates import Estimates
 from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
 from paceline.policy.lengths import Ends
@@ -345,3 +345,21 @@ def test_fixed_takes_the_first_member_that_has_something():
     drafter.requests[0] = 0
     policy.bind(drafter, lambda rows: 0.01)
     assert policy.budgets([seq])[0].drafter_index == 1
+
+
+def test_nodes_take_the_seconds_of_the_convex_hull():
+    """Against its definition: the least of all lines between a size that is no larger and one that is no smaller."""
+    rng = random.Random(0)
+    for _ in range(50):
+        seconds = dict(zip((0, *TREE_SIZES), sorted(rng.random() for _ in range(1 + len(TREE_SIZES))), strict=True))
+        added = node_seconds(seconds)
+        assert len(added) == TREE_SIZES[-1]
+        assert added == sorted(added)
+        for n in range(TREE_SIZES[-1] + 1):
+            lines = [
+                seconds[a] + (seconds[b] - seconds[a]) * (n - a) / max(1, b - a)
+                for a in seconds
+                for b in seconds
+                if a <= n <= b
+            ]
+            assert seconds[0] + sum(added[:n]) == pytest.approx(min(lines))

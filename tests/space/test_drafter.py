@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_where_masks_hang():
     assert draft.tree.is_chain
     assert drafter.propose([seq], [DraftBudget(0, 0)]).tree.num_nodes == 1
     assert drafter.propose([seq], [DraftBudget(9, 99)]).tree.num_nodes == 3 * 4  # two were predicted, three can be
-    assert drafter.propose([seq], [DraftBudget(2, 8, min_prob=2.0)]).tree.num_nodes == 3
+    assert drafter.propose([seq], [DraftBudget(2, 8, min_probs=[2.0])]).tree.num_nodes == 3
     assert drafter.propose([seq], [DraftBudget(2, 8, should_continue=lambda sure: False)]).tree.num_nodes == 6
 
 
@@ -83,8 +84,9 @@ def test_a_tree_of_candidates():
         assert group.start == 7 + 2 * node
 
 
+@pytest.mark.parametrize("min_probs", [[0.0], [0.0, 0.0, 0.0, 0.11, 0.2], [0.0, 0.05, 0.05, 0.4], [0.5]])
 @pytest.mark.parametrize("nodes", range(1, 24))
-def test_candidates_and_masks_share_the_nodes(nodes):
+def test_candidates_and_masks_share_the_nodes(nodes, min_probs):
     """Against every number of candidates: none more leaves room for the masks that are worth more than the last one."""
     tree = trees.DraftTree([5, 6, 7, 8, 9], [0, 1, 2, 0, 4], [0.6, 0.7, 0.1, 0.3, 0.5])
     chance, below = [1.0, 0.6, 0.42, 0.042, 0.3, 0.15], {0: [1, 4], 1: [2], 2: [3], 4: [5]}
@@ -97,14 +99,22 @@ def test_candidates_and_masks_share_the_nodes(nodes):
         found = [(space.MASK_WORTH * end, node) for node, end in ends.items() for _ in range(max(0, 3 - depth[node]))]
         return sorted(found, key=lambda one: -one[0])
 
-    fits = [n for n in range(6) if n + sum(w >= chance[order[n - 1]] for w, _ in masks(order[:n]) if n) <= nodes]
-    kept = sorted(order[: fits[-1]])
-    expected = Counter(node for _, node in masks(kept)[: nodes - len(kept)])
-    made, counts = space.with_masks(tree, DraftBudget(3, nodes), 3, 3)
+    def is_worth(worth: float, before: int) -> bool:
+        return before < nodes and worth >= min_probs[min(before, len(min_probs) - 1)]
+
+    def fits(n: int) -> bool:
+        least = chance[order[n - 1]]
+        return is_worth(least, n - 1 + sum(worth >= least for worth, _ in masks(order[:n])))
+
+    kept = sorted(order[: len([*takewhile(fits, range(1, 6))])])
+    expected, size = Counter[int](), len(kept)
+    for worth, node in masks(kept):
+        if is_worth(worth, size) or (node == 0 and size < nodes):
+            expected[node] += 1
+            size += 1
+    made, counts = space.with_masks(tree, DraftBudget(3, nodes, min_probs=min_probs), 3, 3)
     assert made.tokens == [tree.tokens[node - 1] for node in kept]
     assert counts == [expected[node] for node in [0, *kept]]
-    _, counts = space.with_masks(tree, DraftBudget(3, nodes, min_prob=0.5), 3, 3)
-    assert counts == [min(3, nodes - len(kept)), *[0] * len(kept)]
 
 
 @pytest.mark.parametrize(("path", "nodes"), [([], [2, 3, 4]), ([1], [6, 4]), ([1, 5], [4]), ([7], [3, 4])])

@@ -36,7 +36,7 @@ def varying(seq) -> DraftBudget:
     turn = len(seq.rounds) + 2 * seq.slot
     depth = (3, 2, 0, 4, 1)[turn % 5]
     stop = (None, lambda sure: len(sure) < 2)[turn % 2]
-    return DraftBudget(depth, depth * (2, 9)[turn % 2], 0, stop, (0.0, 0.02, 0.2)[turn % 3])
+    return DraftBudget(depth, depth * (2, 9)[turn % 2], 0, stop, ((), [0.02], [0.0, 0.05, 0.2])[turn % 3])
 
 
 ADAPTERS = {

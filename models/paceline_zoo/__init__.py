@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .vlm import PackagedVlm
 
 FOLDER = Path(__file__).parent
+DEFAULTS = {"smollm2-135m-dflash": "lookup+head:smollm2-135m-dflash"}
+"""The recommended heads, one for a target, and the drafter of `paceline demo` with each; chosen by measurement."""
 
 
 def models() -> "dict[str, Callable[[], PackagedVlm]]":

@@ -3,6 +3,7 @@
 The entry point of a distribution in the group `paceline.models` names a module with
 
     FOLDER       a folder of heads, each in a folder of its own (see `heads.folder`): `--drafter head:NAME`
+    DEFAULTS     optional: the name of the recommended head for each target, and the drafter of `paceline demo` with it
     models()     optional: a function for each model's name that reads its `registry.ZooEntry`: `paceline pull NAME`
 """
 
@@ -58,6 +59,11 @@ def packaged_models() -> "dict[str, Callable[[], ZooEntry]]":
     return dict(sorted(found.items()))
 
 
+def _defaults() -> dict[str, str]:
+    """The drafter of the demo for each recommended head."""
+    return {name: drafter for module in distributions() for name, drafter in getattr(module, "DEFAULTS", {}).items()}
+
+
 def _head_folders() -> dict[str, Path]:
     """The folder of every head by name; the first of two with one name counts."""
     found: dict[str, Path] = {}
@@ -89,7 +95,8 @@ class PackagedHead:
 
 def packaged_heads() -> list[PackagedHead]:
     """Every installed head, by name. Raises `ConfigError` for a damaged one."""
-    return [_read_head(folder) for folder in _head_folders().values()]
+    defaults = _defaults()
+    return [_read_head(folder, defaults.get(name)) for name, folder in _head_folders().items()]
 
 
 def heads_for(fingerprint: str) -> list[PackagedHead]:
@@ -152,7 +159,7 @@ def _published_method(config: dict[str, Any]) -> str:
     return "eagle3" if "Eagle3" in names or any(mark in config for mark in marks) else "eagle"
 
 
-def _read_head(folder: Path) -> PackagedHead:
+def _read_head(folder: Path, demo: str | None) -> PackagedHead:
     config, record = read_object(folder / _CONFIG), read_object(folder / _RECORD)
     try:
         rows = record.get("acceptance") or []
@@ -164,8 +171,8 @@ def _read_head(folder: Path) -> PackagedHead:
             str(config["target"]["fingerprint"]),
             (folder / "model.safetensors").stat().st_size,
             str(record.get("licence", "")),
-            record.get("default") is True,
-            str(record.get("demo") or f"head:{folder.name}"),
+            demo is not None,
+            demo or f"head:{folder.name}",
             float(rows[0]["result"]["mean_acceptance_length"]) if rows else None,
         )
     except (KeyError, TypeError, ValueError, OSError) as error:

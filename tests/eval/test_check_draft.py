@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def original(target, tmp_path_factory):
     llm = LLM(target, drafter=Medusa(fresh_medusa(), ngrams=False), numerics="fast")
     params = SamplingParams(max_tokens=16, seed=0, ignore_eos=True)
     trial = run_trial(llm, params, BUDGET, {"top_k": 10}, name="three", source="texts", texts=TEXTS)
-    record = {"acceptance": [trial.as_dict()], "default": True, "demo": "lookup+head:tiny-medusa", "licence": "MIT"}
+    record = {"acceptance": [trial.as_dict()], "licence": "MIT"}
     return save_head(tmp_path_factory.mktemp("artefacts") / "tiny-medusa", fresh_medusa(), llm.loaded, record)
 
 
@@ -79,7 +80,7 @@ def test_a_head_without_a_record(tmp_path, target):
 
 
 def test_packaged_heads(head, monkeypatch):
-    _install(monkeypatch, head.parent)
+    _install(monkeypatch, head.parent, demo="lookup+head:tiny-medusa")
     found = packaged.packaged_heads()
     assert [(one.name, one.method, one.is_default) for one in found] == [("tiny-medusa", "medusa", True)]
     assert packaged.head_folder("tiny-medusa") == head
@@ -93,7 +94,7 @@ def test_packaged_heads(head, monkeypatch):
     (run / "head").rename(head)
     with pytest.raises(ConfigError, match="did you mean 'tiny-medusa'"):
         packaged.head_folder("tiny-medussa")
-    edit(head / "training.json", lambda record: record.update(default=False))
+    _install(monkeypatch, head.parent)
     assert not packaged.heads_for(found[0].fingerprint)[0].is_default
     (head / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="'tiny-medusa' is damaged"):
@@ -101,7 +102,7 @@ def test_packaged_heads(head, monkeypatch):
 
 
 def test_where_no_models_are_installed_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(packaged, "model_folders", list)
+    monkeypatch.setattr(packaged, "distributions", list)
     with pytest.raises(ConfigError, match="pip install paceline-zoo"):
         packaged.head_folder("smollm2-135m-eagle3")
     assert packaged.packaged_heads() == []
@@ -122,7 +123,7 @@ def test_models_come_from_the_entry_points_of_other_distributions(tmp_path, monk
 
 
 def test_the_demo_takes_the_head_of_this_very_model(head, target, tmp_path, monkeypatch):
-    _install(monkeypatch, head.parent)
+    _install(monkeypatch, head.parent, demo="lookup+head:tiny-medusa")
     short = ("--num-prompts", "1", "--max-tokens", "4", "--max-model-len", "2000", "--numerics", "fast")
     assert answer("demo", target, *short)["drafter"] == "lookup+head:tiny-medusa"
     assert answer("demo", target, *short, "--drafter", "lookup")["drafter"] == "lookup"
@@ -140,5 +141,6 @@ def test_names_are_understood_wherever_a_drafter_is_named(head, monkeypatch):
     assert parse(f"head:{head}").method == "medusa"
 
 
-def _install(monkeypatch, artefacts) -> None:
-    monkeypatch.setattr(packaged, "model_folders", lambda: [artefacts])
+def _install(monkeypatch, artefacts, demo: str | None = None) -> None:
+    defaults = {} if demo is None else {"tiny-medusa": demo}
+    monkeypatch.setattr(packaged, "distributions", lambda: [SimpleNamespace(FOLDER=artefacts, DEFAULTS=defaults)])

@@ -104,8 +104,8 @@ class ModelFacts:
 
     @property
     def device(self) -> torch.device:
-        """The device of the token embeddings."""
-        return self.embeddings.device
+        """The device of the weights."""
+        return self.model.device
 
     @property
     def dtype(self) -> torch.dtype:

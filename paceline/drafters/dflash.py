@@ -25,7 +25,7 @@ class DFlashPass:
 
     def __init__(self, head: DFlashHead, target: TargetView):
         self.head, self._device = head, target.loaded.device
-        self.is_native = runs_natively(target.loaded.embeddings)
+        self.is_native = runs_natively(target.loaded)
         if self.is_native:
             self._block = NativeLayer(head, None, pairs=False)
             self._context = NativeLayer(head, head.fc, pairs=False, context=head.hidden_norm)

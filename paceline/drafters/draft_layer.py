@@ -92,9 +92,9 @@ def head_cache(target: TargetView, config: LayersConfig) -> SlotCache:
     return cache
 
 
-def runs_natively(weight: Tensor) -> bool:
-    """Whether layers with weights like this one run in the native library."""
-    return weight.device.type == "cpu" and weight.dtype in FORMATS and library() is not None
+def runs_natively(target: ModelFacts) -> bool:
+    """Whether the layers of a head for this target run in the native library."""
+    return target.device.type == "cpu" and target.dtype in FORMATS and library() is not None
 
 
 class NativeLayer:

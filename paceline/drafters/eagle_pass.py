@@ -30,7 +30,7 @@ class EaglePass:
 
     def __init__(self, head: EagleHead, target: TargetView):
         self.head = head
-        self.is_native = runs_natively(target.loaded.embeddings)
+        self.is_native = runs_natively(target.loaded)
         pairs = head.config.version != 3
         self._layer = NativeLayer(head, head.fc, pairs) if self.is_native else TorchLayer(head)
         self._device = target.loaded.device

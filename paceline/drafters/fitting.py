@@ -42,14 +42,14 @@ def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: T
     made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
     rows = loaded.embeddings if made.owns_rows else loaded.output_rows()
     made.attach(loaded.embeddings, rows.to(loaded.device, loaded.dtype))
-    if runs_natively(loaded.embeddings):
+    if runs_natively(loaded):
         pack_head(made)
     return made
 
 
 def row_dtype(target: TargetView) -> torch.dtype:
     """The input dtype of an attached head."""
-    return torch.float32 if runs_natively(target.loaded.embeddings) else target.loaded.dtype
+    return torch.float32 if runs_natively(target.loaded) else target.loaded.dtype
 
 
 def read_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView) -> SpaceAdapter:

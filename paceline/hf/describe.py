@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, Pointers, address, library
 from ..kernels.packing import pack
+from ..quant.blocks import BlockEmbedding
 from ..quant.packed import PackedMatrix
 
 MAX_RANK = 256
@@ -65,8 +66,7 @@ def has_fixed_ropes(config: Any) -> bool:
 def describe(model: PreTrainedModel) -> "Description | None":
     """The description of a model; None if there is no library, or if it does not support the model."""
     config: Any = model.config.get_text_config()
-    weight: Any = model.get_input_embeddings().weight  # type: ignore[union-attr]
-    if config.model_type not in FORMS or weight.device.type != "cpu" or weight.dtype not in FORMATS:
+    if config.model_type not in FORMS or model.device.type != "cpu" or model.dtype not in FORMATS:
         return None
     if library() is None or not has_fixed_ropes(config):
         return None
@@ -96,24 +96,32 @@ class Description:
         self.kv_heads, self.head_dims = [one.kv_heads for one in layers], [one.head_dim for one in layers]
         self.num_layers = len(layers)
         array = (Layer * len(layers))(*layers)
-        weight: Tensor = base.embed_tokens.weight
-        self._held += [array, weight]
+        table, form = self._embeddings(base.embed_tokens)
+        self._held += [array, table]
         scale = getattr(base.embed_tokens, "embed_scale", None)
-        scale = 1.0 if scale is None else float(torch.as_tensor(scale).to(weight.dtype))
+        scale = 1.0 if scale is None else float(torch.as_tensor(scale).to(model.dtype))
         self.model = Model(
             layers=array,
             head=self._matrix(model.get_output_embeddings()),
             final_norm=self._norm(base.norm),
-            embeddings=address(weight.detach()),
-            embedding_format=FORMATS[weight.dtype],
+            embeddings=address(table),
+            embedding_format=form,
             num_layers=len(layers),
-            hidden=weight.shape[1],
-            vocabulary=weight.shape[0],
+            hidden=base.embed_tokens.embedding_dim,
+            vocabulary=base.embed_tokens.num_embeddings,
             embedding_scale=scale * self.multiplier,
             logit_scale=1.0 / float(getattr(self._config, "logits_scaling", 1.0) or 1.0),
             logit_softcap=float(getattr(self._config, "final_logit_softcapping", None) or 0.0),
             cache_format=FORMATS[cast("torch.dtype", model.dtype)],
         )
+
+    @staticmethod
+    def _embeddings(embedding: Any) -> tuple[Tensor, int]:
+        """The table, and its format."""
+        if isinstance(embedding, BlockEmbedding):
+            return embedding.data, embedding.form
+        table: Tensor = embedding.weight.detach()
+        return table, FORMATS[table.dtype]
 
     def _rotary_dim(self, rotary: Any) -> int:
         one = torch.zeros(1, 1, dtype=torch.long)

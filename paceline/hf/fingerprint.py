@@ -3,11 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..quant.blocks import BlockWeights
 
 _FACTS = (
     "model_type",
@@ -26,7 +29,7 @@ _SAMPLE = 256
 _SMALLEST = 2.0**-14  # of the normal numbers of float16; below it a copy in float16 has other bits
 
 
-def hash_checkpoint(config: Any, tensors: Mapping[str, Tensor]) -> str:
+def hash_checkpoint(config: Any, tensors: Mapping[str, Tensor | BlockWeights]) -> str:
     """sha256, in hexadecimal, over the facts of the architecture and at most 256 values of every weight, as bfloat16.
 
     A checkpoint in bfloat16 or float16 has one hash in whatever dtype it is loaded; one in float32 has another when it
@@ -44,11 +47,14 @@ def hash_checkpoint(config: Any, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _sample(tensor: Tensor) -> bytes:
-    flat = tensor.detach().reshape(-1)
-    stride = flat.numel() // _SAMPLE | 1  # odd, so that it does not walk along one column of a matrix
-    taken = flat[::stride][:_SAMPLE]
-    if not tensor.is_floating_point():
+def _sample(tensor: Tensor | BlockWeights) -> bytes:
+    size = prod(tensor.shape)
+    places = range(0, size, size // _SAMPLE | 1)[:_SAMPLE]  # an odd step does not walk along one column of a matrix
+    if isinstance(tensor, BlockWeights):
+        taken = tensor.values(places)
+    else:
+        taken = tensor.detach().reshape(-1)[:: places.step][:_SAMPLE]
+    if not taken.is_floating_point():
         return taken.cpu().to(torch.int64).numpy().tobytes()
     rounded = taken.to(torch.bfloat16)
     rounded = torch.where(rounded.abs() < _SMALLEST, 0.0, rounded)
@@ -67,7 +73,8 @@ def fingerprint(model: PreTrainedModel) -> str:
     known, ours = vars(model).get(_KEPT), __name__.partition(".")[0] + "."
     if isinstance(known, str) and any(type(module).__module__.startswith(ours) for module in model.modules()):
         return known
-    return hash_checkpoint(model.config, model.state_dict())
+    packed = {f"{name}.weight": one for name, one in model.named_modules() if isinstance(one, BlockWeights)}
+    return hash_checkpoint(model.config, {**model.state_dict(), **packed})
 
 
 def remember(model: PreTrainedModel, value: str) -> None:

@@ -3,6 +3,10 @@
 #include <stdint.h>
 
 enum Format { BF16 = 0, F16 = 1, F32 = 2, INT8 = 3, INT4 = 4, BF12 = 5 };
+enum BlockFormats {  // those of llama.cpp's files, see block_formats.h: its numbers, and 64
+  BLOCK_FORMATS = 64, Q4_0 = 66, Q4_1 = 67, Q5_0 = 70, Q5_1 = 71, Q8_0 = 72, Q2_K = 74, Q3_K = 75, Q4_K = 76, Q5_K = 77,
+  Q6_K = 78, IQ4_NL = 84, IQ4_XS = 87, MXFP4 = 103
+};
 enum NormKind { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
 enum Activation { SILU = 0, GELU_TANH = 1 };
 

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "abi.h"
+#include "block_formats.h"
 #include "noise.h"
 #include "pool.h"
 #include "simd.h"
@@ -22,6 +23,15 @@ INLINE int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // ---------------------------------------------------------------------------------------------- products
 
+// Rows as integers of 8 bits, for products with blocks.
+struct Bytes {
+  int8_t* codes;    // null where nothing reads them
+  float* scales;    // of every `each` numbers, which are 32 or 256
+  int16_t* sums;    // of every 32 codes
+  int16_t* halves;  // of every 16
+  int64_t stride;   // numbers from row to row, a multiple of `each`
+};
+
 // The forms in which a product reads its rows. Rows are padded with zeros to a multiple of 32.
 struct Input {
   float* wide;     // float32
@@ -34,7 +44,9 @@ struct Input {
   int16_t* words4;  // the same for INT4, in order
   float* scales;   // of these bytes or integers, one for each row; null where there are none
   float* sums;     // of every 32 numbers, in units of the scale, for INT4
+  Bytes by_32, by_256;
   int64_t stride;  // elements from row to row
+  bool waits_for_rows() const { return scales || by_32.codes || by_256.codes; }  // forms that need more than 32 numbers
 };
 
 INLINE int num_blocks(const Matrix& m) { return (m.outs + BLOCK - 1) / BLOCK; }
@@ -199,6 +211,7 @@ static void tile_floats(const char* w, const float* x, int64_t stride, int64_t p
 }
 
 #include "integers.h"
+#include "blocks.h"
 
 INLINE bool is_float(int format) { return format != INT8 && format != INT4; }
 
@@ -272,6 +285,7 @@ template <> struct Tiles<0> {
 // meanwhile the next panel is fetched, evenly, so that neither memory nor arithmetic waits for the other. A sum is the
 // same whatever the panels: it goes on where it was. A block of integers is one panel.
 static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int rows, int64_t block, float* out) {
+  if (is_block_format(m.format)) return multiply_blocks(m, in, row, rows, block, out);
   const char* w = (const char*)m.data + block * block_bytes(m);
   const int64_t pairs = (m.ins + 1) / 2;
   const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
@@ -373,6 +387,8 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
   float* x = in.wide + row * in.stride;
   for (int64_t i = size; i < in.stride; i++) x[i] = 0;
   if (in.narrow) narrow_row(x, in.narrow + row * in.stride, in.stride);
+  if (in.by_32.codes) round_row(x, in.stride, row, 32, in.by_32);
+  if (in.by_256.codes) round_row(x, in.stride, row, 256, in.by_256);
   if (in.scales) {
     vu most_bits = {};  // absolute values are ordered as their bits are, infinity and NaN last
     for (int64_t i = 0; i < in.stride; i += LANES) {

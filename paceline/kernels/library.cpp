@@ -14,6 +14,7 @@
 #endif
 
 #include "abi.h"
+#include "block_formats.h"
 #include "noise.h"
 #include "pool.h"
 
@@ -416,6 +417,26 @@ void paceline_widen(const uint8_t* table, const uint8_t* units, const int32_t* p
       weight = (uint16_t)((patch & 255) << 8 | (weight & 255));
     }
 }
+
+// Weights of blocks [outs, ins], as a file holds them, as records of sixteen outputs; `packed` must be zeros.
+void paceline_pack_blocks(int format, const uint8_t* blocks, int64_t outs, int64_t ins, uint8_t* packed) {
+  const BlockFormat f = block_format(format);
+  const int64_t per_row = ins / f.each;
+  BlockCodes codes = {};
+  for (int64_t out = 0; out < outs; out++)
+    for (int64_t i = 0; i < per_row; i++) {
+      read_block(format, blocks + (out * per_row + i) * f.bytes, &codes);
+      write_record(f, codes, (int)(out % COLUMN), packed + (out / COLUMN * per_row + i) * record_bytes(f));
+    }
+}
+
+// Outputs [first, first + outs) of packed blocks in float32 [outs, ins].
+void paceline_unpack_blocks(int format, const uint8_t* packed, int64_t first, int64_t outs, int64_t ins, float* weights) {
+  for (int64_t out = 0; out < outs; out++) float_row(format, packed, ins, first + out, weights + out * ins);
+}
+
+// Bytes of a record, and of a block in a file; 0 for an unknown format.
+int64_t paceline_record_bytes(int format) { return record_bytes(block_format(format)); }
 
 // Ask for large pages under the whole pages of a buffer: fewer look-ups while weights are read.
 void paceline_advise(void* data, int64_t bytes) {

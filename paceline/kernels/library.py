@@ -25,6 +25,29 @@ class NumberFormat(IntEnum):
     BF12 = 5
 
 
+class BlockFormat(IntEnum):
+    """The block formats of llama.cpp's files; see `block_formats.h`."""
+
+    Q4_0 = 66
+    Q4_1 = 67
+    Q5_0 = 70
+    Q5_1 = 71
+    Q8_0 = 72
+    Q2_K = 74
+    Q3_K = 75
+    Q4_K = 76
+    Q5_K = 77
+    Q6_K = 78
+    IQ4_NL = 84
+    IQ4_XS = 87
+    MXFP4 = 103
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs of an output a block has."""
+        return 256 if self.name.endswith(("_K", "_XS")) else 32
+
+
 FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
 
@@ -122,6 +145,11 @@ def library() -> Any:
     found.paceline_shorten.restype = c_int64
     found.paceline_widen.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
     found.paceline_widen.restype = None
+    found.paceline_pack_blocks.argtypes = [ctypes.c_int, c_void_p, c_int64, c_int64, c_void_p]
+    found.paceline_pack_blocks.restype = None
+    found.paceline_unpack_blocks.argtypes = [ctypes.c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p]
+    found.paceline_unpack_blocks.restype = None
+    found.paceline_record_bytes.restype = c_int64
     found.paceline_advise.argtypes = [c_void_p, c_int64]
     found.paceline_struct_bytes.restype = c_int64
     for which, kind in enumerate((Matrix, Norm, Layer, Model, Pass)):
@@ -201,6 +229,23 @@ def widen(table: Tensor, units: Tensor, patches: Tensor, outs: int, ins: int) ->
     weight = torch.empty(outs, ins, dtype=torch.bfloat16)
     parts = (one.data_ptr() for one in (table, units, patches))
     library().paceline_widen(*parts, outs, ins, weight.data_ptr())
+    return weight
+
+
+def record_bytes(form: BlockFormat) -> int:
+    """The bytes of one block of sixteen outputs."""
+    return library().paceline_record_bytes(form)
+
+
+def pack_blocks(form: BlockFormat, blocks: Tensor, ins: int, packed: Tensor) -> None:
+    """Fill `packed`, zeros uint8 [out / 16, ...], from the bytes of a file's blocks, uint8 [out, ...]."""
+    library().paceline_pack_blocks(form, address(blocks), len(blocks), ins, address(packed))
+
+
+def unpack_blocks(form: BlockFormat, packed: Tensor, first: int, outs: int, ins: int) -> Tensor:
+    """The weights of outputs `first` .. `first + outs - 1`, float32 [outs, ins]."""
+    weight = torch.empty(outs, ins)
+    library().paceline_unpack_blocks(form, address(packed), first, outs, ins, address(weight))
     return weight
 
 

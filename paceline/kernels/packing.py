@@ -7,16 +7,19 @@ INT8        [blocks, in / 4, 32, 4]                 code * the output's scale
 INT4        [blocks, in / 8, 32], int32             (code - 8) * the group's scale + zero; bits 4 j hold input 2 j,
                                                     bits 16 + 4 j input 2 j + 1
 BF12        [blocks, in / 4, 192], uint8            a bfloat16 in twelve bits, without loss, see `bf12.h`
+Q4_K, ...   [blocks, bytes], uint8                  those of llama.cpp's files, see `block_formats.h`
 
 Outputs are padded with zeros to whole blocks, inputs to a multiple of 2 (BF16), 4 (INT8, BF12) or 8 (INT4).
 """
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from .library import shorten, widen
+from .library import BlockFormat, pack_blocks, record_bytes, shorten, unpack_blocks, widen
 
 OUTPUTS_PER_BLOCK = 32
 _MOST_RARE = 1 / 256  # of the weights; with more of them, patches take too long
@@ -38,10 +41,12 @@ def pack(weight: Tensor) -> Tensor:
     return blocks.transpose(1, 2).contiguous()
 
 
-def unpack(packed: "Tensor | Bf12", outs: int, ins: int) -> Tensor:
-    """What `pack` or `Bf12.of` was given, [out, in]."""
+def unpack(packed: "Tensor | Bf12 | Blocks", outs: int, ins: int) -> Tensor:
+    """What `pack` or `Bf12.of` was given, [out, in]; blocks as float32."""
     if isinstance(packed, Bf12):
         return widen(packed.table, packed.units, packed.patches, outs, ins)
+    if isinstance(packed, Blocks):
+        return unpack_blocks(packed.form, packed.data, 0, outs, ins)
     packed = packed.transpose(1, 2)
     if packed.dim() == 4:
         packed = packed.flatten(2)
@@ -77,6 +82,40 @@ class Bf12:
         begins = self.patches[blocks.start : blocks.stop + 1]
         patches = self.patches[len(self.units) + 1 :][int(begins[0]) : int(begins[-1])]
         return Bf12(self.units[blocks], self.table, torch.cat([begins - begins[0], patches]))
+
+
+_COLUMN = 16  # outputs of a record
+_PIECE = 64 * _COLUMN  # outputs that are packed at once
+
+
+@dataclass(eq=False)
+class Blocks:
+    """Weights in a block format of llama.cpp's files. data: records, uint8 [blocks, bytes]."""
+
+    form: BlockFormat
+    data: Tensor
+
+    @classmethod
+    def of(cls, form: BlockFormat, blocks: Tensor, ins: int) -> "Blocks":
+        """From the bytes of a file, uint8 [out, bytes of a row], which is read piece by piece."""
+        outs = len(blocks)
+        data = torch.zeros(-(-outs // OUTPUTS_PER_BLOCK), 2 * (ins // form.inputs) * record_bytes(form), dtype=torch.uint8)
+        columns = data.view(-1, data.shape[1] // 2)
+
+        def fill(first: int) -> None:
+            pack_blocks(form, blocks[first : first + _PIECE].contiguous(), ins, columns[first // _COLUMN :])
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            list(threads.map(fill, range(0, outs, _PIECE)))
+        return cls(form, data)
+
+    def rows(self, indices: Sequence[int], ins: int) -> Tensor:
+        """The weights of some outputs, float32 [R, in]."""
+        return torch.cat([unpack_blocks(self.form, self.data, one, 1, ins) for one in indices])
+
+    def __getitem__(self, blocks: slice) -> "Blocks":
+        """Some of the blocks, which are shared."""
+        return Blocks(self.form, self.data[blocks])
 
 
 _SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)

@@ -26,13 +26,15 @@ constexpr int64_t INNER = 256;  // the largest rank of a correction
 
 struct Sizes {
   int64_t normed, attended, mlp, qkv, queries, head_dim;
-  bool bytes, sums;
+  bool bytes, sums, by_32, by_256;
 };
 
 static void note_format(Sizes& s, const Matrix& m) {
   if (!m.data) return;
   s.bytes |= m.format == INT8;
   s.sums |= m.format == INT4;
+  s.by_32 |= block_format(m.format).each == 32;
+  s.by_256 |= block_format(m.format).each == 256;
 }
 
 static Sizes sizes_of(const Model* model) {
@@ -64,6 +66,12 @@ struct Arena {  // allocates from one buffer; without a buffer it only counts by
   }
 };
 
+static Bytes allocate_bytes(Arena& arena, int64_t rows, int64_t size, int64_t each) {
+  const int64_t stride = round_up(size, each), count = rows * stride;
+  return {arena.take<int8_t>(count), arena.take<float>(count / each), arena.take<int16_t>(count / 32),
+          arena.take<int16_t>(count / 16), stride};
+}
+
 static Input allocate_input(Arena& arena, int64_t rows, int64_t size, const Sizes& s) {
   Input in = {};
   in.stride = round_up(size, 32);
@@ -81,6 +89,8 @@ static Input allocate_input(Arena& arena, int64_t rows, int64_t size, const Size
   if (s.sums && !BYTES_DOT) in.words4 = arena.take<int16_t>(rows * in.stride);
   if (s.sums) in.sums = arena.take<float>(rows * in.stride / 32);
   if (s.bytes || s.sums) in.scales = arena.take<float>(rows);
+  if (s.by_32) in.by_32 = allocate_bytes(arena, rows, size, 32);
+  if (s.by_256) in.by_256 = allocate_bytes(arena, rows, size, 256);
   return in;
 }
 
@@ -272,6 +282,11 @@ static void load_row(float* to, const void* x, int64_t size, int format) {
 }
 
 static void embed(const Model* model, const Pass* pass, int64_t place, float* x) {
+  if (is_block_format(model->embedding_format)) {
+    float_row(model->embedding_format, (const uint8_t*)model->embeddings, model->hidden, pass->ids[place], x);
+    for (int64_t i = 0; i < model->hidden; i++) x[i] *= model->embedding_scale;
+    return;
+  }
   const int64_t bytes = model->hidden * element_bytes(model->embedding_format);
   load_row(x, (const char*)model->embeddings + pass->ids[place] * bytes, model->hidden, model->embedding_format);
   for (int64_t i = 0; i < model->hidden; i++) x[i] *= model->embedding_scale;
@@ -338,10 +353,10 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     else if (model->cache_format == F16)
       attend<false, F16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
     else attend<false, F32>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
-    if (s.attended.narrow && !s.attended.scales)
+    if (s.attended.narrow && !s.attended.waits_for_rows())
       for (int q = 0; q < count; q++) narrow_row(to[q], s.attended.narrow + (to[q] - s.attended.wide), d);
   });
-  if (s.attended.scales || l.heads * d % 32)
+  if (s.attended.waits_for_rows() || l.heads * d % 32)
     phase(me, (int)s.rows, [&](int row) { finish_input(s.attended, row, l.heads * d); });
 }
 
@@ -431,7 +446,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   const bool corrects = s.num_masks > 0;
   const Matrix* both[] = {&l.gate, &l.up};
   correct_inner(s, both, 2, s.normed, me);
-  const bool whole = s.mlp.scales || l.up.outs % 32;
+  const bool whole = s.mlp.waits_for_rows() || l.up.outs % 32;
   phase(me, num_blocks(l.up), [&](int block) {
     const auto times = [&](int i, auto made) {  // made(vector of sums, vector in its place)
       multiply_block(*both[i], s.normed, s.rows, block, [&](int64_t first, int64_t count, float* sums) {

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError, IncompatibleModels
+from .blocks import BlockLinear
 from .fp8 import Fp8Linear, require_fp8
 from .int4 import BITS, GROUP_SIZES, Int4Linear
 from .int8 import Int8Linear
@@ -18,7 +19,7 @@ Weights: TypeAlias = Literal["int8", "int4", "fp8"]
 """Formats of the target's weights."""
 LmHead: TypeAlias = Literal["int4", "shared"]
 """The output head of a self-draft: its own in 4 bits, or the target's."""
-Dense: TypeAlias = nn.Linear | PackedLinear
+Dense: TypeAlias = nn.Linear | PackedLinear | BlockLinear
 _Make: TypeAlias = Callable[[Dense], QuantizedLinear | None]
 """A quantised copy of a layer; None where the kernels do not take its shape."""
 
@@ -55,7 +56,7 @@ def quantize_target(model: PreTrainedModel, weights: Weights, group_size: int = 
         "int8": "inputs divisible by 32 without native kernels",
         "fp8": "inputs and outputs divisible by 16",
     }[weights]
-    report = _replace_layers(model, nn.Linear | PackedLinear, make, f"{weights.upper()}: {needs}")
+    report = _replace_layers(model, Dense, make, f"{weights.upper()}: {needs}")
     if weights == "fp8":
         return report
     # Not INT4, which decides near ties of tokens wrongly.
@@ -75,7 +76,7 @@ def quantize_linears(
     if bits not in BITS:
         raise ConfigError("unknown bits", got=bits, expected="one of " + ", ".join(map(str, BITS)))
     make = _maker("int4", group_size, bits, WeightArena())
-    kinds = nn.Linear | PackedLinear | Int8Linear | Fp8Linear
+    kinds = Dense | Int8Linear | Fp8Linear
     needs = f"INT4: inputs divisible by {group_size}, outputs by 16 without native kernels, and not yet in INT4"
     report = _replace_layers(model, kinds, make, needs)
     return report if lm_head == "shared" else _replace_head(model, make, report)
@@ -123,7 +124,7 @@ def _replace_layers(model: PreTrainedModel, kinds: object, make: _Make, needs: s
 
 def _replace_head(model: PreTrainedModel, make: _Make, report: QuantReport) -> QuantReport:
     head = model.get_output_embeddings()
-    made = make(cast(Dense, head)) if isinstance(head, nn.Linear | PackedLinear | Int8Linear) else None
+    made = make(cast(Dense, head)) if isinstance(head, Dense | Int8Linear) else None
     if made is None:
         return report
     model.set_output_embeddings(made)

@@ -12,6 +12,7 @@ from ..kernels.library import FORMATS, Matrix, NumberFormat, address, ask_large_
 from ..kernels.packing import (
     OUTPUTS_PER_BLOCK,
     Bf12,
+    Blocks,
     pack,
     pack_codes,
     pack_params,
@@ -115,14 +116,14 @@ class PackedLinear(nn.Module):
 class PackedMatrix:
     """A `Matrix` of the kernels and the tensors that it points to.
 
-    packed: the weights, or their codes, int8 or int32 (INT4), in blocks of outputs.
+    packed: the weights, or their codes, int8 or int32 (INT4), in blocks of outputs; or in a format of llama.cpp.
     scales: the scales of codes; packed params for INT4.
     sums: the sums of INT8 codes.
     """
 
     outs: int
     ins: int
-    packed: Tensor | Bf12
+    packed: Tensor | Bf12 | Blocks
     bias: Tensor | None
     scales: Tensor | None = None
     sums: Tensor | None = None
@@ -130,13 +131,15 @@ class PackedMatrix:
 
     def __post_init__(self) -> None:
         self.bias = None if self.bias is None else self.bias.detach().float().contiguous()
-        data, table, patches = self.packed, None, None
+        data, table, patches, form = self.packed, None, None, None
         if isinstance(data, Bf12):
             data, table, patches = data.units, data.table, data.patches
+        elif isinstance(data, Blocks):
+            data, form = data.data, data.form
         self.struct = Matrix(
             data=address(data), scales=address(self.scales), sums=address(self.sums), bias=address(self.bias),
             table=address(table), patches=address(patches),
-            outs=self.outs, ins=self.ins, format=_FORMATS[data.dtype], group=self.group,
+            outs=self.outs, ins=self.ins, format=_FORMATS[data.dtype] if form is None else form, group=self.group,
         )  # fmt: skip
 
     def part(self, first: int, last: int) -> "PackedMatrix":

@@ -19,6 +19,7 @@ from ..hf.fingerprint import fingerprint, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm, text_half, vision_half
+from ..quant.blocks import BlockLinear
 from ..quant.linears import QuantReport, Weights, quantize_target
 from ..quant.packed import PackedLinear, pack_linears
 from .adapters import share_copy
@@ -114,7 +115,8 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
-    is_packed = pack_linears(model) > 0 or any(isinstance(module, PackedLinear) for module in model.modules())
+    packed = PackedLinear | BlockLinear
+    is_packed = pack_linears(model) > 0 or any(isinstance(module, packed) for module in model.modules())
     if attends and not is_packed and not is_fused(model):
         fuse(model)
     return LoadedModel(
@@ -137,7 +139,7 @@ def _route_attention(model: PreTrainedModel) -> bool:
 
     This is tried out, since some architectures accept attention functions but do not pass keywords on to them.
     """
-    place: torch.device = model.get_input_embeddings().weight.device  # type: ignore[union-attr, assignment]
+    place: torch.device = model.device
     cache = SlotCache(1, 8)
     layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
     try:

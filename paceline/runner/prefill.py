@@ -62,10 +62,11 @@ def prompt_rows(
     embeddings: nn.Module, token_ids: Sequence[int], begin: int, prompt: VisionPrompt, features: Sequence[Features]
 ) -> PromptRows:
     """The input rows of the columns from `begin` on: embeddings of the text, and features in place of placeholders."""
-    like: Tensor = embeddings.weight  # type: ignore[assignment]
-    end, device = begin + len(token_ids), like.device
-    known = [token if token < like.shape[0] else 0 for token in token_ids]  # a placeholder may have no embedding
-    embeds = embeddings(torch.tensor([known], device=device))
+    end = begin + len(token_ids)
+    count: int = embeddings.num_embeddings  # type: ignore[assignment]
+    known = [token if token < count else 0 for token in token_ids]  # a placeholder may have no embedding
+    embeds = embeddings(torch.tensor([known], device=device_of(embeddings)))
+    device = embeds.device
     is_image = torch.zeros(1, len(token_ids), dtype=torch.bool, device=device)
     deepstack: list[list[Tensor]] = []
     for image, seen in zip(prompt.images, features, strict=True):

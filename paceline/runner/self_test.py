@@ -49,7 +49,7 @@ def tolerance(loaded: LoadedModel) -> float:
 
 def _tokens(model: PreTrainedModel) -> list[int]:
     """Made-up tokens: the prefix, then one for each node of the tree."""
-    vocab_size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, arg-type]
+    vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[union-attr, arg-type]
     return [(7919 * i + 13) % vocab_size for i in range(1, _PREFIX + len(_PARENTS) + 1)]
 
 
@@ -62,8 +62,7 @@ def _path_texts(model: PreTrainedModel) -> list[list[int]]:
 @torch.inference_mode()
 def plain_reference(model: PreTrainedModel) -> list[Tensor]:
     """Logits [V] after each of `_PATHS`, by plain transformers without a cache."""
-    device = model.get_input_embeddings().weight.device  # type: ignore[union-attr]
-    texts = [torch.tensor([ids], device=device) for ids in _path_texts(model)]  # type: ignore[arg-type]
+    texts = [torch.tensor([ids], device=model.device) for ids in _path_texts(model)]  # type: ignore[arg-type]
     return [model(ids, use_cache=False).logits[0, -1].float() for ids in texts]
 
 

@@ -1,0 +1,305 @@
+// Products with the quantised weights of llama.cpp's files; included by body.cpp.
+//
+// Inputs are integers of 8 bits, with a scale for every 32 of them or every 256, as many as share d in the weights. The
+// sums of such a chunk are integers, so that they are exact, whatever the order; chunks are then added one after another
+// in float32. So every instruction set gives the same bits, but for the portable one, which has no fused multiply-add.
+
+// Up to 256 inputs of LANES outputs: one code in a byte, in fours of inputs.
+struct Chunk {
+  alignas(64) uint8_t codes[64][4 * LANES];
+  alignas(64) vi scales[16];  // for each `sub` inputs: as int32, or as two int16, both the same
+  alignas(64) vi mins[8];     // two int16, of two times `sub` inputs
+  alignas(64) vf d[8], e[8];  // of every `each` inputs
+};
+
+
+// Whether products are summed in 32 bits, and codes have no sign: with AVX2, two products are added in 16 bits, and the
+// sign of a code goes to the input.
+#if defined(__AVX2__) && !BYTES_DOT
+constexpr bool IN_32_BITS = false;
+#else
+constexpr bool IN_32_BITS = true;
+#endif
+
+INLINE vf scales_of(const BlockFormat& f, const uint8_t* at) {
+  const vh h = loadu<vh>(at);
+  return f.is_bf16 ? widen(h) : from_half(h);
+}
+
+// What codes of four bits stand for, or those with TABLES_OFFSET added.
+INLINE vu look_up(vu codes, const int8_t* values, int add) {
+  alignas(64) uint8_t table[16];
+  for (int i = 0; i < 16; i++) table[i] = (uint8_t)(values[i] + add);
+#if defined(__AVX512F__)
+  return (vu)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), (__m512i)codes);
+#elif defined(__AVX2__)
+  return (vu)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)), (__m256i)codes);
+#else
+  for (size_t i = 0; i < sizeof codes; i++) ((uint8_t*)&codes)[i] = table[((uint8_t*)&codes)[i]];
+  return codes;
+#endif
+}
+
+// Pairs of bytes as pairs of int16.
+template <bool SIGNED> INLINE vi widen_pairs(const uint8_t* at) {
+#if defined(__AVX512F__)
+  const __m256i x = _mm256_loadu_si256((const __m256i*)at);
+  return (vi)(SIGNED ? _mm512_cvtepi8_epi16(x) : _mm512_cvtepu8_epi16(x));
+#elif defined(__AVX2__)
+  const __m128i x = _mm_loadu_si128((const __m128i*)at);
+  return (vi)(SIGNED ? _mm256_cvtepi8_epi16(x) : _mm256_cvtepu8_epi16(x));
+#else
+  vi pairs;
+  for (int i = 0; i < LANES; i++)
+    pairs[i] = SIGNED ? ((int8_t)at[2 * i] & 0xffff) | (int8_t)at[2 * i + 1] * 65536 : at[2 * i] | at[2 * i + 1] << 16;
+  return pairs;
+#endif
+}
+
+// Codes of 8 bits with a sign: two of their products with inputs of 8 bits just fit 16 bits.
+constexpr bool is_wide(const BlockFormat& f) { return f.bits == 8 || f.values == IQ4_VALUES; }
+constexpr int WIDE_OFFSET = IN_32_BITS ? 128 : 0;  // makes them positive
+constexpr int offset_of(const BlockFormat& f) { return is_wide(f) ? WIDE_OFFSET : f.offset; }
+
+// Fours of inputs whose products are added without a scale: all that share one, or as many as 16 bits hold.
+constexpr int fours_of(const BlockFormat& f) {
+  if (IN_32_BITS) return (f.sub ? f.sub : 32) / 4;
+  const int largest = f.values ? 24 : (1 << f.bits) - 1, fours = is_wide(f) ? 1 : 32767 / (2 * 127 * largest);
+  return fours >= 8 && f.sub != 16 ? 8 : fours >= 4 ? 4 : fours >= 2 ? 2 : 1;
+}
+
+// Unpacks `groups` times 32 inputs of the outputs from lane `first` of a column on.
+template <int FORMAT> static void unpack_chunk(const uint8_t* record, int groups, int first, Chunk& to) {
+  constexpr BlockFormat f = block_format(FORMAT);
+  constexpr int LOW = low_bits(f.bits), HIGH = f.bits - LOW, AT = 4;
+  constexpr int SUBS = f.sub ? f.each / f.sub : 0;
+  for (int g = 0; g < groups; g++) {
+    const uint8_t* planes = record;
+    if (g % (f.each / 32) == 0) {
+      const int at = g / (f.each / 32);
+      to.d[at] = scales_of(f, record + 2 * first);
+      if (f.has_mins) to.e[at] = scales_of(f, record + 2 * (COLUMN + first));
+      const uint8_t* integers = record + 2 * COLUMN * (1 + f.has_mins);
+      for (int j = 0; j < SUBS / 2; j++) {
+        const uint8_t* pairs = integers + 2 * (COLUMN * j + first);
+        const vi both = widen_pairs<true>(pairs);
+        to.scales[2 * j] = IN_32_BITS ? both << 16 >> 16 : (both & 0xffff) | both << 16;
+        to.scales[2 * j + 1] = IN_32_BITS ? both >> 16 : (vi)((vu)both >> 16) | (both & (int)0xffff0000);
+        to.mins[j] = f.has_mins ? widen_pairs<false>(pairs + scale_bytes(f)) : both;
+      }
+      planes = integers + scale_bytes(f) * (1 + f.has_mins);
+    }
+    record = planes + plane_bytes(f);
+    planes += AT * first;
+    UNROLL for (int four = 0; four < 8; four++) {
+      constexpr int PER = 8 / LOW;
+      const BitPlace lower = place_of_bits(LOW, 4 * four, 0);
+      vu codes = loadu<vu>(planes + lower.byte);
+      if (PER > 1) codes = codes >> lower.shift & 0x01010101u * ((1 << LOW) - 1);
+      if constexpr (HIGH > 0) {
+        const BitPlace upper = place_of_bits(HIGH, 4 * four, 0);
+        const vu bits = loadu<vu>(planes + 64 * LOW + upper.byte) >> upper.shift & 0x01010101u * ((1 << HIGH) - 1);
+        codes |= bits << LOW;
+      }
+      if (f.values) codes = look_up(codes, f.values, is_wide(f) ? WIDE_OFFSET : 0);
+      else if (is_wide(f) && WIDE_OFFSET) codes ^= 0x80808080u;
+      storeu(to.codes[8 * g + four], codes);
+    }
+  }
+}
+
+INLINE vi set_int(int32_t x) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_set1_epi32(x);
+#elif defined(__AVX2__)
+  return (vi)_mm256_set1_epi32(x);
+#else
+  return vi{x, x, x, x};
+#endif
+}
+template <class T> INLINE vi set_word(const T* at) {
+  int32_t x;
+  memcpy(&x, at, 4);
+  return set_int(x);
+}
+
+// Products of two int16 with two others, added.
+INLINE vi dot_pairs(vi a, vi b) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// sums[r] = the products of N fours of codes with those of R rows: as int32, or as two int16 that are still to be added.
+template <int N, bool WIDE, int R>
+INLINE void dot_fours(const uint8_t (*codes)[4 * LANES], const int8_t* x, int64_t stride, vi* sums) {
+  UNROLL for (int n = 0; n < N; n++) {
+    const vi four = loadu<vi>(codes[n]);
+#if defined(__AVX512F__) && !BYTES_DOT
+    const __m512i size = WIDE ? _mm512_abs_epi8((__m512i)four) : (__m512i)four;
+    const __mmask64 negative = WIDE ? _mm512_movepi8_mask((__m512i)four) : 0;
+#elif defined(__AVX2__) && !BYTES_DOT
+    const __m256i size = WIDE ? _mm256_abs_epi8((__m256i)four) : (__m256i)four;
+#endif
+    UNROLL for (int r = 0; r < R; r++) {
+      const int8_t* at = x + r * stride + 4 * n;
+#if BYTES_DOT
+      sums[r] = (vi)_mm512_dpbusd_epi32(n ? (__m512i)sums[r] : _mm512_setzero_si512(), (__m512i)four, (__m512i)set_word(at));
+#elif defined(__AVX512F__)
+      __m512i row = (__m512i)set_word(at);
+      if (WIDE) row = _mm512_mask_sub_epi8(row, negative, _mm512_setzero_si512(), row);
+      const __m512i two = _mm512_maddubs_epi16(size, row);
+      sums[r] = (vi)(n ? _mm512_add_epi16((__m512i)sums[r], two) : two);
+#elif defined(__AVX2__)
+      const __m256i row = WIDE ? _mm256_sign_epi8((__m256i)set_word(at), (__m256i)four) : (__m256i)set_word(at);
+      const __m256i two = _mm256_maddubs_epi16(size, row);
+      sums[r] = (vi)(n ? _mm256_add_epi16((__m256i)sums[r], two) : two);
+#else
+      vi sum = n ? sums[r] : vi{};
+      UNROLL for (int i = 0; i < 4; i++) sum += (four >> 8 * i & 255) * (int32_t)at[i];
+      sums[r] = sum;
+#endif
+    }
+  }
+}
+
+// sums[r] = the products of `count` inputs of a chunk, whose scales begin at `scales`, null where there are none.
+template <int SPAN, int N, bool WIDE, int R>
+INLINE void dot_chunk(const uint8_t (*codes)[4 * LANES], const vi* scales, int count, const int8_t* x, int64_t stride,
+                      vi* sums) {
+  UNROLL for (int r = 0; r < R; r++) sums[r] = vi{};
+  for (int j = 0; j < count / SPAN; j++)
+    UNROLL for (int part = 0; part < SPAN / 4 / N; part++) {
+      const int at = SPAN / 4 * j + N * part;
+      vi some[R];
+      dot_fours<N, WIDE, R>(codes + at, x + 4 * at, stride, some);
+      const vi scale = scales ? scales[j] : set_int(IN_32_BITS ? 1 : 0x00010001);
+      UNROLL for (int r = 0; r < R; r++) sums[r] += IN_32_BITS ? some[r] * scale : dot_pairs(some[r], scale);
+    }
+}
+
+// out [R, LANES] += the products of a chunk whose weights share d for every 32 inputs, and have no other scales.
+template <int N, bool WIDE, int R>
+__attribute__((noinline)) static void multiply_plain(const BlockFormat& f, const Chunk& w, int groups, const Bytes& in,
+                                                     int64_t row, int64_t begin, float* out) {
+  const int64_t stride = in.stride;
+  const int offset = offset_of(f);
+  for (int g = 0; g < groups; g++) {
+    const int64_t at = row * stride + begin + 32 * g;
+    vi sums[R];
+    dot_chunk<32, N, WIDE, R>(w.codes + 8 * g, nullptr, 32, in.codes + at, stride, sums);
+    UNROLL for (int r = 0; r < R; r++) {
+      const int64_t here = (at + r * stride) / 32;
+      const vi less = sums[r] - set_int(offset * in.sums[here]);
+      vf sum = fma(to_float(less), w.d[g] * set(in.scales[here]), load(out + r * BLOCK));
+      if (f.has_mins) sum = fma(w.e[g], set(in.scales[here] * in.sums[here]), sum);
+      storeu(out + r * BLOCK, sum);
+    }
+  }
+}
+
+// ... of a chunk of 256 inputs whose weights have integer scales.
+template <int SUB, int N, bool WIDE, int R>
+__attribute__((noinline)) static void multiply_scaled(const BlockFormat& f, const Chunk& w, const Bytes& in, int64_t row,
+                                                      int64_t begin, float* out) {
+  const int64_t stride = in.stride, at = row * stride + begin;
+  const int offset = offset_of(f);
+  vi sums[R];
+  dot_chunk<SUB, N, WIDE, R>(w.codes, w.scales, 256, in.codes + at, stride, sums);
+  UNROLL for (int r = 0; r < R; r++) {
+    const int16_t* totals = (SUB == 16 ? in.halves : in.sums) + (at + r * stride) / SUB;
+    const vf scale = set(in.scales[(at + r * stride) / 256]);
+    vi low = {};
+    if (f.has_mins || offset) UNROLL for (int j = 0; j < 128 / SUB; j++) low += dot_pairs(w.mins[j], set_word(totals + 2 * j));
+    vf sum = load(out + r * BLOCK);
+    if (f.has_mins) sum = fma(to_float(low), w.e[0] * scale, sum);
+    else sums[r] -= low * offset;
+    storeu(out + r * BLOCK, fma(to_float(sums[r]), w.d[0] * scale, sum));
+  }
+}
+
+template <int SUB, int N, bool WIDE, int R> struct RowsOfChunk {
+  static void run(int rows, const BlockFormat& f, const Chunk& w, int groups, const Bytes& in, int64_t row, int64_t begin,
+                  float* out) {
+    if (rows < R) RowsOfChunk<SUB, N, WIDE, R - 1>::run(rows, f, w, groups, in, row, begin, out);
+    else if constexpr (SUB == 0) multiply_plain<N, WIDE, R>(f, w, groups, in, row, begin, out);
+    else multiply_scaled<SUB, N, WIDE, R>(f, w, in, row, begin, out);
+  }
+};
+template <int SUB, int N, bool WIDE> struct RowsOfChunk<SUB, N, WIDE, 0> {
+  static void run(int, const BlockFormat&, const Chunk&, int, const Bytes&, int64_t, int64_t, float*) {}
+};
+
+constexpr int BLOCK_ROWS = LANES == 16 ? 8 : 6;  // whose sums stay in registers
+
+// out [rows, 32] of one block, without bias. A chunk is unpacked once for all rows.
+template <int FORMAT>
+__attribute__((noinline)) static void multiply_blocks(const Matrix& m, const Input& in, int64_t row, int rows,
+                                                      int64_t block, float* out) {
+  constexpr BlockFormat f = block_format(FORMAT);
+  const Bytes& x = f.each == 256 ? in.by_256 : in.by_32;
+  const int64_t records = m.ins / f.each, bytes = records * record_bytes(f), at_once = 256 / f.each;
+  const int tiles = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  memset(out, 0, 4 * (size_t)rows * BLOCK);
+  Chunk chunk;
+  for (int column = 0; column < BLOCK; column += COLUMN) {
+    const uint8_t* record = (const uint8_t*)m.data + (2 * block + column / COLUMN) * bytes;
+    for (int64_t i = 0; i < records; i += at_once) {
+      const int64_t count = min_(at_once, records - i);
+      const int groups = (int)count * f.each / 32;
+      for (int first = 0; first < COLUMN; first += LANES) {
+        unpack_chunk<FORMAT>(record, groups, first, chunk);
+        for (int t = 0; t < tiles; t++) {
+          const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
+          RowsOfChunk<f.sub, fours_of(f), !IN_32_BITS && is_wide(f), BLOCK_ROWS>::run(
+              number, f, chunk, groups, x, row + begin, i * f.each, out + begin * BLOCK + column + first);
+        }
+      }
+      record += count * record_bytes(f);
+    }
+  }
+}
+
+static void multiply_blocks(const Matrix& m, const Input& in, int64_t row, int rows, int64_t block, float* out) {
+  switch (m.format) {
+#define CASE(FORMAT) case FORMAT: return multiply_blocks<FORMAT>(m, in, row, rows, block, out);
+    CASE(Q4_0) CASE(Q4_1) CASE(Q5_0) CASE(Q5_1) CASE(Q8_0) CASE(Q2_K) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
+    CASE(IQ4_NL) CASE(IQ4_XS) CASE(MXFP4)
+#undef CASE
+  }
+}
+
+// Rounds a row to integers of 8 bits, the largest of each `each` numbers to 127.
+static void round_row(const float* x, int64_t size, int64_t row, int64_t each, const Bytes& to) {
+  const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, the lowest bits of the sum
+  for (int64_t first = 0; first < to.stride; first += each) {
+    alignas(64) float part[256] = {};
+    if (first < size) memcpy(part, x + first, 4 * min_(each, size - first));
+    vu most_bits = {};  // absolute values are ordered as their bits are, infinity and NaN last
+    for (int64_t i = 0; i < each; i += LANES) {
+      const vu magnitude = loadu<vu>(part + i) & 0x7fffffffu;
+      most_bits = magnitude > most_bits ? magnitude : most_bits;
+    }
+    uint32_t largest = 0x0da24260;  // 1e-30
+    for (int i = 0; i < LANES; i++) largest = most_bits[i] > largest ? most_bits[i] : largest;
+    float most;
+    memcpy(&most, &largest, 4);
+    const int64_t at = row * to.stride + first;
+    to.scales[at / each] = largest >= 0x7f800000u ? __builtin_nanf("") : most / 127;
+    for (int64_t i = 0; i < each; i += LANES) {
+      const vf y = load(part + i) * (127 / most) + magic;
+      storeu(to.codes + at + i, __builtin_convertvector(ubits(y) & 0xff, bytes));
+    }
+    for (int64_t i = 0; i < each; i += 32) {
+      int32_t half[2] = {};
+      for (int k = 0; k < 32; k++) half[k / 16] += to.codes[at + i + k];
+      to.halves[(at + i) / 16] = (int16_t)half[0];
+      to.halves[(at + i) / 16 + 1] = (int16_t)half[1];
+      to.sums[(at + i) / 32] = (int16_t)(half[0] + half[1]);
+    }
+  }
+}

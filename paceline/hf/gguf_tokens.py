@@ -46,17 +46,25 @@ def check_tokens(file: GGUFFile) -> None:
     """Raise `ConfigError` for lists and ids of tokens that contradict one another."""
     held = {key.removeprefix(_ENTRIES): one for key, one in file.metadata.items() if key.startswith(_ENTRIES)}
     what = f"of {str(file.path)!r}"
-    tokens = validate(list[str], held.get("tokens", []), f"{_ENTRIES}tokens {what}")
+    tokens = held.get("tokens", [])
+    validate(list[str], _few(tokens), f"{_ENTRIES}tokens {what}")
     token: Any = Annotated[int, Field(ge=0, lt=len(tokens))]
     for name, one in held.items():
         kind = token if name.endswith("_token_id") and tokens else bool if name.startswith("add_") else _KINDS.get(name)
         if kind is not None:
-            validate(kind, one, f"{_ENTRIES}{name} {what}")
+            validate(kind, _few(one), f"{_ENTRIES}{name} {what}")
     if (got := next(_contradictions(held, len(tokens)), None)) is not None:
         raise ConfigError(
             f"the tokenizer {what} contradicts itself", got=got,
             expected="each token and each merge once, with a type and a score for each token", fix="fetch it again",
         )  # fmt: skip
+
+
+def _few(value: Any) -> Any:
+    """Of an array, whose values are of one type, those that show what it holds; anything else as it is."""
+    if not isinstance(value, list) or not value:
+        return value
+    return value[:1] if isinstance(value[0], str) else [min(value), max(value)]
 
 
 def _contradictions(held: Mapping[str, Any], num_tokens: int) -> Iterator[str]:

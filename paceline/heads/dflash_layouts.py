@@ -10,9 +10,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from ..schema import Many, checked, validate
+from ..schema import Many, Positive, checked, validate
 from .dflash import DFlashConfig, DFlashHead
-from .parts import Count, Positive, Vocabulary, Width
+from .parts import Count, Vocabulary, Width
 from .published import CONTEXT, Layout, Published, TargetFacts, lacks, refuse_if, rope_of, stored_weights, vllm_command
 
 

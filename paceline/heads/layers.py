@@ -13,8 +13,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError
-from ..schema import checked
-from .parts import Count, HeadConfig, Positive, Width
+from ..schema import Positive, checked
+from .parts import Count, HeadConfig, Width
 
 
 @checked

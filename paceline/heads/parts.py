@@ -20,7 +20,6 @@ Vocabulary = Annotated[int, Field(ge=1, le=1 << 24)]  # tokens
 Rank = Annotated[int, Field(ge=0, le=1 << 16)]  # of low-rank factors; 0: there are none
 Linears = Annotated[Many[str], Field(max_length=64)]  # linear layers of a decoder layer, as transformers names them
 Shapes = Many[tuple[Width, Width]]  # (outputs, inputs) of each
-Positive = Annotated[float, Field(gt=0)]
 
 
 @checked

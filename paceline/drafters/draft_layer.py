@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import visible
-from ..core.interfaces import TargetView
+from ..core.interfaces import ModelFacts, TargetView
 from ..core.tree import ancestors
 from ..heads.eagle import EagleHead
 from ..heads.layers import LayersConfig

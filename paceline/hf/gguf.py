@@ -1,14 +1,14 @@
 """Reads a GGUF file as a transformers model and tokenizer, as if from a Hugging Face folder.
 
-Quantised weights become bfloat16. An unknown tensor, or an unknown entry about the layers, is an error, since ignoring
+Matrices in blocks stay as they are where kernels read them; other quantised weights become bfloat16. An unknown tensor, or an unknown entry about the layers, is an error, since ignoring
 it would give another model.
 """
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import Positive, brief, validate
 from ..system.files import Progress, read_json, to_json, write_text
+from ..kernels.library import BlockFormat
+from ..kernels.packing import Blocks
+from ..quant.packed import Place, WeightArena
+from .block_model import block_model, has_kernels
 from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, refused
 from .gguf_file import GGUFFile, GGUFTensor, read_gguf
 from .gguf_tokens import check_tokens, ends_of_answers, gguf_tokenizer
@@ -100,11 +104,13 @@ def open_gguf(
     dtype: Callable[[PretrainedConfig], torch.dtype | None],
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress = lambda *_: None,
+    packs: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model of a GGUF file on the CPU, and its tokenizer.
 
     dtype: what the model is made in, None: the file's own dtype, or bfloat16 where it is quantised.
     tokenizer: in place of the file's.
+    packs: keep the blocks of quantised matrices, where there are kernels for them.
 
     Raises `ConfigError` for what is no whole GGUF file of a language model, and for entries that are not understood;
     `IncompatibleModels` for other architectures.
@@ -121,12 +127,16 @@ def open_gguf(
     )
     tokenizer = tokenizer or gguf_tokenizer(file)
     wanted = dtype(config) or file.dtype
-    if file.formats:
-        _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(file.formats), str(wanted).split(".")[1])
+    kept = BlockFormat.__members__ if packs and has_kernels(config) else {}
+    if changed := [one for one in file.formats if one not in kept]:
+        _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(changed), str(wanted).split(".")[1])
     with refused(f"the weights in {str(path)!r} cannot be read", fix="fetch it again"):
-        weights = _weights(file, kind, config, wanted, progress)
-        told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, loaded = kind.from_pretrained(None, config=config, state_dict=weights, dtype=wanted, **told)
+        weights = _weights(file, kind, config, wanted, progress, kept)
+        if any(isinstance(one, Blocks) for one in weights.values()):
+            model, loaded = block_model(config, weights, wanted)
+        else:
+            told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+            model, loaded = kind.from_pretrained(None, config=config, state_dict=weights, dtype=wanted, **told)
     check_loaded_weights(str(path), model, loaded, {})
     return model, tokenizer
 
@@ -275,9 +285,17 @@ def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GG
 
 
 def _weights(
-    file: GGUFFile, kind: Any, config: PretrainedConfig, dtype: torch.dtype, progress: Progress
-) -> dict[str, Tensor]:
-    """Every tensor in `dtype` under its name in transformers. Raises `ConfigError` for one that has none."""
+    file: GGUFFile,
+    kind: Any,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    progress: Progress,
+    kept: Mapping[str, BlockFormat],
+) -> dict[str, Tensor | Blocks]:
+    """Every tensor in `dtype`, or in blocks of the kept formats, under its name in transformers.
+
+    Raises `ConfigError` for one that has none.
+    """
     form = FORMS[file.architecture]
     with torch.device("meta"), no_init_weights():
         ours = kind(config).state_dict()
@@ -287,25 +305,39 @@ def _weights(
     for name in ours:
         stem, _, leaf = name.rpartition(".")
         names[f"{theirs.get_name(stem)}.{leaf}"] = name
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Tensor | Blocks] = {}
+    place = WeightArena()
     for done, tensor in enumerate(file.tensors, start=1):
         if tensor.name == _ROPE_FACTORS:  # read by the config
             continue
         if tensor.name not in names:
             _unknown(file, f"a tensor {tensor.name!r}", f"those of {file.architecture}")
-        name, plus_one = names[tensor.name], form.plus_one and tensor.name.endswith("norm.weight")
-        pieces = [(rows - 1 if plus_one else rows).to(dtype) for rows in file.values(tensor)]
-        if not all(bool(piece.isfinite().all()) for piece in pieces):
+        name = names[tensor.name]
+        order = torch.arange(tensor.shape[0])
+        if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
+            # Of one head with head_dim 6, the rows hold dimensions
+            #     GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
+            order = order.view(-1, config.head_dim // 2, 2).transpose(1, 2).flatten()
+        if len(tensor.shape) == 2 and tensor.kind.name in kept:
+            weight, is_finite = _blocks(file, tensor, order, kept, place)
+        else:
+            minus = 1 if form.plus_one and tensor.name.endswith("norm.weight") else 0
+            weight = torch.cat([(rows - minus).to(dtype) for rows in file.values(tensor)]).view(tensor.shape)[order]
+            is_finite = bool(weight.isfinite().all())
+        if not is_finite:
             raise ConfigError(
                 f"the tensor {tensor.name!r} of {str(file.path)!r} holds other than finite numbers",
                 fix="fetch it again",
             )
-        weight = torch.cat(pieces).view(tensor.shape)
-        if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
-            # Of one head with head_dim 6, the rows hold dimensions
-            #     GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
-            pairs = weight.unflatten(0, (-1, config.head_dim // 2, 2))
-            weight = pairs.transpose(1, 2).reshape(weight.shape)
         weights[name] = weight
         progress("convert", done, len(file.tensors))
     return weights
+
+
+def _blocks(
+    file: GGUFFile, tensor: GGUFTensor, order: Tensor, kept: Mapping[str, BlockFormat], place: Place
+) -> tuple[Blocks, bool]:
+    """A matrix as it is in the file, its rows in this order, and whether its scales are finite."""
+    data, rows = file.bytes_of(tensor), order.numpy()
+    made = Blocks.of(kept[tensor.kind.name], cast("Any", tensor.shape), lambda some: torch.from_numpy(data[rows[some]]))
+    return replace(made, data=place(made.data)), made.is_finite

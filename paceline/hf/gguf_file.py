@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigError
@@ -67,11 +68,14 @@ class GGUFFile:
         """The formats of quantised tensors, for example Q4_K."""
         return sorted({tensor.kind.name for tensor in self.tensors} - _DTYPES.keys())
 
+    def bytes_of(self, tensor: GGUFTensor) -> NDArray[np.uint8]:
+        """The bytes of a tensor in the file, which are read when they are used: [rows, bytes of a row]."""
+        data = np.memmap(self.path, np.uint8, "r", tensor.start, (tensor.num_bytes,))
+        return data.reshape(prod(tensor.shape[:-1]), -1)
+
     def values(self, tensor: GGUFTensor) -> Iterator[Tensor]:
         """The numbers of a tensor, float32 [rows, last dimension], some rows at a time."""
-        data = np.memmap(self.path, np.uint8, "r", tensor.start, (tensor.num_bytes,))
-        columns = tensor.shape[-1]
-        rows = data.reshape(prod(tensor.shape[:-1]), -1)
+        rows, columns = self.bytes_of(tensor), tensor.shape[-1]
         for first in range(0, len(rows), step := max(1, _PIECE // columns)):
             yield torch.from_numpy(np.array(dequantize(rows[first : first + step], tensor.kind), np.float32))
 

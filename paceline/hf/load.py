@@ -163,7 +163,8 @@ def open_checkpoint(
     place, kind = chosen_device(device), dtype_of(dtype)
     if name_or_path.endswith(SUFFIX):
         path = Path(name_or_path)
-        model, tokenizer = open_gguf(path, lambda config: kind or usual_dtype(config, place), tokenizer)
+        packs = place.type == "cpu" and kind is None
+        model, tokenizer = open_gguf(path, lambda config: kind or usual_dtype(config, place), tokenizer, packs=packs)
         return _placed(name_or_path, model, place), tokenizer, None
     folder = local_folder(name_or_path, **hub)
     check_folder(folder)

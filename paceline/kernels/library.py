@@ -47,6 +47,11 @@ class BlockFormat(IntEnum):
         """How many inputs of an output a block has."""
         return 256 if self.name.endswith(("_K", "_XS")) else 32
 
+    @property
+    def has_mins(self) -> bool:
+        """Whether weights are a scale times a code, plus a minimum."""
+        return self.name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+
 
 FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}

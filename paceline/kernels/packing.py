@@ -12,7 +12,7 @@ Q4_K, ...   [blocks, bytes], uint8                  those of llama.cpp's files, 
 Outputs are padded with zeros to whole blocks, inputs to a multiple of 2 (BF16), 4 (INT8, BF12) or 8 (INT4).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -90,32 +90,48 @@ _PIECE = 64 * _COLUMN  # outputs that are packed at once
 
 @dataclass(eq=False)
 class Blocks:
-    """Weights in a block format of llama.cpp's files. data: records, uint8 [blocks, bytes]."""
+    """Weights in a block format of llama.cpp's files.
+
+    shape: [out, in]. data: records, uint8 [blocks, bytes].
+    """
 
     form: BlockFormat
+    shape: tuple[int, int]
     data: Tensor
 
     @classmethod
-    def of(cls, form: BlockFormat, blocks: Tensor, ins: int) -> "Blocks":
-        """From the bytes of a file, uint8 [out, bytes of a row], which is read piece by piece."""
-        outs = len(blocks)
-        data = torch.zeros(-(-outs // OUTPUTS_PER_BLOCK), 2 * (ins // form.inputs) * record_bytes(form), dtype=torch.uint8)
+    def of(cls, form: BlockFormat, shape: tuple[int, int], read: Callable[[slice], Tensor]) -> "Blocks":
+        """From the bytes of a file; `read` gives those of some outputs, uint8 [out, bytes of a row]."""
+        outs, ins = shape
+        data = torch.zeros(
+            -(-outs // OUTPUTS_PER_BLOCK), 2 * (ins // form.inputs) * record_bytes(form), dtype=torch.uint8
+        )
         columns = data.view(-1, data.shape[1] // 2)
 
         def fill(first: int) -> None:
-            pack_blocks(form, blocks[first : first + _PIECE].contiguous(), ins, columns[first // _COLUMN :])
+            pack_blocks(form, read(slice(first, min(first + _PIECE, outs))), ins, columns[first // _COLUMN :])
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             list(threads.map(fill, range(0, outs, _PIECE)))
-        return cls(form, data)
+        return cls(form, shape, data)
 
-    def rows(self, indices: Sequence[int], ins: int) -> Tensor:
+    def rows(self, indices: Sequence[int]) -> Tensor:
         """The weights of some outputs, float32 [R, in]."""
-        return torch.cat([unpack_blocks(self.form, self.data, one, 1, ins) for one in indices])
+        rows = [unpack_blocks(self.form, self.data, index, 1, self.shape[1]) for index in indices]
+        return torch.cat(rows) if rows else torch.empty(0, self.shape[1])
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all scales are finite."""
+        records = self.data.view(-1, record_bytes(self.form))
+        scales = records[:, : 4 * _COLUMN if self.form.has_mins else 2 * _COLUMN].view(torch.int16)
+        infinity = 0x7F80 if self.form is BlockFormat.MXFP4 else 0x7C00
+        return not bool(((scales & infinity) == infinity).any())
 
     def __getitem__(self, blocks: slice) -> "Blocks":
         """Some of the blocks, which are shared."""
-        return Blocks(self.form, self.data[blocks])
+        data = self.data[blocks]
+        return Blocks(self.form, (OUTPUTS_PER_BLOCK * len(data), self.shape[1]), data)
 
 
 _SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)

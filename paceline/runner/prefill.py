@@ -12,6 +12,7 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PromptRows
 from ..core.vision import PromptImage, VisionPrompt
 from ..hf.vision import BoundedCache, Features, Vision, num_bytes
+from ..quant.packed import device_of
 from .loaded import LoadedModel
 
 FEATURE_BYTES = 512 << 20

@@ -1,7 +1,7 @@
 """Reads a GGUF file as a transformers model and tokenizer, as if from a Hugging Face folder.
 
-Matrices in blocks stay as they are where kernels read them; other quantised weights become bfloat16. An unknown tensor, or an unknown entry about the layers, is an error, since ignoring
-it would give another model.
+Matrices in blocks stay as they are where kernels read them; other quantised weights become bfloat16. An unknown tensor,
+or an unknown entry about the layers, is an error, since ignoring it would give another model.
 """
 
 import logging
@@ -27,11 +27,11 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError, IncompatibleModels
-from ..schema import Positive, brief, validate
-from ..system.files import Progress, read_json, to_json, write_text
 from ..kernels.library import BlockFormat
 from ..kernels.packing import Blocks
 from ..quant.packed import Place, WeightArena
+from ..schema import Positive, brief, validate
+from ..system.files import Progress, read_json, to_json, write_text
 from .block_model import block_model, has_kernels
 from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, refused
 from .gguf_file import GGUFFile, GGUFTensor, read_gguf

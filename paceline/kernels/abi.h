@@ -20,7 +20,7 @@ struct Matrix {
   const float* bias;    // [outs] or null
   const struct Matrix* a;  // low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank], or null; rank <= 256
   const struct Matrix* b;
-  int32_t outs, ins, format, group;  // group: weights that share a scale, INT4 only
+  int32_t outs, ins, format, group;  // group: weights that share a scale (INT4); whether inputs keep 32 bits (blocks)
 };
 
 struct Norm {

@@ -234,6 +234,27 @@ template <int SUB, int N, bool WIDE> struct RowsOfChunk<SUB, N, WIDE, 0> {
   static void run(int, const BlockFormat&, const Chunk&, int, const Bytes&, int64_t, int64_t, float*) {}
 };
 
+// out [R, LANES] += the products of a chunk with inputs of 32 bits.
+template <int FORMAT, int R>
+__attribute__((noinline)) static void multiply_exactly(const Chunk& w, int groups, const float* x, int64_t stride,
+                                                       float* out) {
+  constexpr BlockFormat f = block_format(FORMAT);
+  constexpr int SPAN = f.sub ? f.sub : 32;
+  vf sums[R];
+  UNROLL for (int r = 0; r < R; r++) sums[r] = load(out + r * BLOCK);
+  for (int k = 0; k < 32 * groups; k++) {
+    const int at = k / f.each, sub = k % f.each / SPAN;
+    const vi four = loadu<vi>(w.codes[k / 4]), byte = four << (24 - k % 4 * 8);
+    vi code = (!IN_32_BITS && is_wide(f) ? byte >> 24 : (vi)((vu)byte >> 24)) - offset_of(f);
+    if (f.sub) code *= IN_32_BITS ? w.scales[sub] : w.scales[sub] << 16 >> 16;
+    vf weight = to_float(code) * w.d[at];
+    if (f.has_mins && f.sub) weight += to_float(sub % 2 ? w.mins[sub / 2] >> 16 : w.mins[sub / 2] << 16 >> 16) * w.e[at];
+    else if (f.has_mins) weight += w.e[at];
+    UNROLL for (int r = 0; r < R; r++) sums[r] = fma(weight, set(x[r * stride + k]), sums[r]);
+  }
+  UNROLL for (int r = 0; r < R; r++) storeu(out + r * BLOCK, sums[r]);
+}
+
 constexpr int BLOCK_ROWS = LANES == 16 ? 8 : 6;  // whose sums stay in registers
 
 // out [rows, 32] of one block, without bias. A chunk is unpacked once for all rows.
@@ -253,10 +274,18 @@ __attribute__((noinline)) static void multiply_blocks(const Matrix& m, const Inp
       const int groups = (int)count * f.each / 32;
       for (int first = 0; first < COLUMN; first += LANES) {
         unpack_chunk<FORMAT>(record, groups, first, chunk);
+        float* to = out + column + first;
+        if (m.group) {
+          const float* wide = in.wide + row * in.stride + i * f.each;
+          int r = 0;
+          for (; r + 4 <= rows; r += 4) multiply_exactly<FORMAT, 4>(chunk, groups, wide + r * in.stride, in.stride, to + r * BLOCK);
+          for (; r < rows; r++) multiply_exactly<FORMAT, 1>(chunk, groups, wide + r * in.stride, in.stride, to + r * BLOCK);
+          continue;
+        }
         for (int t = 0; t < tiles; t++) {
           const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
           RowsOfChunk<f.sub, fours_of(f), !IN_32_BITS && is_wide(f), BLOCK_ROWS>::run(
-              number, f, chunk, groups, x, row + begin, i * f.each, out + begin * BLOCK + column + first);
+              number, f, chunk, groups, x, row + begin, i * f.each, to + begin * BLOCK);
         }
       }
       record += count * record_bytes(f);

@@ -33,8 +33,8 @@ static void note_format(Sizes& s, const Matrix& m) {
   if (!m.data) return;
   s.bytes |= m.format == INT8;
   s.sums |= m.format == INT4;
-  s.by_32 |= block_format(m.format).each == 32;
-  s.by_256 |= block_format(m.format).each == 256;
+  s.by_32 |= !m.group && block_format(m.format).each == 32;
+  s.by_256 |= !m.group && block_format(m.format).each == 256;
 }
 
 static Sizes sizes_of(const Model* model) {

@@ -1,12 +1,16 @@
 """Layers over the quantised weights of llama.cpp's files, as they are: nothing is rounded again."""
 
+import copy
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels.packing import Blocks, unpack
 from .packed import PackedMatrix, QuantizedLinear
+
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
 class BlockWeights(nn.Module):
@@ -34,9 +38,9 @@ class BlockWeights(nn.Module):
 
 
 class BlockLinear(QuantizedLinear, BlockWeights):
-    """A linear layer on CPU with weights in a block format. Its inputs are rounded to 8 bits.
+    """A linear layer on CPU with weights in a block format.
 
-    dtype: what `weight` is read as.
+    dtype: what `weight` is read as. rounds_inputs: to 8 bits; otherwise they keep 32.
     """
 
     def __init__(self, blocks: Blocks, bias: Tensor | None, dtype: torch.dtype):
@@ -46,7 +50,8 @@ class BlockLinear(QuantizedLinear, BlockWeights):
 
     @property
     def matrix(self) -> PackedMatrix:
-        return PackedMatrix(self.out_features, self.in_features, self.blocks, self.bias)
+        group = 0 if self.rounds_inputs else 1
+        return PackedMatrix(self.out_features, self.in_features, self.blocks, self.bias, group=group)
 
 
 class BlockEmbedding(BlockWeights):
@@ -66,3 +71,15 @@ class BlockEmbedding(BlockWeights):
         rows = self.blocks.rows(token_ids.flatten().tolist()).to(self.dtype)
         rows = rows if self.embed_scale is None else rows * torch.tensor(self.embed_scale, dtype=self.dtype)
         return rows.view(*token_ids.shape, self.embedding_dim)
+
+
+def in_float32(model: _Model) -> _Model:
+    """A copy whose other weights, and inputs, are float32; blocks are shared."""
+    layers = [one for one in model.modules() if isinstance(one, BlockWeights)]
+    made = copy.deepcopy(model, {id(one.data): one.data for one in layers}).float()
+    for one in made.modules():
+        if isinstance(one, BlockWeights):
+            one.dtype = torch.float32
+        if isinstance(one, BlockLinear):
+            one.rounds_inputs = False
+    return made

@@ -48,6 +48,7 @@ class QuantizedLinear(nn.Module):
     in_features: int
     out_features: int
     bias: Tensor | None
+    rounds_inputs = True
 
     @property
     def matrix(self) -> "PackedMatrix | None":
@@ -117,6 +118,7 @@ class PackedMatrix:
     """A `Matrix` of the kernels and the tensors that it points to.
 
     packed: the weights, or their codes, int8 or int32 (INT4), in blocks of outputs; or in a format of llama.cpp.
+    group: how many weights share a scale (INT4); whether inputs keep 32 bits (formats of llama.cpp).
     scales: the scales of codes; packed params for INT4.
     sums: the sums of INT8 codes.
     """
@@ -151,8 +153,7 @@ class PackedMatrix:
             packed = packed[blocks]
             if scales is not None:
                 scales = scales[blocks if self.group else cut]
-        elif self.group:
-            assert scales is not None
+        elif scales is not None and self.group:
             assert isinstance(packed, Tensor)
             packed = pack_codes(unpack_codes(packed, self.outs, self.ins)[cut])
             scales = pack_params(unpack_params(scales, self.outs)[:, cut])

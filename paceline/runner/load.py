@@ -19,7 +19,7 @@ from ..hf.fingerprint import fingerprint, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm, text_half, vision_half
-from ..quant.blocks import BlockLinear
+from ..quant.blocks import BlockLinear, BlockWeights, in_float32
 from ..quant.linears import QuantReport, Weights, quantize_target
 from ..quant.packed import PackedLinear, pack_linears
 from .adapters import share_copy
@@ -110,8 +110,9 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     model.eval()
     which = fingerprint(model)
     remember(model, which)
+    wide = in_float32(model) if any(isinstance(one, BlockWeights) for one in model.modules()) else model
     with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
-        reference = plain_reference(model)
+        reference = plain_reference(wide)
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
@@ -119,7 +120,7 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     is_packed = pack_linears(model) > 0 or any(isinstance(module, packed) for module in model.modules())
     if attends and not is_packed and not is_fused(model):
         fuse(model)
-    return LoadedModel(
+    loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=name,
@@ -131,6 +132,11 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
         decoder=decoder_of(model, attends),
         reference=reference,
     )
+    if wide is model:
+        return loaded
+    # Layers that round their inputs to 8 bits make much of a little: in 16 bits nothing could be compared.
+    check(replace(loaded.with_model(wide), reference=reference))
+    return replace(loaded, reference=own_reference(loaded))
 
 
 @torch.inference_mode()

@@ -18,11 +18,13 @@ import torch
 from paceline.core.tree import TokenTree
 from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
+from paceline.kernels.library import BlockFormat
 from paceline.quant.int4 import Int4Linear, quantize_int4
 from paceline.quant.int8 import Int8Linear, dequantize_int8
 from paceline.runner import ModelRunner, wrap_model
 from tests.drafters.test_draft_layer import projects_with_the_bits_of_fc, ranks_with_noise
 from tests.kernels.test_bf12 import products_are_those_of_bfloat16
+from tests.kernels.test_blocks import has_products
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
 from tests.quant.helpers import dequantize_int4
@@ -34,6 +36,10 @@ PROJECTION, HEAD_NOISE = "inputs of the row before", "the noise of another seque
 INT4 = "the scale of a tile's first row", "INT4 inputs out of order"
 BF12 = "codes of the other pair", "patches of the block before", "the last patch of a panel forgotten"
 INT8 = "INT8 inputs out of order", "sums that int32 cannot hold"
+BLOCKS = (
+    "the scale of the sub-block before", "mins of a tile's first row", "the upper four first", "d of the first chunk",
+    "codes of the other column",
+)  # fmt: skip
 GUMBEL = "noise of another token", "noise without exponents"
 NOISE = "noise of the column before", "a bound above the winner", "sums that rounding decides"
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
@@ -116,6 +122,19 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "bf12.h",
         "while (patches.next < patches.end) patches",
         "while (patches.next < patches.end - FAULT) patches",
+    ),
+    BLOCKS[0]: ("blocks.h", "scales ? scales[j] :", "scales ? scales[FAULT && j ? j - 1 : j] :"),
+    BLOCKS[1]: (
+        "blocks.h",
+        ": in.sums) + (at + r * stride) / SUB",
+        ": in.sums) + (at + (FAULT ? 0 : r) * stride) / SUB",
+    ),
+    BLOCKS[2]: ("block_formats.h", "bits == 4 ? four % 2 * 4", "bits == 4 ? (FAULT ? 1 - four % 2 : four % 2) * 4"),
+    BLOCKS[3]: ("blocks.h", "w.d[g] * set(", "w.d[FAULT ? 0 : g] * set("),
+    BLOCKS[4]: (
+        "blocks.h",
+        "(2 * block + column / COLUMN) * bytes",
+        "(2 * block + (FAULT ? 0 : column / COLUMN)) * bytes",
     ),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
@@ -230,6 +249,13 @@ def test_faults_of_bf12_are_seen(fault, switch):
     assert products_are_those_of_bfloat16(97, 1030) == (fault == "none")
 
 
+@pytest.mark.parametrize("fault", ["none", *BLOCKS])
+def test_faults_of_blocks_are_seen(fault, switch):
+    switch(fault)
+    right = all(has_products(form, 40, 3 * form.inputs, 3) for form in (BlockFormat.Q4_K, BlockFormat.Q4_0))
+    assert right == (fault == "none")
+
+
 @pytest.mark.parametrize("fault", ["none", *INT8])
 def test_faults_of_int8_are_seen(fault, switch):
     """Random weights, and weights whose products are all as large as they can be."""
@@ -256,7 +282,8 @@ def test_faults_of_the_noise_are_seen(fault, switch):
 
 
 @pytest.mark.parametrize(
-    "fault", [name for name in NAMES if name not in (PROJECTION, HEAD_NOISE, *INT4, *BF12, *INT8, *NOISE, *GUMBEL)]
+    "fault",
+    [name for name in NAMES if name not in (PROJECTION, HEAD_NOISE, *INT4, *BF12, *BLOCKS, *INT8, *NOISE, *GUMBEL)],
 )
 def test_faults_are_seen(fault, switch):
     switch(fault)
@@ -286,8 +313,8 @@ from paceline.kernels import compiler
 compiler.FLAGS = (*compiler.FLAGS, "-g", "-fsanitize={kind}", "-fno-omit-frame-pointer")
 from paceline.kernels import load
 assert load().library is not None, load().reason
-tests = {[str(Path(__file__).with_name(f"test_{name}.py")) for name in ("passes", "bf12")]!r}
-sys.exit(pytest.main(["-n", "0", "-q", "-x", "-k", "llama or gemma2 or olmo2 or bf12", *tests]))
+tests = {[str(Path(__file__).with_name(f"test_{name}.py")) for name in ("passes", "bf12", "blocks")]!r}
+sys.exit(pytest.main(["-n", "0", "-q", "-x", "-k", "llama or gemma2 or olmo2 or bf12 or products or largest", *tests]))
 """
     environment = {
         **os.environ, "LD_PRELOAD": " ".join(found), "PACELINE_CACHE": str(tmp_path),

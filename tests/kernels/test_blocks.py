@@ -1,0 +1,184 @@
+"""The block formats of llama.cpp's files: weights against `gguf`, products against integers, rows bit for bit."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from paceline.kernels import load
+from paceline.kernels.library import BlockFormat, Matrix, address, multiply
+from paceline.kernels.packing import Blocks, unpack
+from paceline.quant.packed import PackedMatrix
+
+pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
+
+_SCALES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q2_K": (80, 2),
+    "Q3_K": (108, 1),
+    "Q6_K": (208, 1),
+}
+"""Where the float16 scales of a block lie, and how many; others have one at the beginning."""
+
+
+def random_blocks(form: BlockFormat, outs: int, ins: int, seed: int = 0) -> np.ndarray:
+    """The bytes of a file: any codes and integer scales, and scales of a size that weights have. uint8 [out, bytes]."""
+    rng = np.random.default_rng(seed)
+    per, size = GGML_QUANT_SIZES[GGMLQuantizationType[form.name]]
+    blocks = rng.integers(0, 256, (outs, ins // per, size), dtype=np.uint8)
+    at, count = _SCALES.get(form.name, (0, 1))
+    if form is BlockFormat.MXFP4:
+        blocks[..., 0] = rng.integers(100, 140, blocks.shape[:2])
+    else:
+        scales = rng.uniform(-0.02, 0.02, (*blocks.shape[:2], count)).astype(np.float16)
+        blocks[..., at : at + 2 * count] = scales.view(np.uint8)
+    return blocks.reshape(outs, -1)
+
+
+def weights_of(form: BlockFormat, blocks: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(dequantize(blocks, GGMLQuantizationType[form.name]), np.float32))
+
+
+def packed(form: BlockFormat, blocks: np.ndarray, ins: int) -> Blocks:
+    return Blocks.of(form, (len(blocks), ins), lambda some: torch.from_numpy(blocks[some]))
+
+
+def inputs(count: int, ins: int, seed: int = 1) -> Tensor:
+    """Rows of very different sizes, with outliers."""
+    x = torch.randn(count, ins, generator=torch.Generator().manual_seed(seed)) * torch.logspace(-2, 2, count)[:, None]
+    x[:, ins // 2] *= 20
+    return x
+
+
+def rounded(form: BlockFormat, x: Tensor) -> Tensor:
+    """The inputs as integers of 8 bits stand for them, float64."""
+    parts = x.unflatten(1, (-1, form.inputs))
+    most = parts.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    return ((parts * (127 / most)).round().double() * (most / 127).double()).flatten(1)
+
+
+@pytest.mark.parametrize("form", BlockFormat, ids=lambda form: form.name)
+def test_weights_are_those_of_llama_cpp(form):
+    for outs, ins in ((97, 2 * form.inputs), (16, form.inputs), (1, 3 * form.inputs)):
+        blocks = random_blocks(form, outs, ins)
+        made, want = packed(form, blocks, ins), weights_of(form, blocks)
+        assert torch.equal(unpack(made, outs, ins), want)
+        some = [outs - 1, 0, outs // 2]
+        assert torch.equal(made.rows(some), want[some])
+
+
+def has_products(form: BlockFormat, outs: int, ins: int, count: int, exact: bool = False) -> bool:
+    """Whether products are those of the rounded inputs; exact: of the inputs as they are."""
+    blocks, x = random_blocks(form, outs, ins), inputs(count, ins)
+    weight, bias = weights_of(form, blocks).double(), torch.randn(outs)
+    matrix = PackedMatrix(outs, ins, packed(form, blocks, ins), bias, group=int(exact))
+    read = x.double() if exact else rounded(form, x)
+    error = (matrix(x).double() - read @ weight.T - bias.double()).abs()
+    # of minima, products are subtracted that are larger than what is left
+    bound = 2.0**-19 * (read.abs() @ weight.abs().amax(0).expand_as(weight).T + bias.abs())
+    return bool((error <= bound).all())
+
+
+@pytest.mark.parametrize("form", BlockFormat, ids=lambda form: form.name)
+def test_products(isa, form):
+    rng = random.Random(form.name)
+    for count in (1, 2, 5, 7, 13):
+        assert has_products(form, rng.choice((1, 31, 33, 97)), form.inputs * rng.choice((1, 2, 9)), count)
+    assert has_products(form, 33, 3 * form.inputs, 7, exact=True)
+
+
+@pytest.mark.parametrize("form", BlockFormat, ids=lambda form: form.name)
+def test_a_row_has_the_same_bits_beside_any_others_and_on_any_threads(isa, form):
+    rng, threads = random.Random(form.name), torch.get_num_threads()
+    outs, ins = 300, 3 * form.inputs
+    matrix = PackedMatrix(outs, ins, packed(form, random_blocks(form, outs, ins), ins), None)
+    x = inputs(60, ins)
+    alone = torch.cat([matrix(x[i : i + 1]) for i in range(len(x))])
+    try:
+        for count in (*range(1, 15), 23, 48, 49, 60):
+            torch.set_num_threads(rng.choice((1, 2, 5)))
+            picked = rng.sample(range(60), count)
+            assert torch.equal(matrix(x[picked]), alone[picked])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("form", BlockFormat, ids=lambda form: form.name)
+def test_the_instruction_sets_agree(form):
+    """Sums of a chunk are integers; the portable kernels add chunks without fused products."""
+    from paceline.kernels.library import library
+
+    outs, ins = 40, 5 * form.inputs
+    matrix, x = PackedMatrix(outs, ins, packed(form, random_blocks(form, outs, ins), ins), None), inputs(9, ins)
+    made = []
+    try:
+        for isa in load().isas[1:]:
+            library().paceline_select(isa.encode())
+            made.append(matrix(x))
+    finally:
+        library().paceline_select(load().isa.encode())
+    assert all(torch.equal(one, made[0]) for one in made)
+
+
+@pytest.mark.parametrize("form", BlockFormat, ids=lambda form: form.name)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums(isa, form, sign):
+    """All bits of codes and integer scales set, or none, and all inputs at their ends: what 16 and 32 bits must hold."""
+    ins = 2 * form.inputs
+    for byte in (0x00, 0x7F, 0x80, 0xFF):
+        blocks = random_blocks(form, 3, ins).reshape(3 * 2, -1)
+        at, count = _SCALES.get(form.name, (0, 1))
+        kept = slice(at, at + (1 if form is BlockFormat.MXFP4 else 2 * count))
+        scales = blocks[:, kept].copy()
+        blocks[:] = byte
+        blocks[:, kept] = scales
+        blocks = blocks.reshape(3, -1)
+        x = torch.full((7, ins), 1.5 * sign)
+        matrix = PackedMatrix(3, ins, packed(form, blocks, ins), None)
+        want = x.double() @ weights_of(form, blocks).double().T
+        torch.testing.assert_close(matrix(x).double(), want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("form", [BlockFormat.Q4_1, BlockFormat.Q8_0, BlockFormat.Q4_K, BlockFormat.Q6_K])
+def test_a_broken_row_breaks_no_other_and_does_not_heal(isa, form, value):
+    ins = 2 * form.inputs
+    matrix, x = PackedMatrix(40, ins, packed(form, random_blocks(form, 40, ins), ins), None), inputs(5, ins)
+    good = matrix(x)
+    x[2, ins - 1] = value
+    got = matrix(x)
+    assert not got[2].isfinite().any()
+    assert torch.equal(got[[0, 1, 3, 4]], good[[0, 1, 3, 4]])
+
+
+def test_parts_of_a_matrix_share_its_blocks():
+    form, ins = BlockFormat.Q4_K, 256
+    whole = PackedMatrix(96, ins, packed(form, random_blocks(form, 96, ins), ins), torch.randn(96))
+    x = inputs(3, ins)
+    for first, last in ((0, 32), (32, 96)):
+        part = whole.part(first, last)
+        assert torch.equal(part(x), whole(x)[:, first:last])
+        assert part.struct.data == whole.struct.data + first // 32 * whole.packed.data.shape[1]
+
+
+def test_scales_that_are_not_finite_are_seen():
+    for form in BlockFormat:
+        blocks = random_blocks(form, 20, form.inputs)
+        assert packed(form, blocks, form.inputs).is_finite
+        if form is not BlockFormat.MXFP4:  # whose exponents are all finite
+            at, _ = _SCALES.get(form.name, (0, 1))
+            blocks[17, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
+            assert not packed(form, blocks, form.inputs).is_finite
+
+
+def test_a_matrix_names_its_format():
+    blocks = packed(BlockFormat.Q8_0, random_blocks(BlockFormat.Q8_0, 16, 32), 32)
+    made = Matrix(data=address(blocks.data), outs=16, ins=32, format=blocks.form)
+    assert multiply(made, torch.zeros(2, 32)).abs().max() == 0

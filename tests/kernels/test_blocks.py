@@ -130,7 +130,7 @@ def test_the_instruction_sets_agree(form):
 @pytest.mark.parametrize("form", BlockFormat, ids=lambda form: form.name)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_sums(isa, form, sign):
-    """All bits of codes and integer scales set, or none, and all inputs at their ends: what 16 and 32 bits must hold."""
+    """Bits of codes and integer scales all set, or none, and inputs at their ends: what 16 and 32 bits must hold."""
     ins = 2 * form.inputs
     for byte in (0x00, 0x7F, 0x80, 0xFF):
         blocks = random_blocks(form, 3, ins).reshape(3 * 2, -1)

@@ -125,7 +125,7 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     ),
     BLOCKS[0]: ("blocks.h", "scales ? scales[j] :", "scales ? scales[FAULT && j ? j - 1 : j] :"),
     BLOCKS[1]: ("blocks.h", ": in.sums) + (at + r * stride)", ": in.sums) + (at + (FAULT ? 0 : r) * stride)"),
-    BLOCKS[2]: ("block_formats.h", "bits == 4 ? four % 2 * 4", "bits == 4 ? (FAULT ? 1 - four % 2 : four % 2) * 4"),
+    BLOCKS[2]: ("blocks.h", "codes >> lower.shift &", "codes >> (FAULT ? 4 - lower.shift : lower.shift) &"),
     BLOCKS[3]: ("blocks.h", "w.d[g] * set(", "w.d[FAULT ? 0 : g] * set("),
     BLOCKS[4]: ("blocks.h", "(2 * block + column / COLUMN)", "(2 * block + (FAULT ? 0 : column / COLUMN))"),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.

@@ -38,11 +38,9 @@ class HistoryFields(Fields):
     def _leave_out(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        return {name: value for name, value in given.items() if value is not None and not cls._has_none(name, value)}
-
-    @classmethod
-    def _has_none(cls, name: str, value: object) -> bool:
-        return name not in cls.model_fields and (name in _WITHOUT_EFFECT or value in ("", [], {}))
+        nothing = {name for name in given if name in _WITHOUT_EFFECT or given[name] in ("", [], {})}
+        nothing -= cls.model_fields.keys()
+        return {name: value for name, value in given.items() if name not in nothing and value is not None}
 
 
 class Text(HistoryFields):

@@ -60,7 +60,7 @@ class Choice(Delta):
         if self.tools is not None and self.finish_reason is not None:
             text += self.tools.finish()
             self.calls = self.tools.calls
-            self.finish_reason = "tool_calls" if self.calls else self.finish_reason
+            self.finish_reason = "tool_calls" if self.calls and part.finish_reason == "stop" else part.finish_reason
         delta = Delta(text, part.logprobs or [], self._provenance(part))
         self.text += delta.text
         self.logprobs += delta.logprobs
@@ -236,7 +236,7 @@ class Answering:
     def _entire(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
-            message |= {"content": choice.text.strip() or None, "tool_calls": choice.calls}
+            message |= {"content": choice.text or None, "tool_calls": choice.calls}
         return {"message": message, "logprobs": _logprobs(choice)}
 
 

@@ -251,8 +251,10 @@ def test_assistants_with_another_tokenizer_draft_as_with_the_llm(monkeypatch):
 @pytest.mark.parametrize("options", [{"num_assistant_tokens": 3}, {"prompt_lookup_num_tokens": 3}])
 def test_how_much_is_drafted(model, options):
     fast = hf_model(model)
-    fast.generate(IDS, max_new_tokens=20, **options)
-    assert custom_generate._engines[fast][1].decoder.policy._depth == 3
+    fast.generate(IDS, max_new_tokens=20, max_matching_ngram_size=4, **options)
+    decoder = custom_generate._engines[fast][1].decoder
+    assert decoder.policy._depth == 3
+    assert decoder.drafter.max_ngram == 4 or "num_assistant_tokens" in options
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])

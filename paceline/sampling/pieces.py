@@ -2,9 +2,9 @@
 
 Decoding a token alone would lose both: half a character becomes U+FFFD, and a decoder may drop the first space.
 
-    the token       its piece: byte-level BPE, SentencePiece    bytes        text
-    " the"          Ġthe                       ▁the             b" the"      " the"
-    half of "é"     Ã                          <0xC3>           b"\\xc3"      "bytes:\\xc3"
+    token          byte-level BPE    SentencePiece    bytes      text
+    " the"         Ġthe              ▁the             b" the"    " the"
+    half of "é"    Ã                 <0xC3>           b"\\xc3"    "bytes:\\xc3"
 """
 
 import json
@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A token of byte fallback."""
 _SPACES: dict[str, Any] = {"type": "Metaspace", "replacement": "\u2581"}
-_STEPS = {"ByteLevel", "ByteFallback", "Replace", "Metaspace", "Fuse"}
+_REPLACING = ("Replace", "Metaspace")
+_STEPS = {"ByteLevel", "ByteFallback", "Fuse", *_REPLACING}
 
 
 @final
@@ -97,9 +98,6 @@ def _decoder(tokenizer: Any) -> list[dict[str, Any]]:
         return []
     decoder = json.loads(backend.decoder.__getstate__())
     return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-
-
-_REPLACING = ("Replace", "Metaspace")
 
 
 def _replaced(step: dict[str, Any]) -> tuple[str, str]:

@@ -101,6 +101,26 @@ def test_the_form_of_what_is_no_text():
     assert [pieces.text(name(one)) for one in ("▁at", "at", "<0x0A>", "<0xF0>")] == [" at", "at", "\n", r"bytes:\xf0"]
 
 
+class InPython:
+    """A tokenizer without a decoder of its own."""
+
+    all_special_ids = ()
+
+    def __init__(self, names: list[str], **kind):
+        self.names = names
+        vars(self).update(kind)
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return self.names[token]
+
+
+def test_tokenizers_in_python():
+    pieces = Pieces(InPython(["▁the", "<0xC3>"], sp_model=None))
+    assert [pieces.data(token) for token in range(2)] == [b" the", b"\xc3"]
+    pieces = Pieces(InPython(["Ġthe", "Ã", "日"], byte_decoder={}))
+    assert [pieces.data(token) for token in range(3)] == [b" the", b"\xc3", "日".encode()]
+
+
 @pytest.mark.parametrize("own", [wordpiece, words, lambda: with_regex()], ids=["wordpiece", "words", "regex"])
 def test_other_kinds_are_decoded(own):
     own = own()

@@ -250,15 +250,11 @@ def shown_ids(seq: Sequence) -> list[int]:
 
 
 def with_texts(logprobs: Iterable[TokenLogprob], loaded: LoadedModel, params: SamplingParams) -> list[TokenLogprob]:
-    """The same with the text of each token."""
-    tokenizer, texts = loaded.tokenizer, dict[int, str]()
-    if tokenizer is None or not params.detokenize:
+    """The same with the text of each token, see `Pieces`."""
+    pieces = loaded.pieces
+    if pieces is None or not params.detokenize:
         return list(logprobs)
-    found = list[TokenLogprob]()
-    for one in logprobs:
-        texts |= {token: str(tokenizer.decode([token])) for token in one if token not in texts}
-        found.append(replace(one, texts={token: texts[token] for token in one}))
-    return found
+    return [replace(one, texts={token: pieces.text(token) for token in one}) for one in logprobs]
 
 
 def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | None:

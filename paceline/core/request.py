@@ -163,7 +163,10 @@ def params_of(given: object, count: int, default: SamplingParams | None = None) 
 
 
 class Logprob(NamedTuple):
-    """The natural-log probability of one token, its rank (1 is the most probable) and its text, as in vLLM."""
+    """The natural-log probability of one token, its rank (1 is the most probable) and its text, as in vLLM.
+
+    The text of bytes that are no UTF-8, such as half a character, is written `bytes:\\xf0\\x9f`, as in the OpenAI API.
+    """
 
     logprob: float
     rank: int

@@ -182,7 +182,8 @@ def check(
         if position >= len(answer.token_ids):
             return "end of answer"
         token = answer.token_ids[position]
-        return str(token) if llm.loaded.tokenizer is None else f"{llm.tokenizer.decode([token])!r} ({token})"
+        pieces = llm.loaded.pieces
+        return str(token) if pieces is None else f"{pieces.text(token)!r} ({token})"
 
     for index, prompt in enumerate(prompts):
         for temperature in compared:

@@ -4,8 +4,10 @@ The processor's tensors are divided, so that an image has the same ones, and the
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +22,7 @@ from .chats import Message
 from .checkpoint import refused
 from .vision import Vision
 
+_LOG = logging.getLogger("paceline")
 _GENERAL = ("add_generation_prompt", "continue_final_message")
 """Options that transformers itself heeds."""
 
@@ -50,8 +53,7 @@ def process_chat(
     if processor is None:
         raise ConfigError("this vision-language model has no processor", fix="pass processor=..., or token ids")
     rendered = _render(processor, messages, options)
-    bos = processor.tokenizer.bos_token
-    special = {"add_special_tokens": False} if bos is not None and rendered.startswith(bos) else {}
+    special = {"add_special_tokens": False} if begins_with_bos(processor.tokenizer, rendered) else {}
     if not images:
         return processor.tokenizer(rendered, **special)
     options = {"return_text_replacement_offsets": True, "return_tensors": "pt", **special}
@@ -81,6 +83,30 @@ def render(template_of: Any, messages: Sequence[Message], options: Mapping[str, 
         options = {"add_generation_prompt": True, **options}
         rendered = template_of.apply_chat_template(list(messages), tokenize=False, **options)
     return writable(rendered)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text that is a whole prompt, as the tokenizer begins and ends it; see `begins_with_bos`.
+
+    Raises `ConfigError` for a text that cannot be written.
+    """
+    is_begun = begins_with_bos(tokenizer, writable(text))
+    if is_begun and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]:
+        _tell(tokenizer.bos_token)
+    return list(tokenizer.encode(text, add_special_tokens=not is_begun))
+
+
+def begins_with_bos(tokenizer: Any, text: str) -> bool:
+    """Whether a prompt has its BOS token already: the tokenizer then adds no special tokens, so that there is one."""
+    bos = tokenizer.bos_token
+    if not (bos and text.lstrip().startswith(bos)):
+        return False
+    return tokenizer.encode(text, add_special_tokens=False)[:1] == [tokenizer.bos_token_id]
+
+
+@cache
+def _tell(bos: str) -> None:
+    _LOG.warning("A prompt begins with %s, which is put before prompts anyway: it is not put there twice.", bos)
 
 
 def writable(text: str) -> str:
@@ -124,6 +150,10 @@ def _untemplated(processor: Any, messages: Sequence[Message]) -> str:
     parts: Any = messages[0]["content"]
     count = sum(part["type"] == "image" for part in parts)
     text = "".join(part["text"] for part in parts if part["type"] == "text")
+    if count and begins_with_bos(processor.tokenizer, text):  # the processor puts one behind the images
+        bos = processor.tokenizer.bos_token
+        _tell(bos)
+        text = text.lstrip().removeprefix(bos)
     return writable(getattr(processor, "image_token", "") * count + text)
 
 

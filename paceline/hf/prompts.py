@@ -15,7 +15,7 @@ from ..core.vision import VisionPrompt
 from ..errors import CacheFull, ConfigError
 from ..schema import brief, scalar
 from .chats import Message, has_images, split_chat, text_chat
-from .image_prompts import read_chat, render, text_prompt, writable
+from .image_prompts import encode, read_chat, render, text_prompt
 
 Chat: TypeAlias = Seq[Message]
 
@@ -142,7 +142,7 @@ def read_prompt(loaded: ModelFacts, given: object, max_length: int) -> tuple[lis
     """
     vision, prompt = None, as_prompt(given)
     if isinstance(prompt, str):
-        ids = list(tokenizer_of(loaded).encode(writable(prompt)))
+        ids = encode(tokenizer_of(loaded), prompt)
     elif isinstance(prompt, TemplatedChat):
         ids, vision = _chat(loaded, prompt.messages, prompt.options)
     elif is_chat(prompt):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
-from .answers import Answering, Choice, Outputs, entries
+from .answers import Answering, Choice, Outputs
 from .errors import ApiError, unsupported
 from .protocol import (
     MAX_MESSAGES,
@@ -190,7 +190,7 @@ class ResponseAnswering(Answering):
                 beginning = []
                 if delta.text or delta.logprobs or delta.provenance:
                     more = {"provenance": delta.provenance} if choice.pieces is not None else {}
-                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=entries(delta), **more)
+                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=self.entries(delta), **more)
         part, whole = self._part(choice), self.whole()
         yield self._of_part("output_text.done", text=choice.text, logprobs=part["logprobs"])
         yield self._of_part("content_part.done", part=part)
@@ -219,7 +219,7 @@ class ResponseAnswering(Answering):
         return {**self._response(status), **made, **ending}
 
     def _part(self, choice: Choice) -> dict[str, Any]:
-        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": entries(choice)}
+        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": self.entries(choice)}
         return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
 
     def _event(self, kind: str, **content: Any) -> str:

@@ -93,6 +93,11 @@ class Service(Gated):
             raise ConfigError("there is no such token", got=bad[0], expected=f"0 to {vocab_size - 1}")
         return str(self.llm.tokenizer.decode(prompt))
 
+    def detokenizer(self, params: SamplingParams) -> Detokenizer:
+        """The text of one answer, which no stop string cuts."""
+        spaces = params.spaces_between_special_tokens
+        return Detokenizer(self.llm.tokenizer, (), params.skip_special_tokens, spaces_between_special=spaces)
+
     async def drain(self, timeout: float) -> None:
         """Wait as `Gated.drain`, then abort the remaining requests."""
         await super().drain(timeout)
@@ -111,7 +116,7 @@ class Service(Gated):
         if (count := len(prompts) * params.n) > protocol.MAX_CHOICES:
             what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
             raise ApiError(400, what, "invalid_value", "n")
-        pieces = [Detokenizer(self.llm.tokenizer) if is_painted else None for _ in range(count)]
+        pieces = [self.detokenizer(params) if is_painted else None for _ in range(count)]
         choices = [Choice(index=index, tools=reader_of(body), pieces=one) for index, one in enumerate(pieces)]
         run = kind(self, request, choices, params)
         sources = [self.engine.generate(one, params, f"{run.head['id']}-{place}") for place, one in enumerate(prompts)]

@@ -59,6 +59,16 @@ def test_the_draft_reads_the_whole_text(ours, theirs):
     assert is_in_step(Translation, ours, theirs)
 
 
+def test_a_text_that_spells_the_beginning_of_the_drafts_has_no_other():
+    target, draft = reader("byte level"), reader("sentencepiece")
+    read = [
+        Translation("strings", target, draft, Spelling(target), Spelling(draft)).read(0, target.tokenizer.encode(text))
+        for text in ("<s>" + TEXT[0], TEXT[0])
+    ]
+    assert read[0] == read[1]
+    assert read[0].count(draft.tokenizer.bos_token_id) == 1
+
+
 class TokenByToken(Translation):
     """Without looking back: right, but cut as no tokenizer cuts."""
 

@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..hf.images import ImageLimits, open_image
 from ..hf.prompts import TemplatedChat
+from ..schema import brief
 from .protocol import ChatRequest, Image, Message
 from .tools import spell_out
 
@@ -61,12 +62,14 @@ def _function(call: Any) -> dict[str, object]:
     try:
         return {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
     except (ValueError, RecursionError):
-        raise ConfigError("the arguments of a tool call are no JSON", got=call.function.name) from None
+        raise ConfigError("the arguments of a tool call are no JSON", got=brief(call.function.name)) from None
 
 
 def _open(part: Image, limits: ImageLimits) -> object:
     """Open an image by its URL, never a file of this machine."""
     url = part.image_url.url
     if not url.lower().startswith(("data:", "http://", "https://")):
-        raise ConfigError("an image_url is no URL", expected="a data: URI such as data:image/png;base64,...")
+        hosts = "" if limits.hosts == () else f", or an http(s) URL of {', '.join(limits.hosts or ('any host',))}"
+        expected = f"a data: URI such as data:image/png;base64,...{hosts}"
+        raise ConfigError("this image_url is not accepted", got=brief(url), expected=expected)
     return open_image(url, limits)

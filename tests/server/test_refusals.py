@@ -342,6 +342,8 @@ def image(url, count=1):
 def test_images_that_are_not_taken(url):
     status, error = post({**ASK, **image(url)})
     assert (status, error["code"]) == (400, "invalid_value")
+    assert url[:12] in error["message"], "what was got"
+    assert "data:" in error["message"], "what is taken"
 
 
 def test_a_file_of_the_server_is_no_image():

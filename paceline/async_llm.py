@@ -25,7 +25,7 @@ from .hf.prompts import Prompt
 from .llm import LLM
 from .outputs import RequestOutput
 from .requests import MAX_WAITING_PIXEL_BYTES
-from .schema import checked_call
+from .schema import brief, checked_call
 
 
 class AsyncLLM:
@@ -142,7 +142,7 @@ class AsyncLLM:
             if self._is_draining or not self.is_alive:
                 raise EngineStopped("the engine accepts no requests", got=self._thread.error or "drain or shutdown")
             if request_id in self._thread.tickets:
-                raise ConfigError("a request with this id is in progress", got=request_id, fix="use another id")
+                raise ConfigError("a request with this id is in progress", got=brief(request_id), fix="use another id")
             if self.num_waiting >= self.max_waiting + self.llm.runner.cache.num_free:
                 raise QueueFull(
                     "the queue is full", got=f"{self.num_waiting} requests are waiting", fix="try again later"

@@ -19,6 +19,7 @@ from .runner.prefill import text_logits
 from .sampling.detokenize import Detokenizer
 from .sampling.grammar import make_grammar
 from .sampling.scores import token_logprob
+from .schema import brief
 
 MAX_WAITING_PIXEL_BYTES = 1 << 30
 """Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""
@@ -272,7 +273,7 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     for name, tokens in given.items():
         bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if bad is not None:
-            raise ConfigError(f"{name} names no token", got=bad, expected=f"0 to {vocab_size - 1}")
+            raise ConfigError(f"{name} names no token", got=brief(bad), expected=f"0 to {vocab_size - 1}")
 
 
 def _bad_word_ids(loaded: LoadedModel, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -282,6 +283,6 @@ def _bad_word_ids(loaded: LoadedModel, params: SamplingParams) -> tuple[tuple[in
         tokenizer = tokenizer_of(loaded)
         forms = [tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word.lstrip())]
         if not any(forms):
-            raise ConfigError("a bad word has no tokens", got=repr(word), fix="leave it out")
+            raise ConfigError("a bad word has no tokens", got=brief(word), fix="leave it out")
         found |= {tuple(form): None for form in forms if form}
     return tuple(found)

@@ -95,7 +95,7 @@ def checked_names(function: Callable[_P, _T]) -> Callable[_P, _T]:
             if key not in known:
                 instead = INSTEAD.get(name, {}).get(key)
                 expected = None if instead else "one of " + ", ".join(known)
-                raise ConfigError(f"{name} takes no {key!r}", expected=expected, fix=instead or meant(key, known))
+                raise ConfigError(f"{name} takes no {brief(key)}", expected=expected, fix=instead or meant(key, known))
         return function(*args, **kwargs)
 
     return call
@@ -111,7 +111,7 @@ def validate(kind: type[_T], value: object, what: str) -> _T:
     except ValidationError as error:
         raise _config_error(error, what, kind) from None
     except (RecursionError, ValueError, TypeError) as error:
-        raise ConfigError(f"{what} cannot be read", got=str(error)) from error
+        raise ConfigError(f"{what} cannot be read", got=cut(str(error), 300)) from error
 
 
 def meant(word: str, known: Sequence[str]) -> str | None:
@@ -126,7 +126,12 @@ def brief(value: object) -> str:
         text = " ".join(repr(value).split())
     except (RecursionError, ValueError):  # nested too deep; a number of too many digits
         text = f"{type(value).__name__}, too large to show"
-    return text if len(text) <= 80 else text[:77] + "..."
+    return cut(text)
+
+
+def cut(text: str, most: int = 80) -> str:
+    """A text, or its beginning and three dots, in at most so many characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 @cache
@@ -152,14 +157,14 @@ def _config_error(error: ValidationError, what: str, kind: Any) -> PacelineError
         expected = "text without lone surrogates, in at most 200 levels"
         return ConfigError(f"{what} cannot be read", got=brief(first["input"]), expected=expected)
     path, known = _place(kind, first)
-    name = ".".join(path)
+    name = cut(".".join(path))
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         expected = "one of " + ", ".join(known) if known else None
         return ConfigError(f"{what}: unknown key {name!r}", expected=expected, fix=meant(path[-1], known))
     if first["type"] in ("missing", "missing_argument"):
         return ConfigError(f"{what}: there is no {name!r}", fix=f"add {path[-1]!r}")
     same = [one for one in errors if _place(kind, one)[0] == path]  # each member of a union has its own
-    expected = dict.fromkeys(re.sub(r"^(Value error, |\w+ should (be )?)", "", one["msg"]) for one in same)
+    expected = dict.fromkeys(cut(re.sub(r"^(Value error, |\w+ should (be )?)", "", one["msg"]), 500) for one in same)
     where = f"{what}: {name}" if name else what
     words = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))  # of a Literal
     fix = meant(first["input"], words) if isinstance(first["input"], str) else None

@@ -234,16 +234,19 @@ class Drafter(ABC):
 
     A drafter may propose nothing (a tree of roots): the round is then a plain decoding step. A sequence may be new, or
     may have had rounds that this drafter did not draft for; everything it needs is in `token_ids`.
+    Where it lacks memory or a file it raises: the round goes on without a draft, after `release`.
 
     name: the drafter's name in results.
     info: its properties, which may change when it is bound.
     banned_token_ids: the tokens that it must not draft; set by `bind`.
+    has_lacked: whether memory or a file failed it once; set by the loop, which went on without its draft.
     """
 
     name: ClassVar[str]
     info: DrafterInfo = DrafterInfo()
     bound_to: TargetView | None = None  # set by `bind_once`
     banned_token_ids: frozenset[int] = frozenset()
+    has_lacked: bool = False
 
     def bind(self, target: TargetView, verifier: "Verifier") -> None:
         """Prepare to draft for a target and a verifier. Raises if the drafter cannot work with them."""

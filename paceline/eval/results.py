@@ -22,7 +22,7 @@ from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, mo
 
 from ..core.figures import MIN_TIMED, Round
 from ..errors import ConfigError, PacelineError
-from ..system.files import claimed, read_json, read_text, to_json, write_text
+from ..system.files import check_folder, claimed, read_json, read_text, to_json, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,6 +104,7 @@ def claim(out: Path | None, model: str, drafters: Sequence[str]) -> Iterator[Res
     or already has results. Empty folders are removed at the end.
     """
     folder = out if out is not None else _unused(model, drafters)
+    check_folder(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with claimed(folder):

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..errors import ConfigError, DownloadError, PacelineError
-from ..schema import Many, checked, validate
+from ..schema import Many, checked, cut, validate
 from ..system.files import read_json, read_object
 
 CONFIG = "config.json"
@@ -57,8 +57,7 @@ def refused(
 
 def one_line(error: BaseException) -> str:
     """The message of an exception in one line of bounded length, or else its type."""
-    text = " ".join(str(error).split())
-    return (text if len(text) <= _LENGTH else text[: _LENGTH - 3] + "...") or type(error).__name__
+    return cut(" ".join(str(error).split()), _LENGTH) or type(error).__name__
 
 
 def local_folder(

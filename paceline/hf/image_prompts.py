@@ -77,7 +77,7 @@ def render(template_of: Any, messages: Sequence[Message], options: Mapping[str, 
     template = str(options.get("chat_template") or template_of.chat_template)
     for name in options:
         if name not in (*_GENERAL, "chat_template") and name not in template:
-            raise ConfigError(f"the model's chat template does not read {name!r}", fix=f"leave {name} out")
+            raise ConfigError(f"the model's chat template does not read {brief(name)}", fix="leave it out")
     fix = "use the roles, in the order, that this model's template takes; or give the whole prompt as a string"
     with refused("the model's chat template refuses this chat", fix=fix):
         options = {"add_generation_prompt": True, **options}
@@ -122,7 +122,7 @@ def _render(processor: Any, messages: Sequence[Message], options: Mapping[str, A
     if not (processor.chat_template or getattr(processor.tokenizer, "chat_template", None)):
         for name in options:
             if name not in _GENERAL:
-                raise ConfigError("this model has no chat template", got=f"{name}=...", fix=f"leave {name} out")
+                raise ConfigError("this model has no chat template", got=f"option {brief(name)}", fix="leave it out")
         return _untemplated(processor, messages)
     if not _takes_parts(processor):
         if any(part["type"] == "image" for message in messages for part in message["content"]):  # type: ignore[attr-defined]

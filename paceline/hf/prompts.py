@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ..core.interfaces import ModelFacts
 from ..core.vision import VisionPrompt
 from ..errors import CacheFull, ConfigError
-from ..schema import brief, scalar
+from ..schema import brief, cut, scalar
 from .chats import Message, has_images, split_chat, text_chat
 from .image_prompts import encode, read_chat, render, text_prompt
 
@@ -89,7 +89,7 @@ def _held(given: Mapping[str, Any]) -> str | list[Any]:
     if not name or unknown:
         raise ConfigError(
             "a prompt has keys that are not read" if name else "this is no prompt",
-            got=", ".join(unknown) or brief(given),
+            got=cut(", ".join(unknown)) or brief(given),
             expected='{"prompt": ...}, {"prompt_token_ids": ...} or {"input_ids": ..., "attention_mask": ...}',
             fix='put images into a chat: {"type": "image", "image": ...}' if name else None,
         )

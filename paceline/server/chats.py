@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..hf.images import ImageLimits, open_image
 from ..hf.prompts import TemplatedChat
+from ..schema import brief
 from .protocol import ChatRequest, Image, Message, ToolCall
 from .tools import spell_out
 
@@ -73,5 +74,7 @@ def _open(part: Image, limits: ImageLimits) -> object:
     """Open an image by its URL, never a file of this machine."""
     url = part.image_url.url
     if not url.lower().startswith(("data:", "http://", "https://")):
-        raise ConfigError("an image_url is no URL", expected="a data: URI such as data:image/png;base64,...")
+        hosts = "" if limits.hosts == () else f", or an http(s) URL of {', '.join(limits.hosts or ('any host',))}"
+        expected = f"a data: URI such as data:image/png;base64,...{hosts}"
+        raise ConfigError("this image_url is not accepted", got=brief(url), expected=expected)
     return open_image(url, limits)

@@ -90,7 +90,7 @@ class Service(Gated):
             return prompt
         vocab_size = self.llm.loaded.vocab_size
         if bad := [one for one in prompt if not 0 <= one < vocab_size]:
-            raise ConfigError("there is no such token", got=bad[0], expected=f"0 to {vocab_size - 1}")
+            raise ConfigError("there is no such token", got=brief(bad[0]), expected=f"0 to {vocab_size - 1}")
         return str(self.llm.tokenizer.decode(prompt))
 
     def detokenizer(self, params: SamplingParams) -> Detokenizer:

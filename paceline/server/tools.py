@@ -74,8 +74,8 @@ def reader_of(body: Request) -> ToolReader | None:
 def forced_form(body: ChatRequest) -> dict[str, Any] | None:
     """The structured outputs that force one call, if tool_choice requires it. Raises `ConfigError`.
 
-    Whitespace is one space at most, and arguments are those of the tool's schema alone unless it says otherwise: small
-    models can write spaces, or more arguments, until they run out of tokens.
+    Arguments are those of the tool's schema alone unless it says otherwise: small models can write more of them until
+    they run out of tokens.
     """
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "auto", "none"):
@@ -85,7 +85,7 @@ def forced_form(body: ChatRequest) -> dict[str, Any] | None:
     if not tools:
         raise ConfigError("tool_choice names no tool of this request", fix="list it under tools")
     schema = json.dumps({"anyOf": [_schema(tool) for tool in tools]})
-    return {"json": schema, "whitespace_pattern": " ?", "disable_additional_properties": True}
+    return {"json": schema, "disable_additional_properties": True}
 
 
 def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:

@@ -32,6 +32,35 @@ from paceline.schema import validate
 from tests.helpers import all_free, loaded, talking, tokenizer
 from tests.tiny import tiny_model
 
+
+def nothing_at(length):
+    return lambda ids, scores: scores * (torch.nan if ids.shape[1] == length else 1)
+
+
+FAULTS = {
+    "NaN": {"logits_processors": (nothing_at(8),)},
+    "sampled NaN": {"temperature": 1.0, "logits_processors": (nothing_at(8),)},
+    "nothing allowed": {"bad_words": "b", "allowed_token_ids": tokenizer().encode("b", add_special_tokens=False)},
+    "no scores": {"logits_processors": (lambda ids, scores: None,)},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("drafter", [None, PromptLookup])
+def test_an_error_is_the_same_beside_others(fault, drafter):
+    """It tells the place in the request's own answer, not in the batch, nor in a pass or a draft."""
+    llm = LLM(talking(), drafter=drafter and drafter(), policy=Fixed(4), max_num_seqs=3)
+    wrong, others = SamplingParams(max_tokens=9, seed=1, **FAULTS[fault]), SamplingParams(max_tokens=9)
+    told = list[str]()
+    for prompts, params in ((["abab"], wrong), (["xyzxyz", "a", "abab"], [others, others, wrong])):
+        with pytest.raises((ConfigError, NumericsError)) as caught:
+            llm.generate(prompts, params)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert fault == "no scores" or " of the answer" in told[0]
+    assert all_free(llm.runner)
+
+
 HUGE = 10**5000  # repr() refuses it
 BAD_PARAMS: dict[str, list[object]] = {
     "temperature": [-0.1, math.nan, math.inf, True, "0.5", None, 10**400],

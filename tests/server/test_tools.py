@@ -124,6 +124,23 @@ def test_a_demanded_call_ends_where_the_model_prefers_spaces():
     assert made["finish_reason"] == "tool_calls"
 
 
+X = {"type": "object", "properties": {"x": {"const": 1}}, "required": ["x"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("form", "finish"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": X}}}, "stop"),
+        ({"structured_outputs": {"json": X}}, "stop"),
+        ({"structured_outputs": {"json": X, "whitespace_pattern": " *"}}, "length"),
+    ],
+)
+def test_json_ends_where_the_model_prefers_spaces(form, finish):
+    (made,) = chat(**form, logit_bias={"85": 100}, max_tokens=40).json()["choices"]
+    assert made["finish_reason"] == finish
+    assert finish == "length" or json.loads(made["message"]["content"]) == {"x": 1}
+
+
 def test_a_demanded_call_has_the_listed_arguments_alone():
     """Also where the model would rather go on with a comma, and a schema says nothing of other arguments."""
     schema = {"type": "object", "properties": {"x": {"enum": [1, 2, 3]}}, "required": ["x"]}

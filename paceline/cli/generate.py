@@ -30,6 +30,7 @@ class PromptOptions:
     text: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Text to continue, as --prompt.")] = None
     prompt: str | None = opt(None, "Text to continue.", _PROMPT, "-p")
     chat: str | None = opt(None, "A message; the model's chat template is applied to it.", _PROMPT, "-c")
+    system: str | None = opt(None, "With --chat or --image: the system message before it.", _PROMPT, "-sys")
     prompt_file: str | None = opt(None, "A file with text to continue; - reads stdin.", _PROMPT, metavar="FILE")
     token_ids: str | None = opt(None, "A prompt as token ids.", _PROMPT, metavar="1,2,3")
     image: list[str] | None = opt(
@@ -43,6 +44,8 @@ class PromptOptions:
             raise typer.BadParameter(f"{trouble}: give one of --prompt, --chat, --prompt-file and --token-ids")
         if self.image and self.token_ids is not None:
             raise typer.BadParameter("--image goes with --prompt, --chat or --prompt-file, not with --token-ids")
+        if self.system is not None and self.chat is None and not self.image:
+            raise typer.BadParameter("--system goes with --chat or --image: a text to continue has no messages")
 
     def read(self) -> "str | list[dict[str, object]] | list[int]":
         """The prompt as `LLM.generate` takes it. Raises `ConfigError` for what cannot be read or is empty."""
@@ -60,12 +63,15 @@ class PromptOptions:
             text = self.text or self.prompt or self.chat or ""
         if not text.strip():
             raise ConfigError("the prompt is empty", expected="at least one character that is not a space")
+        system = list[dict[str, object]]()
+        if self.system is not None:
+            system.append({"role": "system", "content": self.system})
         if self.image:
             from ..hf.images import OWN_CHOICE, open_image
 
             parts: list[object] = [{"type": "image", "image": open_image(source, OWN_CHOICE)} for source in self.image]
-            return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
-        return text if self.chat is None else [{"role": "user", "content": text}]
+            return [*system, {"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+        return text if self.chat is None else [*system, {"role": "user", "content": text}]
 
 
 @dataclass(frozen=True, kw_only=True)

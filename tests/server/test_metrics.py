@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.engine.scheduler import EngineStats
+from paceline.stats import EngineStats
 from paceline.server.metrics import Metrics
 from tests.server.helpers import ASK, server, slowed, tiny_llm
 

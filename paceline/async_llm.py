@@ -118,7 +118,7 @@ class AsyncLLM:
         self._reader.shutdown(wait=False)
         self._stop()
 
-    async def get_tokenizer(self) -> PreTrainedTokenizerBase:
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
         return self.llm.tokenizer
 

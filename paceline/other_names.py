@@ -58,6 +58,9 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
     "LLM": {
         **ENGINE,
         "max_batch_size": "max_num_seqs",
+        "chat_template": "give it to LLM.chat, or set llm.tokenizer.chat_template",
+        **dict.fromkeys(("spec_method", "spec_tokens"), 'speculative_config={"method": ..., ...}'),
+        "spec_model": 'speculative_config={"model": ...}',
         "speculative_model": 'speculative_config={"model": ...}',
         "num_speculative_tokens": 'speculative_config={"num_speculative_tokens": ...}',
         # transformers

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from .. import __version__, other_names
 from ..errors import PacelineError
 from ..schema import meant
+from ..vllm_options import spelled
 from .bench import bench
 from .calibrate import calibrate
 from .check import check, check_draft
@@ -20,6 +21,7 @@ from .doctor import doctor
 from .generate import generate
 from .index import index
 from .models import convert, export, models, pull
+from .others import TABLE
 from .process import ctrl_c
 from .route import route
 from .screen import DebugFlag, NoProgressFlag, Screen
@@ -103,8 +105,14 @@ def _suggest(error: Any) -> None:
         known = list(error.ctx.command.commands)
     else:
         known = [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)]
-    instead, question = other_names.OPTIONS.get(word), meant(word, known)
-    said = f" In Paceline it is {instead}." if instead else f" D{question[1:]}" if question else ""
+    name, question = word.lstrip("-").replace("-", "_"), meant(word, known)
+    if instead := other_names.OPTIONS.get(word):
+        said = f" In Paceline it is {instead}."
+    elif kind == "option" and name in TABLE:
+        fix = spelled(TABLE[name].instead, is_command=True) or "leave it out: it changes nothing here"
+        said = f" {fix[0].upper()}{fix[1:]}."
+    else:
+        said = f" D{question[1:]}" if question else ""
     error.message, error.possibilities = f"No such {kind}: {word}.{said}", None
 
 

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..schema import brief, validate
 from ..system.files import parse_json, read_stdin, read_text
 from .options import ModelArgument, ModelOptions, SpeculationOptions, command, open_engine, opt
+from .others import LOADING, Others
 from .screen import Painter, Screen, legend
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def generate(
     sampling: SamplingOptions,
     loading: ModelOptions,
     screen: Screen,
+    others: Others = LOADING,
     stream: bool = opt(True, "Print the text while it is decoded.", _OUTPUT, name="--stream/--no-stream"),
     color: bool = opt(False, "Colour each token by its origin.", _OUTPUT),
 ) -> None:
@@ -137,6 +139,7 @@ def generate(
     chosen = speculation.choose("none")
     params = sampling.params()
     prompt = source.read()
+    (loading,) = others.applied("generate", screen, loading)
     llm = open_engine(model, screen, loading, chosen)
     if source.image and llm.loaded.vision is None:
         count = f"{len(source.image)} image" + "s" * (len(source.image) > 1)

@@ -11,7 +11,7 @@ A parameter of a command that is a dataclass of options becomes one option for e
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..config import SpecConfig, parse
 from ..drafters.registry import usages
 from ..errors import ConfigError
 from ..system.files import read_text
-from ..vllm_options import ENGINE, as_flag
+from ..vllm_options import as_flag
 from .others import TABLE, Others
 from .process import silence_loggers
 from .screen import FLAGS, Screen
@@ -51,36 +51,37 @@ def opt(
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A typer command of a function whose parameters are options, classes of options, and the `Screen`.
+    """A typer command of a function whose parameters are options, classes of options, `Others`, and the `Screen`.
 
-    Every command gets --json, --no-progress and --debug as well. One that loads a model also reads vLLM's options, and
-    applies them to its own, unless it has a parameter for them: `Others`.
+    Every command gets --json, --no-progress and --debug as well.
     """
     wanted = inspect.signature(function, eval_str=True).parameters
-    kinds = {name: parameter.annotation for name, parameter in wanted.items()}
-    groups = [name for name, kind in kinds.items() if is_dataclass(kind) and kind is not Others]
     options = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    for name, kind in kinds.items():
-        if name in groups:
+    others = list[inspect.Parameter]()
+    for name, parameter in wanted.items():
+        kind = parameter.annotation
+        if kind is Others:
+            others = [_other_option(one) for one in parameter.default.given]
+        elif is_dataclass(kind):
             hints = get_type_hints(kind, include_extras=True)
             options += [_option(one.name, hints[one.name], one) for one in fields(kind)]
-        elif kind not in (Screen, Others):
-            options.append(_option(name, kind, wanted[name].default))
+        elif kind is not Screen:
+            options.append(_option(name, kind, parameter.default))
     options += [_option(name, flag, False) for name, flag in FLAGS.items()]
-    others = _other_options(list(kinds.values()), {one.name for one in options})
+    own = {one.name for one in options}
+    others = [one for one in others if one.name not in own]
     options += others
 
     def run(ctx: typer.Context, **given: Any) -> None:
         arguments: dict[str, Any] = {}
-        foreign = Others({one.name: given[one.name] for one in others})
-        for name, kind in kinds.items():
-            if name in groups:
-                arguments[name] = kind(**{one.name: given[one.name] for one in fields(kind)})
+        for name, parameter in wanted.items():
+            kind = parameter.annotation
+            if kind is Others:
+                arguments[name] = Others({one.name: given[one.name] for one in others})
+            elif is_dataclass(kind):
+                arguments[name] = parameter.annotation(**{one.name: given[one.name] for one in fields(kind)})
             else:
-                arguments[name] = ctx.obj if kind is Screen else foreign if kind is Others else given[name]
-        if others and Others not in kinds.values():
-            applied = foreign.applied(str(ctx.command.name), ctx.obj, *(arguments[name] for name in groups))
-            arguments |= zip(groups, applied, strict=True)
+                arguments[name] = ctx.obj if kind is Screen else given[name]
         function(**arguments)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
@@ -89,17 +90,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _other_options(kinds: Sequence[Any], own: Container[str]) -> list[inspect.Parameter]:
-    """Options of vLLM for a command with parameters of these kinds, hidden, without those that are its own."""
-    loads = any(isinstance(kind, type) and issubclass(kind, LoadOptions) for kind in kinds)
-    table = TABLE if Others in kinds else ENGINE if loads else {}
-    return [
-        _option(name, bool | None, opt(None, "", name=f"{as_flag(name)}/{as_flag(f'no_{name}')}", hidden=True))
-        if option.is_flag
-        else _option(name, str | None, opt(None, "", short=option.short, hidden=True))
-        for name, option in table.items()
-        if name not in own
-    ]
+def _other_option(name: str) -> inspect.Parameter:
+    """An option of vLLM, which the help does not show."""
+    option = TABLE[name]
+    if option.is_flag:
+        both = f"{as_flag(name)}/{as_flag(f'no_{name}')}"
+        return _option(name, bool | None, opt(None, "", short=option.short, name=both, hidden=True))
+    return _option(name, str | None, opt(None, "", short=option.short, hidden=True))
 
 
 def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:

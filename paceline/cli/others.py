@@ -14,7 +14,10 @@ TABLE = ENGINE | SERVER
 
 @dataclass(frozen=True)
 class Others:
-    """Options of vLLM with their values, which are texts, or booleans of flags; None where not given."""
+    """Options of vLLM with their values, which are texts, or booleans of flags; None where not given.
+
+    As the default of a command's parameter: those that the command reads.
+    """
 
     given: Mapping[str, object]
 
@@ -57,3 +60,7 @@ def _read(value: object) -> object:
 def _with(group: Any, values: Mapping[str, object]) -> Any:
     own = {one.name: values[one.name] for one in fields(group) if one.name in values}
     return replace(group, **own) if own else group
+
+
+LOADING, SERVING = Others(dict.fromkeys(ENGINE)), Others(dict.fromkeys(TABLE))
+"""The options of commands that load a model, and that serve it."""

@@ -18,7 +18,7 @@ from ..schema import meant, validate
 from ..system.files import parse_json, read_text
 from ..vllm_options import as_flag
 from .options import ModelArgument, ModelOptions, Speculation, SpeculationOptions, command, open_engine, opt
-from .others import Others
+from .others import SERVING, Others
 from .screen import Screen
 from .serve_vllm import EngineOptions, VllmCommand, check_engine, vllm_command
 
@@ -209,8 +209,8 @@ def serve(
     engine: EngineOptions,
     speculation: SpeculationOptions,
     loading: ModelOptions,
-    others: Others,
     screen: Screen,
+    others: Others = SERVING,
     more: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="With --engine vllm: further options of vLLM.")
     ] = None,

@@ -25,8 +25,9 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
         "skip_reading_prefix_cache": "give LLM prefix_cache_bytes=0, which turns the cache off for all requests",
         "thinking_token_budget": "limit the whole answer: max_tokens",
         "repetition_detection": "avoid repetitions: no_repeat_ngram_size or repetition_penalty",
-        # transformers
+        # transformers and llama.cpp
         "max_new_tokens": "max_tokens",
+        "repeat_penalty": "repetition_penalty",
         "min_new_tokens": "min_tokens",
         "max_length": "max_tokens, which counts the answer alone",
         "min_length": "min_tokens, which counts the answer alone",
@@ -57,7 +58,7 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
     },
     "LLM": {
         **ENGINE,
-        "max_batch_size": "max_num_seqs",
+        **dict.fromkeys(("max_batch_size", "max_num_sequences"), "max_num_seqs"),
         "chat_template": "give it to LLM.chat, or set llm.tokenizer.chat_template",
         **dict.fromkeys(("spec_method", "spec_tokens"), 'speculative_config={"method": ..., ...}'),
         "spec_model": 'speculative_config={"model": ...}',

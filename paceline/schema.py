@@ -154,9 +154,11 @@ def meant(word: str, known: Sequence[str]) -> str | None:
 
 
 def _has_same_parts(word: str, other: str) -> bool:
-    """Whether each part of a word resembles one of the other: top_k is no misspelling of top_p."""
+    """Whether each part of a word is a misspelling of one of the other: top_k is none of top_p."""
     parts, others = (re.findall(r"[^\W_]+", one.lower()) for one in (word, other))
-    return all(difflib.get_close_matches(part, others, n=1) for part in parts)
+    return "".join(parts) == "".join(others) or all(
+        difflib.get_close_matches(one, [two for two in others if two[0] == one[0]], 1, 0.75) for one in parts
+    )
 
 
 def brief(value: object) -> str:

@@ -147,7 +147,8 @@ def test_what_a_speculative_config_decides():
         ({"device_map": "auto"}, 'device="cuda:0"'),
         ({"assistant_model": 1}, "DraftModel"),
         ({"hf_token": "x"}, "token is for models that are loaded by name"),
-        ({"max_num_sequences": 4}, "did you mean 'max_num_seqs'"),
+        ({"max_num_sequences": 4}, "Fix: max_num_seqs"),
+        ({"max_num_seq": 4}, "did you mean 'max_num_seqs'"),
         ({"revision": "main"}, "loaded by name"),
     ],
 )

@@ -125,7 +125,11 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
     "an attribute of LLM": {
         "llm_engine": "decoder is the loop, runner the model with its cache",
         "beam_search": "generate, with SamplingParams(n=...): there is no beam search",
-        "embed": "generate is what this engine is for; transformers makes embeddings",
+        **dict.fromkeys(
+            ("embed", "classify", "reward"), "generate is what this engine is for; transformers makes embeddings"
+        ),
+        **dict.fromkeys(("sleep", "wake_up"), "leave it out: an LLM that is deleted frees its memory"),
+        **dict.fromkeys(("collective_rpc", "apply_model"), "runner.loaded.model is the model, in this process"),
         "score": "generate, with prompt_logprobs",
         "__call__": "generate",
     },

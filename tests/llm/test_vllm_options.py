@@ -3,6 +3,9 @@
 import asyncio
 import inspect
 import logging
+import re
+from ast import literal_eval
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +88,16 @@ def test_each_option_is_settled_by_its_value():
         assert not settle({"b": off}, table, ()).refused
     assert settle({"b": 0}, table, ()).refused
     assert not ENGINE.keys() & SERVER.keys() - {"limit_mm_per_prompt"}
+
+
+def test_the_table_of_the_docs():
+    page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text()
+    rows = re.findall(r"^\| (accepted|refused)(.*?) \| (.*) \|$", page, re.M)
+    assert [verdict for verdict, *_ in rows] == ["accepted"] * 3 + ["refused"]
+    for verdict, _, cell in rows:
+        for name, value in re.findall(r"`(\w+)=(.*?)`", cell):
+            settled = settle({name: literal_eval(value)}, ENGINE | SERVER, inspect.signature(LLM).parameters)
+            assert bool(settled.refused) is (verdict == "refused"), name
 
 
 def test_metrics_and_the_prefix_cache():

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
+from transformers import PreTrainedTokenizerBase
 
 from .core.request import RequestOutputKind, SamplingParams, params_of
-from .engine.scheduler import EngineStats
 from .engine.thread import EngineThread, Ticket
 from .errors import ConfigError, EngineStopped, QueueFull
 from .hf.image_prompts import pixel_bytes
@@ -26,6 +26,7 @@ from .llm import LLM
 from .outputs import RequestOutput
 from .requests import MAX_WAITING_PIXEL_BYTES
 from .schema import brief, checked_call
+from .stats import EngineStats
 
 
 class AsyncLLM:
@@ -116,6 +117,14 @@ class AsyncLLM:
         self._is_draining = True
         self._reader.shutdown(wait=False)
         self._stop()
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self.llm.tokenizer
+
+    async def reset_prefix_cache(self) -> bool:
+        """See `LLM.reset_prefix_cache`; it waits for the round in progress."""
+        return await asyncio.to_thread(self.llm.reset_prefix_cache)
 
     @property
     def is_alive(self) -> bool:

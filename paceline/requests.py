@@ -12,7 +12,7 @@ from .core.request import SamplingParams, Sequence, TokenLogprob
 from .decoding import SpeculativeDecoder
 from .errors import ConfigError
 from .hf.image_prompts import pixel_bytes
-from .hf.prompts import Prompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
+from .hf.prompts import ImageText, Prompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
 from .outputs import Completion, RequestOutput
 from .runner import LoadedModel, ModelRunner
 from .runner.prefill import text_logits
@@ -260,8 +260,8 @@ def with_texts(logprobs: Iterable[TokenLogprob], loaded: LoadedModel, params: Sa
 
 def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | None:
     """The prompt as text, a chat as its template writes it; None for one of token ids."""
-    if isinstance(prompt, str):
-        return prompt
+    if isinstance(prompt, str | ImageText):
+        return prompt if isinstance(prompt, str) else prompt.text
     written = isinstance(prompt, TemplatedChat) or is_chat(prompt)
     return str(tokenizer_of(loaded).decode(ids)) if written else None
 

@@ -15,8 +15,9 @@ Nothing is converted: 1.0 is no integer, True no number, "5" neither. NaN and in
 import difflib
 import inspect
 import json
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from typing import Annotated, Any, ParamSpec, TypeVar, cast, dataclass_transform, get_args, get_type_hints
@@ -26,9 +27,11 @@ from pydantic_core import ErrorDetails
 
 from .errors import ConfigError, PacelineError
 from .other_names import INSTEAD
+from .vllm_options import settle, spelled
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
+_LOG = logging.getLogger("paceline")
 
 
 def check_text(value: str) -> str:
@@ -84,21 +87,50 @@ def checked_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def checked_names(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function of which an unknown keyword is a `ConfigError` with what to write instead (`other_names`)."""
+    """A function that treats unknown keywords as `taken_from_others` says."""
     name = function.__qualname__.removesuffix(".__init__")
     known = list(inspect.signature(function).parameters)
     known = known[1:] if known[:1] == ["self"] else known
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        for key in kwargs:
-            if key not in known:
-                instead = INSTEAD.get(name, {}).get(key)
-                expected = None if instead else "one of " + ", ".join(known)
-                raise ConfigError(f"{name} takes no {brief(key)}", expected=expected, fix=instead or meant(key, known))
+        others = {key: kwargs.pop(key) for key in [*kwargs] if key not in known}
+        if others:
+            kwargs |= taken_from_others(name, others, known, kwargs)
         return function(*args, **kwargs)
 
     return call
+
+
+def taken_from_others(
+    taker: str, given: Mapping[str, object], known: Sequence[str], taken: Container[str] = ()
+) -> dict[str, object]:
+    """Options of other engines as ours, by the table of `taker` in `other_names`; what changes nothing is logged.
+
+    taken: those of the known options that have a value already. Raises one `ConfigError` for all that is refused.
+    """
+    table = INSTEAD.get(taker, {})
+    listed = {name: value for name, value in given.items() if name in table}
+    settled = settle(listed, table, [name for name in known if name not in taken])
+    fixes = {name: spelled(settled.refused[name]) if name in listed else meant(name, known) for name in given
+             if name in settled.refused or name not in listed}  # fmt: skip
+    if fixes:
+        expected = None if listed.keys() >= fixes.keys() else "one of " + ", ".join(known)
+        shown = {
+            name: f"{name}={brief(given[name])}" if getattr(table.get(name), "idle", ()) else brief(name)
+            for name in fixes
+        }
+        raise not_taken(taker, {shown[name]: fix for name, fix in fixes.items()}, expected)
+    if settled.idle:
+        _LOG.warning("%s: these options change nothing here: %s.", taker, ", ".join(settled.idle))
+    return settled.ours
+
+
+def not_taken(taker: str, fixes: Mapping[str, str | None], expected: str | None = None) -> ConfigError:
+    """The error for options that something does not take: all at once, with what to do instead of each."""
+    told = [(name, fix) for name, fix in fixes.items() if fix]
+    fix = "; ".join(fix if len(fixes) == 1 else f"{name}: {fix}" for name, fix in told)
+    return ConfigError(f"{taker} takes no {', '.join(fixes)}", expected=expected, fix=fix or None)
 
 
 def validate(kind: type[_T], value: object, what: str) -> _T:
@@ -115,9 +147,18 @@ def validate(kind: type[_T], value: object, what: str) -> _T:
 
 
 def meant(word: str, known: Sequence[str]) -> str | None:
-    """A question with the known word that is most similar; None where none is."""
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else None
+    """A question with the known word of which this one is a misspelling; None where it is of none."""
+    word = word.lower()
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+    return f"did you mean {close[0]!r}?" if close and _has_same_parts(word, close[0]) else None
+
+
+def _has_same_parts(word: str, other: str) -> bool:
+    """Whether each part of a word is a misspelling of one of the other: top_k is none of top_p."""
+    parts, others = (re.findall(r"[^\W_]+", one.lower()) for one in (word, other))
+    return "".join(parts) == "".join(others) or all(
+        difflib.get_close_matches(one, [two for two in others if two[0] == one[0]], 1, 0.75) for one in parts
+    )
 
 
 def brief(value: object) -> str:

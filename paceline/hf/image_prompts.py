@@ -42,6 +42,13 @@ def read_chat(
     return prompt_of(vision, inputs, images) if images else (list(inputs["input_ids"]), None)
 
 
+def read_text(vision: Vision, text: str, images: Sequence[Image.Image]) -> tuple[list[int], VisionPrompt]:
+    """As `read_chat`, of a text that has the processor's placeholder for each image."""
+    processor = _processor(vision)
+    fix = f"write {getattr(processor, 'image_token', 'its placeholder')} into the text, once for each image"
+    return prompt_of(vision, _processed(processor, text, images, fix), images)
+
+
 def process_chat(
     vision: Vision,
     messages: Sequence[Message],
@@ -49,16 +56,24 @@ def process_chat(
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Mapping[str, Any]:
     """What the processor makes of a chat: tensors of a batch of one where it has images, else a list of ids."""
-    processor: Any = vision.processor
-    if processor is None:
-        raise ConfigError("this vision-language model has no processor", fix="pass processor=..., or token ids")
+    processor = _processor(vision)
     rendered = _render(processor, messages, options)
+    return _processed(processor, rendered, images, "images must be of the size and number that this model takes")
+
+
+def _processor(vision: Vision) -> Any:
+    if vision.processor is None:
+        raise ConfigError("this vision-language model has no processor", fix="pass processor=..., or token ids")
+    return vision.processor
+
+
+def _processed(processor: Any, rendered: str, images: Sequence[Image.Image], fix: str) -> Mapping[str, Any]:
+    """What the processor makes of a text and its images."""
     special = {"add_special_tokens": False} if begins_with_bos(processor.tokenizer, rendered) else {}
     if not images:
         return processor.tokenizer(rendered, **special)
     options = {"return_text_replacement_offsets": True, "return_tensors": "pt", **special}
-    fix = "images must be of the size and number that this model takes"
-    with refused("the processor cannot read this chat", fix=fix):
+    with refused("the processor cannot read this prompt", fix=fix):
         return processor(text=[rendered], images=[list(images)], **options)
 
 

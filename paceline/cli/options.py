@@ -22,7 +22,7 @@ from ..config import SpecConfig, parse
 from ..drafters.registry import usages
 from ..errors import ConfigError
 from .process import silence_loggers
-from .screen import FLAGS, Screen
+from .screen import FLAGS, Screen, duration
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
@@ -267,6 +267,16 @@ def open_engine(
         for warning in check_profile(speculation.profile, llm.loaded):
             screen.err.print(f"[yellow]Warning:[/yellow] {escape(warning)}.", soft_wrap=True)
     return llm
+
+
+def announce(what: str, tokens: float, llm: "LLM", screen: Screen, more_s: float = 0.0) -> None:
+    """Say what is decoded next, and how long that takes if nothing is accepted.
+
+    tokens: of all answers, those that are decoded together counted once. more_s: seconds of what follows.
+    """
+    if not screen.json:
+        took = duration(more_s + tokens * llm.runner.pass_seconds(1))
+        screen.say(escape(f"{what[0].upper()}{what[1:]}. This takes up to about {took}."))
 
 
 def choose_prompts(

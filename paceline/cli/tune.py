@@ -18,6 +18,7 @@ from .options import (
     ModelArgument,
     ModelOptions,
     Speculation,
+    announce,
     choose_prompts,
     command,
     open_engine,
@@ -79,6 +80,9 @@ def tune(
                 configs = candidates_of(None, [head.name for head in heads_for(plain.loaded.fingerprint)])
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
             how = BenchOptions(**vars(answers))
+            each = f"{len(chosen)} prompts, each answered plainly and with {len(configs)} drafters"
+            turns = sum(len(one.turns) for one in chosen) * (1 + len(configs))
+            announce(f"{each}, up to {how.max_tokens} tokens", turns * how.max_tokens, plain, screen)
             with screen.stages() as progress:
                 candidates = measure(configs, llms, chosen, how, progress)
         except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from .options import (
     ModelArgument,
     ModelOptions,
     SpeculationOptions,
-    announce,
+    announce_run,
     choose_prompts,
     command,
     open_engine,
@@ -79,9 +79,7 @@ def bench(
         sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
         prompts, left_out = choose_prompts(questions, num_prompts, llms[0], screen)
         missing, about, ended = dict[str, str](), dict[str, dict[str, str]](), None
-        turns = sum(len(one.turns) for one in prompts) * repeat * (1 + len(names))
-        each = f"{len(prompts)} prompts, each answered plainly and with {', '.join(names)}"
-        announce(f"{each}, up to {how.max_tokens} tokens", turns * how.max_tokens / batch, llms[0], screen)
+        announce_run(prompts, names, how, llms[0], screen)
         run = BenchRun(plain, sides, how, lambda answers: results.add(answers, {PLAIN, *names}, llms[0].tokenizer))
         try:
             with (

@@ -68,6 +68,8 @@ def check(
     from ..system.provenance import provenance
 
     asked = given or [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
+    for one in asked:
+        llm.encode(one)  # raises for a prompt that cannot be read, before anything is decoded
     count = len(asked) * len(temperatures)
     plan = f"{count} answers of up to {max_tokens} tokens, decoded plainly and with {chosen.config.name}, "
     plan += "some checked by an independent pass"

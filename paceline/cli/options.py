@@ -26,6 +26,7 @@ from .screen import FLAGS, Screen, duration
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
+    from ..eval.run import BenchOptions
     from ..eval.suites import Question
     from ..llm import LLM
     from ..policy import Profile
@@ -276,7 +277,16 @@ def announce(what: str, tokens: float, llm: "LLM", screen: Screen, more_s: float
     """
     if not screen.json:
         took = duration(more_s + tokens * llm.runner.pass_seconds(1))
-        screen.say(escape(f"{what[0].upper()}{what[1:]}. This takes up to about {took}."))
+        screen.say(escape(f"{what}. This takes up to about {took}."))
+
+
+def announce_run(
+    questions: "list[Question]", drafters: list[str], how: "BenchOptions", llm: "LLM", screen: Screen
+) -> None:
+    """As `announce`, of plain decoding and drafters that answer the same questions in turns."""
+    what = f"{len(questions)} prompts, each answered plainly and with {', '.join(drafters)}"
+    answers = sum(len(one.turns) for one in questions) * how.repeat * (1 + len(drafters)) / how.batch
+    announce(f"{what}, up to {how.max_tokens} tokens", answers * how.max_tokens, llm, screen)
 
 
 def choose_prompts(

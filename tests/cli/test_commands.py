@@ -9,6 +9,7 @@ from typer.main import get_command
 
 from paceline import zoo
 from paceline.cli.app import app
+from paceline.cli.screen import Screen, duration
 from paceline.eval.distribution_test import distribution_test
 from tests.cli.helpers import GENERATE, answer, paceline, refusal
 
@@ -148,6 +149,15 @@ def test_check_says_what_it_does_before_it_begins(model, monkeypatch):
     assert said[-1] == "began"
     assert "4 answers of up to 12 tokens" in said[-2]
     assert re.search(r"up to about \d+ seconds", said[-2])
+
+
+def test_without_a_terminal_stages_are_told_in_lines(capsys, monkeypatch):
+    monkeypatch.setattr("paceline.cli.screen.LINE_EVERY_S", 0.0)
+    with Screen().stages() as report:
+        report("measuring", 1, 2)
+        report("downloading", 3, None, "MB")
+    assert capsys.readouterr().err == "measuring: 1 of 2\ndownloading: 3, MB\n"
+    assert [duration(seconds) for seconds in (3, 65, 91, 5500)] == ["10 seconds", "70 seconds", "2 minutes", "2 hours"]
 
 
 def test_check_fails_with_status_1(model, monkeypatch):

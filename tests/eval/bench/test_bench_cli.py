@@ -99,7 +99,7 @@ def test_for_people(bench):
 def test_several_drafters_side_by_side(bench):
     result = paceline(*bench, "-d", "lookup", "-d", "self-int4", "-k", "3", env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    assert "3 prompts, each answered plainly and with lookup, self-int4, up to 12 tokens" in result.stderr.lower()
+    assert "3 prompts, each answered plainly and with lookup, self-int4, up to 12 tokens" in result.stderr
     (table,) = re.findall(r"Drafter .*?(?=\n\s*\n)", result.stdout, re.S)
     rows = [line.split() for line in table.splitlines()[2:]]
     assert [row[0] for row in rows] == ["lookup", "self-int4"]

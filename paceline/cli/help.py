@@ -44,6 +44,6 @@ def _add(table: Table, names: str, text: str) -> None:
     found = _NAMES.match(names)
     name, kind = (found[0], names[found.end() :].strip()) if found else (names, "")
     indent = "    " if name.startswith("--") else ""
-    told = Text.assemble((f"{kind}  " if kind else "", "yellow"), text)
+    told = Text.assemble((f"{kind}  " if kind else "", "yellow"), text.replace("\\[", "["))  # older typers escape it
     told.highlight_regex(r"  \[[^\[]+\]$", "dim")
-    table.add_row(indent + name, told)
+    table.add_row(Text(indent + name), told)

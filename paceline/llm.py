@@ -24,7 +24,7 @@ from transformers.processing_utils import ProcessorMixin
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
-from .core.request import RequestOutputKind, SamplingParams, params_of
+from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
 from .decoding import SpeculativeDecoder, generate
 from .drafters import Choose, Plain, PredictedOutput
 from .drafters.registry import one_of
@@ -325,7 +325,7 @@ class LLM:
         if params.prediction and PredictedOutput.name not in known:
             fix = f"make it with drafter={'+'.join([*known, PredictedOutput.name])!r}"
             raise ConfigError("this LLM has no drafter for a prediction", got=", ".join(known) or "none", fix=fix)
-        seed = params.seed if params.seed is not None else self._draw(62)
+        seed = params.seed if params.seed is not None else self._draw(SEED_BITS)
         request_id = request_id or str(next(self._count))
         with self._reading:  # tokenizers are not made for several threads
             return open_request(self.decoder, prompt, params, seed, request_id)

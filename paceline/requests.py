@@ -87,6 +87,7 @@ class Answer:
             self.decoder.runner.numerics,
             len(seq.vision.images) if seq.vision else 0,
             seq.vision.num_tokens if seq.vision else 0,
+            seq.no_draft_reason,
         )
 
     def _feed(self, detokenizer: Detokenizer) -> None:

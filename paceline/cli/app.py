@@ -19,6 +19,7 @@ from .check import check, check_draft
 from .demo import demo
 from .doctor import doctor
 from .generate import generate
+from .help import Command
 from .index import index
 from .models import convert, export, models, pull
 from .others import TABLE
@@ -153,4 +154,4 @@ def _global(
 
 _MEASURING = (demo, generate, serve, route, check, check_draft, bench, plot, show, doctor, tune, calibrate)
 for _command in (*_MEASURING, train, index, convert, export, models, pull):
-    app.command(_command.__name__.replace("_", "-"))(_command)
+    app.command(_command.__name__.replace("_", "-"), cls=Command)(_command)

@@ -12,7 +12,7 @@ from ..schema import brief, validate
 from ..system.files import parse_json, read_stdin, read_text
 from .options import ModelArgument, ModelOptions, SpeculationOptions, command, open_engine, opt
 from .others import LOADING, Others
-from .screen import Painter, Screen, legend
+from .screen import Painter, Screen, legend, nothing_drafted
 
 if TYPE_CHECKING:
     from ..core.outputs import Timings
@@ -183,7 +183,7 @@ def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Scre
             if chunk.completion is not None:
                 if not ended_in_newline:
                     print(flush=True)
-                _remark(chunk.completion, llm.decoder.timings, screen, color)
+                _remark(llm, chunk.completion, params, llm.decoder.timings, screen, color)
     except KeyboardInterrupt:
         chunks.close()  # type: ignore[attr-defined]  # releases the slot before anything else happens
         screen.say("")
@@ -199,10 +199,12 @@ def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen
         else:
             print(answer.text, flush=True)
     if len(result.outputs) == 1:
-        _remark(result.outputs[0], result.metrics, screen, color)
+        _remark(llm, result.outputs[0], params, result.metrics, screen, color)
 
 
-def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: bool) -> None:
+def _remark(
+    llm: "LLM", answer: "Completion", params: "SamplingParams", timings: "Timings", screen: Screen, color: bool
+) -> None:
     if color:
         screen.err.print(legend(answer.origins), soft_wrap=True)
     is_timed = timings.decode and answer.num_decoded >= MIN_TIMED
@@ -214,7 +216,11 @@ def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: boo
         text += ", cut at the length limit"
     if answer.stop_reason is not None:
         text += f", stopped at {answer.stop_reason!r}"
-    screen.say(f"[dim]{escape(text)}, seed {answer.seed}[/dim]")
+    if params.temperature:
+        text += f", seed {answer.seed}"
+    screen.say(f"[dim]{escape(text)}[/dim]")
+    if llm.drafters and not answer.num_drafted:
+        screen.say(f"[yellow]{nothing_drafted([answer.no_draft_reason])}[/yellow]")
     if answer.num_images:
         images = f"{answer.num_images} image{'s' * (answer.num_images > 1)}, {answer.num_image_tokens} image tokens"
         parts = ("vision", "prefill", "draft", "verify", "rest")

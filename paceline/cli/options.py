@@ -27,10 +27,11 @@ from ..system.files import read_text
 from ..vllm_options import as_flag
 from .others import TABLE, Others
 from .process import silence_loggers
-from .screen import FLAGS, Screen
+from .screen import FLAGS, Screen, duration
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
+    from ..eval.run import BenchOptions
     from ..eval.suites import Question
     from ..llm import LLM
     from ..policy import Profile
@@ -322,6 +323,25 @@ def open_engine(
         for warning in check_profile(speculation.profile, llm.loaded):
             screen.err.print(f"[yellow]Warning:[/yellow] {escape(warning)}.", soft_wrap=True)
     return llm
+
+
+def announce(what: str, tokens: float, llm: "LLM", screen: Screen, more_s: float = 0.0) -> None:
+    """Say what is decoded next, and how long that takes if nothing is accepted.
+
+    tokens: of all answers, those that are decoded together counted once. more_s: seconds of what follows.
+    """
+    if not screen.json:
+        took = duration(more_s + tokens * llm.runner.pass_seconds(1))
+        screen.say(escape(f"{what}. This takes up to about {took}."))
+
+
+def announce_run(
+    questions: "list[Question]", drafters: list[str], how: "BenchOptions", llm: "LLM", screen: Screen
+) -> None:
+    """As `announce`, of plain decoding and drafters that answer the same questions in turns."""
+    what = f"{len(questions)} prompts, each answered plainly and with {', '.join(drafters)}"
+    answers = sum(len(one.turns) for one in questions) * how.repeat * (1 + len(drafters)) / how.batch
+    announce(f"{what}, up to {how.max_tokens} tokens", answers * how.max_tokens, llm, screen)
 
 
 def choose_prompts(

@@ -17,6 +17,9 @@ from .outputs import Round, TargetDistribution, Walk
 from .request import Sequence
 from .vision import PromptImage
 
+NOTHING_PROPOSED = "the drafter found nothing to propose"
+"""Why an answer has no draft, see `DraftPolicy.no_draft_reason`."""
+
 
 @dataclass(frozen=True)
 class DraftBudget:
@@ -324,6 +327,10 @@ class DraftPolicy(ABC):
 
     def observe(self, seq: Sequence, record: Round) -> None:
         """Learn from the record of a round."""
+
+    def no_draft_reason(self, seq: Sequence) -> str | None:
+        """Why it has let no drafter draft for this sequence, in words; None if it does not know."""
+        return None
 
     def release(self, slots: Seq[int]) -> None:
         """Drop the state of these slots; harmless for unknown slots."""

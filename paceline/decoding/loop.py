@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
+from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
 from ..core.outputs import Origin, Round, TargetDistribution, Timings, Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
@@ -140,6 +140,8 @@ class SpeculativeDecoder:
                 if record.with_prompt:  # requests with the same prompt may use it from now on
                     self.runner.keep_prefix(seq.slot, seq.token_ids, seq.vision)
                 self.policy.observe(seq, record)
+                if seq.is_finished:
+                    seq.no_draft_reason = self._no_draft_reason(seq)
             with spared(self.drafter, seqs):
                 call(self.drafter, "observe", seqs, draft, logits, walks)
         rest = seconds[2] + time.perf_counter() - appended
@@ -177,7 +179,14 @@ class SpeculativeDecoder:
         must_wait = seq.has_deferred_tokens and not self.drafter.info.member(budget.drafter_index).drafts_during_prefill
         most = min(budget.depth, budget.nodes, seq.remaining - 1, room, seq.params.most_drafted)
         depth = 0 if must_wait else max(0, most)
+        seq.had_budget |= depth > 0
         return budget if depth == budget.depth > 0 else replace(budget, depth=depth, nodes=budget.nodes if depth else 0)
+
+    def _no_draft_reason(self, seq: Sequence) -> str | None:
+        """Why nothing was drafted for a sequence; None where something was, or the reason is not known."""
+        if any(record.num_nodes for record in seq.rounds):
+            return None
+        return NOTHING_PROPOSED if seq.had_budget else self.policy.no_draft_reason(seq)
 
 
 def _append(

@@ -18,6 +18,7 @@ from pydantic import Field
 from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.utils import logging
 
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import Many, checked, cut, validate
@@ -53,6 +54,19 @@ def refused(
                 fix="pass --trust-remote-code, in Python trust_remote_code, if you trust who wrote that code",
             ) from error  # fmt: skip
         raise kind(what, got=f"{type(error).__name__}: {one_line(error)}", expected=expected, fix=fix) from error
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No progress bars of transformers and the hub in the body, unless HF_HUB_DISABLE_PROGRESS_BARS=0 asks for them."""
+    were_on = logging.is_progress_bar_enabled() and constants.HF_HUB_DISABLE_PROGRESS_BARS is not False
+    if were_on:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            logging.enable_progress_bar()
 
 
 def one_line(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError, IncompatibleModels
 from ..system.files import Progress, read_json, to_json, write_text
-from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, refused
+from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, quietly, refused
 from .gguf_file import GGUFFile, GGUFTensor, read_gguf
 
 _LOG = logging.getLogger("paceline")
@@ -135,6 +135,7 @@ def open_gguf(
     return model, tokenizer
 
 
+@quietly()
 def convert_gguf(path: Path, folder: Path, progress: Progress = lambda *_: None) -> None:
     """Write config, weights and tokenizer of a GGUF file into `folder`, from which transformers loads them unaided.
 

@@ -232,7 +232,10 @@ DAMAGES = {
     "index upwards": (sharded("../part.safetensors"), "names a file that is not opened"),
     "index downwards": (sharded("sub/part.safetensors"), "names a file that is not opened"),
     "index cut": (lambda folder: [sharded("part.safetensors")(folder), text(INDEX, "{")(folder)], "not valid JSON"),
-    "index a list": (lambda folder: [sharded("part.safetensors")(folder), text(INDEX, "[]")(folder)], "not a JSON object"),
+    "index a list": (
+        lambda folder: [sharded("part.safetensors")(folder), text(INDEX, "[]")(folder)],
+        "not a JSON object",
+    ),
     "index of numbers": (
         lambda folder: [sharded("part.safetensors")(folder), text(INDEX, '{"weight_map": {"a": 3}}')(folder)],
         "weight_map",

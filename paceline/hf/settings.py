@@ -28,16 +28,16 @@ _KINDS: Mapping[str, Any] = {
 }
 
 
-def check_settings(what: str, settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a number that is not finite or not possible, in nested objects too."""
+def check_settings(what: str, settings: Mapping[str, Any], place: str = "") -> None:
+    """Raise `ConfigError` for a number that is not finite or not possible, in nested objects too. place: of these."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            check_settings(what, cast("Mapping[str, Any]", value))
+            check_settings(what, cast("Mapping[str, Any]", value), f"{place}{key}.")
             continue
         small = str(key).endswith(("eps", "epsilon"))
         kind = _KINDS.get(key, Positive if small else float if isinstance(value, float) else None)
         if kind is not None and value is not None:
-            validate(kind, value, f"{key} of {what}")
+            validate(kind, value, f"{place}{key} of {what}")
 
 
 def one_rope(what: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,10 @@ _KINDS: Mapping[str, Any] = {
 }
 
 
+_SAME_NAMES = {"default", "linear", "dynamic", "llama3", "yarn"}
+"""Kinds of scaling that never had another name, as "longrope" and "mrope" did."""
+
+
 def check_settings(what: str, settings: Mapping[str, Any], place: str = "") -> None:
     """Raise `ConfigError` for a number that is not finite or not possible, in nested objects too. place: of these."""
     for key, value in settings.items():
@@ -44,9 +48,11 @@ def one_rope(what: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a config.json says of rotary positions, in any of its places. Raises `ConfigError` where they differ."""
     found: dict[str, Any] = {}
     for place in ({"rope_theta": config.get("rope_theta")}, config.get("rope_scaling"), config.get("rope_parameters")):
-        for key, value in (place or {}).items():
+        for key, value in sorted((place or {}).items()):  # rope_type before type, its older name
             key = "rope_type" if key == "type" else key
-            if value is not None and (held := found.setdefault(key, value)) is not value and held != value:
+            held = found.setdefault(key, value) if value is not None else None
+            differs = held is not value and held != value
+            if differs and (key != "rope_type" or {held, value} <= _SAME_NAMES):
                 raise ConfigError(
                     f"{what} contradicts itself about rotary positions", got=f"{key} {held!r} and {value!r}",
                     expected="one value in rope_theta, rope_scaling and rope_parameters", fix="remove the wrong one",

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline import LLM
 from paceline.errors import ConfigError, PacelineError
+from paceline.hf.settings import one_rope
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 
@@ -284,6 +285,12 @@ def test_devices_that_are_not_there(whole, device):
 def test_dtypes_that_no_model_computes_in(whole, dtype):
     with pytest.raises(ConfigError, match="unknown dtype"):
         LLM(str(whole), dtype=dtype, device="cpu")
+
+
+def test_older_names_of_a_scaling_are_no_contradiction():
+    for old, new in (("mrope", "default"), ("su", "longrope"), ("yarn", "longrope")):
+        for names in ({"type": old, "rope_type": new}, {"rope_type": new, "type": old}):
+            assert one_rope("it", {"rope_theta": 5.0, "rope_scaling": names}) == {"rope_theta": 5.0, "rope_type": new}
 
 
 def test_layers_for_further_tokens_are_no_other_weights(tmp_path):

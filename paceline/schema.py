@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from typing import Annotated, Any, ParamSpec, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from .errors import ConfigError, PacelineError
@@ -51,6 +51,7 @@ def scalar(value: Any) -> Any:
 Integer = Annotated[int, BeforeValidator(scalar)]
 Number = Annotated[float, BeforeValidator(scalar)]
 """Numbers, also those of numpy and torch."""
+Positive = Annotated[float, Field(gt=0)]
 Text = Annotated[str, AfterValidator(check_text)]
 """Text that UTF-8 can encode."""
 Many = Annotated[tuple[_T, ...], Strict(False)]

@@ -22,7 +22,8 @@ from transformers.utils import logging
 
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import Many, checked, cut, validate
-from ..system.files import read_json, read_object
+from ..system.files import read_object
+from .settings import check_settings, one_rope
 
 CONFIG = "config.json"
 _JSON = [f"{kind}_config.json" for kind in ("generation", "tokenizer", "processor", "preprocessor")]
@@ -172,7 +173,10 @@ def check_folder(folder: Path) -> None:
         )  # fmt: skip
     for name in (CONFIG, *_JSON):
         if (folder / name).is_file():
-            read_object(folder / name, "fetch the model again")
+            content = read_object(folder / name, "fetch the model again")
+            for settings in (content, content.get("text_config")) if name == CONFIG else ():
+                with refused(f"{CONFIG} of {str(folder)!r} cannot be used", fix="fetch the model again"):
+                    one_rope(f"{CONFIG} of {str(folder)!r}", settings or {})
     sharded = [path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name)]
     if sharded:
         raise ConfigError(
@@ -229,8 +233,7 @@ def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
         return [folder / name]
     if not index.is_file():
         return []
-    content = read_json(index, "the index")
-    listed = content.get("weight_map") if isinstance(content, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    listed = read_object(index, "fetch the model again").get("weight_map")
     parts = sorted(set(validate(dict[str, str], listed, f'"weight_map" of {str(index)!r}').values()))
     suffix = Path(name).suffix
     for part in parts:
@@ -248,12 +251,18 @@ def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
 
 
 def read_headers(files: Sequence[Path]) -> Mapping[str, Stored]:
-    """Every tensor of safetensors files by name; no numbers are read. Raises `ConfigError` for a damaged file."""
+    """Every tensor of safetensors files by name; no numbers are read.
+
+    Raises `ConfigError` for a damaged file, and for a name in two of them.
+    """
     stored: dict[str, Stored] = {}
     for path in files:
         readable = refused(f"{str(path)!r} cannot be read", "a whole safetensors file", "fetch it again")
         with readable, safe_open(path, framework="pt") as file:
             for name in cast("list[str]", file.keys()):
+                if name in stored:
+                    what, got = "two files hold a tensor of the same name", f"{name!r} again in {str(path)!r}"
+                    raise ConfigError(what, got=got, fix="fetch the model again")
                 part = file.get_slice(name)
                 stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
     return stored
@@ -295,6 +304,7 @@ def check_config(name: str, config: Any, generation: Any = None) -> None:
     if generation is not None:
         given["eos_token_id"] = generation.eos_token_id
     validate(_Relied, given, f"the configuration of {name!r}")
+    check_settings(f"the configuration of {name!r}", config.to_dict())
 
 
 def check_model_size(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping[str, Stored]) -> None:

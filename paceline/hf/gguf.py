@@ -8,12 +8,12 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-from tokenizers import Regex, normalizers, pre_tokenizers
+from pydantic import Field
 from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -22,82 +22,77 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError, IncompatibleModels
+from ..schema import Positive, brief, validate
 from ..system.files import Progress, read_json, to_json, write_text
 from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, quietly, refused
 from .gguf_file import GGUFFile, GGUFTensor, read_gguf
+from .gguf_tokens import check_tokens, ends_of_answers, gguf_tokenizer
 
 _LOG = logging.getLogger("paceline")
+
+
+_Entry = tuple[str | None, Any]
+"""The name of an entry in the config, None if it has none, and what it may hold."""
+_SIZE = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 @dataclass(frozen=True)
 class _Form:
     """How files of an architecture differ from the model in transformers.
 
-    fields: entries of the metadata beside those that all have, by name in the config.
+    entries: of the metadata, beside those that all have.
     interleaved: the rows of q and k lie in rotary pairs. plus_one: norms hold 1 + their weight.
     """
 
     model_type: str
-    fields: dict[str, str] = field(default_factory=dict[str, str])
+    entries: Mapping[str, _Entry] = field(default_factory=dict[str, _Entry])
     interleaved: bool = False
     plus_one: bool = False
 
 
-_WINDOW = {"attention.sliding_window": "sliding_window"}
-_CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+_WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+_WINDOWS: Mapping[str, _Entry] = {
+    _WINDOW: ("sliding_window", _SIZE), _PATTERN: (None, Annotated[int, Field(ge=1)] | list[bool]),
+}  # fmt: skip
+_CAPS: Mapping[str, _Entry] = {name: (name, Positive) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+_LOCAL_BASE = "rope.freq_base_swa"
 FORMS: Mapping[str, _Form] = {
     "llama": _Form("llama", interleaved=True),
     "qwen2": _Form("qwen2"),
     "qwen3": _Form("qwen3"),
-    "phi3": _Form("phi3", _WINDOW),
+    "phi3": _Form("phi3", {_WINDOW: ("sliding_window", Annotated[int, Field(ge=0)])}),
     "gemma": _Form("gemma", plus_one=True),
-    "gemma2": _Form("gemma2", _WINDOW | _CAPS, plus_one=True),
-    "gemma3": _Form("gemma3_text", _WINDOW, plus_one=True),
+    "gemma2": _Form("gemma2", {**_WINDOWS, **_CAPS}, plus_one=True),
+    "gemma3": _Form("gemma3_text", {**_WINDOWS, _LOCAL_BASE: (None, Positive)}, plus_one=True),
 }
 """The architectures that are read, by llama.cpp's name."""
-_FIELDS = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+_ENTRIES: Mapping[str, _Entry] = {
+    "context_length": ("max_position_embeddings", _SIZE),
+    "block_count": ("num_hidden_layers", _SIZE),
+    "embedding_length": ("hidden_size", _SIZE),
+    "feed_forward_length": ("intermediate_size", _SIZE),
+    "attention.head_count": ("num_attention_heads", _SIZE),
+    "attention.head_count_kv": ("num_key_value_heads", _SIZE),
+    "attention.key_length": ("head_dim", _SIZE),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", Positive),
+    "attention.value_length": (None, _SIZE),
+    "vocab_size": (None, _SIZE),
+    "rope.dimension_count": (None, _SIZE),
+    "rope.freq_base": (None, Positive),
+    "rope.scaling.type": (None, str),
+    "rope.scaling.factor": (None, Positive),
+    "rope.scaling.original_context_length": (None, _SIZE),
+    "rope.scaling.finetuned": (None, bool),
 }
-_READ = {"vocab_size", "attention.value_length", "attention.sliding_window_pattern", "rope.dimension_count"}
-_READ |= {"rope.freq_base", "rope.freq_base_swa"}
-_READ |= {f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "finetuned")}
+_REQUIRED = {key for key, (name, _) in _ENTRIES.items() if name} - {"attention.head_count_kv", "attention.key_length"}
 _WIDEST = {("gemma2", 46), ("gemma3", 62)}  # those of 27B scale attention by the hidden size of a head, not by its own
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ROPE_FACTORS = "rope_freqs.weight"
-_CONTROL, _ROLES = 3, {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-_ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-_DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _BYTES])
-
-
-def _words(digits: str) -> pre_tokenizers.PreTokenizer:
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORDS % digits), "isolated"), whole])
-
-
-_SPLITS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": lambda: _BYTES,
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), lambda: _DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe"), lambda: _words("{1,3}")),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), lambda: _words("")),
-}
-"""How text is split before byte pairs are merged, by llama.cpp's name. The merges were learnt on such pieces."""
 
 
 def open_gguf(
@@ -116,6 +111,7 @@ def open_gguf(
     """
     file = read_gguf(path)
     _check_kind(file)
+    check_tokens(file)
     with refused(f"{str(path)!r} does not describe a model", "the metadata of a language model", "fetch it again"):
         config = _config(file)
     check_config(str(path), config)
@@ -182,45 +178,67 @@ def _unknown(file: GGUFFile, got: str, expected: str | None = None) -> NoReturn:
 
 
 def _config(file: GGUFFile) -> PretrainedConfig:
-    form, prefix = FORMS[file.architecture], f"{file.architecture}."
-    about = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    fields = _FIELDS | form.fields
-    if unknown := about.keys() - fields.keys() - _READ:
-        _unknown(file, f"{prefix}{min(unknown)} {about[min(unknown)]!r}")
-    given: dict[str, Any] = {fields[key]: _decimal(value) for key, value in about.items() if key in fields}
+    form, about = FORMS[file.architecture], _about(file)
+    given: dict[str, Any] = {name: about[key] for key, (name, _) in _entries(file).items() if name and key in about}
     names = {tensor.name: tensor for tensor in file.tensors}
     heads, layers = given["num_attention_heads"], given["num_hidden_layers"]
     if layers > len(names):
         _unknown(file, f"{layers:,} layers", f"at most {len(names):,}, the number of tensors")
     plain = AutoConfig.for_model(form.model_type)
+    given.setdefault("num_key_value_heads", heads)
     head_dim = given.setdefault("head_dim", given["hidden_size"] // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if about.get(key, head_dim) != head_dim:
-            _unknown(file, f"{prefix}{key} {about[key]}", f"{head_dim}, as of keys")
+            _unknown(file, f"{file.architecture}.{key} {about[key]}", f"{head_dim}, as of keys")
+    rows = names["token_embd.weight"].shape[0]  # some files pad it beyond their tokens
+    tokens = len(file.metadata.get("tokenizer.ggml.tokens", []))
+    if about.get("vocab_size", rows) != rows or tokens > rows:
+        got = f"vocab_size {about.get('vocab_size')}, {tokens:,} tokens, and {rows:,} rows of token_embd.weight"
+        _unknown(file, got, "as many rows as vocab_size, and at least as many as tokens")
     if given.get("sliding_window") == 0:  # for none
         given["sliding_window"] = None
-    if (pattern := about.get("attention.sliding_window_pattern")) is not None:
+    if (pattern := about.get(_PATTERN)) is not None:
         slides = [bool((i + 1) % pattern) for i in range(layers)] if isinstance(pattern, int) else pattern
         given["layer_types"] = ["sliding_attention" if one else "full_attention" for one in slides]
+    if file.architecture == "gemma3" and _WINDOW not in about:
+        _unknown(file, f"no gemma3.{_WINDOW}", "the length of its windows")
     if file.architecture in ("gemma2", "gemma3"):
         wide = (file.architecture, layers) in _WIDEST
         given["query_pre_attn_scalar"] = given["hidden_size"] // heads if wide else head_dim
     if not hasattr(plain, "head_dim") and head_dim == given["hidden_size"] // heads:
         del given["head_dim"]  # as in the checkpoints of these families
-    special = {role: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
     config = AutoConfig.for_model(
         form.model_type,
         **given,
-        vocab_size=names["token_embd.weight"].shape[0],  # some files pad it beyond their tokens
+        vocab_size=rows,
         tie_word_embeddings="output.weight" not in names,
-        bos_token_id=special["bos"],
-        eos_token_id=_ends(file.metadata),
-        pad_token_id=special["pad"],
+        bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_id=ends_of_answers(file.metadata),
+        pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
         dtype=file.dtype,
         architectures=[_class_of(plain).__name__],
     )
     _set_rope(file, config, about, names.get(_ROPE_FACTORS))
     return config
+
+
+def _entries(file: GGUFFile) -> dict[str, _Entry]:
+    return {**_ENTRIES, **FORMS[file.architecture].entries}
+
+
+def _about(file: GGUFFile) -> dict[str, Any]:
+    """What the metadata says of the layers. Raises `ConfigError` for an entry that is unknown, missing or wrong."""
+    prefix, entries = f"{file.architecture}.", _entries(file)
+    about = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    others = [key for key in file.metadata if not key.startswith(prefix) and key.partition(".")[2] in entries]
+    if unknown := [f"{prefix}{key}" for key in about.keys() - entries.keys()] + others:
+        _unknown(file, f"{min(unknown)} {brief(file.metadata[min(unknown)])}")
+    if missing := _REQUIRED - about.keys():
+        _unknown(file, f"no {prefix}{min(missing)}")
+    return {
+        key: validate(entries[key][1], _decimal(value), f"{prefix}{key} of {str(file.path)!r}")
+        for key, value in about.items()
+    }
 
 
 def _class_of(config: PretrainedConfig) -> Any:
@@ -233,33 +251,28 @@ def _decimal(value: Any) -> Any:
 
 
 def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GGUFTensor | None) -> None:
-    kind, base = about.get("rope.scaling.type", "none"), _decimal(about.get("rope.freq_base", 10_000.0))
+    base, factor = about.get("rope.freq_base", 10_000.0), about.get("rope.scaling.factor")
+    scales = factor not in (None, 1.0)
+    kind = about.get("rope.scaling.type", "linear" if scales else "none")  # as llama.cpp reads it
+    sound = {"none": not scales, "linear": factor is not None and factors is None}
+    if not sound.get(kind, False):
+        got = f"rope.scaling.type {kind!r}, factor {factor}, {'no' if factors is None else 'and'} {_ROPE_FACTORS}"
+        _unknown(file, got, f"none or linear; linear with a factor and without {_ROPE_FACTORS}")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     if factors is not None:  # of each frequency: how Llama 3.1 and its successors reach further
         (expected,) = file.values(factors)
-        factor = round(float(expected.max()), 3)
-        config.rope_parameters = rope = rope | _LLAMA3 | {"rope_type": "llama3", "factor": factor}
+        longest = round(float(expected.max()), 3)
+        config.rope_parameters = rope = rope | _LLAMA3 | {"rope_type": "llama3", "factor": longest}
         plain = base ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         if factors.shape != scaled.shape or not torch.allclose(plain / scaled, expected[0], rtol=1e-4):
             _unknown(file, _ROPE_FACTORS, "the factors of Llama 3")
     elif kind == "linear":
-        rope |= {"rope_type": "linear", "factor": _decimal(about["rope.scaling.factor"])}
-    elif kind != "none":
-        _unknown(file, f"rope.scaling.type {kind!r}", "none or linear")
+        rope |= {"rope_type": "linear", "factor": factor}
     if file.architecture == "gemma3":
-        local = _decimal(about.get("rope.freq_base_swa", 10_000.0))
-        rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
+        local = {"rope_type": "default", "rope_theta": about.get(_LOCAL_BASE, 10_000.0)}
+        rope = {"full_attention": rope, "sliding_attention": local}
     config.rope_parameters = rope
-
-
-def _ends(metadata: Mapping[str, Any]) -> int | list[int] | None:
-    """The tokens that end an answer. Older files leave out the end of a turn, which is then known by its text."""
-    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    tokens, types = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
-    ends += [tokens.index(one) for one in _ENDS_OF_TURN if one in tokens and types[tokens.index(one)] == _CONTROL]
-    found = [one for one in dict.fromkeys(ends) if one is not None]
-    return found[0] if len(found) == 1 else found or None
 
 
 def _weights(
@@ -283,6 +296,11 @@ def _weights(
             _unknown(file, f"a tensor {tensor.name!r}", f"those of {file.architecture}")
         name, plus_one = names[tensor.name], form.plus_one and tensor.name.endswith("norm.weight")
         pieces = [(rows - 1 if plus_one else rows).to(dtype) for rows in file.values(tensor)]
+        if not all(bool(piece.isfinite().all()) for piece in pieces):
+            raise ConfigError(
+                f"the tensor {tensor.name!r} of {str(file.path)!r} holds other than finite numbers",
+                fix="fetch it again",
+            )
         weight = torch.cat(pieces).view(tensor.shape)
         if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
             # Of one head with head_dim 6, the rows hold dimensions
@@ -292,29 +310,3 @@ def _weights(
         weights[name] = weight
         progress("convert", done, len(file.tensors))
     return weights
-
-
-def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
-    """The tokenizer of a file, with its chat template. Raises `ConfigError` for one that is not known."""
-    kind, split = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
-    if kind not in ("gpt2", "llama") or (kind == "gpt2" and split not in _SPLITS):
-        raise ConfigError(
-            f"the tokenizer of {str(file.path)!r} is not known", got=f"{kind}, {split}",
-            expected="llama, or gpt2 with one of " + ", ".join(_SPLITS),
-            fix="pass tokenizer=..., the folder or hub id of the original model",
-        )  # fmt: skip
-    with refused(f"{str(file.path)!r} has no usable tokenizer", fix="pass tokenizer=..., its folder or hub id"):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(
-            file.path.parent,
-            gguf_file=file.path.name,
-            model_max_length=file.metadata[f"{file.architecture}.context_length"],
-            model_input_names=["input_ids", "attention_mask"],
-            clean_up_tokenization_spaces=False,
-            # transformers reads this from 5.23 on; llama.cpp adds the token to a "llama" vocabulary that does not say
-            add_bos_token=file.metadata.get("tokenizer.ggml.add_bos_token", kind == "llama"),
-        )
-        if kind == "gpt2":
-            tokenizer.backend_tokenizer.pre_tokenizer = _SPLITS[str(split)]()
-            if split == "qwen2":
-                tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
-    return tokenizer

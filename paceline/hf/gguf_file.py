@@ -10,7 +10,7 @@ import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,11 @@ from torch import Tensor
 from ..errors import ConfigError
 
 SUFFIX = ".gguf"
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_ENTRY, _TENSOR, _TEXT = 13, 32, 8  # bytes, at least, of an entry, of what describes a tensor, of a text
+_DIMENSIONS = 4  # at most
+_WHOLE = "a whole GGUF file of version 2 or 3 that does not contradict itself"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PIECE = 1 << 24  # numbers made at once: the float32 copy of a whole embedding would be the peak of memory
 
@@ -74,7 +77,10 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """The metadata of a file, and where its tensors are. Raises `ConfigError` for what is no whole GGUF file."""
+    """The metadata of a file, and where its tensors are.
+
+    Raises `ConfigError` for what is no whole GGUF file, and for one that contradicts itself.
+    """
     what, again = f"{str(path)!r} cannot be read", "fetch it again"
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -84,11 +90,11 @@ def read_gguf(path: Path) -> GGUFFile:
             reader = _Reader(content)
             metadata = reader.metadata()
             tensors = reader.tensors(metadata)
-            missing = max((one.start + one.num_bytes for one in tensors), default=0) - len(content)
+            missing = reader.end - len(content)
     except ConfigError:
         raise
-    except (struct.error, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-        raise ConfigError(what, got=error, expected="a whole GGUF file of version 2 or 3", fix=again) from error
+    except (struct.error, ValueError) as error:
+        raise ConfigError(what, got=error, expected=_WHOLE, fix=again) from error
     except OSError as error:
         raise ConfigError(what, got=error.strerror, expected="a GGUF file") from error
     if missing > 0:
@@ -97,33 +103,64 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 class _Reader:
-    """Reads on from a place in the file. What cannot be read raises errors of many kinds."""
+    """Reads on from a place in the file. What cannot be read, or contradicts itself, raises errors of several kinds.
+
+    end: behind the last tensor.
+    """
 
     def __init__(self, content: mmap.mmap):
-        self._content, self._at = content, 4
+        self._content, self._at, self.end = content, 4, 0
 
     def metadata(self) -> dict[str, Any]:
         version, self._num_tensors, entries = self._take("IQQ")
         if version not in (2, 3):
             raise ValueError(f"version {version}")
-        return {self._text(): self._value(*self._take("I")) for _ in range(entries)}
+        self._check_room(entries, _ENTRY, "entries")
+        found: dict[str, Any] = {}
+        for _ in range(entries):
+            key = self._text()
+            if key in found:
+                raise ValueError(f"the entry {key!r} twice")
+            found[key] = value = self._value(*self._take("I"))
+            numbers = value if isinstance(value, list) else [value]
+            if not all(isfinite(number) for number in numbers if isinstance(number, float)):
+                raise ValueError(f"a number in {key!r} that is not finite")
+        return found
 
     def tensors(self, metadata: dict[str, Any]) -> tuple[GGUFTensor, ...]:
-        found: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int]] = []
+        self._check_room(self._num_tensors, _TENSOR, "tensors")
+        found: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int]] = {}
         for _ in range(self._num_tensors):
             name, (dimensions,) = self._text(), self._take("I")
+            if name in found:
+                raise ValueError(f"two tensors of the name {name!r}")
+            if not 1 <= dimensions <= _DIMENSIONS:
+                raise ValueError(f"{name!r} of {dimensions:,} dimensions")
             shape = self._take(f"{dimensions}Q")[::-1]  # the file lists the fastest axis first
             kind, offset = self._take("IQ")
-            found.append((name, shape, GGMLQuantizationType(kind), offset))
-        alignment = int(metadata.get("general.alignment", 32))
-        begin = -(-self._at // alignment) * alignment
+            found[name] = shape, GGMLQuantizationType(kind), offset
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"general.alignment {alignment!r}, which is no power of two")
+        self.end = begin = _aligned(self._at, alignment)
         tensors: list[GGUFTensor] = []
-        for name, shape, kind, offset in found:
+        for name, (shape, kind, offset) in found.items():
             per_block, bytes_of = GGML_QUANT_SIZES[kind]
-            if not shape or 0 in shape or shape[-1] % per_block:
-                raise ValueError(f"{name} of shape {list(shape)} in blocks of {per_block}")
-            tensors.append(GGUFTensor(name, shape, kind, begin + offset, prod(shape) // per_block * bytes_of))
+            if 0 in shape or shape[-1] % per_block:
+                raise ValueError(f"{name!r} of shape {list(shape)} in blocks of {per_block}")
+            start = _aligned(self.end, alignment)
+            if offset != start - begin:  # into a neighbour, with a gap, or outside
+                raise ValueError(f"{name!r} at offset {offset:,}, where the tensors before it end at {start - begin:,}")
+            tensors.append(GGUFTensor(name, shape, kind, start, prod(shape) // per_block * bytes_of))
+            self.end = start + tensors[-1].num_bytes
+        if (more := len(self._content) - _aligned(self.end, alignment)) > 0:
+            raise ValueError(f"{more:,} bytes behind the last tensor")
         return tuple(tensors)
+
+    def _check_room(self, count: int, size: int, what: str) -> None:
+        """Refuse a count that the rest of the file cannot hold, before it takes memory."""
+        if count * size > (left := len(self._content) - self._at):
+            raise ValueError(f"{count:,} {what} in {left:,} bytes")
 
     def _take(self, form: str) -> tuple[Any, ...]:
         taken = struct.unpack_from("<" + form, self._content, self._at)
@@ -132,20 +169,33 @@ class _Reader:
 
     def _text(self) -> str:
         (length,) = self._take("Q")
-        end = self._at + length
-        if end > len(self._content):
-            raise ValueError(f"a text of {length:,} bytes")
-        text, self._at = self._content[self._at : end].decode("utf-8"), end
+        self._check_room(length, 1, "bytes of text")
+        text = self._content[self._at : self._at + length].decode("utf-8")
+        self._at += length
         return text
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._text()
         if kind != _ARRAY:
-            return self._take(_NUMBERS[kind])[0]
+            return self._numbers(kind, 1)[0]
         inner, count = self._take("IQ")
-        if inner in _NUMBERS:
-            if count > len(self._content):
-                raise ValueError(f"an array of {count:,} numbers")
-            return list(self._take(f"{count}{_NUMBERS[inner]}"))
-        return [self._value(inner) for _ in range(count)]
+        if inner != _STRING:
+            return self._numbers(inner, count)
+        self._check_room(count, _TEXT, "texts")
+        return [self._text() for _ in range(count)]
+
+    def _numbers(self, kind: int, count: int) -> list[Any]:
+        if kind not in _NUMBERS:
+            raise ValueError("an array of arrays" if kind == _ARRAY else f"a value of type {kind}")
+        self._check_room(count, struct.calcsize("<" + _NUMBERS[kind]), "numbers")
+        numbers = list(self._take(f"{count}{_NUMBERS[kind]}"))
+        if kind != _BOOL:
+            return numbers
+        if max(numbers, default=0) > 1:
+            raise ValueError(f"a truth value of {max(numbers)}")
+        return [number == 1 for number in numbers]
+
+
+def _aligned(place: int, alignment: int) -> int:
+    return -(-place // alignment) * alignment

@@ -43,8 +43,9 @@ from .checkpoint import (
     weight_files,
 )
 from .describe import FORMS, ropes_of
-from .gguf import gguf_tokenizer, open_gguf
-from .gguf_file import SUFFIX, read_gguf
+from .gguf import open_gguf
+from .gguf_file import SUFFIX
+from .gguf_tokens import open_gguf_tokenizer
 from .quantized import check_dtype, check_quantization
 from .vision import family_of, is_vlm
 
@@ -223,7 +224,7 @@ def _placed(name: str, model: PreTrainedModel, place: torch.device) -> PreTraine
 def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, hub id or GGUF file. Raises `ConfigError`."""
     if str(folder).endswith(SUFFIX):
-        return gguf_tokenizer(read_gguf(Path(folder)))
+        return open_gguf_tokenizer(Path(folder))
     place = local_folder(str(folder), weights=False)
     with refused(
         f"{str(folder)!r} has no usable tokenizer", fix="put its tokenizer files in that folder, or pass tokenizer=..."

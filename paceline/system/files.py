@@ -88,11 +88,25 @@ def read_json(path: Path | str, what: str = "the file") -> Any:
 
 
 def read_object(path: Path | str, fix: str | None = None) -> dict[str, Any]:
-    """The object in a JSON file. Raises `ConfigError`."""
-    value = read_json(path)
+    """The object in a JSON file. Raises `ConfigError`, also for a key that has two values."""
+    text = read_text(path)
+    value = parse_json(text, f"the file {str(path)!r}")
     if not isinstance(value, dict):
         raise ConfigError(f"{str(path)!r} is not a JSON object", got=type(value).__name__, fix=fix)
+    try:
+        json.loads(text, object_pairs_hook=_single)  # what it nests is limited by now
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} contradicts itself", got=error, expected="each key once", fix=fix) from error
     return value
+
+
+def _single(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found and found[key] != value:
+            raise ValueError(f"the key {key!r} with two values")
+        found[key] = value
+    return found
 
 
 def read_kind(path: Path | str, kind: str, version: int, fix: str) -> dict[str, Any]:

@@ -41,12 +41,20 @@ function openai() {
 }
 
 function ai() {
-  const { generateText, streamText, generateObject, tool } = require("ai");
+  const { generateText, streamText, generateObject, stepCountIs, tool } = require("ai");
   const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
   const server = createOpenAICompatible({
     name: "paceline", baseURL: url, apiKey: key, supportsStructuredOutputs: true, includeUsage: true,
   });
   const asked = { model: server(model), seed: 1, maxRetries: 0, prompt: rivers };
+  const loop = {
+    ...asked,
+    maxOutputTokens: 200,
+    tools: { weather: tool({ inputSchema: Weather, execute: async () => "20 degrees" }) },
+    stopWhen: stepCountIs(3),
+    prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber < 2 ? "required" : "none" }),
+  };
+  const rounds = (steps) => assert(steps.map((one) => one.toolResults.length).join() === "1,1,0");
   return {
     generateText: async () => assert((await generateText({ ...asked, maxOutputTokens: 24 })).text),
     streamText: async () => {
@@ -59,6 +67,8 @@ function ai() {
       const tools = { weather: tool({ inputSchema: Weather }) };
       Weather.parse((await generateText({ ...asked, toolChoice: "required", tools })).toolCalls[0].input);
     },
+    "agent, two rounds": async () => rounds(await generateText(loop).then((one) => one.steps)),
+    "agent, streams": async () => rounds(await streamText(loop).steps),
   };
 }
 

@@ -120,6 +120,23 @@ def openai(at: Target) -> None:
         assert pieces[-1].choices[0].finish_reason == "tool_calls"
     with at.check("openai", "tools, free"):
         client.chat.completions.create(**asked, tools=[TOOL], max_tokens=8, parallel_tool_calls=True)
+    for is_stream in (False, True):
+        with at.check("openai", f"agent, {'streams' if is_stream else 'two rounds'}"):
+            said: list[Any] = [{"role": "user", "content": "How is Rome?"}]
+            for choice in ("required", "required", "none"):
+                step: dict[str, Any] = {"model": at.model, "messages": said, "tools": [TOOL], "tool_choice": choice}
+                step |= {"max_tokens": MOST} if choice == "none" else {}
+                made = client.chat.completions.create(**step, seed=1, stream=is_stream)
+                said.append(joined(made) if is_stream else made.choices[0].message.model_dump())
+                for call in said[-1]["tool_calls"] or ():
+                    said.append({"role": "tool", "tool_call_id": call["id"], "content": "20 degrees"})
+            assert [one["role"] for one in said] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    with at.check("openai", "responses, sent back"):
+        given: list[Any] = [{"role": "user", "content": RIVERS}]
+        for _ in range(2):
+            answer = client.responses.create(model=at.model, input=given, max_output_tokens=MOST)
+            given += [one.model_dump() for one in answer.output] + [{"role": "user", "content": "And more?"}]
+            assert answer.output_text
     with at.check("openai", "parse"):
         parsed = client.chat.completions.parse(**asked, response_format=Weather).choices[0].message.parsed
         assert isinstance(parsed, Weather)
@@ -136,8 +153,16 @@ def openai(at: Target) -> None:
         assert_raises(BadRequestError, lambda: client.chat.completions.create(**asked, extra_body={"wat": 1}))
 
 
+def joined(pieces: Any) -> dict[str, Any]:
+    """The message of a stream, as a client that knows only this API puts it together."""
+    deltas = [piece.choices[0].delta.model_dump() for piece in pieces if piece.choices]
+    calls = [call for one in deltas for call in one["tool_calls"] or ()]
+    return {**deltas[0], "content": "".join(one["content"] or "" for one in deltas), "tool_calls": calls}
+
+
 def langchain(at: Target) -> None:
     """langchain-openai."""
+    from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
     chat = ChatOpenAI(base_url=at.base_url, api_key=at.api_key, model=at.model, seed=1, max_tokens=MOST, max_retries=0)  # type: ignore
@@ -151,6 +176,19 @@ def langchain(at: Target) -> None:
     with at.check("langchain", "bind_tools"):
         called: Any = forms.bind_tools([Weather], tool_choice="any").invoke("How is Rome?")
         Weather.model_validate(called.tool_calls[0]["args"])
+    for is_stream in (False, True):
+        with at.check("langchain", f"agent, {'streams' if is_stream else 'two rounds'}"):
+            said: list[Any] = [HumanMessage("How is Rome?")]
+            for choice in ("any", "any", "none"):
+                asked = (chat if choice == "none" else forms).bind_tools([Weather], tool_choice=choice)
+                pieces: list[Any] = list(asked.stream(said)) if is_stream else [asked.invoke(said)]
+                said.append(sum(pieces[1:], pieces[0]))
+                said += [ToolMessage("20 degrees", tool_call_id=one["id"]) for one in said[-1].tool_calls]
+            assert [one.type.removesuffix("MessageChunk").lower() for one in said] == [
+                "human",
+                *["ai", "tool"] * 2,
+                "ai",
+            ]
     for method in ("json_schema", "function_calling"):
         with at.check("langchain", f"structured {method}"):
             made = forms.with_structured_output(Weather, method=method).invoke("How is Rome?")  # type: ignore

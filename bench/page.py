@@ -1,10 +1,10 @@
 """Does the chat page of `paceline serve` work in a browser? Asks, compares, stops, and begins again in Chromium.
 
     paceline serve smollm2-135m --drafter lookup+self-int4 &
-    python bench/page.py --base-url http://127.0.0.1:8000 --screenshot page.png
+    python bench/page.py --base-url http://127.0.0.1:8000 --screenshot page.png [--result answers.html]
 
 Needs `pip install playwright` and an installed Chromium. --image: the model sees, and gets an image. Prints what was
-checked; exit code 1 where a check failed or the page reported an error.
+checked, also on the screen of a phone; exit code 1 where a check failed or the page reported an error.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from base64 import b64decode
+from pathlib import Path
 from typing import Any
 
 from nonsense import red_square
@@ -19,6 +20,15 @@ from playwright.sync_api import Page, expect, sync_playwright  # pyright: ignore
 
 MINUTES = 3.0
 ORIGINS = {"drafted", "recovered", "bonus", "plain"}
+PHONE = {"width": 390, "height": 844}
+PINNED = """() => {
+  const all = [...document.querySelectorAll("*")];
+  const pinned = all.filter((one) => ["sticky", "fixed"].includes(getComputedStyle(one).position));
+  const heights = pinned.map((one) => one.getBoundingClientRect())
+    .map((box) => Math.max(0, Math.min(innerHeight, box.bottom) - Math.max(0, box.top)));
+  return heights.reduce((sum, one) => sum + one, 0) / innerHeight;
+}"""
+"""The share of the screen whose contents do not scroll."""
 
 
 def say(page: Page, text: str) -> None:
@@ -58,12 +68,25 @@ def checks(page: Page, image: bool) -> dict[str, Any]:
     return found
 
 
+def phone_checks(browser: Any, urls: list[str]) -> dict[str, bool]:
+    """What holds on a small screen, by name."""
+    found = dict[str, bool]()
+    for url in urls:
+        page = browser.new_page(viewport=PHONE, is_mobile=True, has_touch=True)
+        page.goto(url)
+        found[f"on a phone less than a third of {url} is pinned"] = page.evaluate(PINNED) < 1 / 3
+        width = page.evaluate("document.documentElement.scrollWidth")
+        found[f"on a phone {url} fits the width"] = width <= PHONE["width"]
+    return found
+
+
 def main() -> int:
     """Run the checks, print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", required=True)
     parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
     parser.add_argument("--screenshot", help="a file for the picture of the page")
+    parser.add_argument("--result", help="a page of `paceline show --html`, which is also looked at on a phone")
     parser.add_argument("--image", action="store_true", help="the model sees")
     options = parser.parse_args()
     with sync_playwright() as play:
@@ -79,6 +102,8 @@ def main() -> int:
             page.screenshot(path=options.screenshot)
         page.click("#again")
         found["a new chat is empty"] = page.locator("article").count() == 0
+        others = [Path(options.result).absolute().as_uri()] if options.result else []
+        found |= phone_checks(browser, [options.base_url, *others])
         browser.close()
     found["the page reports no error"] = not errors
     for name, holds in found.items():

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "llm": "LLM",
     "async_llm": "AsyncLLM",
+    "custom_generate": "hf_model",
     "core.request": "RequestOutputKind SamplingParams",
     "core.structured": "StructuredOutputsParams",
     "core.outputs": "Origin Round",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .core.request import RequestOutputKind as RequestOutputKind
     from .core.request import SamplingParams as SamplingParams
     from .core.structured import StructuredOutputsParams as StructuredOutputsParams
+    from .custom_generate import hf_model as hf_model
     from .drafters import Blockwise as Blockwise
     from .drafters import Choose as Choose
     from .drafters import DFlash as DFlash

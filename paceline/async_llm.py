@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
+from transformers import PreTrainedTokenizerBase
 
 from .core.request import RequestOutputKind, SamplingParams, params_of
-from .engine.scheduler import EngineStats
 from .engine.thread import EngineThread, Ticket
 from .errors import ConfigError, EngineStopped, QueueFull
 from .hf.image_prompts import pixel_bytes
@@ -25,7 +25,8 @@ from .hf.prompts import Prompt
 from .llm import LLM
 from .outputs import RequestOutput
 from .requests import MAX_WAITING_PIXEL_BYTES
-from .schema import checked_call
+from .schema import brief, checked_call
+from .stats import EngineStats
 
 
 class AsyncLLM:
@@ -117,6 +118,14 @@ class AsyncLLM:
         self._reader.shutdown(wait=False)
         self._stop()
 
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self.llm.tokenizer
+
+    async def reset_prefix_cache(self) -> bool:
+        """See `LLM.reset_prefix_cache`; it waits for the round in progress."""
+        return await asyncio.to_thread(self.llm.reset_prefix_cache)
+
     @property
     def is_alive(self) -> bool:
         """Whether requests can be answered."""
@@ -142,7 +151,7 @@ class AsyncLLM:
             if self._is_draining or not self.is_alive:
                 raise EngineStopped("the engine accepts no requests", got=self._thread.error or "drain or shutdown")
             if request_id in self._thread.tickets:
-                raise ConfigError("a request with this id is in progress", got=request_id, fix="use another id")
+                raise ConfigError("a request with this id is in progress", got=brief(request_id), fix="use another id")
             if self.num_waiting >= self.max_waiting + self.llm.runner.cache.num_free:
                 raise QueueFull(
                     "the queue is full", got=f"{self.num_waiting} requests are waiting", fix="try again later"

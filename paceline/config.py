@@ -22,8 +22,7 @@ from pydantic import Field
 
 from .drafters.registry import DrafterSpec, from_short_name, keys_of, methods, one_of, spec_class
 from .errors import ConfigError, LossyNotAllowed
-from .other_names import INSTEAD
-from .schema import brief, checked, meant, validate
+from .schema import brief, checked, meant, taken_from_others, validate
 from .system.files import parse_json
 
 if TYPE_CHECKING:
@@ -158,15 +157,13 @@ def _kind(given: dict[str, object]) -> type[DrafterSpec]:
         what = "speculative_config: method has a wrong value"
         raise ConfigError(what, got=brief(method), expected=one_of(methods()), fix=fix)
     kind = spec_class(method)
-    known = takes = ("method", *_COMMON, *keys_of(kind))
-    if not given.keys() <= set(takes):
-        known = tuple(dict.fromkeys([*takes, *(key for one in methods() for key in keys_of(spec_class(one)))]))
+    takes = ("method", *_COMMON, *keys_of(kind))
+    known = {*takes, *(key for one in methods() for key in keys_of(spec_class(one)))}
     for key in [key for key in given if given[key] is None and key in known]:
         del given[key]
+    if others := {key: given.pop(key) for key in [*given] if key not in known}:
+        taken_from_others("speculative_config", others, takes)
     for key in given:
-        if key not in known:
-            fix = INSTEAD["speculative_config"].get(key) or meant(key, known)
-            raise ConfigError(f"speculative_config: unknown key {key!r}", expected=one_of(takes), fix=fix)
         if key not in takes:
             raise ConfigError(f"method {method!r} does not take {key!r}", expected=one_of(takes))
     return kind

@@ -24,7 +24,7 @@ from transformers.processing_utils import ProcessorMixin
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
-from .core.request import RequestOutputKind, SamplingParams, params_of
+from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
 from .decoding import SpeculativeDecoder, generate
 from .drafters import Choose, Plain, PredictedOutput
 from .drafters.registry import one_of
@@ -38,6 +38,7 @@ from .quant.linears import QuantReport, Weights
 from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
 from .schema import brief, checked_call, checked_names
+from .stats import Counter, EngineStats, Vector
 from .system.hardware import return_free_memory
 from .tuned import check_profile, load_tuned
 from .verify import Coupled
@@ -68,10 +69,13 @@ class LLM:
     prefix_cache_bytes: memory of the prefix cache, whose keys and values later prompts with the same beginning reuse.
         0: off; None: 1 GiB, for prompts with images only. An `AsyncLLM` caches all prompts.
     seed: for the seeds of requests that have none, in their order; None: they are drawn at random.
-    generation_config: "auto" takes the sampling options of the model's generation_config.json where a call gives none.
+    generation_config: "auto" takes the sampling options of the model's generation_config.json where a call gives none;
+        "vllm" and None: those of `SamplingParams`.
     revision, token: of a hub id. cache_dir: the folder for downloads.
     allow_lossy: permit verifiers that change the distribution of the answers.
     trust_remote_code: run Python code that comes with the model.
+
+    Of vLLM's other arguments, those that change nothing here are logged, and the rest is refused (`vllm_options`).
 
     Raises `ConfigError` for wrong arguments, `IncompatibleModels` where the draft does not fit the model or the model
     cannot verify trees, `NumericsError` where "invariant" is impossible, and `LossyNotAllowed`.
@@ -97,7 +101,7 @@ class LLM:
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
         prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
         seed: int | None = None,
-        generation_config: Literal["auto"] | None = None,
+        generation_config: Literal["auto", "vllm"] | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
@@ -148,7 +152,9 @@ class LLM:
             policy = Fixed(0) if drafter is None else CostModel(profile=measured)
         self._reading = threading.Lock()
         self._count, self._draw = itertools.count(), secrets.randbits if seed is None else Random(seed).getrandbits
-        self._default = default_params(self.loaded.model.generation_config) if generation_config else SamplingParams()
+        takes_own = generation_config == "auto"
+        self._default = default_params(self.loaded.model.generation_config) if takes_own else SamplingParams()
+        self._stats = EngineStats()
         self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), self.verifier, policy)
         if isinstance(policy, CostModel) and drafter is not None:
             policy.measure(self.runner.max_length)
@@ -157,6 +163,7 @@ class LLM:
     def plain(self) -> "LLM":
         """An `LLM` on the same weights and cache that decodes without speculation: the baseline for comparisons."""
         other = copy.copy(self)
+        other._stats = EngineStats()
         other.verifier = self.verifier if self.verifier.exact else Coupled()
         other.decoder = SpeculativeDecoder(self.runner, Plain(), other.verifier, Fixed(0))
         return other
@@ -177,6 +184,20 @@ class LLM:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer. Raises `ConfigError` where it has none."""
         return tokenizer_of(self.loaded)
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The same as `tokenizer`."""
+        return self.tokenizer
+
+    def get_metrics(self) -> list[Counter | Vector]:
+        """Counts of the answers of this LLM that have ended, by vLLM's names. An `AsyncLLM` has `stats()`."""
+        return self._stats.metrics()
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache."""
+        with self.runner.fair_lock():
+            self.runner.prefixes.shrink(self.runner.prefixes.num_bytes)
+        return True
 
     if not TYPE_CHECKING:
 
@@ -202,7 +223,8 @@ class LLM:
 
         prompts: each a string to continue, a chat, or token ids: a list or array, {"prompt": ...},
             {"prompt_token_ids": ...}, or what a tokenizer returns. A chat is a list of messages whose content is text,
-            or a list of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
+            or a list of {"type": "text", "text": ...} and {"type": "image", "image": ...}. {"prompt": ...,
+            "multi_modal_data": {"image": one or a list}}: text with the processor's placeholder for each image.
         sampling_params: one for all, or one for each prompt. Default: `get_default_sampling_params()`.
         use_tqdm: show a progress bar.
         params: the same as sampling_params.
@@ -222,6 +244,7 @@ class LLM:
                 for stepped in generate(self.decoder, ready_sequences(self.runner, requests)):
                     for seq in stepped:
                         bar.update(seq.is_finished)
+                        self._stats.count_ended(seq, bool(self.runner.prefixes.max_bytes))
                         if seq.is_finished and seq.vision is not None:
                             seq.vision = seq.vision.without_pixels()
             return [request.output() for request in requests]
@@ -276,6 +299,7 @@ class LLM:
                 with self.runner.fair_lock():
                     next(rounds)
                     part = answer.part()
+                    self._stats.count_ended(seq, bool(self.runner.prefixes.max_bytes))
                     completion = answer.completion() if seq.is_finished else None
                 whole = part if whole is None or kind is RequestOutputKind.DELTA else whole.joined(part)
                 if kind is not RequestOutputKind.FINAL_ONLY or seq.is_finished:
@@ -301,7 +325,7 @@ class LLM:
         if params.prediction and PredictedOutput.name not in known:
             fix = f"make it with drafter={'+'.join([*known, PredictedOutput.name])!r}"
             raise ConfigError("this LLM has no drafter for a prediction", got=", ".join(known) or "none", fix=fix)
-        seed = params.seed if params.seed is not None else self._draw(62)
+        seed = params.seed if params.seed is not None else self._draw(SEED_BITS)
         request_id = request_id or str(next(self._count))
         with self._reading:  # tokenizers are not made for several threads
             return open_request(self.decoder, prompt, params, seed, request_id)

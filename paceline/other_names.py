@@ -1,36 +1,39 @@
-"""Names of vLLM and transformers that Paceline does not have, and what to write instead, for error messages.
+"""Names of vLLM, transformers and llama.cpp that Paceline does not have, and what to write instead, for error messages.
 
 By the class or function that was called, and the unknown name.
 """
 
-_ONE_DEVICE = "leave it out: a model runs on one device"
-_CACHE = "max_num_seqs times max_model_len tokens are what the cache holds"
+from .vllm_options import ENGINE, Option
+
 _POLICY = "leave it out: the policy decides how much is drafted"
 _GRAMMARS = "leave it out: llguidance reads all grammars"
-INSTEAD: dict[str, dict[str, str]] = {
+_NO_BEAMS = "there is no beam search: sample n answers, and compare their cumulative_logprob"
+_TO_LLM = "give it to LLM(...), which AsyncLLM takes as llm"
+INSTEAD: dict[str, dict[str, str | Option]] = {
     "SamplingParams": {
         # vLLM
         "guided_decoding": "structured_outputs",
-        "best_of": "ask for n answers, and compare their cumulative_logprob",
-        "use_beam_search": "there is no beam search: sample n answers, and compare their cumulative_logprob",
-        "flat_logprobs": "leave it out: log-probabilities have one format, a mapping for each token",
+        "best_of": Option("ask for n answers, and compare their cumulative_logprob", (1,)),
+        "use_beam_search": Option(_NO_BEAMS),
+        "flat_logprobs": Option("leave it out: log-probabilities have one format, a mapping for each token"),
         "logprob_token_ids": "logprobs=-1 gives those of all tokens",
         "prompt_logprob_token_ids": "prompt_logprobs=-1 gives those of all tokens",
         "prompt_logprob_start": "leave it out: prompt_logprobs are those of the whole prompt",
         "truncate_prompt_tokens": "cut the prompt: llm.encode(prompt)[-k:] are its last k tokens",
         "stream_interval": "leave it out: a stream has one chunk for each round",
-        "skip_clone": "leave it out: SamplingParams are immutable and never cloned",
+        "skip_clone": Option(),
         "skip_reading_prefix_cache": "give LLM prefix_cache_bytes=0, which turns the cache off for all requests",
         "thinking_token_budget": "limit the whole answer: max_tokens",
         "repetition_detection": "avoid repetitions: no_repeat_ngram_size or repetition_penalty",
-        # transformers
+        # transformers and llama.cpp
         "max_new_tokens": "max_tokens",
+        "repeat_penalty": "repetition_penalty",
         "min_new_tokens": "min_tokens",
         "max_length": "max_tokens, which counts the answer alone",
         "min_length": "min_tokens, which counts the answer alone",
         "do_sample": "temperature=0 is greedy, and any other samples",
         "num_return_sequences": "n",
-        "num_beams": "there is no beam search: sample n answers, and compare their cumulative_logprob",
+        "num_beams": Option(_NO_BEAMS, (1,)),
         "stop_strings": "stop",
         "eos_token_id": "stop_token_ids=[...], in addition to the model's own",
         "bad_words_ids": "bad_words, as texts; single tokens: logit_bias={token: -math.inf}",
@@ -40,7 +43,12 @@ INSTEAD: dict[str, dict[str, str]] = {
         "output_logits": "logprobs=-1 gives the log-probabilities of all tokens",
         "output_scores": "logprobs=-1 gives the log-probabilities of all tokens, before processors",
         "stopping_criteria": "stop or stop_token_ids; or leave llm.stream(...) when you have seen enough",
+        "pad_token_id": Option(),
+        "use_cache": Option("leave it out: there is always a cache", (True,)),
         "typical_p": "not here: top_p or min_p",
+        "length_penalty": Option(_NO_BEAMS, (1,)),
+        "early_stopping": Option(_NO_BEAMS),
+        "num_beam_groups": Option(_NO_BEAMS, (1,)),
         "penalty_alpha": "not here: repetition_penalty",
     },
     "StructuredOutputsParams": {
@@ -49,36 +57,11 @@ INSTEAD: dict[str, dict[str, str]] = {
         "backend": _GRAMMARS,
     },
     "LLM": {
-        # vLLM
-        "quantization": 'weights="int8", "int4" or, on CUDA, "fp8"',
-        "hf_token": "token",
-        "download_dir": "cache_dir",
-        "max_batch_size": "max_num_seqs",
-        "max_num_batched_tokens": "leave it out: prompts are read in chunks of 512 tokens",
-        **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_DEVICE),
-        "distributed_executor_backend": "leave it out: a model runs in this process",
-        **dict.fromkeys(("gpu_memory_utilization", "kv_cache_memory_bytes"), _CACHE),
-        "swap_space": "leave it out: nothing is swapped",
-        "cpu_offload_gb": "leave it out: a model is on one device as a whole",
-        "enforce_eager": "leave it out: CUDA graphs are used where they fit",
-        "compilation_config": "leave it out: nothing is compiled",
-        "enable_prefix_caching": "prefix_cache_bytes=1 << 30 keeps what was read; AsyncLLM does so by itself",
-        "enable_chunked_prefill": "leave it out: prompts are always read in chunks",
-        "kv_cache_dtype": "leave it out: the cache has the dtype of the model",
-        "load_format": "leave it out: weights are read from safetensors",
-        "skip_tokenizer_init": "leave it out: a model without a tokenizer takes token ids",
-        **dict.fromkeys(("tokenizer_mode", "tokenizer_revision"), "pass the tokenizer itself, tokenizer=..."),
-        "config_format": "leave it out: config.json is read",
-        "hf_overrides": "change the config, load the model by transformers, and pass that as model",
-        "override_generation_config": "SamplingParams, as sampling_params of each call",
-        "enable_lora": "merge the adapter (peft: merge_and_unload) and pass that as model",
-        "limit_mm_per_prompt": "leave it out: max_model_len is the limit",
-        "mm_processor_kwargs": "set them on the processor, and pass it as processor",
-        "allowed_local_media_path": "leave it out: files are read where the chat names them",
-        **dict.fromkeys(("structured_outputs_config", "guided_decoding_backend"), _GRAMMARS),
-        "logits_processors": "SamplingParams(logits_processors=[...]), as sampling_params of each call",
-        "disable_log_stats": "leave it out: each result has its metrics",
-        **dict.fromkeys(("runner", "task"), "leave it out: every model generates"),
+        **ENGINE,
+        **dict.fromkeys(("max_batch_size", "max_num_sequences"), "max_num_seqs"),
+        "chat_template": "give it to LLM.chat, or set llm.tokenizer.chat_template",
+        **dict.fromkeys(("spec_method", "spec_tokens"), 'speculative_config={"method": ..., ...}'),
+        "spec_model": 'speculative_config={"model": ...}',
         "speculative_model": 'speculative_config={"model": ...}',
         "num_speculative_tokens": 'speculative_config={"num_speculative_tokens": ...}',
         # transformers
@@ -96,10 +79,9 @@ INSTEAD: dict[str, dict[str, str]] = {
         "prompt_lookup_num_tokens": 'drafter="lookup"',
     },
     "speculative_config": {
-        "draft_tensor_parallel_size": _ONE_DEVICE,
+        **dict.fromkeys(("draft_tensor_parallel_size", "tensor_parallel_size"), ENGINE["tensor_parallel_size"]),
+        **dict.fromkeys(("enforce_eager", "disable_padded_drafter_batch", "max_model_len"), Option()),
         "revision": "fetch that revision, and give its folder as model",
-        "max_model_len": "leave it out: a draft that has less context stops drafting there",
-        "disable_padded_drafter_batch": "leave it out: it is about CUDA kernels of vLLM",
         "disable_by_batch_size": "leave it out: the default policy drafts only what pays, in batches of any size",
         "parallel_drafting": "leave it out: a P-EAGLE head says it by itself",
         "quantization": 'weights="int4", for a draft model',
@@ -125,16 +107,29 @@ INSTEAD: dict[str, dict[str, str]] = {
     },
     "LLM.chat": {
         "lora_request": "merge the adapter (peft: merge_and_unload), and leave messages as they are",
-        "chat_template_content_format": "leave it out: contents are given as the template takes them",
+        "chat_template_content_format": Option(
+            "leave it out: contents are given as the template takes them", ("auto",)
+        ),
+        "add_special_tokens": Option("leave it out: the template writes them"),
         "mm_processor_kwargs": "leave it out, and set them on LLM(..., processor=...)",
         "enable_thinking": 'chat_template_kwargs={"enable_thinking": ...}',
     },
+    "AsyncLLM": {
+        **ENGINE,
+        **dict.fromkeys(
+            ("model", "tokenizer", "dtype", "seed", "max_num_seqs", "max_model_len", "trust_remote_code"), _TO_LLM
+        ),
+        **dict.fromkeys(("speculative_config", "drafter", "revision", "generation_config", "weights"), _TO_LLM),
+    },
     "LLM.stream": {"prompts": "prompt: a stream answers one"},
     "an attribute of LLM": {
-        "get_tokenizer": "tokenizer",
         "llm_engine": "decoder is the loop, runner the model with its cache",
         "beam_search": "generate, with SamplingParams(n=...): there is no beam search",
-        "embed": "generate is what this engine is for; transformers makes embeddings",
+        **dict.fromkeys(
+            ("embed", "classify", "reward"), "generate is what this engine is for; transformers makes embeddings"
+        ),
+        **dict.fromkeys(("sleep", "wake_up"), "leave it out: an LLM that is deleted frees its memory"),
+        **dict.fromkeys(("collective_rpc", "apply_model"), "runner.loaded.model is the model, in this process"),
         "score": "generate, with prompt_logprobs",
         "__call__": "generate",
     },
@@ -148,14 +143,24 @@ OPTIONS: dict[str, str] = {
     "--do-sample": "--temperature, of which 0 is greedy",
     "--ctx-size": "--max-model-len",
     "--file": "--prompt-file",
+    **{name: "--system" for name in ("--system-prompt", "--system-message")},
+    "--chat-template-file": "--chat-template",
+    **{name: "--json-schema, --regex or --choice" for name in ("--grammar", "--grammar-file")},
+    **{name: "--device: a model lies on one device" for name in ("--n-gpu-layers", "--gpu-layers", "-ngl")},
+    "--parallel": "--max-num-seqs",
+    "--alias": "--served-model-name",
     "--torch-dtype": "--dtype",
     "--device-map": "--device: a model lies on one device",
-    **{name: "--weights int8 or int4" for name in ("--quantization", "--load-in-8bit", "--load-in-4bit")},
-    **{name: "--drafter model:MODEL" for name in ("--model-draft", "-md", "--assistant-model", "--speculative-model")},
+    **{name: "--weights int8 or int4" for name in ("--load-in-8bit", "--load-in-4bit")},
+    **{
+        name: "--drafter model:MODEL"
+        for name in ("--model-draft", "-md", "--assistant-model", "--speculative-model", "--spec-model")
+    },
     "--prompt-lookup-num-tokens": "--drafter lookup -k NUMBER",
-    **{name: "-k" for name in ("--draft-max", "--spec-draft-n-max", "--num-assistant-tokens")},
-    **{name: "HF_TOKEN in the environment" for name in ("--token", "--hf-token")},
-    **{name: "HF_HOME in the environment" for name in ("--download-dir", "--cache-dir")},
+    **{name: "-k" for name in ("--draft-max", "--spec-draft-n-max", "--num-assistant-tokens", "--spec-tokens")},
+    "--spec-method": "--drafter",
+    "--token": "HF_TOKEN in the environment",
+    "--cache-dir": "HF_HOME in the environment",
     "--model": "the model's name itself, without an option",
     "--peer": "python -m bench.peers, in a checkout of Paceline's repository",
     "chat": "paceline generate MODEL --chat TEXT",

@@ -24,6 +24,7 @@ class Completion:
     lossless: the answer follows the target model's distribution. exact: it is the very answer that plain decoding with
         the same seed gives. numerics: how strictly, "invariant" (bit for bit) or "fast" (up to near-ties).
     num_images, num_image_tokens: of the prompt.
+    no_draft_reason: why the drafter drafted nothing at all, where it did not and the reason is known.
     """
 
     index: int
@@ -41,6 +42,7 @@ class Completion:
     numerics: str
     num_images: int = 0
     num_image_tokens: int = 0
+    no_draft_reason: str | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -12,13 +12,14 @@ from .core.request import SamplingParams, Sequence, TokenLogprob
 from .decoding import SpeculativeDecoder
 from .errors import ConfigError
 from .hf.image_prompts import pixel_bytes
-from .hf.prompts import Prompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
+from .hf.prompts import ImageText, Prompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
 from .outputs import Completion, RequestOutput
 from .runner import LoadedModel, ModelRunner
 from .runner.prefill import text_logits
 from .sampling.detokenize import Detokenizer
 from .sampling.grammar import make_grammar
 from .sampling.scores import token_logprob
+from .schema import brief
 
 MAX_WAITING_PIXEL_BYTES = 1 << 30
 """Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""
@@ -86,6 +87,7 @@ class Answer:
             self.decoder.runner.numerics,
             len(seq.vision.images) if seq.vision else 0,
             seq.vision.num_tokens if seq.vision else 0,
+            seq.no_draft_reason,
         )
 
     def _feed(self, detokenizer: Detokenizer) -> None:
@@ -250,21 +252,17 @@ def shown_ids(seq: Sequence) -> list[int]:
 
 
 def with_texts(logprobs: Iterable[TokenLogprob], loaded: LoadedModel, params: SamplingParams) -> list[TokenLogprob]:
-    """The same with the text of each token."""
-    tokenizer, texts = loaded.tokenizer, dict[int, str]()
-    if tokenizer is None or not params.detokenize:
+    """The same with the text of each token, see `Pieces`."""
+    pieces = loaded.pieces
+    if pieces is None or not params.detokenize:
         return list(logprobs)
-    found = list[TokenLogprob]()
-    for one in logprobs:
-        texts |= {token: str(tokenizer.decode([token])) for token in one if token not in texts}
-        found.append(replace(one, texts={token: texts[token] for token in one}))
-    return found
+    return [replace(one, texts={token: pieces.text(token) for token in one}) for one in logprobs]
 
 
 def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | None:
     """The prompt as text, a chat as its template writes it; None for one of token ids."""
-    if isinstance(prompt, str):
-        return prompt
+    if isinstance(prompt, str | ImageText):
+        return prompt if isinstance(prompt, str) else prompt.text
     written = isinstance(prompt, TemplatedChat) or is_chat(prompt)
     return str(tokenizer_of(loaded).decode(ids)) if written else None
 
@@ -276,7 +274,7 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     for name, tokens in given.items():
         bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if bad is not None:
-            raise ConfigError(f"{name} names no token", got=bad, expected=f"0 to {vocab_size - 1}")
+            raise ConfigError(f"{name} names no token", got=brief(bad), expected=f"0 to {vocab_size - 1}")
 
 
 def _bad_word_ids(loaded: LoadedModel, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -286,6 +284,6 @@ def _bad_word_ids(loaded: LoadedModel, params: SamplingParams) -> tuple[tuple[in
         tokenizer = tokenizer_of(loaded)
         forms = [tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word.lstrip())]
         if not any(forms):
-            raise ConfigError("a bad word has no tokens", got=repr(word), fix="leave it out")
+            raise ConfigError("a bad word has no tokens", got=brief(word), fix="leave it out")
         found |= {tuple(form): None for form in forms if form}
     return tuple(found)

@@ -15,8 +15,9 @@ Nothing is converted: 1.0 is no integer, True no number, "5" neither. NaN and in
 import difflib
 import inspect
 import json
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from typing import Annotated, Any, ParamSpec, TypeVar, cast, dataclass_transform, get_args, get_type_hints
@@ -26,9 +27,11 @@ from pydantic_core import ErrorDetails
 
 from .errors import ConfigError, PacelineError
 from .other_names import INSTEAD
+from .vllm_options import settle, spelled
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
+_LOG = logging.getLogger("paceline")
 
 
 def check_text(value: str) -> str:
@@ -85,21 +88,50 @@ def checked_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def checked_names(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function of which an unknown keyword is a `ConfigError` with what to write instead (`other_names`)."""
+    """A function that treats unknown keywords as `taken_from_others` says."""
     name = function.__qualname__.removesuffix(".__init__")
     known = list(inspect.signature(function).parameters)
     known = known[1:] if known[:1] == ["self"] else known
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        for key in kwargs:
-            if key not in known:
-                instead = INSTEAD.get(name, {}).get(key)
-                expected = None if instead else "one of " + ", ".join(known)
-                raise ConfigError(f"{name} takes no {key!r}", expected=expected, fix=instead or meant(key, known))
+        others = {key: kwargs.pop(key) for key in [*kwargs] if key not in known}
+        if others:
+            kwargs |= taken_from_others(name, others, known, kwargs)
         return function(*args, **kwargs)
 
     return call
+
+
+def taken_from_others(
+    taker: str, given: Mapping[str, object], known: Sequence[str], taken: Container[str] = ()
+) -> dict[str, object]:
+    """Options of other engines as ours, by the table of `taker` in `other_names`; what changes nothing is logged.
+
+    taken: those of the known options that have a value already. Raises one `ConfigError` for all that is refused.
+    """
+    table = INSTEAD.get(taker, {})
+    listed = {name: value for name, value in given.items() if name in table}
+    settled = settle(listed, table, [name for name in known if name not in taken])
+    fixes = {name: spelled(settled.refused[name]) if name in listed else meant(name, known) for name in given
+             if name in settled.refused or name not in listed}  # fmt: skip
+    if fixes:
+        expected = None if listed.keys() >= fixes.keys() else "one of " + ", ".join(known)
+        shown = {
+            name: f"{name}={brief(given[name])}" if getattr(table.get(name), "idle", ()) else brief(name)
+            for name in fixes
+        }
+        raise not_taken(taker, {shown[name]: fix for name, fix in fixes.items()}, expected)
+    if settled.idle:
+        _LOG.warning("%s: these options change nothing here: %s.", taker, ", ".join(settled.idle))
+    return settled.ours
+
+
+def not_taken(taker: str, fixes: Mapping[str, str | None], expected: str | None = None) -> ConfigError:
+    """The error for options that something does not take: all at once, with what to do instead of each."""
+    told = [(name, fix) for name, fix in fixes.items() if fix]
+    fix = "; ".join(fix if len(fixes) == 1 else f"{name}: {fix}" for name, fix in told)
+    return ConfigError(f"{taker} takes no {', '.join(fixes)}", expected=expected, fix=fix or None)
 
 
 def validate(kind: type[_T], value: object, what: str) -> _T:
@@ -112,13 +144,22 @@ def validate(kind: type[_T], value: object, what: str) -> _T:
     except ValidationError as error:
         raise _config_error(error, what, kind) from None
     except (RecursionError, ValueError, TypeError) as error:
-        raise ConfigError(f"{what} cannot be read", got=str(error)) from error
+        raise ConfigError(f"{what} cannot be read", got=cut(str(error), 300)) from error
 
 
 def meant(word: str, known: Sequence[str]) -> str | None:
-    """A question with the known word that is most similar; None where none is."""
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else None
+    """A question with the known word of which this one is a misspelling; None where it is of none."""
+    word = word.lower()
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+    return f"did you mean {close[0]!r}?" if close and _has_same_parts(word, close[0]) else None
+
+
+def _has_same_parts(word: str, other: str) -> bool:
+    """Whether each part of a word is a misspelling of one of the other: top_k is none of top_p."""
+    parts, others = (re.findall(r"[^\W_]+", one.lower()) for one in (word, other))
+    return "".join(parts) == "".join(others) or all(
+        difflib.get_close_matches(one, [two for two in others if two[0] == one[0]], 1, 0.75) for one in parts
+    )
 
 
 def brief(value: object) -> str:
@@ -127,7 +168,12 @@ def brief(value: object) -> str:
         text = " ".join(repr(value).split())
     except (RecursionError, ValueError):  # nested too deep; a number of too many digits
         text = f"{type(value).__name__}, too large to show"
-    return text if len(text) <= 80 else text[:77] + "..."
+    return cut(text)
+
+
+def cut(text: str, most: int = 80) -> str:
+    """A text, or its beginning and three dots, in at most so many characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 @cache
@@ -153,14 +199,14 @@ def _config_error(error: ValidationError, what: str, kind: Any) -> PacelineError
         expected = "text without lone surrogates, in at most 200 levels"
         return ConfigError(f"{what} cannot be read", got=brief(first["input"]), expected=expected)
     path, known = _place(kind, first)
-    name = ".".join(path)
+    name = cut(".".join(path))
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         expected = "one of " + ", ".join(known) if known else None
         return ConfigError(f"{what}: unknown key {name!r}", expected=expected, fix=meant(path[-1], known))
     if first["type"] in ("missing", "missing_argument"):
         return ConfigError(f"{what}: there is no {name!r}", fix=f"add {path[-1]!r}")
     same = [one for one in errors if _place(kind, one)[0] == path]  # each member of a union has its own
-    expected = dict.fromkeys(re.sub(r"^(Value error, |\w+ should (be )?)", "", one["msg"]) for one in same)
+    expected = dict.fromkeys(cut(re.sub(r"^(Value error, |\w+ should (be )?)", "", one["msg"]), 500) for one in same)
     where = f"{what}: {name}" if name else what
     words = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))  # of a Literal
     fix = meant(first["input"], words) if isinstance(first["input"], str) else None

@@ -22,6 +22,7 @@ from own_prompts import BEGINNINGS, MARK, around_answers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from paceline.hf.image_prompts import encode
 from paceline.runner import LoadedModel, load_model
 from paceline.zoo import resolve
 
@@ -143,7 +144,7 @@ def own_prompts(model: Any, target: LoadedModel, count: int, most: int) -> list[
     before = tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
     before = before[: before.index(MARK)]
     begun = [BEGINNINGS[i % len(BEGINNINGS)] for i in range(count)]
-    starts = [tokenizer.encode(before + text) for text in begun]
+    starts = [encode(tokenizer, before + text) for text in begun]
     found = list(written(model, starts, [True] * count, target.eos_ids, most, top_p=0.95))
     ended = [(i, ids) for i, ids in found if ids[-1] in target.eos_ids]
     texts = {begun[i] + tokenizer.decode(ids, skip_special_tokens=True).strip() for i, ids in ended}

@@ -235,7 +235,10 @@ class SlotCache(Cache):
         return columns <= self.capacity or columns <= self.most_columns()
 
     def most_columns(self) -> int:
-        """How many columns each slot can have with the memory that is free now, at most `max_length` rounded up."""
+        """How many columns each slot can have with the memory that is free now, at most `max_length` rounded up.
+
+        Before the first pass the size of a column is not known: that pass raises `CacheFull` where there is no memory.
+        """
         limit, tensors = round_up(self.max_length), (*self.keys, *self.values)
         if self.capacity >= limit or not tensors:
             return limit

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, final
 from pydantic import Field
 
 from ..core.interfaces import Drafter, DraftPolicy
-from ..core.request import SamplingParams, TokenLogprob, params_of
+from ..core.request import SEED_BITS, SamplingParams, TokenLogprob, params_of
 from ..drafters import DraftModel
 from ..errors import CacheFull, ConfigError, LossyNotAllowed
 from ..hf.prompts import Prompt, as_list
@@ -167,7 +167,7 @@ class Cascade:
         given = params_of(params, len(many))
         if any(one.n != 1 for one in given):
             raise ConfigError("a cascade gives one answer to a prompt", got="n > 1", expected="n=1")
-        each = [one if one.seed is not None else replace(one, seed=secrets.randbits(62)) for one in given]
+        each = [one if one.seed is not None else replace(one, seed=secrets.randbits(SEED_BITS)) for one in given]
         drawn = [
             self._draws.random() < self._audit_share for _ in many
         ]  # before the models answer, so that the draw is independent

@@ -4,21 +4,25 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Never
+from typing import Annotated, Any, Never
 
 import typer
 from typer.core import TyperGroup
 
 from .. import __version__, other_names
 from ..errors import PacelineError
+from ..schema import meant
+from ..vllm_options import spelled
 from .bench import bench
 from .calibrate import calibrate
 from .check import check, check_draft
 from .demo import demo
 from .doctor import doctor
 from .generate import generate
+from .help import Command
 from .index import index
 from .models import convert, export, models, pull
+from .others import TABLE
 from .process import ctrl_c
 from .route import route
 from .screen import DebugFlag, NoProgressFlag, Screen
@@ -70,9 +74,7 @@ def _report(error: BaseException, screen: Screen) -> int:
     if _is_usage(error):
         from typer import rich_utils
 
-        unknown = re.match("No such command '(.+?)'", error.format_message())  # type: ignore[attr-defined]
-        if instead := other_names.OPTIONS.get(unknown[1] if unknown else getattr(error, "option_name", "")):
-            error.message = f"{error.message} In Paceline it is {instead}."  # type: ignore[attr-defined]
+        _suggest(error)
         screen.put_error("UsageError", error.format_message())  # type: ignore[attr-defined]
         rich_utils.rich_format_error(error)  # type: ignore[arg-type]
         return error.exit_code  # type: ignore[attr-defined]
@@ -92,6 +94,27 @@ def _report(error: BaseException, screen: Screen) -> int:
         raise error
     screen.say_error(message)
     return 1
+
+
+def _suggest(error: Any) -> None:
+    """Say what an unknown option or command may be here, in place of what typer says, which has other meanings."""
+    unknown = re.match(r"No such (command|option):? '?(.+?)'?([ .]|$)", error.message)
+    if unknown is None:
+        return
+    kind, word = unknown[1], unknown[2]
+    if kind == "command":
+        known = list(error.ctx.command.commands)
+    else:
+        known = [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)]
+    name, question = word.lstrip("-").replace("-", "_"), meant(word, known)
+    if instead := other_names.OPTIONS.get(word):
+        said = f" In Paceline it is {instead}."
+    elif kind == "option" and name in TABLE:
+        fix = spelled(TABLE[name].instead, is_command=True) or "leave it out: it changes nothing here"
+        said = f" {fix[0].upper()}{fix[1:]}."
+    else:
+        said = f" D{question[1:]}" if question else ""
+    error.message, error.possibilities = f"No such {kind}: {word}.{said}", None
 
 
 def _is_usage(error: BaseException) -> bool:
@@ -131,4 +154,4 @@ def _global(
 
 _MEASURING = (demo, generate, serve, route, check, check_draft, bench, plot, show, doctor, tune, calibrate)
 for _command in (*_MEASURING, train, index, convert, export, models, pull):
-    app.command(_command.__name__.replace("_", "-"))(_command)
+    app.command(_command.__name__.replace("_", "-"), cls=Command)(_command)

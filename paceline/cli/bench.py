@@ -17,13 +17,14 @@ from .options import (
     ModelArgument,
     ModelOptions,
     SpeculationOptions,
+    announce_run,
     choose_prompts,
     command,
     open_engine,
     opt,
 )
 from .process import uninterrupted
-from .screen import NEAR_TIE, Screen, mark, number, table_of
+from .screen import NEAR_TIE, Screen, mark, nothing_drafted, number, table_of
 
 
 @command
@@ -78,6 +79,7 @@ def bench(
         sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
         prompts, left_out = choose_prompts(questions, num_prompts, llms[0], screen)
         missing, about, ended = dict[str, str](), dict[str, dict[str, str]](), None
+        announce_run(prompts, names, how, llms[0], screen)
         run = BenchRun(plain, sides, how, lambda answers: results.add(answers, {PLAIN, *names}, llms[0].tokenizer))
         try:
             with (
@@ -116,6 +118,9 @@ def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
         screen.out.print(_table(run, summary["model"]))
         for line in _remarks(run):
             screen.print(line)
+    if len(summary["runs"]) > 1:
+        screen.out.print()
+        screen.out.print(_side_by_side(summary["runs"]))
     for line in _machine(summary):
         screen.print(line)
     if summary["peers"]:
@@ -159,6 +164,22 @@ def _table(run: dict[str, Any], model: str) -> Table:
     return table
 
 
+def _side_by_side(runs: list[dict[str, Any]]) -> Table:
+    """A row for each drafter."""
+    columns = {
+        "Drafter": lambda run: escape(run["drafter"]),
+        "Speed-\nup": lambda run: number(run["speedup"], unit="x"),
+        "95%\ninterval": _interval,
+        "Tokens\na pass": lambda run: number(run["mean_acceptance_length"]),
+        "Drafts\naccepted": lambda run: number(run["draft_acceptance_rate"], ".0%"),
+        "Same as\nplain": lambda run: _share(run["verdicts"]["identical"], sum(run["verdicts"].values())),
+    }
+    table = table_of(columns, runs)
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    return table
+
+
 def _share(part: int, whole: int) -> str:
     return f"{part} of {whole}" if whole else "–"
 
@@ -180,6 +201,8 @@ def _remarks(run: dict[str, Any]) -> list[str]:
         f"a round: {split['total']:.1f} ms = draft {split['draft']:.1f} + verify {split['verify']:.1f} "
         f"+ rest {split['rest']:.1f}; {number(run['mean_drafted'], '.1f')} tokens drafted"
     )
+    if not run["rounds_with_draft"] and run["drafter"] != "none":
+        remarks.append(f"[yellow]{nothing_drafted(run['no_draft_reasons'])}[/yellow]")
     if run["sources"]:
         parts = (f"{name} {100 * one['share_of_tokens']:.0f}%" for name, one in run["sources"].items())
         remarks.append(f"tokens drafted and accepted: {escape(', '.join(parts))} of the answers")

@@ -14,13 +14,14 @@ from .options import (
     ModelOptions,
     Speculation,
     SpeculationOptions,
+    announce,
     command,
     open_engine,
     opt,
     remark_raw,
     seed_option,
 )
-from .screen import NEAR_TIE, Screen, mark, table_of
+from .screen import NEAR_TIE, Screen, mark, nothing_drafted, table_of
 
 if TYPE_CHECKING:
     from ..eval.check import CheckReport, Comparison
@@ -63,12 +64,21 @@ def check(
     llm = open_engine(model, screen, loading, chosen)
     remark_raw(sum(isinstance(one, str) for one in given or ()), llm, screen)
     from ..eval.check import check as run_check
+    from ..eval.distribution_test import TEST_SECONDS
     from ..system.provenance import provenance
 
+    asked = given or [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
+    for one in asked:
+        llm.encode(one)  # raises for a prompt that cannot be read, before anything is decoded
+    count = len(asked) * len(temperatures)
+    plan = f"{count} answers of up to {max_tokens} tokens, decoded plainly and with {chosen.config.name}, "
+    plan += "some checked by an independent pass"
+    plan += "" if no_distribution_test else "; then a test of the distribution on a tiny model"
+    announce(plan, 2 * count * max_tokens, llm, screen, 0 if no_distribution_test else TEST_SECONDS)
     with screen.stages() as progress:
         report = run_check(
             llm,
-            given or [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]],
+            asked,
             max_tokens=max_tokens,
             temperatures=temperatures,
             seed=seed,
@@ -119,6 +129,9 @@ def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen)
             f"{mark(found.passed)} distribution test: {found.samples:,} samples of {found.tokens} tokens, "
             f"p = {found.p_value:.3g} [dim](fails below {found.false_alarm:g})[/dim]{differing}"
         )
+    if llm.drafters and not any(one.num_drafted for one in report.comparisons):
+        idle = nothing_drafted(one.no_draft_reason for one in report.comparisons)
+        screen.print(f"[yellow]{idle}; so no draft was checked[/yellow]")
     counts = report.verdicts
     verdict = "[bold green]passed[/bold green]" if report.passed else "[bold red]failed[/bold red]"
     promise = "" if llm.verifier.lossless else " The rule is lossy: it changes the answers by design."
@@ -189,6 +202,9 @@ def check_draft(
     llm = None
     for trial in wanted:
         llm = _engine_for(trial, info, llm, model, loading, screen)
+        count = len(trial.texts(texts)[:num_prompts])
+        what = f"{trial.name}: {count} answers of up to {trial.params.most_tokens} tokens"
+        announce(what, count * trial.params.most_tokens, llm, screen)
         with screen.stages() as progress:
             checks.append(check_trial(llm, trial, num_prompts, texts, tolerance, progress))
     left_out = [trial.name for trial in trials if trial not in wanted]

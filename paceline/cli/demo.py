@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..config import parse
 from .options import AnswerOptions, ModelOptions, Speculation, SpeculationOptions, command, open_engine, opt
-from .screen import Painter, Screen, legend, number, table_of
+from .screen import Painter, Screen, legend, nothing_drafted, number, table_of
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
@@ -82,6 +82,7 @@ def demo(
                     "plain_tokens": len(pair.plain.token_ids),
                     "speculative_tokens": len(pair.speculative.token_ids),
                     "text": pair.speculative.text,
+                    "no_draft_reason": pair.speculative.no_draft_reason,
                 }
                 for pair in pairs
             ],
@@ -175,8 +176,11 @@ def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Speeds") ->
         promise = f"the {llm.verifier.name} rule keeps the distribution of the answers, not the tokens"
     elif not total.identical:
         promise = "numerics: fast, so rounding ties may differ; `paceline check` tells ties from bugs"
+    answers, idle = [pair.speculative for pair in pairs], ""
+    if llm.drafters and not any(one.num_drafted for one in answers):
+        idle = f" [yellow]N{nothing_drafted(one.no_draft_reason for one in answers)[1:]}.[/yellow]"
     pace = "" if total.speedup is None else f"decoded {total.speedup:.2f}x as fast as plain decoding, and "
     return (
         f"With the [bold]{escape(drafter)}[/bold] drafter {escape(llm.loaded.name)} {pace}{same} token-identical to "
-        f"Paceline's own plain decoding ({promise})."
+        f"Paceline's own plain decoding ({promise}).{idle}"
     )

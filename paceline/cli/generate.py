@@ -11,7 +11,8 @@ from ..errors import ConfigError
 from ..schema import brief, validate
 from ..system.files import parse_json, read_stdin, read_text
 from .options import ModelArgument, ModelOptions, SpeculationOptions, command, open_engine, opt
-from .screen import Painter, Screen, legend
+from .others import LOADING, Others
+from .screen import Painter, Screen, legend, nothing_drafted
 
 if TYPE_CHECKING:
     from ..core.outputs import Timings
@@ -30,6 +31,7 @@ class PromptOptions:
     text: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Text to continue, as --prompt.")] = None
     prompt: str | None = opt(None, "Text to continue.", _PROMPT, "-p")
     chat: str | None = opt(None, "A message; the model's chat template is applied to it.", _PROMPT, "-c")
+    system: str | None = opt(None, "With --chat or --image: the system message before it.", _PROMPT, "-sys")
     prompt_file: str | None = opt(None, "A file with text to continue; - reads stdin.", _PROMPT, metavar="FILE")
     token_ids: str | None = opt(None, "A prompt as token ids.", _PROMPT, metavar="1,2,3")
     image: list[str] | None = opt(
@@ -43,6 +45,8 @@ class PromptOptions:
             raise typer.BadParameter(f"{trouble}: give one of --prompt, --chat, --prompt-file and --token-ids")
         if self.image and self.token_ids is not None:
             raise typer.BadParameter("--image goes with --prompt, --chat or --prompt-file, not with --token-ids")
+        if self.system is not None and self.chat is None and not self.image:
+            raise typer.BadParameter("--system goes with --chat or --image: a text to continue has no messages")
 
     def read(self) -> "str | list[dict[str, object]] | list[int]":
         """The prompt as `LLM.generate` takes it. Raises `ConfigError` for what cannot be read or is empty."""
@@ -60,12 +64,15 @@ class PromptOptions:
             text = self.text or self.prompt or self.chat or ""
         if not text.strip():
             raise ConfigError("the prompt is empty", expected="at least one character that is not a space")
+        system = list[dict[str, object]]()
+        if self.system is not None:
+            system.append({"role": "system", "content": self.system})
         if self.image:
             from ..hf.images import OWN_CHOICE, open_image
 
             parts: list[object] = [{"type": "image", "image": open_image(source, OWN_CHOICE)} for source in self.image]
-            return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
-        return text if self.chat is None else [{"role": "user", "content": text}]
+            return [*system, {"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+        return text if self.chat is None else [*system, {"role": "user", "content": text}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +124,7 @@ def generate(
     sampling: SamplingOptions,
     loading: ModelOptions,
     screen: Screen,
+    others: Others = LOADING,
     stream: bool = opt(True, "Print the text while it is decoded.", _OUTPUT, name="--stream/--no-stream"),
     color: bool = opt(False, "Colour each token by its origin.", _OUTPUT),
 ) -> None:
@@ -131,6 +139,7 @@ def generate(
     chosen = speculation.choose("none")
     params = sampling.params()
     prompt = source.read()
+    (loading,) = others.applied("generate", screen, loading)
     llm = open_engine(model, screen, loading, chosen)
     if source.image and llm.loaded.vision is None:
         count = f"{len(source.image)} image" + "s" * (len(source.image) > 1)
@@ -174,7 +183,7 @@ def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Scre
             if chunk.completion is not None:
                 if not ended_in_newline:
                     print(flush=True)
-                _remark(chunk.completion, llm.decoder.timings, screen, color)
+                _remark(llm, chunk.completion, params, llm.decoder.timings, screen, color)
     except KeyboardInterrupt:
         chunks.close()  # type: ignore[attr-defined]  # releases the slot before anything else happens
         screen.say("")
@@ -190,10 +199,12 @@ def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen
         else:
             print(answer.text, flush=True)
     if len(result.outputs) == 1:
-        _remark(result.outputs[0], result.metrics, screen, color)
+        _remark(llm, result.outputs[0], params, result.metrics, screen, color)
 
 
-def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: bool) -> None:
+def _remark(
+    llm: "LLM", answer: "Completion", params: "SamplingParams", timings: "Timings", screen: Screen, color: bool
+) -> None:
     if color:
         screen.err.print(legend(answer.origins), soft_wrap=True)
     is_timed = timings.decode and answer.num_decoded >= MIN_TIMED
@@ -205,7 +216,11 @@ def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: boo
         text += ", cut at the length limit"
     if answer.stop_reason is not None:
         text += f", stopped at {answer.stop_reason!r}"
-    screen.say(f"[dim]{escape(text)}, seed {answer.seed}[/dim]")
+    if params.temperature:
+        text += f", seed {answer.seed}"
+    screen.say(f"[dim]{escape(text)}[/dim]")
+    if llm.drafters and not answer.num_drafted:
+        screen.say(f"[yellow]{nothing_drafted([answer.no_draft_reason])}[/yellow]")
     if answer.num_images:
         images = f"{answer.num_images} image{'s' * (answer.num_images > 1)}, {answer.num_image_tokens} image tokens"
         parts = ("vision", "prefill", "draft", "verify", "rest")

@@ -9,9 +9,11 @@ A parameter of a command that is a dataclass of options becomes one option for e
 """
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -21,11 +23,15 @@ from rich.markup import escape
 from ..config import SpecConfig, parse
 from ..drafters.registry import usages
 from ..errors import ConfigError
+from ..system.files import read_text
+from ..vllm_options import as_flag
+from .others import TABLE, Others
 from .process import silence_loggers
-from .screen import FLAGS, Screen
+from .screen import FLAGS, Screen, duration
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
+    from ..eval.run import BenchOptions
     from ..eval.suites import Question
     from ..llm import LLM
     from ..policy import Profile
@@ -46,26 +52,34 @@ def opt(
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A typer command of a function whose parameters are options, classes of options, and the `Screen`.
+    """A typer command of a function whose parameters are options, classes of options, `Others`, and the `Screen`.
 
     Every command gets --json, --no-progress and --debug as well.
     """
     wanted = inspect.signature(function, eval_str=True).parameters
     options = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    others = list[inspect.Parameter]()
     for name, parameter in wanted.items():
         kind = parameter.annotation
-        if is_dataclass(kind):
+        if kind is Others:
+            others = [_other_option(one) for one in parameter.default.given]
+        elif is_dataclass(kind):
             hints = get_type_hints(kind, include_extras=True)
             options += [_option(one.name, hints[one.name], one) for one in fields(kind)]
         elif kind is not Screen:
             options.append(_option(name, kind, parameter.default))
     options += [_option(name, flag, False) for name, flag in FLAGS.items()]
+    own = {one.name for one in options}
+    others = [one for one in others if one.name not in own]
+    options += others
 
     def run(ctx: typer.Context, **given: Any) -> None:
         arguments: dict[str, Any] = {}
         for name, parameter in wanted.items():
             kind = parameter.annotation
-            if is_dataclass(kind):
+            if kind is Others:
+                arguments[name] = Others({one.name: given[one.name] for one in others})
+            elif is_dataclass(kind):
                 arguments[name] = parameter.annotation(**{one.name: given[one.name] for one in fields(kind)})
             else:
                 arguments[name] = ctx.obj if kind is Screen else given[name]
@@ -75,6 +89,15 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {one.name: one.annotation for one in options}
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return run
+
+
+def _other_option(name: str) -> inspect.Parameter:
+    """An option of vLLM, which the help does not show."""
+    option = TABLE[name]
+    if option.is_flag:
+        both = f"{as_flag(name)}/{as_flag(f'no_{name}')}"
+        return _option(name, bool | None, opt(None, "", short=option.short, name=both, hidden=True))
+    return _option(name, str | None, opt(None, "", short=option.short, hidden=True))
 
 
 def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:
@@ -100,6 +123,20 @@ ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="A folder, a GGUF file, a hub id, or a name that `paceline models` lists."),
 ]
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
+
+
+def token_count(text: str) -> int | None:
+    """A number of tokens, also with a unit, as vLLM reads it: 8k is 8000, 8K 8192; auto and -1: None."""
+    if text in ("auto", "-1"):
+        return None
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([kmKM]?)", text)
+    count = Fraction(found[1]) * _UNITS[found[2]] if found else Fraction(0)
+    if count < 1 or count.denominator > 1:
+        raise typer.BadParameter(f"{text!r} is no number of tokens, such as 8192, 8k or 8K")
+    return int(count)
 
 
 def seed_option() -> Any:
@@ -210,9 +247,22 @@ class LoadOptions:
     dtype: str | None = opt(
         None, "bfloat16, float16, float32 or float64; default: the checkpoint's, or float32 if the CPU lacks it.", MODEL
     )
-    max_model_len: int | None = opt(None, "Maximum tokens of prompt and answer together.", MODEL, min=1)
+    max_model_len: int | None = opt(
+        None,
+        "Maximum tokens of prompt and answer together; 8k: 8000, 8K: 8192.",
+        MODEL,
+        metavar="N",
+        parser=token_count,
+    )
+    tokenizer: str | None = opt(None, "Folder or hub id of another tokenizer.", MODEL, metavar="MODEL")
+    chat_template: str | None = opt(None, "Template of chats instead of the model's.", MODEL, metavar="FILE")
     revision: str | None = opt(None, "Branch, tag or commit of a hub id.", MODEL)
     trust_remote_code: bool = opt(False, "Run Python code that comes with the model.", MODEL)
+
+    def template(self) -> str | None:
+        """The chat template that was given, in a file or, as vLLM also takes it, as text. Raises `ConfigError`."""
+        given = self.chat_template
+        return given if given is None or "{" in given else read_text(given, "the chat template in")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,9 +280,10 @@ def open_engine(
     options: LoadOptions,
     speculation: Speculation | None = None,
     max_num_seqs: int = 1,
+    seed: int | None = None,
 ) -> "LLM":
     """An `LLM` for a model that is given by name, and pulled if necessary, or that is loaded already."""
-    speculation = speculation or Speculation()
+    speculation, template = speculation or Speculation(), options.template()
     with screen.spinner("starting"):  # importing torch takes seconds
         quieten(screen.debug)
         from ..llm import LLM
@@ -244,7 +295,7 @@ def open_engine(
         if isinstance(model, str):
             use_threads(options.threads)
             source = resolve(model, progress=progress)
-            names = ("dtype", "device", "revision", "trust_remote_code", "weights")
+            names = ("dtype", "device", "tokenizer", "revision", "trust_remote_code", "weights")
             given = {name: getattr(options, name) for name in names if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)
@@ -258,15 +309,39 @@ def open_engine(
             numerics=options.numerics,
             max_num_seqs=max_num_seqs,
             max_model_len=options.max_model_len,
+            seed=seed,
             allow_lossy=speculation.allow_lossy,
             **given,
         )
+    if template is not None:
+        from ..hf.prompts import set_chat_template
+
+        set_chat_template(llm.loaded, template)
     if speculation.profile is not None and isinstance(model, str):
         from ..tuned import check_profile
 
         for warning in check_profile(speculation.profile, llm.loaded):
             screen.err.print(f"[yellow]Warning:[/yellow] {escape(warning)}.", soft_wrap=True)
     return llm
+
+
+def announce(what: str, tokens: float, llm: "LLM", screen: Screen, more_s: float = 0.0) -> None:
+    """Say what is decoded next, and how long that takes if nothing is accepted.
+
+    tokens: of all answers, those that are decoded together counted once. more_s: seconds of what follows.
+    """
+    if not screen.json:
+        took = duration(more_s + tokens * llm.runner.pass_seconds(1))
+        screen.say(escape(f"{what}. This takes up to about {took}."))
+
+
+def announce_run(
+    questions: "list[Question]", drafters: list[str], how: "BenchOptions", llm: "LLM", screen: Screen
+) -> None:
+    """As `announce`, of plain decoding and drafters that answer the same questions in turns."""
+    what = f"{len(questions)} prompts, each answered plainly and with {', '.join(drafters)}"
+    answers = sum(len(one.turns) for one in questions) * how.repeat * (1 + len(drafters)) / how.batch
+    announce(f"{what}, up to {how.max_tokens} tokens", answers * how.max_tokens, llm, screen)
 
 
 def choose_prompts(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..outputs import Completion, StreamChunk
 
+LINE_EVERY_S = 30.0
 STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
 """The colour of a token by its `Origin`."""
 
@@ -119,16 +120,17 @@ class Screen:
             yield
 
     @contextmanager
-    def stages(self, line_every_s: float = math.inf) -> Iterator[Callable[..., None]]:
-        """A bar for each stage, fed by report(stage, done, total, text). Without a terminal: a line now and then."""
+    def stages(self) -> Iterator[Callable[..., None]]:
+        """A bar for each stage, fed by report(stage, done, total, text). Without a terminal: a line every 30 s."""
         if not self.shows_progress:
             said = time.monotonic()
 
             def say(label: str, done: int, total: int | None, text: str = "") -> None:
                 nonlocal said
-                if time.monotonic() - said >= line_every_s:
+                if time.monotonic() - said >= LINE_EVERY_S:
                     said = time.monotonic()
-                    self.say(escape(f"{label}: {done} of {total}, {text}"))
+                    parts = f"{label}: {done}", f" of {total}" if total else "", f", {text}" if text else ""
+                    self.say(escape("".join(parts)))
 
             yield say
             return
@@ -156,6 +158,14 @@ class Screen:
                 bars(labels.get(stage, stage), done // unit, total and total // unit, name)
 
             yield report
+
+
+def duration(seconds: float) -> str:
+    """A rough time, rounded up: "20 seconds", "3 minutes", "2 hours"."""
+    for unit, size in (("hour", 3600), ("minute", 60)):
+        if seconds > 1.5 * size:
+            return f"{math.ceil(seconds / size)} {unit}s"
+    return f"{max(10, 10 * math.ceil(seconds / 10))} seconds"
 
 
 def number(value: float | None, form: str = ".2f", unit: str = "") -> str:
@@ -194,6 +204,12 @@ class Painter:
         """The text that this chunk, or a whole answer, completes."""
         pieces = self._text.pieces(chunk.token_ids, chunk.finish_reason is not None)
         return Text.assemble(*zip(pieces, map(STYLES.__getitem__, chunk.origins), strict=True))
+
+
+def nothing_drafted(reasons: Iterable[str | None]) -> str:
+    """That no answer has a draft, with the known reasons, the most frequent first."""
+    known = [reason for reason, _ in Counter(filter(None, reasons)).most_common()]
+    return f"nothing was drafted: {'; '.join(known)}" if known else "nothing was drafted"
 
 
 def legend(origins: Iterable[str]) -> Text:

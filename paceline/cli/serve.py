@@ -13,8 +13,12 @@ from rich.markup import escape
 
 from ..drafters.registry import spec_class
 from ..errors import ConfigError
-from ..system.files import read_text
+from ..other_names import OPTIONS
+from ..schema import meant, validate
+from ..system.files import parse_json, read_text
+from ..vllm_options import as_flag
 from .options import ModelArgument, ModelOptions, Speculation, SpeculationOptions, command, open_engine, opt
+from .others import SERVING, Others
 from .screen import Screen
 from .serve_vllm import EngineOptions, VllmCommand, check_engine, vllm_command
 
@@ -41,12 +45,14 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     if not isinstance(given, dict):
         raise ConfigError(f"{path} has no options", got=type(given).__name__, expected="lines such as port: 8000")
     options = {str(one.name): one for one in ctx.command.params if one.name not in ("config", "help")}
+    shown = sorted(name for name, one in options.items() if not getattr(one, "hidden", False))
     ctx.default_map = {}
     for key, value in given.items():
         name = str(key).replace("-", "_")
         if name not in options:
-            known = ", ".join(sorted(options))
-            raise ConfigError(f"{path} has an option that {ctx.command.name} does not have", got=key, expected=known)
+            what = f"{path} has an option that {ctx.command.name} does not have"
+            fix = OPTIONS.get(as_flag(name)) or meant(name, list(options))
+            raise ConfigError(what, got=key, expected=", ".join(shown), fix=fix)
         is_many = getattr(options[name], "multiple", False)
         if isinstance(value, list) and not is_many:
             raise ConfigError(f"{path} gives {key} more than once", got=value, expected="one value")
@@ -59,6 +65,11 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 def _as_word(value: object) -> object:
     """The value as on the command line."""
     return value if isinstance(value, bool) else json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _object(text: str | None, option: str) -> dict[str, Any]:
+    """The JSON object of an option. Raises `ConfigError`."""
+    return {} if text is None else validate(dict[str, Any], parse_json(text, option), option)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +152,16 @@ class ServerOptions(ListenOptions):
     prefix_cache_bytes: int | None = opt(
         None, "Memory of the prefix cache; default: 1 GiB; 0: off.", SERVER, min=0, metavar="N"
     )
+    seed: int | None = opt(None, "For the seeds of requests that have none; random by default.", _OUTPUT)
+    generation_config: Literal["auto", "vllm"] = opt(
+        "auto", "vllm: do not take sampling defaults from generation_config.json.", _OUTPUT
+    )
+    override_generation_config: str | None = opt(
+        None, 'Sampling defaults of requests: {"temperature": 0.5}.', _OUTPUT, metavar="JSON"
+    )
+    default_chat_template_kwargs: str | None = opt(
+        None, 'Variables of the template: {"enable_thinking": false}.', _OUTPUT, metavar="JSON"
+    )
     allow_origin: list[str] | None = opt(
         None, "Origin whose pages may call the server from a browser; repeatable.", _ACCESS, metavar="URL"
     )
@@ -160,6 +181,22 @@ class ServerOptions(ListenOptions):
         None, "OpenTelemetry collector for a span per request: http://localhost:4318/v1/traces.", _OUTPUT, metavar="URL"
     )
 
+    def answering(self) -> dict[str, Any]:
+        """Fields of `Settings`: the defaults of requests. Raises `ConfigError`."""
+        from ..core.request import SamplingParams
+        from ..server.service import DEFAULTS
+
+        sampling = _object(self.override_generation_config, "--override-generation-config")
+        if unknown := [name for name in sampling if name not in DEFAULTS]:
+            expected = ", ".join(DEFAULTS)
+            raise ConfigError("--override-generation-config has other keys", got=", ".join(unknown), expected=expected)
+        SamplingParams(**sampling)
+        return {
+            "takes_model_defaults": self.generation_config == "auto",
+            "defaults": sampling,
+            "chat_template_kwargs": _object(self.default_chat_template_kwargs, "--default-chat-template-kwargs"),
+        }
+
     def name_of(self, model: str) -> str:
         """The name of the model in requests."""
         return self.served_model_name or (Path(model).name if Path(model).is_dir() else model)
@@ -173,6 +210,7 @@ def serve(
     speculation: SpeculationOptions,
     loading: ModelOptions,
     screen: Screen,
+    others: Others = SERVING,
     more: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="With --engine vllm: further options of vLLM.")
     ] = None,
@@ -187,20 +225,23 @@ def serve(
 
     Example:  paceline serve ORG/MODEL --engine vllm --tensor-parallel-size 4 --drafter lookup -k 4 --print
     """
-    check_engine(engine, more or ())
     joined = None if speculation.drafter is None else ["+".join(speculation.drafter)]
     speculation = replace(speculation, drafter=joined)
     if engine.engine == "vllm":
-        _run(vllm_command(model, engine, server, speculation, loading, more or ()), engine.only_print, screen)
+        vllm = vllm_command(model, engine, server, speculation, loading, others, more or ())
+        _run(vllm, engine.only_print, screen)
         return
+    settled = check_engine(engine, others, more or ()).applied("serve", screen, server, loading)
+    server, loading = cast("tuple[ServerOptions, ModelOptions]", settled)
     chosen = speculation.choose("lookup")
     taken = server.bind("serve", screen)
+    answering = server.answering()
     tracer = None
     if server.otlp_traces_endpoint is not None:
         from ..server.tracing import Tracer
 
         tracer = Tracer(server.otlp_traces_endpoint)
-    llm = open_engine(model, screen, loading, _predicting(chosen), server.max_num_seqs or 8)
+    llm = open_engine(model, screen, loading, _predicting(chosen), server.max_num_seqs or 8, server.seed)
     from ..async_llm import AsyncLLM
     from ..hf.images import ImageLimits
     from ..server.app import make_app
@@ -216,6 +257,7 @@ def serve(
         return_metrics=server.return_metrics,
         tracer=tracer,
         return_provenance=server.return_provenance,
+        **answering,
     )
     served = AsyncLLM(llm, max_waiting=server.max_waiting, prefix_cache_bytes=server.prefix_cache_bytes)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..config import EngineFlags, engine_flags
 from ..errors import ConfigError
 from .options import ModelOptions, SpeculationOptions, opt
+from .others import TABLE, Others
 
 if TYPE_CHECKING:
     from .serve import ServerOptions
@@ -28,6 +29,12 @@ SAME = {
     "max_model_len": "--max-model-len",
     "dtype": "--dtype",
     "revision": "--revision",
+    "tokenizer": "--tokenizer",
+    "chat_template": "--chat-template",
+    "seed": "--seed",
+    "generation_config": "--generation-config",
+    "override_generation_config": "--override-generation-config",
+    "default_chat_template_kwargs": "--default-chat-template-kwargs",
     "trust_remote_code": "--trust-remote-code",
     "allow_origin": "--allowed-origins",
     "allow_image_hosts": "--allowed-media-domains",
@@ -63,11 +70,13 @@ class EngineOptions:
     engine: Literal["paceline", "vllm"] = opt(
         "paceline", "vllm: run `vllm serve`; options after -- are passed to it unchanged.", _ENGINE
     )
-    tensor_parallel_size: int | None = opt(None, "Devices that share each layer (vLLM).", _ENGINE, metavar="N", min=1)
-    pipeline_parallel_size: int | None = opt(
-        None, "Groups of layers, each on devices of its own (vLLM).", _ENGINE, metavar="N", min=1
+    tensor_parallel_size: int | None = opt(
+        None, "Devices that share each layer (vLLM).", _ENGINE, "-tp", metavar="N", min=1
     )
-    data_parallel_size: int | None = opt(None, "Copies of the model (vLLM).", _ENGINE, metavar="N", min=1)
+    pipeline_parallel_size: int | None = opt(
+        None, "Groups of layers, each on devices of its own (vLLM).", _ENGINE, "-pp", metavar="N", min=1
+    )
+    data_parallel_size: int | None = opt(None, "Copies of the model (vLLM).", _ENGINE, "-dp", metavar="N", min=1)
     nnodes: int = opt(1, "Hosts; several are joined by Ray (vLLM).", _ENGINE, metavar="N", min=1)
     only_print: bool = opt(False, "Print the command of vLLM and start nothing.", _ENGINE, name="--print")
 
@@ -100,12 +109,11 @@ class VllmCommand:
         os.execve(program, self.words, {**os.environ, **self.environment})
 
 
-def check_engine(options: EngineOptions, more: Sequence[str]) -> None:
-    """Raise `ConfigError` for options of vLLM where Paceline's engine serves."""
-    given = [name for name in _given(options) if name != "engine"]
-    if options.engine != "vllm" and (given or more):
-        named = [_option(name) for name in given] + list(more)
-        raise ConfigError("these are options of vLLM", got=" ".join(named), fix="add --engine vllm")
+def check_engine(options: EngineOptions, others: Others, more: Sequence[str]) -> Others:
+    """Options of vLLM for Paceline's engine to settle. Raises `ConfigError` for those that only vLLM can read."""
+    if only := [*(["--print"] if options.only_print else []), *more]:
+        raise ConfigError("these are options of vLLM", got=" ".join(only), fix="add --engine vllm")
+    return Others({**others.given, **{name: value for name, value in _given(options).items() if name in TABLE}})
 
 
 def vllm_command(
@@ -114,9 +122,10 @@ def vllm_command(
     server: "ServerOptions",
     speculation: SpeculationOptions,
     loading: ModelOptions,
+    others: Others,
     more: Sequence[str] = (),
 ) -> VllmCommand:
-    """The command for these options. more: added unchanged. Raises `ConfigError` for what vLLM does not have."""
+    """The command for these options; others and more are added. Raises `ConfigError` for what vLLM does not have."""
     given = _given(server) | _given(loading) | _given(options) | _given(speculation)
     for name, instead in MISSING.items():
         if name in given and given[name] != "fixed":  # the policy that vLLM has
@@ -146,7 +155,7 @@ def vllm_command(
         remarks.append("vLLM drafts equally many tokens in every round, whether they pay or not.")
     remarks += [f"Drafts: {flags.remark}."] if flags.remark else []
     ray, spread = _hosts(options)
-    return VllmCommand([*words, *shlex.split(flags.flags), *spread, *more], environment, remarks, ray)
+    return VllmCommand([*words, *shlex.split(flags.flags), *spread, *others.words(), *more], environment, remarks, ray)
 
 
 def _drafting(model: str, options: SpeculationOptions) -> EngineFlags:

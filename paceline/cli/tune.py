@@ -18,12 +18,13 @@ from .options import (
     ModelArgument,
     ModelOptions,
     Speculation,
+    announce_run,
     choose_prompts,
     command,
     open_engine,
     opt,
 )
-from .screen import Screen, table_of
+from .screen import Screen, nothing_drafted, table_of
 
 if TYPE_CHECKING:
     from ..config import SpecConfig
@@ -79,6 +80,7 @@ def tune(
                 configs = candidates_of(None, [head.name for head in heads_for(plain.loaded.fingerprint)])
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
             how = BenchOptions(**vars(answers))
+            announce_run(chosen, [one.name for one in configs], how, plain, screen)
             with screen.stages() as progress:
                 candidates = measure(configs, llms, chosen, how, progress)
         except KeyboardInterrupt:
@@ -131,6 +133,9 @@ def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: P
     for row, one in zip(table.rows, candidates, strict=True):
         row.style = "bold" if one.overall.pays else None
     screen.out.print(table)
+    for one in candidates:
+        if not one.share_drafted:
+            screen.print(f"[yellow]{escape(one.config.name)}:[/yellow] {nothing_drafted(one.no_draft_reasons)}")
     for index, line in enumerate(tuned.words):
         screen.print(f"[bold]{escape(line)}[/bold]" if index == 0 else escape(line))
     screen.out.print("\nThe same choice elsewhere:")

@@ -17,6 +17,9 @@ from .outputs import Round, TargetDistribution, Walk
 from .request import Sequence
 from .vision import PromptImage
 
+NOTHING_PROPOSED = "the drafter found nothing to propose"
+"""Why an answer has no draft, see `DraftPolicy.no_draft_reason`."""
+
 
 @dataclass(frozen=True)
 class DraftBudget:
@@ -234,16 +237,19 @@ class Drafter(ABC):
 
     A drafter may propose nothing (a tree of roots): the round is then a plain decoding step. A sequence may be new, or
     may have had rounds that this drafter did not draft for; everything it needs is in `token_ids`.
+    Where it lacks memory or a file it raises: the round goes on without a draft, after `release`.
 
     name: the drafter's name in results.
     info: its properties, which may change when it is bound.
     banned_token_ids: the tokens that it must not draft; set by `bind`.
+    has_lacked: whether memory or a file failed it once; set by the loop, which went on without its draft.
     """
 
     name: ClassVar[str]
     info: DrafterInfo = DrafterInfo()
     bound_to: TargetView | None = None  # set by `bind_once`
     banned_token_ids: frozenset[int] = frozenset()
+    has_lacked: bool = False
 
     def bind(self, target: TargetView, verifier: "Verifier") -> None:
         """Prepare to draft for a target and a verifier. Raises if the drafter cannot work with them."""
@@ -321,6 +327,10 @@ class DraftPolicy(ABC):
 
     def observe(self, seq: Sequence, record: Round) -> None:
         """Learn from the record of a round."""
+
+    def no_draft_reason(self, seq: Sequence) -> str | None:
+        """Why it has let no drafter draft for this sequence, in words; None if it does not know."""
+        return None
 
     def release(self, slots: Seq[int]) -> None:
         """Drop the state of these slots; harmless for unknown slots."""

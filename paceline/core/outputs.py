@@ -38,10 +38,10 @@ class TargetDistribution:
         picked = self.scores.flatten(0, 1).index_select(0, index.to(self.scores.device))
         return picked if self.process is None else self.process(picked, rows, nodes)
 
-    def error(self, row: int, node: int, position: int) -> Exception:
-        """Why this node has no distribution. position: that of the token after the node."""
+    def error(self, row: int, node: int, number: int) -> Exception:
+        """Why this node has no distribution. number: that of the token after the node in its answer, from 1."""
         return self.errors.get((row, node)) or NumericsError(
-            f"the target's scores give no distribution at row {row}, node {node}, position {position}",
+            f"the target's scores give no distribution (at token {number} of the answer)",
             got="NaN, +inf, or -inf for every token",
             expected="at least one finite score and no NaN",
             fix="check that the model's logits are finite and that the processors leave a token allowed",

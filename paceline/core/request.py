@@ -21,6 +21,9 @@ from .vision import VisionPrompt
 MAX_ANSWERS = 4096
 """The most answers to one prompt. Each has its own state and copy of the prompt's tokens from the start."""
 
+SEED_BITS = 32
+"""Of a seed that is drawn at random: short enough to be typed again."""
+
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(token ids so far [1, length], scores [1, V]) -> scores [1, V]: the convention of transformers.
 
@@ -163,7 +166,10 @@ def params_of(given: object, count: int, default: SamplingParams | None = None) 
 
 
 class Logprob(NamedTuple):
-    """The natural-log probability of one token, its rank (1 is the most probable) and its text, as in vLLM."""
+    """The natural-log probability of one token, its rank (1 is the most probable) and its text, as in vLLM.
+
+    The text of bytes that are no UTF-8, such as half a character, is written `bytes:\\xf0\\x9f`, as in the OpenAI API.
+    """
 
     logprob: float
     rank: int
@@ -226,6 +232,8 @@ class Sequence:
     rounds: list[Round] = field(default_factory=list[Round])
     finish_reason: str | None = None  # "stop" or "length"; "abort" where its request was aborted
     stop_reason: str | int | None = None  # the stop string or token id that ended it; None for end of text
+    had_budget: bool = False  # whether a drafter was asked to draft for it
+    no_draft_reason: str | None = None  # once it has ended without a single draft, if the reason is known
     error: Exception | None = None  # why this sequence cannot continue
     timings: Timings = field(default_factory=Timings)  # those of the request, shared by its answers
 

@@ -33,7 +33,7 @@ class StructuredOutputsParams:
     json_object: bool | None = None  # True: any JSON object
     disable_any_whitespace: bool = False  # JSON without whitespace between its tokens
     disable_additional_properties: bool = False  # for objects whose schema says nothing about them
-    whitespace_pattern: Text | None = None  # a regex of the whitespace that JSON may have
+    whitespace_pattern: Text | None = None  # a regex of the whitespace between parts of JSON; None: at most one space
 
     def __post_init__(self) -> None:
         forms = [name for name in FORMS if getattr(self, name) not in (None, False)]

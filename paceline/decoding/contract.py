@@ -1,7 +1,12 @@
-"""The contract of drafters, checked in each round: a bad draft is an error that names the drafter."""
+"""The contract of drafters, checked in each round: a bad draft is an error that names the drafter.
 
-from collections.abc import Collection
+A drafter that only lacks memory or a file is no error: the answer goes on without its draft.
+"""
+
+import logging
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,25 +16,57 @@ from ..core.draft import Draft, Law
 from ..core.interfaces import DraftBudget, Drafter
 from ..core.request import Sequence
 from ..core.tree import TokenTree
-from ..errors import DraftError, PacelineError
+from ..errors import CacheFull, DraftError, PacelineError
+
+_log = logging.getLogger(__name__)
+_LACKS = (CacheFull, MemoryError, torch.OutOfMemoryError, OSError)
+_OF_TORCH = ("DefaultCPUAllocator", "_ALLOC_FAILED", "out of memory")  # in errors without a class of their own
+
+
+@contextmanager
+def spared(drafter: Drafter, seqs: Seq[Sequence]) -> Iterator[None]:
+    """End the body where memory or a file fails the drafter, which then forgets these sequences.
+
+    So there is no draft in this round; in the next one it begins again with their texts. Any other error is raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _lacks(error):
+            raise
+        level = logging.DEBUG if drafter.has_lacked else logging.WARNING
+        _log.log(level, "%s cannot draft now, and answers go on without it: %s", _name(drafter), error)
+        drafter.has_lacked = True
+        drafter.release([seq.slot for seq in seqs])
+
+
+def _lacks(error: Exception) -> bool:
+    """Whether an error tells of missing memory or files, not of a fault of the drafter."""
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_TORCH):
+        return True
+    return isinstance(error, _LACKS)
 
 
 def call(drafter: Drafter, method: str, seqs: Seq[Sequence], *given: Any) -> Any:
     """Call a method of a drafter and convert its exceptions to a `DraftError` that names the drafter.
 
-    Paceline's own errors and out-of-memory errors are passed on unchanged. Raises `DraftError` if a text got longer or
-    shorter.
+    Paceline's own errors, and those that `spared` knows, are passed on unchanged. Raises `DraftError` if a text got
+    longer or shorter.
     """
-    ends = _ends(seqs)
+    ends, made, failed = _ends(seqs), None, None
     try:
         made = getattr(drafter, method)(tuple(seqs), *given)
-    except (PacelineError, MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
-        raise DraftError(f"{_name(drafter)} failed in {method}()", got=f"{type(error).__name__}: {error}") from error
+        if not isinstance(error, PacelineError) and not _lacks(error):
+            what = f"{_name(drafter)} failed in {method}()"
+            raise DraftError(what, got=f"{type(error).__name__}: {error}") from error
+        failed = error
     if _ends(seqs) != ends:
         what = f"{_name(drafter)} changed the tokens of a sequence in {method}()"
-        raise DraftError(what, expected="token_ids as they were", fix="draft on a copy: [*seq.token_ids]")
+        fix = "draft on a copy: [*seq.token_ids]"
+        raise DraftError(what, expected="token_ids as they were", fix=fix) from failed
+    if failed is not None:
+        raise failed
     return made
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
+from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
 from ..core.outputs import Origin, Round, TargetDistribution, Timings, Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
@@ -18,7 +18,7 @@ from ..sampling.distribution import target_distribution
 from ..sampling.scores import token_logprob
 from ..system.hardware import one_thread
 from . import first_pass
-from .contract import call, check_contract
+from .contract import call, check_contract, spared
 from .forbidden import without_forbidden
 
 
@@ -116,7 +116,7 @@ class SpeculativeDecoder:
         """
         self.runner.states.kept = self.drafter.info.reads_states  # decoders with other drafters may share the runner
         begin = time.perf_counter()
-        budgets = [self._cut(seq, budget) for seq, budget in zip(seqs, self.policy.budgets(seqs), strict=True)]
+        budgets = self._budgets(seqs)
         draft = self._propose(seqs, budgets)
         drafted = time.perf_counter()
         # one target pass over candidates and probes, and over deferred tokens of prompts
@@ -140,19 +140,33 @@ class SpeculativeDecoder:
                 if record.with_prompt:  # requests with the same prompt may use it from now on
                     self.runner.keep_prefix(seq.slot, seq.token_ids, seq.vision)
                 self.policy.observe(seq, record)
-            call(self.drafter, "observe", seqs, draft, logits, walks)
+                if seq.is_finished:
+                    seq.no_draft_reason = self._no_draft_reason(seq)
+            with spared(self.drafter, seqs):
+                call(self.drafter, "observe", seqs, draft, logits, walks)
         rest = seconds[2] + time.perf_counter() - appended
         for timings in {id(one): one for one in (self.timings, *(seq.timings for seq in seqs))}.values():
             timings.add_round(prefill_s, *seconds[:2], rest)
 
+    def _budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        """The policy's budgets, cut; none where the drafter cannot say what it could draft."""
+        budgets = [DraftBudget(0, 0)] * len(seqs)
+        with spared(self.drafter, seqs):
+            budgets = self.policy.budgets(seqs)
+        return [self._cut(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+
     def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
-        """The drafter's draft, checked and without tokens that grammars forbid; empty if no row may draft."""
-        if not any(budget.depth for budget in budgets):
-            return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.drafter.name)
-        draft: Draft = call(self.drafter, "propose", seqs, tuple(budgets))
-        vocab_size, banned_token_ids = self._known
-        check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
-        return without_forbidden(draft, seqs)
+        """The drafter's draft, checked and without tokens that grammars forbid.
+
+        Empty if no row may draft, or if the drafter cannot.
+        """
+        if any(budget.depth for budget in budgets):
+            with spared(self.drafter, seqs):
+                draft: Draft = call(self.drafter, "propose", seqs, tuple(budgets))
+                vocab_size, banned_token_ids = self._known
+                check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
+                return without_forbidden(draft, seqs)
+        return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.drafter.name)
 
     def _cut(self, seq: Sequence, budget: DraftBudget) -> DraftBudget:
         """The policy's budget, limited by the cache, the request, and the tokens that may still be emitted.
@@ -165,7 +179,14 @@ class SpeculativeDecoder:
         must_wait = seq.has_deferred_tokens and not self.drafter.info.member(budget.drafter_index).drafts_during_prefill
         most = min(budget.depth, budget.nodes, seq.remaining - 1, room, seq.params.most_drafted)
         depth = 0 if must_wait else max(0, most)
+        seq.had_budget |= depth > 0
         return budget if depth == budget.depth > 0 else replace(budget, depth=depth, nodes=budget.nodes if depth else 0)
+
+    def _no_draft_reason(self, seq: Sequence) -> str | None:
+        """Why nothing was drafted for a sequence; None where something was, or the reason is not known."""
+        if any(record.num_nodes for record in seq.rounds):
+            return None
+        return NOTHING_PROPOSED if seq.had_budget else self.policy.no_draft_reason(seq)
 
 
 def _append(
@@ -182,7 +203,7 @@ def _append(
     emitted = [(token_ids[row][node], Origin.DRAFTED, draft.source_of(row)) for node in walk.path]
     if walk.next_token >= 0:
         emitted.append((walk.next_token, last, ""))
-    nodes, position, k = [0, *walk.path], len(seq.token_ids) + len(walk.path), seq.params.logprobs
+    nodes, number, k = [0, *walk.path], seq.num_output + len(walk.path) + 1, seq.params.logprobs
     try:
         for parent, (token, origin, source) in zip(nodes, emitted, strict=False):
             logprob = None if k is None else token_logprob(logits[row, parent], token, k)
@@ -190,7 +211,7 @@ def _append(
                 break
         else:
             if walk.next_token < 0:
-                seq.error = distribution.error(row, nodes[-1], position)
+                seq.error = distribution.error(row, nodes[-1], number)
     except Exception as error:  # of this sequence alone: a stop string, a grammar, a processor
         seq.error = error
     return seq.num_output - before

@@ -13,6 +13,7 @@ from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
 from ..decoding import SpeculativeDecoder
+from ..errors import NumericsError
 from ..runner import ModelRunner
 from ..sampling.draft_sampler import DraftSampler, confidence
 from ..sampling.scores import before_banned
@@ -54,9 +55,19 @@ class _Row:
     path: list[int] = field(default_factory=list[int])
     is_open: bool = True
 
-    def append(self, token: int) -> bool:
-        """Append a drafted token. Returns whether a phrase has it too, so that the pass also gives the next token."""
+    def append(self, token: int, confidence: float | None, q: Tensor | None) -> bool:
+        """Append a drafted token. Returns whether a phrase has it too, so that the pass also gives the next token.
+
+        token: -1 where the model gave no distribution, which ends the draft.
+        """
+        if token < 0:
+            self.is_open = False
+            return False
         self.tokens.append(token)
+        if confidence is not None:
+            self.confidences.append(confidence)
+        if q is not None:
+            self.probs.append(q)
         should_continue = self.budget.should_continue
         if len(self.tokens) >= self.budget.depth or self.seq.would_end(token, len(self.tokens)):
             self.is_open = False
@@ -127,13 +138,10 @@ class Chains:
                 where = torch.tensor([pending, [row.path[-1] for row in here]], device=logits.device)
                 own = self.logits(logits[where[0], where[1]])
                 tokens, q = self.sampler.sample(own, [row.seq for row in here], [len(row.tokens) for row in here])
-                found = confidence(own, tokens).tolist() if needs_confidence else []
-                for i, row in enumerate(here):
-                    row.confidences += found[i : i + 1]
-                    if q is not None:
-                        row.probs.append(q[i])
-                drawn = zip(pending, tokens.tolist(), strict=True)
-                pending = [i for i, token in drawn if active[i].append(token)]
+                found = confidence(own, tokens.clamp(min=0)).tolist() if needs_confidence else [None] * len(here)
+                laws = [None] * len(here) if q is None else [*q]
+                drawn = zip(pending, tokens.tolist(), found, laws, strict=True)
+                pending = [i for i, token, sure, law in drawn if active[i].append(token, sure, law)]
             runner.commit(slots, [row.path[1:] for row in active])
             active = [row for row in active if row.is_open]
             for row in active:
@@ -173,10 +181,10 @@ class Chains:
                     answer.has_deferred_tokens = len(feed) > 1
                 else:
                     runner.extend_cache(seq.slot, feed[:-1])
-        while active := [answer for answer in answers.values() if not answer.is_finished]:
+        while active := [one for one in answers.values() if not one.is_finished and one.error is None]:
             decoder.step(active)
             for answer in active:
-                if answer.error is not None:
+                if answer.error is not None and not isinstance(answer.error, NumericsError):  # that one ends the draft
                     raise answer.error
         banned, drafted = self.sampler.banned_token_ids, [list[int]() for _ in seqs]
         for row, answer in answers.items():

@@ -17,6 +17,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..decoding.contract import spared
 from ..errors import ConfigError
 from ..schema import Many, checked, checked_call
 from .registry import DrafterSpec
@@ -66,10 +67,13 @@ class Choose(Drafter):
         self.info = self._info()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        return [
-            replace(member.draft_options(seq)[0], source=label) if _may(label, seq) else DraftOptions(label, hint=-1)
-            for member, label in zip(self.members, self.labels, strict=True)
-        ]
+        return [self._options(*one, seq) for one in zip(self.members, self.labels, strict=True)]
+
+    def _options(self, member: Drafter, label: str, seq: Sequence) -> DraftOptions:
+        if _may(label, seq):
+            with spared(member, [seq]):
+                return replace(member.draft_options(seq)[0], source=label)
+        return DraftOptions(label, hint=-1)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         found: dict[str, tuple[float, float]] = {}
@@ -78,7 +82,7 @@ class Choose(Drafter):
         return found
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Each row by the member its budget names; rows of depth 0 stay empty."""
+        """Each row by the member its budget names; others stay empty, also those of one that cannot draft."""
         parts: list[_Part | None] = [None] * len(seqs)
         for drafter_index, (member, label) in enumerate(zip(self.members, self.labels, strict=True)):
             rows = [
@@ -86,18 +90,20 @@ class Choose(Drafter):
                 for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True))
                 if budget.drafter_index == drafter_index and budget.depth > 0 and _may(label, seq)
             ]
+            own = [seqs[row] for row in rows]
             if rows:
-                made = member.propose([seqs[row] for row in rows], [budgets[row] for row in rows])
-                made = replace(made, source=label, sources=None)
-                for place, row in enumerate(rows):
-                    parts[row] = made, place
+                with spared(member, own):
+                    made = replace(member.propose(own, [budgets[row] for row in rows]), source=label, sources=None)
+                    for place, row in enumerate(rows):
+                        parts[row] = made, place
         empty = Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
         return _merged([part or (empty, row) for row, part in enumerate(parts)])
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Every member sees every row, also those of the others: that is how it stays in step."""
         for member in self.members:
-            member.observe(seqs, draft, logits, walks)
+            with spared(member, seqs):
+                member.observe(seqs, draft, logits, walks)
 
     def release(self, slots: Seq[int]) -> None:
         for member in self.members:

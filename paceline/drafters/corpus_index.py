@@ -54,11 +54,12 @@ class IndexInfo:
 class CorpusIndex:
     """The continuations of a corpus (`suffix_automaton.Continuations`). A context's state is the places after it.
 
-    Raises `ConfigError` for a folder that is not an index, or is damaged.
+    Raises `ConfigError` for a folder that is not an index, or is damaged; its methods raise OSError once a file has
+    changed.
     """
 
     def __init__(self, folder: str | PathLike[str]):
-        self.folder = Path(folder)
+        self.folder, self._files = Path(folder), dict[Path, tuple[int, ...]]()  # as they were when they were opened
         about = self.folder / _ABOUT
         if not exists(about):
             raise ConfigError(f"no corpus index at {str(folder)!r}", expected=f"a folder with {_ABOUT}", fix=_MAKE)
@@ -86,6 +87,7 @@ class CorpusIndex:
 
         A suffix occurs only if all shorter ones do, so its length is found by binary search too.
         """
+        self._check()
         whole = np.array(tokens[-MAX_CONTEXT:], ">u4").tobytes()
         low, high = at_least - 1, min(MAX_CONTEXT, len(tokens))
         middle = at_least
@@ -102,12 +104,14 @@ class CorpusIndex:
 
     def following(self, context: Context) -> tuple[int, list[tuple[int, int]]]:
         """See `Continuations`; of more than 1024 occurrences evenly spaced ones are counted."""
+        self._check()
         tokens, counts = np.unique(self._tokens[context.state], return_counts=True)
         found = {token: count for token, count in zip(tokens.tolist(), counts.tolist(), strict=True)}
         found.pop(SEPARATOR, None)
         return sum(found.values()), sorted(found.items(), key=lambda one: -one[1])[:TOP_K]
 
     def step(self, context: Context, token: int) -> Context:
+        self._check()
         return Context(context.state[self._tokens[context.state] == token] + 1, context.length + 1)
 
     def _places(self, wanted: bytes, at_most: int) -> NDArray[np.int64]:
@@ -123,16 +127,27 @@ class CorpusIndex:
     def _beginning(self, place: int, length: int) -> bytes:
         return bytes(self._bytes[4 * int(place) : 4 * int(place) + length])
 
+    def _check(self) -> None:
+        """Raise OSError if a file has changed since: what is mapped then is no index, and may end the process."""
+        if any(_state(path) != then for path, then in self._files.items()):
+            raise OSError(f"the corpus index {str(self.folder)!r} was changed while it was in use")
+
     def _damaged(self, got: str, expected: str) -> ConfigError:
         fix = f"remove the folder; {_MAKE}"
         return ConfigError(f"the corpus index {str(self.folder)!r} is not whole", got=got, expected=expected, fix=fix)
 
     def _mapped(self, name: str, count: int) -> Ids:
-        path = self.folder / name
+        path = (self.folder / name).absolute()
         size = path.stat().st_size if exists(path) else 0
         if count < 1 or size != 4 * count:
             raise self._damaged(f"{name} of {size:,} bytes", f"{4 * count:,} bytes")
+        self._files[path] = _state(path)
         return np.asarray(np.memmap(path, dtype="<u4", mode="r"))
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def write_index(

@@ -178,9 +178,10 @@ class NativeLayer:
     def _extend_tables(self, length: int) -> None:
         """Make the tables of cosines and sines [P, d] hold at least all positions below `length`."""
         if length > self._max_length:
-            self._max_length, self._tables = 2 * length + 512, Pointers()
-            tables = self._head.rotation(torch.arange(self._max_length)[None])
-            self._cos, self._sin = (self._tables.tensors([table[0, 0].contiguous()]) for table in tables)
+            most, held = 2 * length + 512, Pointers()
+            tables = self._head.rotation(torch.arange(most)[None])
+            cos, sin = (held.tensors([table[0, 0].contiguous()]) for table in tables)
+            self._max_length, self._tables, self._cos, self._sin = most, held, cos, sin  # together, should memory end
 
     def _matrix(self, linear: nn.Module) -> Any:
         assert isinstance(linear, Packed)

@@ -8,7 +8,9 @@
 The answer is the target's in any case; only the acceptance depends on the choice.
 """
 
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 
@@ -17,11 +19,12 @@ import torch
 from ..core.interfaces import TargetView
 from ..core.request import Sequence
 from ..core.vision import PromptImage, VisionPrompt
-from ..errors import ConfigError, IncompatibleModels
+from ..errors import ConfigError, IncompatibleModels, PacelineError
 from ..hf.image_prompts import read_chat, text_prompt, with_positions
 from ..hf.vision import BoundedCache, Features, Vision
 from ..runner import LoadedModel, ModelRunner
 
+_log = logging.getLogger(__name__)
 VisionMode: TypeAlias = Literal["own", "shared", "none"]
 _Own: TypeAlias = tuple[list[int], PromptImage]
 """The draft's tokens for an image, and the image with its places in them."""
@@ -69,7 +72,10 @@ class TextOnly(DraftVision):
 
 @final
 class OwnTower(DraftVision):
-    """Processes every image again from its source, with the draft's own processor."""
+    """Processes every image again from its source, with the draft's own processor.
+
+    Where that fails, the draft reads the text alone.
+    """
 
     def __init__(self, target: TargetView, loaded: LoadedModel):
         super().__init__(target, loaded)
@@ -89,8 +95,15 @@ class OwnTower(DraftVision):
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
         if seq.vision is None or not seq.vision.images:
             return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
+        try:
+            return self._seeing(seq, seq.vision.images)
+        except PacelineError as error:
+            _log.warning("the draft %s reads a prompt without its images: %s", self.loaded.name, error)
+            return TextOnly(self.target, self.loaded).read(seq, draft)
+
+    def _seeing(self, seq: Sequence, given: Seq[PromptImage]) -> DraftPrompt:
         ids, images, end = list[int](), list[PromptImage](), 0
-        for image in seq.vision.images:
+        for image in given:
             ids += seq.prompt_ids[end : image.start]
             span, own = self._processed(image)
             images.append(replace(own, places=tuple(len(ids) + place for place in own.places)))

@@ -254,7 +254,7 @@ def from_short_name(name: str) -> dict[str, object]:
         rest = rest.removeprefix("model:")
     if (method not in methods() and not (word == "head" and colon)) or method == "choose":
         known = [*_ALIASES, *methods(), "head:", "model:"]
-        raise ConfigError(f"unknown drafter {name!r}", expected=f"one of {usages()}", fix=meant(name, known))
+        raise ConfigError(f"unknown drafter {name!r}", expected=f"one of {usages()}", fix=meant(word + colon, known))
     if colon and not rest:
         raise ConfigError(
             "nothing follows the colon", got=repr(name), expected=_HEAD if word == "head" else usage(method)

@@ -6,8 +6,8 @@ from typing import Any, final
 
 from ..core.interfaces import ModelFacts
 from ..errors import IncompatibleModels
+from ..sampling.pieces import BYTE, Pieces
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PARTS = re.compile("[\udc80-\udcff]|[^\udc80-\udcff]+")
 _PLAIN = "The quick brown fox jumps over the lazy dog"
 
@@ -25,24 +25,21 @@ class Spelling:
     def __init__(self, model: ModelFacts):
         self._tokenizer = model.tokenizer
         added: Mapping[int, Any] = getattr(self._tokenizer, "added_tokens_decoder", {})
-        special = {*self._tokenizer.all_special_ids, *(index for index, one in added.items() if one.special)}
         names = {index: one.content.encode() for index, one in added.items()}
         vocab: dict[str, int] = self._tokenizer.get_vocab()
-        for spell in (_of_byte_level, _of_sentencepiece):
-            found = {index: spell(token) for token, index in vocab.items()} | names
-            self.pieces = [found.get(index, b"") for index in range(model.vocab_size)]
-            if self.join(self._ids(_PLAIN)).removeprefix(b" ") == _PLAIN.encode():
-                break
-        else:
+        pieces = Pieces(self._tokenizer)
+        found = {index: pieces.data(index) for index in vocab.values()} | names
+        self.pieces = [found.get(index, b"") for index in range(model.vocab_size)]
+        if self.join(self._ids(_PLAIN)).removeprefix(b" ") != _PLAIN.encode():
             raise IncompatibleModels(
                 f"a draft with another tokenizer reads the text, which the tokenizer of {model.name} does not spell",
                 got=repr(self._tokenizer.convert_ids_to_tokens(self._ids(_PLAIN)))[:120],
                 expected="byte-level BPE, or SentencePiece with its spaces",
                 fix="take a draft of the target's own family",
             )
-        fallbacks_first = sorted(vocab.items(), key=lambda item: _BYTE.fullmatch(item[0]) is None)
+        fallbacks_first = sorted(vocab.items(), key=lambda item: BYTE.fullmatch(item[0]) is None)
         ids = [index for _, index in fallbacks_first if self.join([index])]
-        self.index = {(index in special, self.pieces[index]): index for index in ids}
+        self.index = {(index in pieces.special, self.pieces[index]): index for index in ids}
         unknown = self.index.get((False, b"?"), self._ids(_PLAIN)[0])  # some tokenizers lack rare bytes
         self._of_byte = [self.index.get((False, bytes([byte])), unknown) for byte in range(256)]
 
@@ -100,24 +97,3 @@ def _parts(data: bytes) -> list[str]:
 
 def _is_escaped(part: str) -> bool:
     return "\udc80" <= part[:1] <= "\udcff"
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level BPE (GPT-2): printable ones themselves, the others from 256."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
-
-
-def _of_byte_level(token: str) -> bytes:
-    """The bytes of a token of byte-level BPE; empty if it has other characters."""
-    return bytes(_ALPHABET[one] for one in token) if all(one in _ALPHABET for one in token) else b""
-
-
-def _of_sentencepiece(token: str) -> bytes:
-    """The bytes of a SentencePiece token: U+2581 is a space, <0xNN> a byte."""
-    byte = _BYTE.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()

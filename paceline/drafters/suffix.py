@@ -4,6 +4,7 @@ Oliaro et al. 2024 (SuffixDecoding, arXiv 2411.04975), Hu et al. 2024 (SAM-Decod
 of a corpus it is retrieval as well (He et al. 2023, REST, arXiv 2311.08252).
 """
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from math import log
@@ -19,6 +20,8 @@ from .prompt_lookup import LONGEST_HINT
 from .registry import DrafterSpec, vllm_flag
 from .suffix_automaton import NO_CONTEXT, TOP_K, Context, Continuations, SuffixAutomaton
 from .trees import DraftTree, DynamicTree, draft_of
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -47,7 +50,8 @@ class Suffix(Drafter):
     one, `d`, first.
 
     corpus: a folder that `paceline index` wrote with this model's tokenizer; it is used if the text has only a shorter
-        match. Raises `ConfigError` if it is damaged; `bind` raises `IncompatibleModels` for another tokenizer.
+        match. Raises `ConfigError` if it is damaged; `bind` raises `IncompatibleModels` for another tokenizer. It is
+        not used any more once its files have changed.
     """
 
     name: ClassVar[str] = "suffix"
@@ -85,10 +89,19 @@ class Suffix(Drafter):
                 text.automaton.append(token)
             text.source, text.context = text.automaton, text.automaton.context()
             if self._corpus is not None:
-                found = self._corpus.context(seq.token_ids, text.context.length + 1)
-                if found.length:
-                    text.source, text.context = self._corpus, found
+                self._search(self._corpus, seq, text)
         return text
+
+    def _search(self, corpus: CorpusIndex, seq: Sequence, text: _Text) -> None:
+        """Take the match in the corpus if it is longer."""
+        try:
+            found = corpus.context(seq.token_ids, text.context.length + 1)
+        except OSError as error:
+            _log.warning("suffix decoding goes on without its corpus: %s", error)
+            self._corpus = None
+            return
+        if found.length:
+            text.source, text.context = corpus, found
 
     def _tree(self, seq: Sequence, text: _Text, budget: DraftBudget) -> DraftTree:
         """A tree grown level by level; tokens that would end the answer get no children."""

@@ -72,9 +72,13 @@ class Translation:
     def read(self, slot: int, token_ids: list[int]) -> list[int]:
         """The target's text in the draft's tokens. New text is encoded together with the end of the old."""
         text, begin = self._texts.setdefault(slot, _Text()), self._begins[0]
-        if text.num_read == 0 and token_ids[: len(begin)] == begin:
+        is_new = text.num_read == 0
+        if is_new and token_ids[: len(begin)] == begin:
             text.num_read = len(begin)
-        if new := self._ours.join(token_ids[text.num_read :]):
+        new = self._ours.join(token_ids[text.num_read :])
+        if is_new:  # a text that spells the draft's beginning has it already
+            new = new.removeprefix(self._theirs.join(self._begins[1]))
+        if new:
             kept = max(0, len(text.ids) - _LOOK_BACK)
             before = self._theirs.join(text.ids[max(0, kept - _LOOK_BACK) : kept])
             text.ids[kept:] = self._theirs.encode(self._theirs.join(text.ids[kept:]) + new, before)

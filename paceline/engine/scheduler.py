@@ -12,45 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain
 
-from ..core.outputs import Round
 from ..core.request import Sequence
 from ..decoding import SpeculativeDecoder
 from ..decoding.first_pass import deferred_tokens
 from ..requests import Answer, Request, read_prompt_logprobs
+from ..stats import EngineStats
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class EngineStats:
-    """What an engine has done so far, and its free slots now.
-
-    finished, aborted, failed: requests, by how they ended.
-    prompt_tokens: tokens of the prompts, counted for each answer. generated_tokens: tokens of the answers.
-    prefix_cache_queries, prefix_cache_hits: prompt tokens that were looked up in the prefix cache, and found.
-    drafts, draft_tokens, accepted_tokens: rounds with a draft, the tokens in them, and how many were accepted.
-    accepted_by_position: how often the first, second and so on token of a draft was accepted.
-    rounds: rounds of the whole batch. retried: rounds with several requests that raised.
-    seconds: spent on prefill and rounds.
-    """
-
-    finished: int = 0
-    aborted: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    generated_tokens: int = 0
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_by_position: tuple[int, ...] = ()
-    rounds: int = 0
-    retried: int = 0
-    free_slots: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(eq=False)
@@ -143,9 +113,7 @@ class Scheduler:
             count = cache.lengths[seq.slot] - (before or seq.num_cached_tokens)
             if is_done:
                 self._running.append(job)
-                self.stats.prompt_tokens += len(seq.prompt_ids)
-                self.stats.prefix_cache_queries += len(seq.prompt_ids) if self.decoder.runner.prefixes.max_bytes else 0
-                self.stats.prefix_cache_hits += seq.num_cached_tokens
+                self.stats.count_prompt(seq, bool(self.decoder.runner.prefixes.max_bytes))
                 budget -= count + len(deferred_tokens(self.decoder.runner, seq))  # which this round will read
             else:
                 self._prefilling.append(job)
@@ -185,7 +153,7 @@ class Scheduler:
         self.stats.rounds += 1
         for job, begin in zip(jobs, seen, strict=True):
             request, answer, seq = job.request, job.answer, job.seq
-            self._count(seq.rounds[begin:])
+            self.stats.count(seq.rounds[begin:])
             if seq.error is not None:
                 self._fail(request, seq.error)
             elif request not in self._output.failed:
@@ -213,13 +181,3 @@ class Scheduler:
     def _fail(self, request: Request, error: Exception) -> None:
         self.remove(request)
         self._output.failed.setdefault(request, error)
-
-    def _count(self, rounds: list[Round]) -> None:
-        stats = self.stats
-        for one in rounds:
-            own = [place < one.num_accepted for place in range(one.num_drafted)]
-            stats.accepted_by_position = tuple(map(sum, zip_longest(stats.accepted_by_position, own, fillvalue=0)))
-            stats.generated_tokens += one.num_emitted
-            stats.drafts += one.num_nodes > 0
-            stats.draft_tokens += one.num_nodes
-            stats.accepted_tokens += one.num_accepted

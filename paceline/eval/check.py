@@ -119,6 +119,8 @@ class Comparison(Judgement):
     prompt: int
     temperature: float
     num_tokens: int
+    num_drafted: int
+    no_draft_reason: str | None
     mean_acceptance_length: float
     plain_token: str | None
     speculative_token: str | None
@@ -182,8 +184,10 @@ def check(
         if position >= len(answer.token_ids):
             return "end of answer"
         token = answer.token_ids[position]
-        return str(token) if llm.loaded.tokenizer is None else f"{llm.tokenizer.decode([token])!r} ({token})"
+        pieces = llm.loaded.pieces
+        return str(token) if pieces is None else f"{pieces.text(token)!r} ({token})"
 
+    progress("comparing answers", 0, len(prompts) * len(compared))
     for index, prompt in enumerate(prompts):
         for temperature in compared:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + index, logprobs=NUM_TOP)
@@ -196,6 +200,8 @@ def check(
                     prompt=index,
                     temperature=temperature,
                     num_tokens=other.num_decoded,
+                    num_drafted=other.num_drafted,
+                    no_draft_reason=other.no_draft_reason,
                     mean_acceptance_length=other.mean_acceptance_length,
                     plain_token=text(sides[0], found.position),
                     speculative_token=text(sides[1], found.position),

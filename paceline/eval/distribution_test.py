@@ -20,6 +20,8 @@ from ..zoo.registry import Progress, silent
 
 FALSE_ALARM = 1e-6
 """The probability that a lossless verifier fails the test."""
+TEST_SECONDS = 15.0
+"""About what the test takes on two cores."""
 _VOCAB, _LENGTH, _PROMPT, _BATCH = 11, 3, [3, 1, 4], 64
 
 
@@ -58,6 +60,7 @@ def distribution_test(
         allow_lossy=True,  # checked when the verifier was made
     )
     answers, different = list[Completion](), 0
+    progress("testing the distribution", 0, samples)
     for start in range(0, samples, _BATCH):
         seeds = range(seed * samples + start, seed * samples + min(start + _BATCH, samples))
         found = _answers(llm, seeds)

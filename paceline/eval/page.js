@@ -41,6 +41,7 @@
     for (const span of document.querySelectorAll(".in-round, .focus")) span.classList.remove("in-round", "focus");
     for (const cursor of document.querySelectorAll(".cursor")) cursor.setAttribute("x", "-1");
     panel.innerHTML = hint;
+    panel.classList.remove("is-held");
   }
 
   function show(t) {
@@ -59,19 +60,24 @@
     const one = data[answer], round = one.rounds[r], count = one.rounds.length;
     const title = make("h3");
     title.append(make("span", "", `Round ${r + 1} of ${count}`));
+    panel.classList.toggle("is-held", held);
     if (held) title.append(make("small", "held", "held"));
-    for (const [label, name, next] of [["‹", "Round before", r - 1], ["›", "Next round", r + 1]]) {
+    const add = (label, name, act) => {
       const button = make("button", "", label);
       button.type = "button";
       button.setAttribute("aria-label", name);
-      button.disabled = next < 0 || next >= count;
-      button.addEventListener("click", () => {
+      button.addEventListener("click", act);
+      title.append(button);
+      return button;
+    };
+    for (const [label, name, next] of [["‹", "Round before", r - 1], ["›", "Next round", r + 1]]) {
+      add(label, name, () => {
         held = true;
         show(starts[answer][next]);
         panel.querySelector(`button[aria-label="${name}"]`)?.focus();
-      });
-      title.append(button);
+      }).disabled = next < 0 || next >= count;
     }
+    if (held) add("×", "Let go", release);
     const nodes = Math.max(0, round.parents.length - 1), accepted = round.path.length;
     const told = nodes ? `${round.source || "The drafter"} proposed ${nodes} ${nodes === 1 ? "token" : "tokens"}: ${accepted} accepted, ${nodes - accepted} rejected.`
                        : "Nothing was proposed: a plain step.";

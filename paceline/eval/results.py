@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, model_validator
 
 from ..core.figures import MIN_TIMED, Round
 from ..errors import ConfigError, PacelineError
-from ..system.files import claimed, read_json, read_text, to_json, write_text
+from ..system.files import check_folder, claimed, read_json, read_text, to_json, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,14 +52,16 @@ class ResultFolder:
         Raises `PacelineError` where the disk is full; earlier lines stay intact.
         """
         from ..sampling.detokenize import Detokenizer
+        from ..sampling.pieces import Pieces
 
+        pieces = Pieces(tokenizer)
         for answer in answers:
             line, is_ours = answer.as_dict(), answer.side in ours
             if is_ours:  # special tokens by name; joined, the text of the answer
                 detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
                 line["pieces"] = detokenizer.pieces(line["token_ids"], is_end=True)
                 for one in line["rounds"]:
-                    one["pieces"] = tree_texts(tokenizer, one["token_ids"], one["parents"])
+                    one["pieces"] = [pieces.text(token) for token in one["token_ids"]]
             self._append(self._files[ANSWERS if is_ours else PEER_ANSWERS], (to_json(line) + "\n").encode())
             self.count += 1
 
@@ -102,6 +104,7 @@ def claim(out: Path | None, model: str, drafters: Sequence[str]) -> Iterator[Res
     or already has results. Empty folders are removed at the end.
     """
     folder = out if out is not None else _unused(model, drafters)
+    check_folder(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with claimed(folder):
@@ -135,23 +138,6 @@ def _unused(model: str, drafters: Sequence[str]) -> Path:
     while (folder := Path("results", name if number == 1 else f"{name}-{number}")).exists():
         number += 1
     return folder
-
-
-def tree_texts(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int], parents: Sequence[int]) -> list[str]:
-    """The text of each node of a draft, decoded after its parent; special tokens by name, the root included."""
-
-    def decode(*ids: int) -> str:
-        return cast("str", tokenizer.decode([*ids], skip_special_tokens=False))
-
-    found = list[str]()
-    for token, parent in zip(token_ids, parents, strict=True):
-        alone = decode(token)
-        if parent >= 0:
-            # A decoder may treat the first token of a text apart, and drop its leading space.
-            before, both = decode(token_ids[parent]), decode(token_ids[parent], token)
-            alone = both[len(before) :] if both.startswith(before) and len(both) > len(before) else alone
-        found.append(alone)
-    return found
 
 
 # Reading

@@ -85,6 +85,7 @@ class TimedAnswer:
     prefill_s: float
     passes: float | None
     finish_reason: str | None = None
+    no_draft_reason: str | None = None
     verdict: str | None = None
     reason: str | None = None
     origins: list[str] = field(default_factory=list[str])
@@ -149,6 +150,7 @@ class EngineSide(Side):
                     prefill_s=timings.prefill * len(ask.token_ids) / read,
                     passes=sum(1 / r.batch for r in one.decoding),
                     finish_reason=one.finish_reason,
+                    no_draft_reason=one.no_draft_reason,
                     origins=[origin.value for origin in one.origins],
                     sources=one.sources,
                     rounds=one.rounds,

@@ -74,6 +74,7 @@ def speculative_summary(plain: Sequence[TimedAnswer], mine: Sequence[TimedAnswer
     """One drafter against plain decoding: overall, by category, by position, by source."""
     categories = dict.fromkeys(one.ask.question.category for one in plain)
     rounds = [r for one in mine for r in one.rounds if r.num_drafted or not r.with_prompt]
+    drafted, accepted = sum(r.num_nodes for r in rounds), sum(r.num_accepted for r in rounds)
 
     def of(side: Sequence[TimedAnswer], category: str) -> list[TimedAnswer]:
         return [one for one in side if one.ask.question.category == category]
@@ -86,8 +87,10 @@ def speculative_summary(plain: Sequence[TimedAnswer], mine: Sequence[TimedAnswer
         **acceptance_by_position([(r.num_drafted, r.num_accepted) for r in rounds]),
         "rounds": len(rounds),
         "rounds_with_draft": sum(r.num_drafted > 0 for r in rounds),
+        "no_draft_reasons": Counter(one.no_draft_reason for one in mine if one.no_draft_reason),
         "mean_drafted": _mean(r.num_drafted for r in rounds),
         "mean_nodes": _mean(r.num_nodes for r in rounds),
+        "draft_acceptance_rate": accepted / drafted if drafted else None,
         "sources": _sources(mine),
         "differences": [
             {"id": one.ask.question.id, "turn": one.ask.turn, "repeat": one.ask.repeat}

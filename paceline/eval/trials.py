@@ -131,6 +131,7 @@ def measure_acceptance(
     decoder.policy.bind(decoder.drafter, llm.runner.pass_seconds, llm.runner.pads_trees)
     engine.decoder = decoder
     answers: list[AnswerCounts] = []
+    progress("measuring acceptance", 0, len(prompts))
     for index, prompt in enumerate(prompts):  # one at a time: other rows of a batch may change the numerics
         answer = engine.generate([prompt], replace(params, seed=params.seed + index))[0].outputs[0]
         kept = [record.num_accepted for record in answer.decoding]

@@ -76,6 +76,7 @@ class Candidate:
 
     categories: by category of prompts. depths: the number of tokens drafted most, by drafter. num_bugs: answers that
     differ from plain decoding by more than rounding. share_drafted: of rounds in which something was drafted.
+    no_draft_reasons: of answers for which nothing was, see `Completion`.
     """
 
     config: SpecConfig
@@ -90,6 +91,7 @@ class Candidate:
     num_bugs: int = 0
     num_near_ties: int = 0
     costs: PassCosts | None = None
+    no_draft_reasons: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         found = asdict(self)
@@ -181,6 +183,7 @@ def candidate_of(
         summary["verdicts"]["bug"],
         summary["verdicts"]["near_tie"],
         costs,
+        tuple(summary["no_draft_reasons"]),
     )
 
 

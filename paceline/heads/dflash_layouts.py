@@ -4,67 +4,54 @@ config.json   a Qwen3 config, block_size, and dflash_config: {mask_token_id, tar
 tensors       fc, hidden_norm, layers.*, norm; embeddings and output rows are the target's, whole
 """
 
-from dataclasses import fields
+from dataclasses import KW_ONLY
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
-from ..schema import Many, Positive, checked, validate
+from ..schema import checked
 from .dflash import DFlashConfig, DFlashHead
-from .parts import Count, Vocabulary, Width
-from .published import CONTEXT, Layout, Published, TargetFacts, lacks, refuse_if, rope_of, stored_weights, vllm_command
+from .parts import Count, States, Vocabulary, check_sizes
+from .published import CONTEXT, Layout, Published, TargetFacts, lacks, refuse_if, renamed, stored_weights, vllm_command
+from .published_options import PublishedLayers, joined, layer_fields, said
 
 
 @checked
-class _Sizes:
-    """What config.json of a head says."""
+class _DFlash(PublishedLayers):
+    """What config.json of a DFlash head says."""
 
-    hidden_size: Width
-    intermediate_size: Width
-    num_attention_heads: Width
-    num_hidden_layers: Count
-    vocab_size: Vocabulary
+    _: KW_ONLY
     block_size: Annotated[int, Field(ge=2)]
     mask_token_id: Annotated[int, Field(ge=0)]
-    target_layer_ids: Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-    num_key_value_heads: Width | None = None
-    head_dim: Width | None = None
-    rms_norm_eps: Positive = 1e-6
+    target_layer_ids: States
+    num_target_layers: Count | None = None
+    draft_vocab_size: Vocabulary | None = None
 
 
-_PLAIN = {
-    "projector_type": ("dflash", None), "attention_mode": ("gqa", None), "causal": (False, None),
-    "is_causal": (False, None), "attention_bias": (False, None), "hidden_act": ("silu", None),
-    "input_embedding_scale": (1, None), "output_multiplier": (1, None), "final_logit_softcapping": (None,),
-    "quantization_config": (None,),
-}  # fmt: skip
-"""Options that some heads of this family have, with the values that mean no more than the module here."""
+_READ = "the form of z-lab/Qwen3-8B-DFlash-b16"
 
 
-def read_dflash(published: Published) -> DFlashHead:
+def read_dflash(published: Published, target: TargetFacts) -> DFlashHead:
     """A DFlash head. Raises `IncompatibleModels` for one of DFlash-2, Domino or DSpark, or with sliding attention."""
-    given = {**published.config, **published.config["dflash_config"]}
-    kinds = [str(name) for name in given.get("architectures") or ["DFlashDraftModel"]]
-    features = [f"{name} {given[name]!r}" for name, plain in _PLAIN.items() if given.get(name) not in plain]
-    features += [f"architecture {name}" for name in kinds if name != "DFlashDraftModel"]
-    features += ["sliding attention"] * ("sliding_attention" in (given.get("layer_types") or []))
-    if features:
-        raise lacks(published, "DFlash", ", ".join(features), "the form of z-lab/Qwen3-8B-DFlash-b16")
-    read = {field.name: given[field.name] for field in fields(_Sizes) if field.name in given}
-    sizes = validate(_Sizes, read, f"config.json of the head at {str(published.folder)!r}")
-    published.tensors = {name.removeprefix("model."): tensor for name, tensor in published.tensors.items()}
+    outer = {key: value for key, value in published.config.items() if key != "dflash_config"}
+    published.config = joined(published.name, outer, published.config["dflash_config"], "dflash_config")
+    kinds = [str(name) for name in published.config.get("architectures") or ["DFlashDraftModel"]]
+    if others := [f"architecture {name}" for name in kinds if name != "DFlashDraftModel"]:
+        raise lacks(published, "DFlash", ", ".join(others), _READ)
+    options = said(published, _DFlash, "DFlash", _READ)
+    if options.draft_vocab_size not in (None, options.vocab_size):
+        raise lacks(published, "DFlash", f"draft_vocab_size {options.draft_vocab_size}", "the whole vocabulary")
+    what, fix = f"the head at {str(published.folder)!r} is for another target", "name the one that it was trained for"
+    layers = options.num_target_layers or target.num_layers
+    check_sizes(what, {"num_layers": layers}, {"num_layers": target.num_layers}, fix)
+    published.tensors = renamed(published.tensors, lambda name: name.removeprefix("model."), published.folder)
     config = DFlashConfig(
-        hidden_size=sizes.hidden_size, intermediate_size=sizes.intermediate_size,
-        states=tuple(layer + 1 for layer in sizes.target_layer_ids),
-        draft_vocab_size=sizes.vocab_size, vocab_size=sizes.vocab_size,
-        num_attention_heads=sizes.num_attention_heads,
-        num_key_value_heads=sizes.num_key_value_heads or sizes.num_attention_heads,
-        head_dim=sizes.head_dim or sizes.hidden_size // sizes.num_attention_heads,
-        num_hidden_layers=sizes.num_hidden_layers, rms_norm_eps=sizes.rms_norm_eps, qk_norm=True,
-        mask_token_id=sizes.mask_token_id, block_size=sizes.block_size, **rope_of(published),
+        **layer_fields(published, options, "DFlash"), draft_vocab_size=options.vocab_size, qk_norm=True,
+        states=tuple(layer + 1 for layer in options.target_layer_ids),
+        mask_token_id=options.mask_token_id, block_size=options.block_size,
     )  # fmt: skip
-    return published.build(DFlashHead, config, torch.arange(sizes.vocab_size))
+    return published.build(DFlashHead, config, torch.arange(options.vocab_size))
 
 
 _WRITTEN = (

@@ -18,18 +18,19 @@ The states an EAGLE-3 head reads are counted in three ways; s is the state as tr
     paceline_states                                    s            Paceline, where the others are not clear
 """
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, Literal, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import checked, validate
 from ..zoo.packaged import MASK_IDS
 from .eagle import EagleConfig, EagleHead
-from .parts import Count, Vocabulary, Width
+from .parts import Count, States, Vocabulary, Width
 from .published import (
     CONTEXT,
     Layout,
@@ -38,11 +39,12 @@ from .published import (
     is_copy,
     lacks,
     refuse_if,
-    rope_of,
+    renamed,
     stored_weights,
     target_rows,
     vllm_command,
 )
+from .published_options import PublishedLayers, check_held, joined, layer_fields, said
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 HOT_TOKENS = "hot_tokens.pt"
@@ -52,23 +54,36 @@ _TREE = {
     "speculators": _CHAIN,
     "sglang": "SGLang drafts a tree; its topk and number of tokens are options.",
 }
-_UNSUPPORTED = "quantization_config", "attn_output_gate"
 _NORMS = "fc_norm", "norm_before_fc", "norm_output"
+_READ = "layers of Llama, as EAGLE-1, -2 and -3 published them, or of Qwen3"
+_Token = Annotated[int, Field(ge=0)]
 
 
 @checked
-class _Sizes:
-    """Sizes of the draft layer as config.json has them, with the defaults of a Llama config."""
+class _Eagle(PublishedLayers):
+    """What config.json of an EAGLE head says; absent options are as vLLM reads them."""
 
-    hidden_size: Width
-    intermediate_size: Width
-    num_attention_heads: Width
-    vocab_size: Vocabulary
-    num_key_value_heads: Width | None = None
-    head_dim: Width | None = None
+    _: KW_ONLY
+    model_type: str = "llama"
     target_hidden_size: Width | None = None
     draft_vocab_size: Vocabulary | None = None
-    num_hidden_layers: Count = 1
+    tie_word_embeddings: bool = False
+    bias: bool | None = None
+    attention_bias: bool = False
+    qkv_bias: bool | None = None
+    norm_before_residual: bool = False
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    use_aux_hidden_state: bool = True
+    eagle_aux_hidden_state_layer_ids: States | None = None
+    paceline_states: States | None = None
+    parallel_drafting: bool = False
+    mask_token_id: _Token | None = None
+    ptd_token_id: _Token | None = None
+    pard_token: _Token | None = None
+    paceline_num_speculative_tokens: Count | None = None
+    speculators_config: Mapping[str, Any] | None = None
 
 
 _OF_LAYER = (
@@ -91,29 +106,28 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in ("eagle3", "peagle"):
         what, expected = "a speculators head of a kind that Paceline has no drafter for", "'eagle3' or 'peagle'"
         raise IncompatibleModels(what, got=repr(kind), expected=expected)
-    layer = config.get("transformer_layer_config")
+    layer: Any = config.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise ConfigError("a speculators config without its layer", got=layer, expected="transformer_layer_config")
     rest = {key: value for key, value in config.items() if key not in ("transformer_layer_config", "architectures")}
     # An absent norm_before_residual means true in eagle3, false in peagle and in plain configs, as vLLM reads them.
-    return {**layer, **rest, "norm_before_residual": config.get("norm_before_residual", kind == "eagle3")}
+    rest["norm_before_residual"] = config.get("norm_before_residual", kind == "eagle3")
+    layer = {key: value for key, value in layer.items() if key != "tie_word_embeddings"}  # a layer has no tables
+    return joined("the config.json of a speculators head", rest, layer, "transformer_layer_config")
 
 
-def _states(published: Published, target: TargetFacts, engine: str | None) -> tuple[int, ...]:
-    """Those that an EAGLE-3 head reads."""
-    config = published.config
-    nested = config.get("eagle_config") or {}
-    if nested.get("use_aux_hidden_state", True) is not True:
-        raise _lacks(published, "an EAGLE-3 head over the last state alone (use_aux_hidden_state: false)")
-    inner = [layer + 1 for layer in nested.get(IDS) or []]
-    outer = [] if engine == "sglang" else config.get("paceline_states") or config.get(IDS) or []
-    ids: list[int] = outer or inner
+def _states(
+    published: Published, options: _Eagle, inner: Sequence[int], target: TargetFacts, engine: str | None
+) -> tuple[int, ...]:
+    """Those that an EAGLE-3 head reads. inner: the layers that eagle_config names."""
+    outer = () if engine == "sglang" else options.paceline_states or options.eagle_aux_hidden_state_layer_ids or ()
+    ids = list(outer or [layer + 1 for layer in inner])
     if not ids:
         ids = _default_states(target)
-    elif not (outer or engine) and nested[IDS] == _default_states(target):
+    elif not (outer or engine) and list(inner) == _default_states(target):
         raise ConfigError(
             f"which states the head at {str(published.folder)!r} reads is not clear",
-            got=f"{nested[IDS]} in eagle_config, which is the default if it counts states, and not if it counts layers",
+            got=f"{list(inner)} in eagle_config, which is the default if it counts states, and not if it counts layers",
             fix='add "paceline_states": [...] to config.json, counted as transformers counts hidden_states',
         )
     if not all(0 <= state < target.num_layers for state in ids):
@@ -137,58 +151,57 @@ def read_eagle(
 
     engine: whose way to count layers applies where config.json could mean another's, too.
     """
-    states = (target.num_layers,) if version == 1 else _states(published, target, engine)
-    published.tensors = {name.removeprefix("model."): tensor for name, tensor in published.tensors.items()}
-    _refuse_features(published)
-    given = {field.name: published.config[field.name] for field in fields(_Sizes) if field.name in published.config}
-    sizes = validate(_Sizes, given, f"config.json of the head at {str(published.folder)!r}")
-    tensors, e, heads = published.tensors, sizes.hidden_size, sizes.num_attention_heads
-    draft_ids = _draft_ids(published, sizes) if version == 3 else torch.arange(sizes.vocab_size)
+    published.tensors = renamed(published.tensors, lambda name: name.removeprefix("model."), published.folder)
+    nested = dict(published.config.get("eagle_config") or {})  # engines read it first
+    inner = nested.pop(IDS, None) or ()
+    if inner:
+        inner = validate(cast("type[tuple[int, ...]]", States), inner, f"eagle_config.{IDS}")
+    outer = {key: value for key, value in published.config.items() if key != "eagle_config"}
+    published.config = joined(published.name, outer, nested, "eagle_config")
+    options = said(published, _Eagle, "EAGLE", _READ)
+    states = (target.num_layers,) if version == 1 else _states(published, options, inner, target, engine)
+    _refuse_features(published, options, version)
+    tensors, e = published.tensors, options.hidden_size
+    draft_ids = _draft_ids(published, options) if version == 3 else torch.arange(options.vocab_size)
     config = EagleConfig(
         version=version,
-        hidden_size=e,
-        target_hidden_size=sizes.target_hidden_size or e,
-        intermediate_size=sizes.intermediate_size,
-        num_attention_heads=heads,
-        num_key_value_heads=sizes.num_key_value_heads or heads,
-        head_dim=sizes.head_dim or e // heads,
+        target_hidden_size=options.target_hidden_size or e,
         states=states,
         draft_vocab_size=len(draft_ids),
-        vocab_size=sizes.vocab_size,
-        rms_norm_eps=float(published.config.get("rms_norm_eps", 1e-6)),
-        **rope_of(published),
+        **layer_fields(published, options, "EAGLE"),
         own_lm_head=_owns(published, "lm_head.weight", len(draft_ids), target.lm_head),
-        own_embeddings=_owns(published, "embed_tokens.weight", sizes.vocab_size, target.embeddings),
+        own_embeddings=_owns(published, "embed_tokens.weight", options.vocab_size, target.embeddings),
         fc_bias="fc.bias" in tensors,
-        attention_bias=any(f"layers.0.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
-        num_hidden_layers=sizes.num_hidden_layers,
-        qk_norm=published.config.get("model_type") == "qwen3",
-        norm_before_residual=version == 3 and bool(published.config.get("norm_before_residual", False)),
-        **{name: _flag(published, name) for name in _NORMS},
-        **_mask(published),
+        attention_bias=_has_biases(published),
+        qk_norm=options.model_type == "qwen3",
+        norm_before_residual=options.norm_before_residual,
+        **{name: getattr(options, name) for name in _NORMS},
+        **_mask(published, options),
     )
     if e != config.target_hidden_size and not config.own_embeddings:
         raise _lacks(published, "a head narrower or wider than its target without embeddings of its own")
+    if options.tie_word_embeddings and config.own_embeddings and not config.own_lm_head:
+        raise _lacks(published, "tie_word_embeddings with embeddings of its own")
     return published.build(EagleHead, config, draft_ids)
 
 
-def _mask(published: Published) -> dict[str, Any]:
+def _mask(published: Published, options: _Eagle) -> dict[str, Any]:
     """The fields of `EagleConfig` that a P-EAGLE head has. Where its files do not say so, it drafts 4 tokens."""
+    found = {token for name in MASK_IDS if (token := getattr(options, name)) is not None}
     if "mask_hidden" not in published.tensors:
+        if found or options.parallel_drafting:
+            raise _lacks(published, "parallel_drafting without mask_hidden, or a mask token without it")
         return {}
-    config = published.config
     published.tensors["mask_hidden"] = published.tensors["mask_hidden"].reshape(1, -1)
-    found = [config[name] for name in MASK_IDS if config.get(name) is not None]
-    if not found:
-        raise ConfigError(
-            f"the head at {str(published.folder)!r} has mask_hidden and no mask token", expected=" or ".join(MASK_IDS)
-        )
-    methods = config.get("speculators_config", {}).get("proposal_methods") or [{}]
-    tokens = config.get("paceline_num_speculative_tokens") or methods[0].get("speculative_tokens") or 4
-    return {"mask_token_id": found[0], "num_speculative_tokens": tokens}
+    if len(found) != 1:
+        what = f"the head at {str(published.folder)!r} has mask_hidden and no mask token, or several"
+        raise ConfigError(what, got=sorted(found) or None, expected="one of " + " or ".join(MASK_IDS))
+    methods = (options.speculators_config or {}).get("proposal_methods") or [{}]
+    told = options.paceline_num_speculative_tokens, methods[0].get("speculative_tokens"), 4
+    return {"mask_token_id": found.pop(), "num_speculative_tokens": next(one for one in told if one is not None)}
 
 
-def _draft_ids(published: Published, sizes: _Sizes) -> Tensor:
+def _draft_ids(published: Published, sizes: _Eagle) -> Tensor:
     """Target id of each draft token, in the file's order. [Vd]."""
     size, tensors = sizes.draft_vocab_size or sizes.vocab_size, published.tensors
     named, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
@@ -225,31 +238,32 @@ def _owns(published: Published, name: str, rows: int, target: Tensor | None) -> 
     return False
 
 
-def _refuse_features(published: Published) -> None:
-    config, tensors = published.config, published.tensors
+def _has_biases(published: Published) -> bool:
+    return any(f"layers.0.self_attn.{one}_proj.bias" in published.tensors for one in "qkv")
+
+
+def _refuse_features(published: Published, options: _Eagle, version: Literal[1, 3]) -> None:
+    tensors, kind = published.tensors, options.model_type
     biases = [tensors.pop(name) for name in list(tensors) if name.endswith("self_attn.o_proj.bias")]
-    kind, act = config.get("model_type", "llama"), config.get("hidden_act", "silu")
-    features: dict[str, bool] = {name: _flag(published, name) for name in _UNSUPPORTED} | {
-        "parallel_drafting without mask_hidden": _flag(published, "parallel_drafting") and "mask_hidden" not in tensors,
-        f"hidden_act {act!r}": act != "silu",
-        "logit_scale": config.get("logit_scale", 1.0) not in (None, 1.0),
+    part = options.draft_vocab_size not in (None, options.vocab_size)
+    features: dict[str, bool] = {
+        "an EAGLE-3 head over the last state alone (use_aux_hidden_state: false)": version == 3
+        and not options.use_aux_hidden_state,
+        "an EAGLE-1 head with norm_before_residual": version == 1 and options.norm_before_residual,
+        f"an EAGLE-1 head with draft_vocab_size {options.draft_vocab_size}": version == 1 and part,
         f"layers of model type {kind!r}, where only Llama's and Qwen3's are known": kind
         not in ("llama", "eagle", "qwen3"),
-        "sliding attention": "sliding_attention" in (config.get("layer_types") or []),
         "a bias of o_proj": any(bool(bias.any()) for bias in biases),
     }
     if any(features.values()):
         raise _lacks(published, ", ".join(name for name, has in features.items() if has))
-
-
-def _flag(published: Published, name: str) -> bool:
-    """An option of the head, as vLLM reads it: from eagle_config, or else from the top level."""
-    config = published.config
-    return bool((config.get("eagle_config") or {}).get(name, config.get(name)))
+    qkv = "attention_bias" if options.qkv_bias is None else "qkv_bias"
+    fc = options.bias, "fc.bias" in tensors  # as EAGLE's repository means it
+    check_held(published, {"bias": fc, qkv: (getattr(options, qkv), _has_biases(published))})
 
 
 def _lacks(published: Published, what: str) -> IncompatibleModels:
-    return lacks(published, "EAGLE", what, "layers of Llama, as EAGLE-1, -2 and -3 published them, or of Qwen3")
+    return lacks(published, "EAGLE", what, _READ)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing

@@ -63,7 +63,7 @@ def _read(published: Published, target: TargetFacts, engine: str | None) -> nn.M
         published.config = flattened(config)
         return read_eagle(published, target, 3, engine)
     if "dflash_config" in config:
-        return read_dflash(published)
+        return read_dflash(published, target)
     if config.get("model_type") == "medusa" or any(NAMES.match(name) for name in names):
         return read_medusa(published, target)
     if any(name.endswith(".hidden_norm.weight") for name in names):

@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError
+from ..hf.settings import ROPE, check_settings
 from ..schema import Positive, checked
 from .parts import Count, HeadConfig, Width
 
@@ -141,6 +142,9 @@ class Rotary:
         return angles.cos() * factor, angles.sin() * factor
 
 
+_SCALES = ROPE.keys() - {"rope_theta", "partial_rotary_factor"} | {"rope_type", "type"}
+
+
 def _frequencies(config: LayersConfig, device: torch.device) -> tuple[Tensor, float]:
     """Angles per position, float32 [d / 2], and the factor of cosines and sines.
 
@@ -152,6 +156,10 @@ def _frequencies(config: LayersConfig, device: torch.device) -> tuple[Tensor, fl
     kind, length = scaling.get("rope_type", scaling.get("type")), scaling.get("original_max_position_embeddings")
     if kind not in ("llama3", "yarn", "linear"):
         raise ConfigError("unknown rope_scaling of a head", got=kind, expected="llama3, yarn or linear")
+    if unknown := scaling.keys() - _SCALES:
+        expected = "some of " + ", ".join(sorted(_SCALES))
+        raise ConfigError("unknown rope_scaling of a head", got=min(unknown), expected=expected)
+    check_settings("the rope_scaling of this head", scaling)
     try:
         if kind != "linear" and not length:
             raise ValueError("no original_max_position_embeddings")

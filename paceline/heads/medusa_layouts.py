@@ -7,16 +7,28 @@ vLLM          blocks.{head}.layers.{block}.weight (.bias), lm_heads.{head}.weigh
 """
 
 import re
-from typing import cast
+from dataclasses import fields
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, IncompatibleModels
-from ..schema import validate
+from ..errors import ConfigError
+from ..schema import checked
 from .parallel import MedusaConfig, MedusaHead
-from .parts import Vocabulary
-from .published import Layout, Published, TargetFacts, is_copy, refuse_if, stored_weights, target_rows, vllm_command
+from .parts import Vocabulary, Width
+from .published import (
+    Layout,
+    Published,
+    TargetFacts,
+    is_copy,
+    refuse_if,
+    renamed,
+    stored_weights,
+    target_rows,
+    vllm_command,
+)
+from .published_options import PublishedLayers, check_held, said
 
 NAMES = re.compile(r"(medusa_heads\.|medusa_head\.)?\d+\.\d+\.|blocks\.\d+\.|lm_heads\.\d+\.")
 """Of tensors that only Medusa heads have."""
@@ -25,19 +37,34 @@ _OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
 _BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 
 
+@checked
+class _Medusa:
+    """What config.json of Medusa heads says, beside what their tensors say better."""
+
+    vocab_size: Vocabulary | None = None
+    hidden_size: Width | None = None
+    original_lm_head: bool = False
+    medusa_fc_bias: bool | None = None
+
+
+_OF_TARGET = {one.name for one in fields(cast("Any", PublishedLayers))} | {
+    "num_heads", "medusa_num_heads", "medusa_num_layers", "truncated_vocab_size", "max_paths", "topk", "version",
+}  # fmt: skip
+"""Keys that say nothing of the heads: about the layers of the target, about trees, and counts that are often wrong."""
+
+
 def read_medusa(published: Published, target: TargetFacts) -> MedusaHead:
     """Heads over the target's last state. Their number is that of the file: published configs are often wrong."""
-    published.tensors = {_new_name(name): tensor for name, tensor in published.tensors.items()}
-    tensors = published.tensors
+    published.tensors = renamed(published.tensors, _new_name, published.folder)
+    tensors, options = published.tensors, said(published, _Medusa, "Medusa", "residual blocks of silu", _OF_TARGET)
     blocks = [match for name in tensors if (match := _BLOCK.fullmatch(name))]
     if not blocks:
         raise ConfigError(f"no Medusa heads at {str(published.folder)!r}", got=", ".join(sorted(tensors)[:8]))
     heads, layers = (1 + max(int(match[group]) for match in blocks) for group in (1, 2))
-    vocab_size = target.vocab_size
-    if (given := published.config.get("vocab_size")) is not None:
-        vocab_size = validate(cast("type[int]", Vocabulary), given, "vocab_size of the head")
-    if published.config.get("logit_scale", 1.0) not in (None, 1.0):
-        raise IncompatibleModels("Medusa heads with a logit_scale", expected="logits as they are")
+    vocab_size, width = options.vocab_size or target.vocab_size, int(tensors[blocks[0][0]].shape[0])
+    bias = any(match[3] == "bias" for match in blocks)
+    sizes = {"hidden_size": (options.hidden_size, width), "medusa_fc_bias": (options.medusa_fc_bias, bias)}
+    check_held(published, sizes)
     draft_ids = torch.arange(vocab_size)
     token_map = tensors.pop("token_map", None)
     if token_map is not None:
@@ -54,15 +81,15 @@ def read_medusa(published: Published, target: TargetFacts) -> MedusaHead:
     rows = target.lm_head
     if rows is not None and token_map is not None:
         rows = rows[draft_ids.to(rows.device)]
-    _unshare_output(published, heads, rows)
+    _unshare_output(published, heads, rows, options.original_lm_head)
     config = MedusaConfig(
-        hidden_size=int(tensors[blocks[0][0]].shape[0]),
+        hidden_size=width,
         num_heads=heads,
         states=(target.num_layers,),
         draft_vocab_size=len(draft_ids),
         vocab_size=vocab_size,
         num_layers=layers,
-        bias=any(match[3] == "bias" for match in blocks),
+        bias=bias,
         own_lm_head=any(name.startswith("lm_heads.") for name in tensors),
     )
     return published.build(MedusaHead, config, draft_ids)
@@ -77,11 +104,14 @@ def _new_name(name: str) -> str:
     return name
 
 
-def _unshare_output(published: Published, heads: int, rows: Tensor | None) -> None:
-    """One output layer for all heads is dropped where it has the target's `rows`; else each head gets it."""
+def _unshare_output(published: Published, heads: int, rows: Tensor | None, first: bool) -> None:
+    """One output layer for all heads is dropped where it has the target's `rows`; else each head gets it.
+
+    first: it may be that of the first head, which then stands for all.
+    """
     tensors = published.tensors
     shared = tensors.pop("lm_head.weight", None)
-    if shared is None and published.config.get("original_lm_head"):
+    if shared is None and first:
         shared = tensors.pop("lm_heads.0.weight", None)
     if shared is not None and not is_copy(shared, rows):
         tensors.update({f"lm_heads.{head}.weight": shared for head in range(heads)})

@@ -1,17 +1,25 @@
 """What heads share: sizes, the target's tables, draft vocabularies."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import Many, checked
 
 _M = TypeVar("_M", bound=nn.Module)
+
+
+def _ascending(states: tuple[int, ...]) -> tuple[int, ...]:
+    if any(first >= second for first, second in pairwise(states)):
+        raise ValueError("each once, in ascending order, as engines gather them layer by layer")
+    return states
+
 
 # What a head's configuration may hold: sizes no larger than any model's, since each claims time or memory.
 Width = Annotated[int, Field(ge=1, le=1 << 20)]  # of a vector
@@ -20,6 +28,7 @@ Vocabulary = Annotated[int, Field(ge=1, le=1 << 24)]  # tokens
 Rank = Annotated[int, Field(ge=0, le=1 << 16)]  # of low-rank factors; 0: there are none
 Linears = Annotated[Many[str], Field(max_length=64)]  # linear layers of a decoder layer, as transformers names them
 Shapes = Many[tuple[Width, Width]]  # (outputs, inputs) of each
+States = Annotated[Many[Annotated[int, Field(ge=0, le=512)]], Field(min_length=1), AfterValidator(_ascending)]
 
 
 @checked
@@ -31,7 +40,7 @@ class HeadConfig:
     """
 
     hidden_size: Width
-    states: Annotated[Many[Annotated[int, Field(ge=0, le=512)]], Field(min_length=1)]
+    states: States
     draft_vocab_size: Vocabulary
     vocab_size: Vocabulary
 

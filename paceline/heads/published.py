@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, IncompatibleModels, NotExportable
 from ..hf.checkpoint import refused, weight_files
+from ..hf.settings import check_settings
 from ..system.files import read_object
 from .parts import filled
 
@@ -64,6 +65,11 @@ class Published:
     config: Mapping[str, Any]
     tensors: dict[str, Tensor]
 
+    @property
+    def name(self) -> str:
+        """Of its config.json, in errors."""
+        return f"config.json of the head at {str(self.folder)!r}"
+
     def build(self, kind: Callable[..., _M], config: object, draft_ids: Tensor) -> _M:
         """Our module of this configuration from all tensors, in the narrowest dtype that holds them.
 
@@ -77,21 +83,21 @@ class Published:
         return module.to(reduce(torch.promote_types, {one.dtype for one in module.parameters()}))
 
 
-def rope_of(published: Published) -> dict[str, Any]:
-    """The fields of `LayersConfig` about rotary positions."""
-    config = published.config
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    theta = float(rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "linear":
-        rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    return {"rope_theta": theta, "rope_scaling": None if kind == "default" else rope}
+def renamed(tensors: Mapping[str, Tensor], new_name: Callable[[str], str], place: Path) -> dict[str, Tensor]:
+    """Tensors under other names. Raises `ConfigError` for two of one name."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if (new := new_name(name)) in found:
+            raise ConfigError(f"{str(place)!r} holds a tensor twice", got=f"{name} and another name of {new}")
+        found[new] = tensor
+    return found
 
 
 def lacks(published: Published, module: str, what: str, expected: str) -> IncompatibleModels:
     """The error for a head with a feature that our module does not have."""
     what_of = f"the head at {str(published.folder)!r} has what Paceline's {module} module lacks"
-    return IncompatibleModels(what_of, got=what, expected=expected)
+    fix = "remove from its config.json what changes no number"
+    return IncompatibleModels(what_of, got=what, expected=expected, fix=fix)
 
 
 def is_copy(table: Tensor, target: Tensor | None) -> bool:
@@ -104,9 +110,15 @@ def is_copy(table: Tensor, target: Tensor | None) -> bool:
 def open_published(folder: Path) -> Published:
     """Config and tensors of a published head. Raises `ConfigError` for files that are not there or cannot be read."""
     config = read_object(folder / "config.json")
+    check_settings(f"config.json of the head at {str(folder)!r}", config)
     for name in WEIGHT_FILES:
         if files := weight_files(folder, name):
-            tensors = {key: value for file in files for key, value in read_tensors(file).items()}
+            tensors: dict[str, Tensor] = {}
+            for file in files:
+                part = read_tensors(file)
+                if again := part.keys() & tensors.keys():
+                    raise ConfigError(f"two files of {str(folder)!r} hold a tensor of the same name", got=min(again))
+                tensors |= part
             return Published(folder, config, tensors)
     raise ConfigError(
         f"no weights at {str(folder)!r}", got=", ".join(sorted(path.name for path in folder.iterdir())),
@@ -119,7 +131,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
     EAGLE-3's repository calls the first layer of a head `midlayer`, where others count layers; so does this.
     """
-    return {name.replace("midlayer.", "layers.0."): tensor for name, tensor in _tensors(file).items()}
+    return renamed(_tensors(file), lambda name: name.replace("midlayer.", "layers.0."), file)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -97,8 +97,8 @@ def _url(inner: object) -> str:
         inner = inner.get("url")
     if not isinstance(inner, str) or not inner.lower().startswith(("http://", "https://", "data:")):
         raise ConfigError(
-            "an image_url is no URL", got=brief(inner),
-            expected='{"type": "image_url", "image_url": {"url": "https://..."}}, or a data: URL',
+            "an image_url must be a data: or http(s) URL", got=brief(inner),
+            expected='{"type": "image_url", "image_url": {"url": "https://..."}}, or "data:image/png;base64,..."',
             fix='name files by {"type": "image", "image": "picture.png"}',
         )  # fmt: skip
     return inner
@@ -116,4 +116,5 @@ def _source(part: Mapping[str, object]) -> ImageSource:
 def _refuse_others(part: Mapping[str, object], kind: str, known: tuple[str, ...]) -> None:
     for key in part:
         if key not in ("type", *known):
-            raise ConfigError(f"a part of kind {kind!r} has an unknown key", got=repr(key), expected=" or ".join(known))
+            what = f"a part of kind {kind!r} has an unknown key"
+            raise ConfigError(what, got=brief(key), expected=" or ".join(known))

@@ -18,10 +18,12 @@ from pydantic import Field
 from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.utils import logging
 
 from ..errors import ConfigError, DownloadError, PacelineError
-from ..schema import Many, checked, validate
-from ..system.files import read_json, read_object
+from ..schema import Many, checked, cut, validate
+from ..system.files import read_object
+from .settings import check_settings, one_rope
 
 CONFIG = "config.json"
 _JSON = [f"{kind}_config.json" for kind in ("generation", "tokenizer", "processor", "preprocessor")]
@@ -55,10 +57,22 @@ def refused(
         raise kind(what, got=f"{type(error).__name__}: {one_line(error)}", expected=expected, fix=fix) from error
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No progress bars of transformers and the hub in the body, unless HF_HUB_DISABLE_PROGRESS_BARS=0 asks for them."""
+    were_on = logging.is_progress_bar_enabled() and constants.HF_HUB_DISABLE_PROGRESS_BARS is not False
+    if were_on:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            logging.enable_progress_bar()
+
+
 def one_line(error: BaseException) -> str:
     """The message of an exception in one line of bounded length, or else its type."""
-    text = " ".join(str(error).split())
-    return (text if len(text) <= _LENGTH else text[: _LENGTH - 3] + "...") or type(error).__name__
+    return cut(" ".join(str(error).split()), _LENGTH) or type(error).__name__
 
 
 def local_folder(
@@ -159,7 +173,10 @@ def check_folder(folder: Path) -> None:
         )  # fmt: skip
     for name in (CONFIG, *_JSON):
         if (folder / name).is_file():
-            read_object(folder / name, "fetch the model again")
+            content = read_object(folder / name, "fetch the model again")
+            for settings in (content, content.get("text_config")) if name == CONFIG else ():
+                with refused(f"{CONFIG} of {str(folder)!r} cannot be used", fix="fetch the model again"):
+                    one_rope(f"{CONFIG} of {str(folder)!r}", settings or {})
     sharded = [path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name)]
     if sharded:
         raise ConfigError(
@@ -216,8 +233,7 @@ def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
         return [folder / name]
     if not index.is_file():
         return []
-    content = read_json(index, "the index")
-    listed = content.get("weight_map") if isinstance(content, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    listed = read_object(index, "fetch the model again").get("weight_map")
     parts = sorted(set(validate(dict[str, str], listed, f'"weight_map" of {str(index)!r}').values()))
     suffix = Path(name).suffix
     for part in parts:
@@ -235,12 +251,18 @@ def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
 
 
 def read_headers(files: Sequence[Path]) -> Mapping[str, Stored]:
-    """Every tensor of safetensors files by name; no numbers are read. Raises `ConfigError` for a damaged file."""
+    """Every tensor of safetensors files by name; no numbers are read.
+
+    Raises `ConfigError` for a damaged file, and for a name in two of them.
+    """
     stored: dict[str, Stored] = {}
     for path in files:
         readable = refused(f"{str(path)!r} cannot be read", "a whole safetensors file", "fetch it again")
         with readable, safe_open(path, framework="pt") as file:
             for name in cast("list[str]", file.keys()):
+                if name in stored:
+                    what, got = "two files hold a tensor of the same name", f"{name!r} again in {str(path)!r}"
+                    raise ConfigError(what, got=got, fix="fetch the model again")
                 part = file.get_slice(name)
                 stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
     return stored
@@ -282,6 +304,7 @@ def check_config(name: str, config: Any, generation: Any = None) -> None:
     if generation is not None:
         given["eos_token_id"] = generation.eos_token_id
     validate(_Relied, given, f"the configuration of {name!r}")
+    check_settings(f"the configuration of {name!r}", config.to_dict())
 
 
 def check_model_size(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping[str, Stored]) -> None:

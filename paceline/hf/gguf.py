@@ -33,7 +33,7 @@ from ..quant.packed import Place, WeightArena
 from ..schema import Positive, brief, validate
 from ..system.files import Progress, read_json, to_json, write_text
 from .block_model import block_model, has_kernels
-from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, refused
+from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, quietly, refused
 from .gguf_file import GGUFFile, GGUFTensor, read_gguf
 from .gguf_tokens import check_tokens, ends_of_answers, gguf_tokenizer
 
@@ -141,6 +141,7 @@ def open_gguf(
     return model, tokenizer
 
 
+@quietly()
 def convert_gguf(path: Path, folder: Path, progress: Progress = lambda *_: None) -> None:
     """Write config, weights and tokenizer of a GGUF file into `folder`, from which transformers loads them unaided.
 

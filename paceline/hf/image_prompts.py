@@ -4,8 +4,10 @@ The processor's tensors are divided, so that an image has the same ones, and the
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +22,7 @@ from .chats import Message
 from .checkpoint import refused
 from .vision import Vision
 
+_LOG = logging.getLogger("paceline")
 _GENERAL = ("add_generation_prompt", "continue_final_message")
 """Options that transformers itself heeds."""
 
@@ -39,6 +42,13 @@ def read_chat(
     return prompt_of(vision, inputs, images) if images else (list(inputs["input_ids"]), None)
 
 
+def read_text(vision: Vision, text: str, images: Sequence[Image.Image]) -> tuple[list[int], VisionPrompt]:
+    """As `read_chat`, of a text that has the processor's placeholder for each image."""
+    processor = _processor(vision)
+    fix = f"write {getattr(processor, 'image_token', 'its placeholder')} into the text, once for each image"
+    return prompt_of(vision, _processed(processor, text, images, fix), images)
+
+
 def process_chat(
     vision: Vision,
     messages: Sequence[Message],
@@ -46,17 +56,24 @@ def process_chat(
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Mapping[str, Any]:
     """What the processor makes of a chat: tensors of a batch of one where it has images, else a list of ids."""
-    processor: Any = vision.processor
-    if processor is None:
-        raise ConfigError("this vision-language model has no processor", fix="pass processor=..., or token ids")
+    processor = _processor(vision)
     rendered = _render(processor, messages, options)
-    bos = processor.tokenizer.bos_token
-    special = {"add_special_tokens": False} if bos is not None and rendered.startswith(bos) else {}
+    return _processed(processor, rendered, images, "images must be of the size and number that this model takes")
+
+
+def _processor(vision: Vision) -> Any:
+    if vision.processor is None:
+        raise ConfigError("this vision-language model has no processor", fix="pass processor=..., or token ids")
+    return vision.processor
+
+
+def _processed(processor: Any, rendered: str, images: Sequence[Image.Image], fix: str) -> Mapping[str, Any]:
+    """What the processor makes of a text and its images."""
+    special = {"add_special_tokens": False} if begins_with_bos(processor.tokenizer, rendered) else {}
     if not images:
         return processor.tokenizer(rendered, **special)
     options = {"return_text_replacement_offsets": True, "return_tensors": "pt", **special}
-    fix = "images must be of the size and number that this model takes"
-    with refused("the processor cannot read this chat", fix=fix):
+    with refused("the processor cannot read this prompt", fix=fix):
         return processor(text=[rendered], images=[list(images)], **options)
 
 
@@ -75,12 +92,36 @@ def render(template_of: Any, messages: Sequence[Message], options: Mapping[str, 
     template = str(options.get("chat_template") or template_of.chat_template)
     for name in options:
         if name not in (*_GENERAL, "chat_template") and name not in template:
-            raise ConfigError(f"the model's chat template does not read {name!r}", fix=f"leave {name} out")
+            raise ConfigError(f"the model's chat template does not read {brief(name)}", fix="leave it out")
     fix = "use the roles, in the order, that this model's template takes; or give the whole prompt as a string"
     with refused("the model's chat template refuses this chat", fix=fix):
         options = {"add_generation_prompt": True, **options}
         rendered = template_of.apply_chat_template(list(messages), tokenize=False, **options)
     return writable(rendered)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text that is a whole prompt, as the tokenizer begins and ends it; see `begins_with_bos`.
+
+    Raises `ConfigError` for a text that cannot be written.
+    """
+    is_begun = begins_with_bos(tokenizer, writable(text))
+    if is_begun and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]:
+        _tell(tokenizer.bos_token)
+    return list(tokenizer.encode(text, add_special_tokens=not is_begun))
+
+
+def begins_with_bos(tokenizer: Any, text: str) -> bool:
+    """Whether a prompt has its BOS token already: the tokenizer then adds no special tokens, so that there is one."""
+    bos = tokenizer.bos_token
+    if not (bos and text.lstrip().startswith(bos)):
+        return False
+    return tokenizer.encode(text, add_special_tokens=False)[:1] == [tokenizer.bos_token_id]
+
+
+@cache
+def _tell(bos: str) -> None:
+    _LOG.warning("A prompt begins with %s, which is put before prompts anyway: it is not put there twice.", bos)
 
 
 def writable(text: str) -> str:
@@ -96,7 +137,7 @@ def _render(processor: Any, messages: Sequence[Message], options: Mapping[str, A
     if not (processor.chat_template or getattr(processor.tokenizer, "chat_template", None)):
         for name in options:
             if name not in _GENERAL:
-                raise ConfigError("this model has no chat template", got=f"{name}=...", fix=f"leave {name} out")
+                raise ConfigError("this model has no chat template", got=f"option {brief(name)}", fix="leave it out")
         return _untemplated(processor, messages)
     if not _takes_parts(processor):
         if any(part["type"] == "image" for message in messages for part in message["content"]):  # type: ignore[attr-defined]
@@ -124,6 +165,10 @@ def _untemplated(processor: Any, messages: Sequence[Message]) -> str:
     parts: Any = messages[0]["content"]
     count = sum(part["type"] == "image" for part in parts)
     text = "".join(part["text"] for part in parts if part["type"] == "text")
+    if count and begins_with_bos(processor.tokenizer, text):  # the processor puts one behind the images
+        bos = processor.tokenizer.bos_token
+        _tell(bos)
+        text = text.lstrip().removeprefix(bos)
     return writable(getattr(processor, "image_token", "") * count + text)
 
 

@@ -37,6 +37,7 @@ from .checkpoint import (
     check_model_size,
     local_folder,
     one_line,
+    quietly,
     read_headers,
     refused,
     weight_files,
@@ -148,6 +149,7 @@ def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_co
             ) from error  # fmt: skip
 
 
+@quietly()
 def open_checkpoint(
     name_or_path: str,
     dtype: str | torch.dtype | None,
@@ -219,6 +221,7 @@ def _placed(name: str, model: PreTrainedModel, place: torch.device) -> PreTraine
         return model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
 
 
+@quietly()
 def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, hub id or GGUF file. Raises `ConfigError`."""
     if str(folder).endswith(SUFFIX):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
+from jinja2 import TemplateSyntaxError
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -13,9 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from ..core.interfaces import ModelFacts
 from ..core.vision import VisionPrompt
 from ..errors import CacheFull, ConfigError
-from ..schema import brief, scalar
+from ..schema import brief, cut, scalar
 from .chats import Message, has_images, split_chat, text_chat
-from .image_prompts import read_chat, render, text_prompt, writable
+from .image_prompts import encode, read_chat, read_text, render, text_prompt, writable
+from .images import ImageSource, open_image
 
 Chat: TypeAlias = Seq[Message]
 
@@ -28,16 +30,30 @@ class TemplatedChat:
     options: Mapping[str, Any]
 
 
-Prompt: TypeAlias = str | Chat | TemplatedChat | Seq[int] | Mapping[str, Any] | Tensor | NDArray[np.integer[Any]]
+@dataclass(frozen=True)
+class ImageText:
+    """A text with a placeholder for each of its images, as the model's processor takes both."""
+
+    text: str
+    images: Seq[ImageSource]
+
+
+Prompt: TypeAlias = (
+    str | Chat | TemplatedChat | ImageText | Seq[int] | Mapping[str, Any] | Tensor | NDArray[np.integer[Any]]
+)
 _KINDS = "a text, a chat (a list of messages) or a list of token ids"
-_KEYS = {"prompt": (), "prompt_token_ids": (), "input_ids": ("attention_mask", "token_type_ids")}
+_KEYS = {
+    "prompt": ("multi_modal_data",),
+    "prompt_token_ids": (),
+    "input_ids": ("attention_mask", "token_type_ids"),
+}
 """The keys of vLLM's prompts and of tokenizers' results, with those that may come with them."""
 
 
 def as_list(prompts: object) -> list[Prompt]:
     """One prompt or many as a list, see `as_prompt`; an array of two dimensions holds many. Raises `ConfigError`."""
     given = _taken(prompts)
-    if isinstance(given, str) or (_is_part(given[0]) if given else isinstance(prompts, Mapping)):
+    if isinstance(given, str | ImageText) or (_is_part(given[0]) if given else isinstance(prompts, Mapping)):
         return [as_prompt(given)]
     return [as_prompt(one) for one in given]
 
@@ -57,16 +73,18 @@ def as_prompt(given: object) -> Prompt:
     It may also be an array of ids, what a tokenizer returns, or vLLM's {"prompt": ...} and {"prompt_token_ids": ...}.
     Raises `ConfigError` for anything else.
     """
-    if isinstance(given, TemplatedChat):
-        return given
-    prompt = _taken(given)
+    prompt = given if isinstance(given, TemplatedChat) else _taken(given)
+    if isinstance(prompt, TemplatedChat | ImageText):
+        return prompt
     if len(prompt) == 1 and not isinstance(given, list | tuple) and not isinstance(prompt, str):
         prompt = prompt[0] if isinstance(prompt[0], list) else prompt  # a batch of one
     return cast("Prompt", prompt)
 
 
-def _taken(given: Any) -> str | list[Any]:
+def _taken(given: Any) -> str | ImageText | list[Any]:
     """What mappings and arrays hold."""
+    if isinstance(given, ImageText):
+        return given
     if isinstance(given, Mapping):
         return _held(cast("Mapping[str, Any]", given))
     if isinstance(given, bytes | bytearray | memoryview):
@@ -80,21 +98,36 @@ def _taken(given: Any) -> str | list[Any]:
     raise ConfigError("this is no prompt", got=brief(given), expected=_KINDS)
 
 
-def _held(given: Mapping[str, Any]) -> str | list[Any]:
-    """The prompts of a mapping: text, token ids, or lists of those."""
+def _held(given: Mapping[str, Any]) -> str | ImageText | list[Any]:
+    """The prompts of a mapping: text, text with images, token ids, or lists of those."""
     if "role" in given:
         raise ConfigError("this is a message, and a chat is a list of them", got=brief(given), fix="write [{...}]")
     name = next((name for name in _KEYS if name in given), "")
-    unknown = [str(key) for key in given if key not in (name, *_KEYS.get(name, ()))]
+    unknown = [str(key) for key in given if key not in (name, *_KEYS.get(name, ())) and given[key] is not None]
     if not name or unknown:
         raise ConfigError(
             "a prompt has keys that are not read" if name else "this is no prompt",
-            got=", ".join(unknown) or brief(given),
-            expected='{"prompt": ...}, {"prompt_token_ids": ...} or {"input_ids": ..., "attention_mask": ...}',
-            fix='put images into a chat: {"type": "image", "image": ...}' if name else None,
+            got=cut(", ".join(unknown)) or brief(given),
+            expected='{"prompt": ...}, also with "multi_modal_data", {"prompt_token_ids": ...}, '
+            'or {"input_ids": ..., "attention_mask": ...}',
+            fix='put images into a chat, {"type": "image", "image": ...}, or beside a text' if name else None,
         )
     ids = _taken(given[name])
+    if images := _images(given.get("multi_modal_data")):
+        if not isinstance(ids, str):
+            raise ConfigError("images need a prompt of text", got=brief(ids), expected='{"prompt": "text", ...}')
+        return ImageText(ids, images)
     return ids if given.get("attention_mask") is None else _unpadded(ids, _taken(given["attention_mask"]))
+
+
+def _images(data: object) -> list[Any]:
+    """The images of vLLM's multi_modal_data. Raises `ConfigError` for other kinds of data."""
+    data = {} if data is None else data
+    if not isinstance(data, Mapping) or {str(key) for key in data if data[key] is not None} - {"image"}:
+        got = ", ".join(map(str, data)) if isinstance(data, Mapping) else brief(data)
+        raise ConfigError("multi_modal_data holds what is not read", got=got, expected='{"image": one or a list}')
+    images = data.get("image")
+    return [] if images is None else list(images) if isinstance(images, list | tuple) else [images]
 
 
 def _unpadded(ids: Any, mask: Any) -> list[Any]:
@@ -135,6 +168,20 @@ def has_chat_template(loaded: ModelFacts) -> bool:
     return any(getattr(one, "chat_template", None) for one in (loaded.tokenizer, processor))
 
 
+def set_chat_template(loaded: ModelFacts, template: str) -> None:
+    """Render chats by this template from now on. Raises `ConfigError` for one that cannot be read."""
+    tokenizer: Any = tokenizer_of(loaded)
+    for one in (tokenizer, None if loaded.vision is None else loaded.vision.processor):
+        if one is not None:
+            one.chat_template = template
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise ConfigError("the chat template cannot be read", got=f"line {error.lineno}: {error.message}") from None
+    except Exception:  # of a template that refuses this chat
+        return
+
+
 def read_prompt(loaded: ModelFacts, given: object, max_length: int) -> tuple[list[int], VisionPrompt | None]:
     """Token ids of a prompt as `as_prompt` takes it, and its images; a chat goes through the model's template.
 
@@ -142,9 +189,13 @@ def read_prompt(loaded: ModelFacts, given: object, max_length: int) -> tuple[lis
     """
     vision, prompt = None, as_prompt(given)
     if isinstance(prompt, str):
-        ids = list(tokenizer_of(loaded).encode(writable(prompt)))
+        ids = encode(tokenizer_of(loaded), prompt)
     elif isinstance(prompt, TemplatedChat):
         ids, vision = _chat(loaded, prompt.messages, prompt.options)
+    elif isinstance(prompt, ImageText):
+        if loaded.vision is None:
+            raise ConfigError("this model takes text alone", got="a prompt with an image", fix="leave the image out")
+        ids, vision = read_text(loaded.vision, writable(prompt.text), [open_image(one) for one in prompt.images])
     elif is_chat(prompt):
         ids, vision = _chat(loaded, prompt, {})
     else:

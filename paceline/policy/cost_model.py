@@ -19,7 +19,7 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, DraftPolicy
+from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftOptions, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
 from ..schema import checked_call
@@ -36,6 +36,8 @@ PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, whi
 REST, LONG_REST = 2, 4  # rounds for which plans to draft nothing hold while the offers stay the same
 OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
 NEW, SLOW_AGAIN = 2.0, 3.0  # the same of trees of a new size; three times that for the second slow one in a row
+TOO_SHORT = "the answer ended before plain decoding was measured"
+NO_GAIN = "drafting was not expected to pay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class CostModel(DraftPolicy):
         self._round = self._since_plain = self._rest = self._blind = 0
         self._plain_after = PLAIN_AFTER
         self._restarted = set[int]()  # slots whose last round only added masks
+        self._reasons: dict[int, str] = {}  # why nothing was drafted so far, by slot
         self._plan, self._seen = list[_Row](), list[tuple[Sequence, Round]]()
         # Planning takes time. After a plan to draft nothing, batches are not looked at for `_blind` rounds, and `_rest`
         # more may do without a plan while the offers are those of the round that was planned last.
@@ -112,6 +115,8 @@ class CostModel(DraftPolicy):
         plain, rows = [DraftBudget(0, 0)] * len(seqs), self._options(seqs)
         if not any(rows):
             return plain
+        offered = [seq.slot for seq, row in zip(seqs, rows, strict=True) if row]
+        self._reasons |= {slot: self._reasons.get(slot, TOO_SHORT) for slot in offered}
         round_seconds = self.estimates.round_seconds(len(seqs))
         if round_seconds.num_plain < PLAIN_ROUNDS:
             return plain
@@ -127,6 +132,7 @@ class CostModel(DraftPolicy):
         max_nodes = 1 if round_seconds.needs_small_tree else self.max_nodes
         self._speed = sum(self.estimates.speed.of(seq.slot, round_seconds.of(0)) for seq in seqs)
         plan = best_plan(allowed, round_seconds, self.estimates.costs, max_nodes, self._speed)
+        self._reasons |= dict.fromkeys(offered, NO_GAIN)
         for row, option in enumerate(plan.options):
             if option is not None:
                 # With confidences it may go further while they are high. Not with masks: a deeper budget adds more of
@@ -148,9 +154,13 @@ class CostModel(DraftPolicy):
     def release(self, slots: Seq[int]) -> None:
         self._restarted.difference_update(slots)
         for slot in slots:
+            self._reasons.pop(slot, None)
             self.estimates.release(slot)
             self._probing.release(slot)
             self.ledger.release(slot)
+
+    def no_draft_reason(self, seq: Sequence) -> str | None:
+        return self._reasons.get(seq.slot, NOTHING_PROPOSED)
 
     def profile(self, model: str = "", dtype: str = "", threads: int = 0) -> Profile:
         """What was learnt so far, to start another run from; the arguments say what it was measured with."""

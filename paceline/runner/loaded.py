@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
 from ..hf.describe import describe
 from ..hf.vision import Vision
+from ..sampling.pieces import Pieces
 from .adapters import AttachedAdapter
 from .native import NativeDecoder
 from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
@@ -58,6 +60,11 @@ class LoadedModel(ModelFacts):
     @property
     def attached(self) -> AttachedAdapter | None:
         return self.decoder.attached
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        """Its tokens one by one; None without a tokenizer."""
+        return None if self.tokenizer is None else Pieces(self.tokenizer)
 
     def begin(
         self,

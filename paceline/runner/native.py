@@ -110,9 +110,9 @@ class NativeDecoder:
         if self._table_addresses is None or len(self._tables[0][0]) < length:
             every = torch.arange(max(2 * length, 1024))[None]
             every = every.expand(3, 1, -1) if hasattr(self._rotary, "mrope_section") else every
-            self._tables = [self._rotation(kind, every) for kind in self._described.ropes]
-            cos, sin = zip(*self._tables, strict=True)
-            self._table_addresses = addresses(cos), addresses(sin)
+            tables = [self._rotation(kind, every) for kind in self._described.ropes]
+            cos, sin = zip(*tables, strict=True)
+            self._tables, self._table_addresses = tables, (addresses(cos), addresses(sin))
         return self._table_addresses
 
     def _rotation(self, kind: str | None, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,15 @@ sequence differently. So each step decodes a short window twice, without and wit
     decode      [a b   c d   e]        the same and what c, d, e add; final unless a character is incomplete
 """
 
+import codecs
 import copy
-import re
 from collections.abc import Sequence
 from typing import final
 
 from transformers import PreTrainedTokenizerBase
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+from .pieces import BYTE, Pieces, special_ids
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -40,7 +41,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stop, self._include_stop = stop, include_stop
         self._skip_special = skip_special_tokens
-        self._special = _special_ids(tokenizer) if skip_special_tokens else frozenset[int]()
+        self._special = special_ids(tokenizer) if skip_special_tokens else frozenset[int]()
         added = () if skip_special_tokens or spaces_between_special else tokenizer.added_tokens_decoder
         self._joined = frozenset(added)
         self._overlap = max((len(text) for text in stop), default=1) - 1
@@ -99,6 +100,25 @@ class Detokenizer:
             found[-1] += self.finish()
         return found
 
+    def offsets(self, token_ids: Sequence[int], pieces: Pieces) -> list[int]:
+        """Feed tokens; returns where in the text each begins, or the character that it is a later part of."""
+        found = list[int]()
+        for token in token_ids:
+            found.append(self._offset_of(token, pieces))
+            self.feed(token)
+        return found
+
+    def _offset_of(self, token_id: int, pieces: Pieces) -> int:
+        """Where the next token would begin."""
+        is_hidden = token_id in self._special
+        if not (self._pending and (is_hidden or pieces.may_be_part(token_id))):
+            return len(self._final) + len(self._pending)
+        decoder, first = codecs.getincrementaldecoder("utf-8")("replace"), pieces.data(token_id)[: not is_hidden]
+        text = decoder.decode(b"".join(map(pieces.data, self._ids[self._read :])) + first)
+        is_dropped = not self._final and text.startswith(" ") and not self._pending.startswith(" ")
+        has_ended = first and not decoder.getstate()[0]  # the first byte has completed a character
+        return len(self._final) + len(text) - is_dropped - bool(has_ended)
+
     def _take_to(self, end: int) -> str:
         begin, self._taken = self._taken, max(self._taken, end)
         return self.text[begin : self._taken]
@@ -124,7 +144,7 @@ class Detokenizer:
 
     def _is_byte(self, token_id: int) -> bool:
         token = self._tokenizer.convert_ids_to_tokens(token_id)
-        return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
+        return isinstance(token, str) and BYTE.fullmatch(token) is not None
 
     def _find_stop(self, begin: int) -> bool:
         """Find the stop string that ends first in the text from `begin` on, and cut the text there."""
@@ -148,9 +168,3 @@ class Detokenizer:
             if any(stop.startswith(self._final[begin:]) for stop in self._stop):
                 return begin
         return length
-
-
-def _special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids of special tokens, which decoding can skip."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return frozenset([*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)])

@@ -62,12 +62,12 @@ def _process(
             continue
         try:
             path = [tree.lists.token_ids[row][on_path] for on_path in tree.path_to(row, node)]
-            position = len(seq.token_ids) + len(path)
+            where = f"token {seq.num_output + len(path) + 1} of the answer"
             if not finite[k]:
-                raise _not_finite(row, node, position, logits[k])
+                raise _not_finite(where, logits[k])
             if is_edited(seq):
                 scores[k] = _processed(scores[k : k + 1], seq, path)
-                _check_allowed(scores[k], row, node, position)
+                _check_allowed(scores[k], where)
         except Exception as error:  # a user's processor may raise anything; the answer may end before this node
             errors[row, node] = error
             scores[k] = torch.nan
@@ -87,18 +87,17 @@ def _processed(scores: Tensor, seq: Sequence, path: list[int]) -> Tensor:  # [1,
     return process(scores, ids, seq)[0]
 
 
-def _check_allowed(scores: Tensor, row: int, node: int, position: int) -> None:
+def _check_allowed(scores: Tensor, where: str) -> None:
     peak = scores.max().item()
-    where = f"row {row}, node {node}, position {position}"
     if peak == -torch.inf:
-        raise ConfigError(f"the processors forbid every token ({where})", fix="loosen what they forbid")
+        raise ConfigError(f"the processors forbid every token (at {where})", fix="loosen what they forbid")
     if not abs(peak) < torch.inf:  # NaN compares false
-        raise NumericsError(f"the processors made NaN or infinite scores ({where})", got=peak)
+        raise NumericsError(f"the processors made NaN or infinite scores (at {where})", got=peak)
 
 
-def _not_finite(row: int, node: int, position: int, logits: Tensor) -> NumericsError:
+def _not_finite(where: str, logits: Tensor) -> NumericsError:
     return NumericsError(
-        f"the target's logits are not finite (row {row}, node {node}, position {position})",
+        f"the target's logits are not finite (at {where})",
         got=f"a maximum of {logits.amax().item()}",
         fix="load the model in bfloat16 or float32; float16 overflows in many models",
     )

@@ -39,17 +39,19 @@ class DraftSampler:
         seqs: Seq[Sequence],  # B
         offsets: Seq[int],  # B
     ) -> tuple[Tensor, Tensor | None]:  # [B], [B, V]
-        """Tokens [B] (int64) and q [B, V] (float32, rows sum to 1; None when coupled).
+        """Tokens [B] (int64) and q [B, V] (float32, rows sum to 1; None when coupled). -1: there is no distribution.
 
         Rows at temperature 0 take the argmax, and their q is one-hot.
         offsets: how many tokens this round has drafted already in each row; the new one is at
             `len(seq.token_ids) + offset`.
         """
         with one_thread(logits):
-            return self._sample(logits, seqs, offsets)
+            scores = self._scores(logits, seqs, offsets)
+            tokens, q = self._sample(scores, seqs, offsets)
+            best = scores.gather(1, tokens.unsqueeze(1)).squeeze(1) if q is None else scores.amax(1)
+            return tokens.where(best.isfinite(), -1), q  # NaN passes through argmax and amax
 
-    def _sample(self, logits: Tensor, seqs: Seq[Sequence], offsets: Seq[int]) -> tuple[Tensor, Tensor | None]:
-        scores = self._scores(logits, seqs, offsets)
+    def _sample(self, scores: Tensor, seqs: Seq[Sequence], offsets: Seq[int]) -> tuple[Tensor, Tensor | None]:
         sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
         seeds, lengths = [seqs[row].seed for row in sampled], [len(seqs[row].token_ids) for row in sampled]
         positions = [length + offsets[row] for length, row in zip(lengths, sampled, strict=True)]
@@ -63,8 +65,8 @@ class DraftSampler:
             q[sampled] = torch.softmax(scores[sampled], dim=-1)
             # The round is part of the key: a position drafted again after a rejection gets fresh numbers, so nothing
             # that was learnt from the discarded token can bias the new one.
-            keys = torch.tensor(seeds, device=logits.device) + torch.tensor(lengths, device=logits.device) * _ROUND
-            places = torch.tensor(positions, device=logits.device).unsqueeze(1)
+            keys = torch.tensor(seeds, device=scores.device) + torch.tensor(lengths, device=scores.device) * _ROUND
+            places = torch.tensor(positions, device=scores.device).unsqueeze(1)
             # One number a row, where Gumbel noise would take V.
             tokens[sampled] = inverse_cdf(q[sampled], uniforms(keys, places, Purpose.DRAFT, 1).squeeze(1))
         return tokens, q

@@ -9,7 +9,10 @@ after c     m, which is forced    `forced`
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from decimal import Decimal
 from typing import Any, cast, final
 from weakref import WeakKeyDictionary
 
@@ -19,11 +22,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ..core.structured import StructuredOutputsParams
 from ..errors import ConfigError
+from ..schema import brief, cut
 
 _Compiler = Callable[[StructuredOutputsParams], tuple[Any, Any]]
 _COMPILERS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[object, _Compiler]] = WeakKeyDictionary()
 _KEPT = 1 << 18  # characters of all forms whose grammars are kept
 _LEAST = 1 << 12  # that a form counts as
+_ONE_SPACE = " ?"  # small models can write white space until they run out of tokens
 
 
 @final
@@ -140,7 +145,7 @@ def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_ids: froz
         try:
             matcher: Any = llguidance.LLMatcher(vocabulary, _source(llguidance, params), log_level=0)
             refused = matcher.get_error()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             matcher, refused = None, str(error)
         if refused:
             raise ConfigError(f"{form} cannot be read", got=_shown(refused))
@@ -159,33 +164,66 @@ def _source(llguidance: Any, params: StructuredOutputsParams) -> str:
     if params.choice is not None:
         return llguidance.grammar_from("choice", json.dumps(params.choice))
     if params.grammar is not None:
+        for inner in re.finditer(r"%json\s*", params.grammar):
+            with suppress(json.JSONDecodeError):  # llguidance says what is wrong with it
+                _prepared(json.JSONDecoder().raw_decode(params.grammar, inner.end())[0])
         return llguidance.grammar_from("grammar", params.grammar)
     schema = json.loads(cast("str", params.json)) if params.json is not None else {"type": "object"}
-    options: dict[str, object] = {"whitespace_flexible": not params.disable_any_whitespace}
-    if params.whitespace_pattern is not None:
-        options["whitespace_pattern"] = params.whitespace_pattern
-    schema = _closed(schema) if params.disable_additional_properties else schema
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
+    pattern = params.whitespace_pattern
+    if pattern is None and not params.disable_any_whitespace:
+        pattern = _ONE_SPACE
+    options = {"whitespace_flexible": not params.disable_any_whitespace, "whitespace_pattern": pattern}
+    schema = json.dumps(_prepared(schema, params.disable_additional_properties))
+    return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=options)
 
 
-_VALUES = ("const", "enum", "default", "examples")  # keys of a JSON schema that hold no schemas
+_MOST = 1 << 53
+_EXACT = "Expected: below 2**53, of at most 15 digits. Fix: make it a string, or leave it out"
+_NOTES = ("default", "examples")  # keys of a JSON schema that say nothing about the answer
+_VALUES = ("const", "enum")  # those that hold no schemas
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # those that hold them by name
 
 
-def _closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` in every object that lists properties and does not set it.
+def _prepared(schema: Any, closes: bool = False) -> Any:
+    """The schema without its notes. Raises ValueError for a number that would become another.
 
-    Parts of `allOf` stay open: each of them lists some properties of one object.
+    closes: whether to set `additionalProperties: false` in every object that lists properties and does not set it.
+        Parts of `allOf` stay open: each of them lists some properties of one object.
     """
     if isinstance(schema, list):
-        return [_closed(one) for one in schema]
-    if not isinstance(schema, dict) or "allOf" in schema:
-        return schema
-    closed = {key: value if key in _VALUES else _closed(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict):
-        closed["properties"] = {name: _closed(one) for name, one in schema["properties"].items()}
-    return {"additionalProperties": False, **closed} if "properties" in closed else closed
+        return [_prepared(one, closes) for one in schema]
+    if not isinstance(schema, dict):
+        return _checked(schema)
+    closes = closes and "allOf" not in schema
+    made = dict[str, Any]()
+    for key, value in schema.items():
+        if key in _VALUES:
+            made[key] = _checked(value)
+        elif key in _NAMED and isinstance(value, dict):
+            made[key] = {name: _prepared(one, closes) for name, one in value.items()}
+        elif key not in _NOTES:
+            made[key] = _prepared(value, closes)
+    return {"additionalProperties": False, **made} if closes and "properties" in made else made
+
+
+def _checked(value: Any) -> Any:
+    """The value. Raises ValueError as `_prepared`."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _checked(one)
+    elif type(value) in (int, float) and not _is_exact(value):
+        raise ValueError(f"the number {brief(value)}. {_EXACT}")
+    return value
+
+
+def _is_exact(number: float) -> bool:
+    """Whether llguidance, which computes in float64 and rounds on the way, keeps this number."""
+    if not abs(number) < _MOST:
+        return False
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    return int("".join(map(str, digits))) < _MOST and cast("int", exponent) >= -22
 
 
 def _shown(error: object) -> str:
     """An error of llguidance in one line, without the state of its parser."""
-    return " ".join(str(error).partition("<state>")[0].split())
+    return cut(" ".join(str(error).partition("<state>")[0].split()), 300)

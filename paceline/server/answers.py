@@ -60,7 +60,7 @@ class Choice(Delta):
         if self.tools is not None and self.finish_reason is not None:
             text += self.tools.finish()
             self.calls = self.tools.calls
-            self.finish_reason = "tool_calls" if self.calls else self.finish_reason
+            self.finish_reason = "tool_calls" if self.calls and part.finish_reason == "stop" else part.finish_reason
         delta = Delta(text, part.logprobs or [], self._provenance(part))
         self.text += delta.text
         self.logprobs += delta.logprobs
@@ -231,13 +231,30 @@ class Answering:
         message: dict[str, Any] = {"content": delta.text} if delta.text else {}
         if choice.calls:
             message["tool_calls"] = [{"index": place, **call} for place, call in enumerate(choice.calls)]
-        return {"delta": message, "logprobs": _logprobs(delta)}
+        return {"delta": message, "logprobs": self._logprobs(delta)}
 
     def _entire(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
-            message |= {"content": choice.text.strip() or None, "tool_calls": choice.calls}
-        return {"message": message, "logprobs": _logprobs(choice)}
+            message |= {"content": choice.text or None, "tool_calls": choice.calls}
+        return {"message": message, "logprobs": self._logprobs(choice)}
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        return {"content": self.entries(delta)} if delta.logprobs else None
+
+    def entries(self, delta: Delta) -> list[dict[str, Any]]:
+        """The log-probabilities of its tokens in the format of chats and responses."""
+        return [
+            {**self._token(one, one.token_id), "top_logprobs": [self._token(one, token) for token in one.top]}
+            for one in delta.logprobs
+        ]
+
+    def _token(self, one: TokenLogprob, token: int) -> dict[str, Any]:
+        """A special token that the text leaves out has no bytes, so that the joined ones are the text."""
+        pieces, data = self.service.llm.loaded.pieces, b""
+        if pieces is not None and not (self.params.skip_special_tokens and token in pieces.special):
+            data = pieces.data(token)
+        return {"token": one.texts.get(token, ""), "logprob": _finite(one[token].logprob), "bytes": list(data)}
 
 
 @dataclass(kw_only=True)
@@ -245,33 +262,37 @@ class CompletionAnswering(Answering):
     """One request to /v1/completions. echo: the prompt of each choice, to put before it; or none."""
 
     echo: Sequence[str]
-    offsets: dict[int, int] = field(default_factory=dict[int, int])  # length of the text of each choice so far
+    texts: dict[int, Detokenizer] = field(default_factory=dict[int, Detokenizer])  # of each choice, for its offsets
     id_prefix, whole_name, piece_name = "cmpl-", "text_completion", "text_completion"
 
     def _opening(self, choice: Choice) -> dict[str, Any] | None:
         return {"text": self.echo[choice.index], "logprobs": None} if self.echo else None
 
     def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        return {"text": delta.text, "logprobs": self._logprobs(choice, delta.logprobs)}
+        return {"text": delta.text, "logprobs": self._listed(choice, delta.logprobs)}
 
     def _entire(self, choice: Choice) -> dict[str, Any]:
         made = self._piece(choice, choice)
         return {**made, "text": self.echo[choice.index] + choice.text} if self.echo else made
 
-    def _logprobs(self, choice: Choice, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _listed(self, choice: Choice, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not given:
             return None
-        tokens = [one.texts.get(one.token_id, "") for one in given]
-        at = self.offsets.get(choice.index, len(self.echo[choice.index]) if self.echo else 0)
-        offsets = [at := at + len(text) for text in ["", *tokens]]
-        self.offsets[choice.index] = offsets.pop()
-        top = [{one.texts.get(token, ""): _finite(one[token].logprob) for token in one} for one in given]
         return {
-            "tokens": tokens,
+            "tokens": [one.texts.get(one.token_id, "") for one in given],
             "token_logprobs": [_finite(one.logprob) for one in given],
-            "top_logprobs": top,
-            "text_offset": offsets,
+            "top_logprobs": [by_text(one) for one in given],
+            "text_offset": self._offsets(choice, [one.token_id for one in given]),
         }
+
+    def _offsets(self, choice: Choice, token_ids: Sequence[int]) -> list[int]:
+        """Where each of the next tokens of a choice begins in its text."""
+        begin, pieces = len(self.echo[choice.index]) if self.echo else 0, self.service.llm.loaded.pieces
+        if pieces is None:
+            return [begin] * len(token_ids)
+        if choice.index not in self.texts:
+            self.texts[choice.index] = self.service.detokenizer(self.params)
+        return [begin + at for at in self.texts[choice.index].offsets(token_ids, pieces)]
 
 
 def _choice(choice: Choice, content: dict[str, Any], delta: Delta, is_last: bool) -> dict[str, Any]:
@@ -291,21 +312,13 @@ def _num_accepted(rounds: Iterable[Round]) -> int:
     return sum(min(one.num_accepted, one.num_emitted) for one in rounds)
 
 
-def _logprobs(delta: Delta) -> dict[str, Any] | None:
-    return {"content": entries(delta)} if delta.logprobs else None
-
-
-def entries(delta: Delta) -> list[dict[str, Any]]:
-    """The log-probabilities of its tokens in the format of chats and responses."""
-    return [
-        {**_token(one, one.token_id), "top_logprobs": [_token(one, token) for token in one.top]}
-        for one in delta.logprobs
-    ]
-
-
-def _token(one: TokenLogprob, token: int) -> dict[str, Any]:
-    text = one.texts.get(token, "")
-    return {"token": text, "logprob": _finite(one[token].logprob), "bytes": list(text.encode())}
+def by_text(one: TokenLogprob) -> dict[str, float]:
+    """The log-probabilities by the text of each token. A further token of the same text is named as in vLLM."""
+    found = dict[str, float]()
+    for token in one:
+        text = one.texts.get(token, "")
+        found[f"token_id:{token}" if text in found else text] = _finite(one[token].logprob)
+    return found
 
 
 def _finite(logprob: float) -> float:

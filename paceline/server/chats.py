@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError
 from ..hf.images import ImageLimits, open_image
 from ..hf.prompts import TemplatedChat
-from .protocol import ChatRequest, Image, Message
+from ..schema import brief
+from .protocol import ChatRequest, Image, Message, ToolCall
 from .tools import spell_out
 
 LIMITS = ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=())  # data URIs are always allowed
@@ -42,7 +44,7 @@ def read_messages(messages: Sequence[Message], limits: ImageLimits) -> list[Mapp
 
 
 def _read(message: Message, limits: ImageLimits) -> Mapping[str, object]:
-    read: dict[str, object] = message.model_dump(exclude_none=True)
+    read: dict[str, object] = message.model_dump(exclude_none=True, exclude={"tool_calls"})
     if message.role == "developer":  # the newer name, which templates do not know
         read["role"] = "system"
     if isinstance(message.content, list):
@@ -50,23 +52,29 @@ def _read(message: Message, limits: ImageLimits) -> Mapping[str, object]:
             {"type": "image", "image": _open(part, limits)} if isinstance(part, Image) else part.model_dump()
             for part in message.content
         ]
+    if not message.content and message.role in ("assistant", "tool"):
+        read["content"] = ""
+    if thoughts := message.reasoning_content or message.reasoning:
+        read |= {"reasoning": thoughts, "reasoning_content": thoughts}
     if message.tool_calls:
-        read["tool_calls"] = [{**call.model_dump(), "function": _function(call)} for call in message.tool_calls]
-        read.setdefault("content", "")
+        read["tool_calls"] = [_call(one) for one in message.tool_calls]
     return read
 
 
-def _function(call: Any) -> dict[str, object]:
-    """Templates write the arguments as JSON themselves."""
-    try:
-        return {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
-    except (ValueError, RecursionError):
-        raise ConfigError("the arguments of a tool call are no JSON", got=call.function.name) from None
+def _call(call: ToolCall) -> dict[str, object]:
+    """Templates write the arguments as JSON themselves; what is none, since a call was cut, they get as text."""
+    arguments: object = call.function.arguments
+    with suppress(ValueError, RecursionError):
+        arguments = json.loads(call.function.arguments or "{}")
+    function = {"name": call.function.name, "arguments": {} if arguments is None else arguments}
+    return {**call.model_dump(exclude_none=True), "function": function}
 
 
 def _open(part: Image, limits: ImageLimits) -> object:
     """Open an image by its URL, never a file of this machine."""
     url = part.image_url.url
     if not url.lower().startswith(("data:", "http://", "https://")):
-        raise ConfigError("an image_url is no URL", expected="a data: URI such as data:image/png;base64,...")
+        hosts = "" if limits.hosts == () else f", or an http(s) URL of {', '.join(limits.hosts or ('any host',))}"
+        expected = f"a data: URI such as data:image/png;base64,...{hosts}"
+        raise ConfigError("this image_url is not accepted", got=brief(url), expected=expected)
     return open_image(url, limits)

@@ -10,19 +10,24 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as RoutingError
 
 from ..errors import CacheFull, ConfigError, EngineStopped, PacelineError, QueueFull
+from ..schema import cut
 
 CLIENT_GONE = 499  # the status in logs if the client disconnected, as in nginx
+_LONGEST = 1500  # characters of a message, since most repeat what was sent
 
 
 class ApiError(HTTPException):
-    """An error response. code: as in the OpenAI API. param: the wrong field. retry_after_s: when to try again."""
+    """An error response. code: as in the OpenAI API. param: the wrong field. retry_after_s: when to try again.
+
+    Message and param are cut to a bounded length.
+    """
 
     def __init__(
         self, status: int, message: str, code: str | None = None, param: str | None = None, retry_after_s: int = 0
     ):
-        self.code, self.param = code, param
+        self.code, self.param = code, None if param is None else cut(param)
         headers = {"Retry-After": str(retry_after_s)} if retry_after_s else None
-        super().__init__(status, message, headers)
+        super().__init__(status, cut(message, _LONGEST), headers)
 
 
 class ClientGone(Exception):
@@ -90,7 +95,7 @@ def _of_validation(errors: Sequence[Any]) -> ApiError:
     kind, words = deepest["type"], deepest["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
         return ApiError(400, f"The body is not JSON: {deepest['ctx']['error']}.", "invalid_json")
-    param = _param(deepest["loc"])
+    param = cut(_param(deepest["loc"]))
     if not param:
         return ApiError(400, "The body is not a JSON object with Content-Type: application/json.", "invalid_json")
     if kind == "extra_forbidden":
@@ -100,7 +105,7 @@ def _of_validation(errors: Sequence[Any]) -> ApiError:
     if kind == "none_required":
         return ApiError(400, f"Unsupported parameter: {param!r}. Fix: leave it out.", "unsupported_parameter", param)
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    return ApiError(400, f"Invalid {param!r}: {words}.", code, param)
+    return ApiError(400, f"Invalid {param!r}: {cut(words, 500)}.", code, param)
 
 
 def _param(loc: Sequence[str | int]) -> str:

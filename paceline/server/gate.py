@@ -15,6 +15,7 @@ from fastapi.responses import PlainTextResponse, Response
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .. import __version__
 from ..schema import brief
 from .errors import CLIENT_GONE, HANDLERS, ApiError, ClientGone, answer_of
 
@@ -168,7 +169,7 @@ class Gate:
 def gated_app(
     service: Gated, is_alive: Callable[[], bool], metrics: Callable[[], str], outer: Sequence[Middleware] = ()
 ) -> FastAPI:
-    """An application behind a `Gate`, with /health, /ready and /metrics; `app.state.service` is the service.
+    """An application behind a `Gate`, with /health, /ready, /version and /metrics; `app.state.service` is the service.
 
     outer: middleware before the gate.
     """
@@ -184,6 +185,10 @@ def gated_app(
     @app.get("/ready")
     async def ready() -> Response:
         return Response(status_code=200 if is_alive() and not service.is_draining else 503)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
 
     @app.get("/metrics")
     async def metrics_page() -> Response:

@@ -1,7 +1,7 @@
 """The bodies of requests: the fields of the OpenAI API, and vLLM's further sampling fields.
 
 As in the OpenAI API, an unknown field is an error. So is a known field that is not supported, unless it cannot change
-an answer.
+an answer. In messages, clients also send back whatever an answer had: see `HistoryFields`.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from ..core.request import RequestOutputKind, SamplingParams
 from ..errors import ConfigError
@@ -18,6 +18,10 @@ MAX_CHOICES, MAX_MESSAGES = 128, 2048
 Count = Annotated[int, Field(le=2**63 - 1)]  # larger numbers of JSON do not fit tensors and metrics
 TokenId = Annotated[int, Strict(False)]  # keys of JSON objects are texts
 Word = Annotated[str, Field(max_length=256)]  # looked for after every token
+_WITHOUT_EFFECT = frozenset(
+    {"id", "index", "status", "phase", "annotations", "logprobs", "parsed", "parsed_arguments", "provenance"}
+    | {"cache_control", "extra_content", "provider_specific_fields"}  # of other servers
+)
 
 
 class Fields(BaseModel):
@@ -26,38 +30,51 @@ class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Text(Fields):
+class HistoryFields(Fields):
+    """An object that clients send back: fields that are null, unknown and empty, or without effect are left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        nothing = {name for name in given if name in _WITHOUT_EFFECT or given[name] in ("", [], {})}
+        nothing -= cls.model_fields.keys()
+        return {name: value for name, value in given.items() if name not in nothing and value is not None}
+
+
+class Text(HistoryFields):
     """Text of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ImageURL(Fields):
+class ImageURL(HistoryFields):
     """A data URI, or a URL of an allowed host. detail has no effect."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class Image(Fields):
+class Image(HistoryFields):
     """An image of a message."""
 
     type: Literal["image_url"]
     image_url: ImageURL
 
 
-class CalledFunction(Fields):
-    """A function call of the model. arguments: JSON."""
+class CalledFunction(HistoryFields):
+    """A function call of the model. arguments: JSON, or its beginning where the answer was cut."""
 
     name: str
-    arguments: str
+    arguments: str = ""
 
 
-class ToolCall(Fields):
+class ToolCall(HistoryFields):
     """A call that an earlier answer made."""
 
-    id: str
+    id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -65,15 +82,21 @@ class ToolCall(Fields):
 Part: TypeAlias = Annotated[Text | Image, Field(discriminator="type")]
 
 
-class Message(Fields):
+class Message(HistoryFields):
     """One message of a chat. An answer of this server can be sent back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[Part], Field(min_length=1)] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    # for templates that read it, under two names
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    # known, but not supported
     refusal: None = None
+    audio: None = None
+    function_call: None = None
 
 
 def text_of(content: str | Sequence[Text | Image] | None) -> str:

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from .answers import Answering, Choice, Outputs, entries
+from .answers import Answering, Choice, Outputs
 from .errors import ApiError, unsupported
 from .protocol import (
     MAX_MESSAGES,
     ChatRequest,
     Count,
     Fields,
+    HistoryFields,
     Image,
     ImageURL,
     JsonSchema,
@@ -30,17 +31,14 @@ from .streams import event
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class InputText(Fields):
+class InputText(HistoryFields):
     """Text of a message, or of an earlier answer of this endpoint."""
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-    provenance: list[Any] | None = None
 
 
-class InputImage(Fields):
+class InputImage(HistoryFields):
     """An image of a message."""
 
     type: Literal["input_image"]
@@ -49,15 +47,19 @@ class InputImage(Fields):
     file_id: None = None
 
 
-class InputMessage(Fields):
+class InputMessage(HistoryFields):
     """One message. An answer of this endpoint can be sent back unchanged."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Annotated[InputText | InputImage, Field(discriminator="type")]], Field(min_length=1)]
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
+    content: str | list[Annotated[InputText | InputImage, Field(discriminator="type")]]
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _check_kept(cls, kind: object) -> object:
+        if kind == "item_reference":
+            raise ValueError("nothing is kept here. Fix: send the message itself, as clients do with store=false")
+        return kind
 
     def as_chat(self) -> Message:
         """The same as a message of a chat. Text parts become one text, which every chat template supports."""
@@ -69,8 +71,8 @@ class InputMessage(Fields):
             else Image(type="image_url", image_url=ImageURL(url=part.image_url, detail=part.detail))
             for part in self.content
         ]
-        has_images = any(isinstance(part, Image) for part in parts)
-        return Message(role=self.role, content=parts if has_images else text_of(parts))
+        is_text = parts and not any(isinstance(part, Image) for part in parts)
+        return Message(role=self.role, content=text_of(parts) if is_text else parts)
 
 
 class PlainFormat(Fields):
@@ -188,7 +190,7 @@ class ResponseAnswering(Answering):
                 beginning = []
                 if delta.text or delta.logprobs or delta.provenance:
                     more = {"provenance": delta.provenance} if choice.pieces is not None else {}
-                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=entries(delta), **more)
+                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=self.entries(delta), **more)
         part, whole = self._part(choice), self.whole()
         yield self._of_part("output_text.done", text=choice.text, logprobs=part["logprobs"])
         yield self._of_part("content_part.done", part=part)
@@ -201,7 +203,7 @@ class ResponseAnswering(Answering):
 
     def whole(self) -> dict[str, Any]:
         (choice,) = self.choices
-        status = "incomplete" if choice.finish_reason == "length" else "completed"
+        status = "completed" if choice.finish_reason == "stop" else "incomplete"
         ending = self.ending()
         used = ending.pop("usage")
         usage = {
@@ -212,10 +214,12 @@ class ResponseAnswering(Answering):
             "total_tokens": used["total_tokens"],
         }
         item = self._item(status, [self._part(choice)])
-        return {**self._response(status), "output": [item], "usage": usage, **ending}
+        why = {"reason": "max_output_tokens"} if choice.finish_reason == "length" else None
+        made = {"output": [item], "usage": usage, "incomplete_details": why}
+        return {**self._response(status), **made, **ending}
 
     def _part(self, choice: Choice) -> dict[str, Any]:
-        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": entries(choice)}
+        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": self.entries(choice)}
         return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
 
     def _event(self, kind: str, **content: Any) -> str:
@@ -240,7 +244,7 @@ class ResponseAnswering(Answering):
             "created_at": self.head["created"],
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": None,
             "metadata": body.metadata or {},
             "output": [],
             "parallel_tool_calls": True,

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -28,7 +29,7 @@ from .tools import reader_of
 from .tracing import Tracer
 
 _MAX_CHARS = 64  # per token of the context; longer prompts are refused before they are tokenized, which takes long
-_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class Settings(GateSettings):
 
     allow_origins: origins whose pages may call it from a browser. return_metrics: report with every answer how it was
     decoded. return_provenance: the default for requests. tracer: gets a span of each answered request.
+    takes_model_defaults: whether sampling options of the model's generation_config.json are the defaults of requests.
+    defaults: of requests, before those. chat_template_kwargs: variables of the template that requests may replace.
     """
 
     allow_origins: Sequence[str] = ()
@@ -45,6 +48,9 @@ class Settings(GateSettings):
     return_metrics: bool = False
     tracer: Tracer | None = None
     return_provenance: bool = False
+    takes_model_defaults: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Service(Gated):
@@ -58,8 +64,9 @@ class Service(Gated):
         processor = loaded.vision and loaded.vision.processor
         templates = [getattr(one, "chat_template", None) for one in (processor, loaded.tokenizer)]
         self.template = next((str(one) for one in templates if one), "tools")
-        given = {name: getattr(config, name, None) for name in _DEFAULTS}
-        self.defaults = {"temperature": 1.0, **{name: value for name, value in given.items() if value is not None}}
+        given = {name: getattr(config, name, None) for name in DEFAULTS} if settings.takes_model_defaults else {}
+        given = {name: value for name, value in given.items() if value is not None}
+        self.defaults = {"temperature": 1.0, **given, **settings.defaults}
 
     def check(self, body: protocol.Request) -> None:
         """Raise `ApiError` for unknown models, unknown drafters and contradictory options."""
@@ -90,8 +97,13 @@ class Service(Gated):
             return prompt
         vocab_size = self.llm.loaded.vocab_size
         if bad := [one for one in prompt if not 0 <= one < vocab_size]:
-            raise ConfigError("there is no such token", got=bad[0], expected=f"0 to {vocab_size - 1}")
+            raise ConfigError("there is no such token", got=brief(bad[0]), expected=f"0 to {vocab_size - 1}")
         return str(self.llm.tokenizer.decode(prompt))
+
+    def detokenizer(self, params: SamplingParams) -> Detokenizer:
+        """The text of one answer, which no stop string cuts."""
+        spaces = params.spaces_between_special_tokens
+        return Detokenizer(self.llm.tokenizer, (), params.skip_special_tokens, spaces_between_special=spaces)
 
     async def drain(self, timeout: float) -> None:
         """Wait as `Gated.drain`, then abort the remaining requests."""
@@ -111,7 +123,7 @@ class Service(Gated):
         if (count := len(prompts) * params.n) > protocol.MAX_CHOICES:
             what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
             raise ApiError(400, what, "invalid_value", "n")
-        pieces = [Detokenizer(self.llm.tokenizer) if is_painted else None for _ in range(count)]
+        pieces = [self.detokenizer(params) if is_painted else None for _ in range(count)]
         choices = [Choice(index=index, tools=reader_of(body), pieces=one) for index, one in enumerate(pieces)]
         run = kind(self, request, choices, params)
         sources = [self.engine.generate(one, params, f"{run.head['id']}-{place}") for place, one in enumerate(prompts)]

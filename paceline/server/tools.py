@@ -1,6 +1,7 @@
 """Tool calls in an answer: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or a forced call.
 
-Hermes, Qwen and many other models use this format. What cannot be parsed as a call stays text.
+Hermes, Qwen and many other models use this format. What cannot be parsed as a call stays text; beside calls, the
+white space before one and a call that was cut are no text.
 """
 
 import json
@@ -25,29 +26,27 @@ class ToolReader:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The text outside calls. A possible beginning of a tag is held back until it is decided."""
+        """The text outside calls. What may belong to a call, white space before it included, is held back."""
         self._held += text
         shown = ""
         while not self.is_forced:
             before, tag, rest = self._held.partition(_OPEN)
-            if not tag:
-                cut = len(before) - _overlap(before)
-                self._held = before[cut:]
-                return shown + before[:cut]
             inner, end, after = rest.partition(_CLOSE)
+            sure = (before if tag else before[: len(before) - _overlap(before, _OPEN)]).rstrip()
             if not end:
-                self._held = tag + rest
-                return shown + before
-            shown += before if self._take(inner) else before + tag + inner + end
+                self._held = self._held[len(sure) :]
+                return shown + sure
+            is_call = self._take(inner) or self._take(inner.rpartition(_OPEN)[2])  # behind one that was not finished
+            shown += sure if is_call else before + tag + inner + end
             self._held = after
         return shown
 
     def finish(self) -> str:
-        """The rest of the text at the end of the answer. A complete call without its closing tag counts."""
+        """The rest of the text at the end of the answer. A complete call without its whole closing tag counts."""
         held, self._held = self._held, ""
-        inner = held if self.is_forced else held.removeprefix(_OPEN)
-        is_call = (self.is_forced or held.startswith(_OPEN)) and self._take(inner)
-        return "" if is_call or (self.calls and not held.strip()) else held
+        inner = held if self.is_forced else held.partition(_OPEN)[2]
+        self._take(inner[: len(inner) - _overlap(inner, _CLOSE)])
+        return "" if self.calls else held
 
     def _take(self, text: str) -> bool:
         """Parse one call; returns whether it is one."""
@@ -58,6 +57,7 @@ class ToolReader:
             return False
         if not isinstance(name, str):
             return False
+        arguments = {} if arguments in (None, "") else arguments
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         function = {"name": name, "arguments": written}
         self.calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
@@ -74,8 +74,8 @@ def reader_of(body: Request) -> ToolReader | None:
 def forced_form(body: ChatRequest) -> dict[str, Any] | None:
     """The structured outputs that force one call, if tool_choice requires it. Raises `ConfigError`.
 
-    Whitespace is one space at most, and arguments are those of the tool's schema alone unless it says otherwise: small
-    models can write spaces, or more arguments, until they run out of tokens.
+    Arguments are those of the tool's schema alone unless it says otherwise: small models can write more of them until
+    they run out of tokens.
     """
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "auto", "none"):
@@ -85,7 +85,7 @@ def forced_form(body: ChatRequest) -> dict[str, Any] | None:
     if not tools:
         raise ConfigError("tool_choice names no tool of this request", fix="list it under tools")
     schema = json.dumps({"anyOf": [_schema(tool) for tool in tools]})
-    return {"json": schema, "whitespace_pattern": " ?", "disable_additional_properties": True}
+    return {"json": schema, "disable_additional_properties": True}
 
 
 def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
@@ -128,6 +128,6 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def _overlap(text: str) -> int:
-    """How many characters at the end may be the beginning of a tag."""
-    return next((size for size in range(min(len(text), len(_OPEN) - 1), 0, -1) if _OPEN.startswith(text[-size:])), 0)
+def _overlap(text: str, tag: str) -> int:
+    """How many characters at the end may be the beginning of the tag."""
+    return next((size for size in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-size:])), 0)

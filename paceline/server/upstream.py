@@ -82,4 +82,5 @@ def _error_of(status: int, content: bytes) -> ApiError:
         code = "context_length_exceeded"
     if status == 401:  # the key is the router's, not the client's
         return ApiError(502, "The router's API key for a server behind it is wrong.", "bad_upstream")
-    return ApiError(status, message, code if isinstance(code, str) else None, param)
+    code, param = (one if isinstance(one, str) else None for one in (code, param))
+    return ApiError(status, message, code, param)

@@ -88,11 +88,25 @@ def read_json(path: Path | str, what: str = "the file") -> Any:
 
 
 def read_object(path: Path | str, fix: str | None = None) -> dict[str, Any]:
-    """The object in a JSON file. Raises `ConfigError`."""
-    value = read_json(path)
+    """The object in a JSON file. Raises `ConfigError`, also for a key that has two values."""
+    text = read_text(path)
+    value = parse_json(text, f"the file {str(path)!r}")
     if not isinstance(value, dict):
         raise ConfigError(f"{str(path)!r} is not a JSON object", got=type(value).__name__, fix=fix)
+    try:
+        json.loads(text, object_pairs_hook=_single)  # what it nests is limited by now
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} contradicts itself", got=error, expected="each key once", fix=fix) from error
     return value
+
+
+def _single(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found and found[key] != value:
+            raise ValueError(f"the key {key!r} with two values")
+        found[key] = value
+    return found
 
 
 def read_kind(path: Path | str, kind: str, version: int, fix: str) -> dict[str, Any]:
@@ -110,18 +124,28 @@ def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False
     return json.dumps(to_jsonable_python(value, inf_nan_mode="null"), ensure_ascii=ensure_ascii, indent=indent)
 
 
+def check_folder(path: Path | str) -> None:
+    """Raise `ConfigError` where nothing could be written into this folder, which may be made first."""
+    there = Path(os.path.realpath(path))
+    while not exists(there):  # these will be made
+        there = there.parent
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        got = "no permission for" if there.is_dir() else "a file in the place of"
+        got, fix = f"{got} the folder {str(there)!r}", "name another folder"
+        raise ConfigError(f"the folder {str(path)!r} cannot be written", got=got, fix=fix)
+
+
 def check_out(path: Path | str, sign: str | None = None) -> None:
     """Raise `ConfigError` where `write_text` could not write; call it before long work.
 
     sign: a text near the beginning of all files of this command, which may be replaced; None: no file may be replaced.
     """
-    place, fix = Path(os.path.realpath(path)), "give another --out"
-    if place.is_dir() or (place.exists() and not place.is_file()):
-        raise ConfigError(f"{str(path)!r} cannot be replaced", got="no regular file", fix=fix)
-    folder = next(one for one in place.parents if one.exists())  # those below it will be made
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"{str(path)!r} cannot be written", got=f"the folder {str(folder)!r}", fix=fix)
-    if not place.exists():
+    place, fix = Path(os.path.realpath(path)), "name another file"
+    if exists(place) and not place.is_file():
+        got = "a folder" if place.is_dir() else "no regular file"
+        raise ConfigError(f"{str(path)!r} cannot be replaced", got=got, expected="a file or a new name", fix=fix)
+    check_folder(place.parent)
+    if not exists(place):
         return
     with place.open("rb") as file:
         head = file.read(_HEAD).decode("utf-8", errors="replace")
@@ -133,6 +157,7 @@ def check_out(path: Path | str, sign: str | None = None) -> None:
 def claimed(path: Path | str) -> Iterator[None]:
     """Lock this file or folder against other runs. Raises `ConfigError` where another run holds it."""
     place = Path(os.path.realpath(path))
+    check_folder(place.parent)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(place.with_name(f".{place.name}.lock"))
@@ -151,9 +176,11 @@ def claimed(path: Path | str) -> Iterator[None]:
 
 
 def check_new(place: Path) -> None:
-    """Raise `ConfigError` where there is something already; an empty folder may be there."""
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise ConfigError(f"{str(place)!r} exists already", expected="a new folder", fix="name another, or remove it")
+    """Raise `ConfigError` where there is something already, or no folder can be made; an empty one may be there."""
+    check_folder(place.parent)
+    if exists(place) and (not place.is_dir() or any(place.iterdir())):
+        got, fix = "a folder" if place.is_dir() else "a file", "name another, or remove it"
+        raise ConfigError(f"{str(place)!r} exists already", got=got, expected="a new folder", fix=fix)
 
 
 @contextmanager

@@ -119,14 +119,15 @@ class _Visit:
         """As `socket.getaddrinfo`. Raises `ConfigError` for a host that is not allowed or not public."""
         if self.hosts is not None and host.lower() not in self.hosts:
             expected = f"one of {', '.join(self.hosts)}" if self.hosts else "a data: URL"
-            raise ConfigError(f"{short(self.url)} leads to a host that is not allowed", got=host, expected=expected)
+            what = f"{short(self.url)} leads to a host that is not allowed"
+            raise ConfigError(what, got=short(host), expected=expected)
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [str(entry[4][0]) for entry in found]
         private = [] if self.allow_private else [one for one in addresses if not is_public(one)]
         if private:
             raise ConfigError(
                 f"{short(self.url)} leads to a private address",
-                got=private[0] if host in private else f"{host} at {private[0]}",
+                got=private[0] if host in private else f"{short(host)} at {private[0]}",
                 expected="a public address, since URLs may be those of strangers",
                 fix="if you trust it, pass the opened image: open_image(url, ImageLimits(allow_private=True)) of "
                 "paceline.hf.images",

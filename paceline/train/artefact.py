@@ -15,6 +15,7 @@ from transformers.processing_utils import ProcessorMixin
 from ..errors import ConfigError
 from ..eval.trials import Trial
 from ..heads.folder import DRAFT_MODEL, WEIGHTS, HeadTarget, read_record, save_head, write_record
+from ..hf.checkpoint import quietly
 from ..runner import LoadedModel
 from ..system.files import new_folder
 from ..system.provenance import provenance, sha256_of
@@ -90,6 +91,7 @@ def _settings(method: str, config: RunConfig) -> dict[str, Any]:
 # Draft models
 
 
+@quietly()
 def save_draft(
     place: Path, model: PreTrainedModel, target: LoadedModel, record: Mapping[str, object],
     processor: ProcessorMixin | None = None,

@@ -32,6 +32,8 @@ from .run_folder import read_if_there
 DATA = "data.json"
 _SORTED = 256
 """Answers that are sorted by length together: a larger number gives less padding and less random batches."""
+FEW_TOKENS = 100_000
+"""Of answers: with fewer a head from scratch hardly learns, see docs/heads.md."""
 
 
 def read_begun(folder: Path) -> dict[str, int] | None:

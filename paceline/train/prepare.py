@@ -41,7 +41,7 @@ from ..drafters.plain import Plain
 from ..errors import CacheFull, ConfigError
 from ..eval.prompts import PromptLine, read_lines
 from ..hf.chats import has_images
-from ..hf.image_prompts import text_prompt
+from ..hf.image_prompts import encode, text_prompt
 from ..hf.prompts import Chat, read_prompt
 from ..policy import Fixed
 from ..runner import ModelRunner
@@ -96,7 +96,7 @@ def encode_line(runner: ModelRunner, line: PromptLine) -> TrainPrompt | None:
     source, tokenizer = str(line.row.get("source", "")), runner.loaded.tokenizer
     if line.is_bare and runner.loaded.vision is None and not getattr(tokenizer, "chat_template", None):
         assert tokenizer is not None
-        return TrainPrompt(source, list(tokenizer.encode(line.turns[0])))
+        return TrainPrompt(source, encode(tokenizer, line.turns[0]))
     messages = chat_of(line)
     try:
         ids, vision = read_prompt(runner.loaded, messages, runner.max_length)

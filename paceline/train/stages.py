@@ -26,7 +26,7 @@ from ..heads.folder import read_record, trained_info
 from ..hf.chats import has_images
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
-from ..system.files import Progress, write_text
+from ..system.files import Progress, check_folder, write_text
 from ..zoo import resolve
 from ..zoo.registry import silent
 from .artefact import check_same_run, model_beside, record_acceptance, save_trained
@@ -104,6 +104,7 @@ class Stages:
         """
         if self._is_checked:
             return
+        check_folder(self.out)
         need("accelerate", "training")
         if self.config.train.tensorboard:
             need_tensorboard()

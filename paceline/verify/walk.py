@@ -77,7 +77,7 @@ def q_at(draft: Draft, row: int, node: int) -> Float64[Tensor, " V"]:
     mass = float(q.sum())
     if not (abs(mass - 1) < 0.01 and float(q.min()) >= 0):
         raise DraftError(
-            f"q of drafter {draft.source!r} is not a distribution at row {row}, node {node}",
+            f"q of drafter {draft.source!r} is not a distribution at node {node}",
             got=f"sum {mass:.6g}, least {float(q.min()):.6g}",
             expected="probabilities that sum to 1",
             fix="pass softmax(logits), with the temperature and the filters the tokens were drawn with",

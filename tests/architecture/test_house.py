@@ -13,6 +13,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # A package may import those of a lower rank, and its own.
 RANK = {
     "errors": -1,
+    "vllm_options": -2,
     "other_names": -1,
     "schema": 0,
     "kernels": 0,
@@ -30,6 +31,7 @@ RANK = {
     "drafters": 6,
     "decoding": 5.8,
     "outputs": 6,
+    "stats": 2,
     "config": 7,
     "tuned": 8,
     "requests": 8,

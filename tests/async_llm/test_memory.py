@@ -63,6 +63,12 @@ def test_a_draft_model_without_memory_drafts_nothing(full):
     assert got.rounds[-3].num_drafted == 0
 
 
+def test_a_draft_model_without_its_first_columns(full):
+    llm = tiny_llm(DraftModel(small_draft()))
+    got = answers(llm, full, (TEXTS[0], SHORT), (TEXTS[1], SHORT))
+    assert [facts(one) for one in got] == [facts(llm.plain().generate(text, SHORT)[0]) for text in TEXTS[:2]]
+
+
 def test_a_request_that_is_not_measured_is_noticed(full, monkeypatch):
     """Mutant: it breaks off in the middle."""
     monkeypatch.setattr(SpeculativeDecoder, "_check_room", lambda self, seq: None)

@@ -1,5 +1,6 @@
 """What every command of the command line gives: its help, its JSON contract, its text for people."""
 
+import re
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from typer.main import get_command
 
 from paceline import zoo
 from paceline.cli.app import app
+from paceline.cli.screen import Screen, duration
 from paceline.eval.distribution_test import distribution_test
 from tests.cli.helpers import GENERATE, answer, paceline, refusal
 
@@ -17,6 +19,16 @@ def test_every_command_has_help_with_an_example(command):
     result = paceline(command, "--help")
     assert result.exit_code == 0
     assert "Example:" in result.stdout
+
+
+@pytest.mark.parametrize("command", [None, *sorted(get_command(app).commands)])
+def test_help_in_80_columns_cuts_no_name(command):
+    whole = get_command(app) if command is None else get_command(app).commands[command]
+    text = paceline(*([command] if command else []), "--help", env={"COLUMNS": "80"}).stdout
+    names = {name for one in whole.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")}
+    assert names <= set(re.findall(r"(?<![\w-])--?\w[\w-]*", text))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_shell_can_complete():
@@ -78,6 +90,10 @@ def test_a_stream_says_the_text_on_stdout_and_the_rest_on_stderr(model):
         result = paceline("generate", model, *GENERATE, *options)
         assert result.stdout.strip() == expected.strip()
         assert "tokens a pass" in result.stderr
+        assert "seed" not in result.stderr, "a greedy answer has no use for one"
+    drawn = paceline("generate", model, *GENERATE, "-t", "1")
+    (seed,) = re.findall(r"seed (\d{1,10})\n", drawn.stderr)
+    assert paceline("generate", model, *GENERATE, "-t", "1", "--seed", seed).stdout == drawn.stdout
     coloured = paceline("generate", model, *GENERATE, "--color", "-d", "lookup")
     assert "\x1b[" in coloured.stdout
     assert "plain step" in coloured.stderr or "correction" in coloured.stderr
@@ -125,6 +141,25 @@ def test_check_json(model, tmp_path, monkeypatch):
     assert got["prompts"][0]["measured"]["speculative"]["typical"] < 2
 
 
+def test_check_says_what_it_does_before_it_begins(model, monkeypatch):
+    said = []
+    monkeypatch.setattr("paceline.eval.check.check", lambda *given, **options: said.append("began") or 1 / 0)
+    monkeypatch.setattr("paceline.cli.screen.Screen.say", lambda screen, text: said.append(text))
+    paceline("check", model, "--num-prompts", "2", "--max-tokens", "12")
+    assert said[-1] == "began"
+    assert "4 answers of up to 12 tokens" in said[-2]
+    assert re.search(r"up to about \d+ seconds", said[-2])
+
+
+def test_without_a_terminal_stages_are_told_in_lines(capsys, monkeypatch):
+    monkeypatch.setattr("paceline.cli.screen.LINE_EVERY_S", 0.0)
+    with Screen().stages() as report:
+        report("measuring", 1, 2)
+        report("downloading", 3, None, "MB")
+    assert capsys.readouterr().err == "measuring: 1 of 2\ndownloading: 3, MB\n"
+    assert [duration(seconds) for seconds in (3, 65, 91, 5500)] == ["10 seconds", "70 seconds", "2 minutes", "2 hours"]
+
+
 def test_check_fails_with_status_1(model, monkeypatch):
     from paceline.eval.check import Verdict
 
@@ -136,6 +171,18 @@ def test_check_fails_with_status_1(model, monkeypatch):
     result = paceline("check", model, *options)
     assert result.exit_code == 1
     assert "failed" in result.stdout
+
+
+def test_a_drafter_that_drafted_nothing_is_reported(model, tmp_path):
+    told = "nothing was drafted: the drafter found nothing to propose"
+    idle = ("-d", "prediction", "--max-tokens", "12")  # without a prediction
+    assert told in paceline("generate", model, "-p", "w5 w9", *idle).stderr
+    assert "nothing was drafted" not in paceline("generate", model, "-p", "w5 w9", "--max-tokens", "12").stderr
+    for command in ("demo", "check", "bench"):
+        more = ("--out", str(tmp_path / "r")) if command == "bench" else ("--no-distribution-test",)
+        more = () if command == "demo" else more
+        text = paceline(command, model, *idle, "--num-prompts", "1", *more).stdout
+        assert told in " ".join(text.split()).lower()
 
 
 def test_models_and_pull(tmp_path, monkeypatch):

@@ -134,6 +134,39 @@ def test_a_text_file_in_place_of_what_is_expected(command, words, tmp_path, monk
     assert told.count("Got:") == 1
 
 
+FOLDERS = {
+    "bench": ("bench", "none", "--out"),
+    "train": ("train", "eagle3", "model=none", "prompts=[p.jsonl]", "--out"),
+    "index": ("index", "p.jsonl", "--model", "none", "--out"),
+    "convert": ("convert", "none.gguf"),
+    "export": ("export", "none", "--to", "vllm"),
+}
+FILES = {
+    "tune": ("tune", "none", "--out"),
+    "demo": ("demo", "none", "--svg"),
+    "calibrate": ("calibrate", "none", "none", "--prompts", "p.jsonl", "--max-disagreement", "0.5", "--out"),
+}
+
+
+@pytest.mark.parametrize("command", [*FOLDERS, *FILES])
+def test_an_out_that_cannot_be_written(command, tmp_path, monkeypatch):
+    """A file in the place of a folder, the other way round, below a file, and without permission; nothing is loaded."""
+    monkeypatch.chdir(tmp_path)
+    Path("p.jsonl").write_text("".join(f'{{"prompt": "w{i}"}}\n' for i in range(99)))
+    Path("folder.json", "more").mkdir(parents=True)
+    arguments = FOLDERS.get(command) or FILES[command]
+    if command in FOLDERS:
+        told = refusal(*arguments, "p.jsonl")
+        assert "p.jsonl" in told
+        assert "a file" in told
+    else:
+        assert "'folder.json' cannot be replaced. Got: a folder." in refusal(*arguments, "folder.json")
+    assert "a file in the place of the folder" in refusal(*arguments, "p.jsonl/below/out.json")
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    assert "no permission for the folder" in refusal(*arguments, "new/out.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.json", "p.jsonl"]
+
+
 def test_debug_lets_the_stack_trace_out(model):
     for arguments in (("--debug", "generate", model, "-p", ""), ("generate", model, "-p", "", "--debug")):
         result = paceline(*arguments)

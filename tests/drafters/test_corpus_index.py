@@ -9,9 +9,10 @@ from random import Random
 
 import pytest
 
-from paceline import Coupled, Suffix
+from paceline import Coupled, Fixed, Suffix
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
+from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import corpus_index
 from paceline.drafters.corpus_index import CorpusIndex, write_index
 from paceline.drafters.suffix_automaton import MAX_CONTEXT
@@ -157,6 +158,38 @@ def test_a_damaged_index_is_refused(tmp_path, how):
     damage(folder, how)
     with pytest.raises(ConfigError, match="index"):
         Suffix(folder)
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, 4)  # read behind its end, a mapped file kills the process
+
+
+CHANGES = {
+    "cut": cut,
+    "removed": Path.unlink,
+    "other content": lambda file: file.write_bytes(b"\xff\xff\xff\x00" * (file.stat().st_size // 4)),
+    "replaced": lambda file: (file.with_name("new").write_bytes(b"\x00" * 99), file.with_name("new").replace(file)),
+}
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "suffixes.bin"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_in_the_middle_of_an_answer(tmp_path, change, name, caplog):
+    """The answer goes on with what the text itself has."""
+    target = loaded()
+    plain = oracle(target, prompt(9), PARAMS)
+    drafter = Suffix(written(tmp_path / "index", [plain.token_ids], hash_vocabulary(tokenizer())))
+    drafter._corpus.check_tokenizer = lambda target: None
+    decoder, seq = SpeculativeDecoder(runner(target), drafter, Coupled(), Fixed(2)), sequence(target, prompt(9), PARAMS)
+    decoder.admit(seq)
+    while not seq.is_finished:
+        decoder.step([seq])
+        if len(seq.rounds) == 3:
+            assert seq.rounds[-1].num_accepted
+            CHANGES[change](tmp_path / "index" / name)
+    decoder.release(seq)
+    assert result(seq) == result(plain)
+    assert caplog.text.count("goes on without its corpus") == 1
 
 
 def test_another_tokenizer_is_refused(tmp_path):

@@ -101,6 +101,18 @@ def test_answers_are_the_target_s(draft, temperature):
         assert all(r.num_accepted == r.num_drafted for one in got for r in one.rounds)
 
 
+def test_images_that_the_draft_s_processor_refuses_are_left_out(monkeypatch, caplog):
+    def refuse(*given):
+        raise ConfigError("the processor cannot read this chat")
+
+    llm, params = opened(DraftModel(twin())), SamplingParams(max_tokens=9, ignore_eos=True, seed=5)
+    monkeypatch.setattr("paceline.drafters.draft_vision.read_chat", refuse)
+    got = [out.outputs[0] for out in llm.generate(CHATS, params)]
+    assert [one.token_ids for one in got] == [slow("llava", i, 0.0) for i in range(len(CHATS))]
+    assert all(sum(record.num_drafted for record in one.rounds) for one in got)
+    assert caplog.text.count("without its images") == 2  # once for each prompt that has some
+
+
 def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
     """Whether after every round the draft's cache is that of a fresh runner which reads the same text."""
     on = ModelRunner(seeing(), 2)
@@ -227,13 +239,13 @@ def test_refusals(make_drafter, error, words):
         opened(make_drafter())
 
 
-def test_a_draft_without_the_picture_is_told():
+def test_a_draft_without_the_picture_is_told(caplog):
     drafter = DraftModel(seeing(seed=1))
     llm = opened(drafter)
     (seq,) = llm.open_request(CHATS[0], SamplingParams()).seqs
     bare = replace(seq.vision, images=tuple(replace(image, source=None) for image in seq.vision.images))
-    with pytest.raises(ConfigError, match="needs the images"):
-        drafter._draft_vision.read(replace(seq, vision=bare), drafter.runner)
+    assert drafter._draft_vision.read(replace(seq, vision=bare), drafter.runner).vision is None
+    assert "needs the images" in caplog.text
 
 
 def test_words():

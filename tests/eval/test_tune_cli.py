@@ -53,6 +53,12 @@ def test_for_people(tune, tmp_path):
         assert told in result.stdout
 
 
+def test_a_candidate_that_drafted_nothing_is_reported(tune):
+    told = paceline(*tune, "-d", "prediction")
+    assert "prediction: nothing was drafted: the drafter found nothing to propose" in told.stdout
+    assert "2 prompts, each answered plainly and with prediction, up to 16 tokens" in told.stderr
+
+
 def test_built_in_prompts_are_said_not_to_be_the_users(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     got = answer("tune", model, "-d", "lookup", "--num-prompts", "1", "--max-tokens", "4")

@@ -38,7 +38,11 @@ def test_a_category_in_which_nothing_was_timed_is_left_out():
     told = {"speedup": 1.5, "speedup_low": 1.2, "speedup_high": 1.8, "prompts": 3}
     none = {"speedup": None, "speedup_low": None, "speedup_high": None, "prompts": 1}
     whole = {**told, "plain_tokens_per_s": 10.0, "speculative_tokens_per_s": 15.0, "mean_acceptance_length": 2.0}
-    whole |= {"categories": {"long": told, "one token": none}, "verdicts": {"bug": 0, "near_tie": 0}}
+    whole |= {
+        "categories": {"long": told, "one token": none},
+        "verdicts": {"bug": 0, "near_tie": 0},
+        "no_draft_reasons": {},
+    }
     assert candidate_of(parse("lookup"), whole, [], None).categories.keys() == {"long"}
     with pytest.raises(ConfigError, match="nothing could be timed"):
         candidate_of(parse("lookup"), {**whole, **none}, [], None)

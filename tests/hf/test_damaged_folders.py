@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline import LLM
 from paceline.errors import ConfigError, PacelineError
+from paceline.hf.settings import one_rope
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 
@@ -67,6 +68,27 @@ def sharded(part):
     return damage
 
 
+def two_shards(folder, repeat=(), index=lambda text: text):
+    """The weights in two files. repeat: names that the second one holds as well. index: what becomes of its text."""
+    state = load_file(folder / WEIGHTS)
+    first = dict(list(state.items())[:9])
+    second = {name: one for name, one in state.items() if name not in first or name in repeat}
+    parts = {**dict.fromkeys(first, "a.safetensors"), **dict.fromkeys(second, "b.safetensors")}
+    for name, part in (("a.safetensors", first), ("b.safetensors", second)):
+        save_file(part, folder / name, metadata={"format": "pt"})
+    (folder / WEIGHTS).unlink()
+    (folder / INDEX).write_text(index(json.dumps({"metadata": {}, "weight_map": parts})))
+
+
+def rope(**changes):
+    return config(rope_parameters={"rope_type": "default", "rope_theta": 1e4} | changes)
+
+
+def first_said(name, what):
+    """A JSON file whose object says this at its beginning, and something else of the same key further down."""
+    return lambda folder: (folder / name).write_text("{" + what + (folder / name).read_text()[1:])
+
+
 def pickled(folder):
     torch.save(load_file(folder / WEIGHTS), folder / "part.bin")
     sharded("part.bin")(folder)
@@ -90,6 +112,8 @@ def header(change):
     return damage
 
 
+INF, NAN = float("inf"), float("nan")
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
 NESTED = '{"model_type": ' * 1000 + "1" + "}" * 1000
 DAMAGES = {
@@ -146,6 +170,28 @@ DAMAGES = {
     "rope theta a text": (config(rope_parameters={"rope_type": "default", "rope_theta": "x"}), ""),
     "rope type unknown": (config(rope_parameters={"rope_type": "odd", "rope_theta": 1.0}), ""),
     "norm a text": (config(rms_norm_eps="x"), "rms_norm_eps"),
+    **{f"norm {value}": (config(rms_norm_eps=value), "rms_norm_eps") for value in (INF, NAN, 0.0, -1e-5)},
+    **{f"rope theta {value}": (rope(rope_theta=value), "rope_theta") for value in (INF, NAN, 0.0, -1e4, True)},
+    **{f"linear {one}": (rope(rope_type="linear", factor=one), "factor") for one in (INF, NAN, 0.0, -2.0, "2")},
+    "yarn beyond zero": (rope(**YARN | {"factor": -2.0}), "factor"),
+    "truncated by a text": (rope(**YARN, truncate="false"), "truncate"),
+    "two thetas": (config(rope_theta=5.0), "rope_theta 5.0 and 10000.0"),
+    "two scalings": (config(rope_scaling={"type": "linear", "factor": 4.0}), "rope_type 'linear' and 'default'"),
+    **{
+        f"{key} of a text": (config(**{key: "false"}), key)
+        for key in ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_cache")
+    },
+    "biases without tensors": (config(attention_bias=True), "lacks weights"),
+    "key twice": (first_said("config.json", '"rms_norm_eps": 0.5,'), "'rms_norm_eps' with two values"),
+    "inner key twice": (text("config.json", '{"rope_parameters": {"factor": 2, "factor": 3}}'), "'factor' with two"),
+    "end twice": (first_said("generation_config.json", '"eos_token_id": 5,'), "'eos_token_id' with two values"),
+    "tensor in two files": (lambda folder: two_shards(folder, ["lm_head.weight", DOWN]), "a tensor of the same name"),
+    "tensor twice in the index": (
+        lambda folder: two_shards(
+            folder, index=lambda text: text.replace('map": {', f'map": {{"{NORM}": "a.safetensors", ')
+        ),
+        f"'{NORM}' with two values",
+    ),
     "quantisation unknown": (
         lambda folder: [config(quantization_config={"quant_method": "odd"})(folder), retyped(DOWN, torch.int8)(folder)],
         "quantised in a way that is not read",
@@ -187,7 +233,10 @@ DAMAGES = {
     "index upwards": (sharded("../part.safetensors"), "names a file that is not opened"),
     "index downwards": (sharded("sub/part.safetensors"), "names a file that is not opened"),
     "index cut": (lambda folder: [sharded("part.safetensors")(folder), text(INDEX, "{")(folder)], "not valid JSON"),
-    "index a list": (lambda folder: [sharded("part.safetensors")(folder), text(INDEX, "[]")(folder)], "weight_map"),
+    "index a list": (
+        lambda folder: [sharded("part.safetensors")(folder), text(INDEX, "[]")(folder)],
+        "not a JSON object",
+    ),
     "index of numbers": (
         lambda folder: [sharded("part.safetensors")(folder), text(INDEX, '{"weight_map": {"a": 3}}')(folder)],
         "weight_map",
@@ -236,6 +285,12 @@ def test_devices_that_are_not_there(whole, device):
 def test_dtypes_that_no_model_computes_in(whole, dtype):
     with pytest.raises(ConfigError, match="unknown dtype"):
         LLM(str(whole), dtype=dtype, device="cpu")
+
+
+def test_older_names_of_a_scaling_are_no_contradiction():
+    for old, new in (("mrope", "default"), ("su", "longrope"), ("yarn", "longrope")):
+        for names in ({"type": old, "rope_type": new}, {"rope_type": new, "type": old}):
+            assert one_rope("it", {"rope_theta": 5.0, "rope_scaling": names}) == {"rope_theta": 5.0, "rope_type": new}
 
 
 def test_layers_for_further_tokens_are_no_other_weights(tmp_path):

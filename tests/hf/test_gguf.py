@@ -15,6 +15,7 @@ from paceline.drafters import PromptLookup
 from paceline.errors import ConfigError, IncompatibleModels, PacelineError
 from paceline.hf.gguf import FORMS, convert_gguf, open_gguf
 from paceline.hf.gguf_file import read_gguf
+from paceline.hf.image_prompts import encode
 from paceline.hf.load import load_tokenizer, open_checkpoint
 from tests.cli.helpers import answer, refusal
 from tests.gguf_files import TEMPLATE, gguf_tensors, vocabulary, write_gguf
@@ -139,7 +140,7 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     more |= {"tokenizer.ggml.scores": [-float(i) for i in range(len(tokens))]}
     more |= {"tokenizer.ggml.add_space_prefix": False}
     model, tokenizer = opened(write_gguf(tmp_path / "tiny.gguf", model, "gemma", more=more))
-    assert tokenizer("ab ab<end_of_turn>").input_ids == [2, 7, 8, 9]
+    assert tokenizer("ab ab<end_of_turn>").input_ids == encode(tokenizer, "<bos>ab ab<end_of_turn>") == [2, 7, 8, 9]
     assert tokenizer.decode([7, 8]) == "ab ab"
     assert model.generation_config.eos_token_id == [1, 9]  # chats end at the end of a turn too
     tokenizer.save_pretrained(tmp_path / "saved")

@@ -56,7 +56,7 @@ class _Hub(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_model_is_fetched_once_and_then_found_without_the_hub(tmp_path, monkeypatch):
+def test_a_model_is_fetched_once_and_then_found_without_the_hub(tmp_path, monkeypatch, capfd):
     folder = tmp_path / "repository"
     tiny_model("llama").save_pretrained(folder)
     tokenizer().save_pretrained(folder)
@@ -69,7 +69,9 @@ def test_a_model_is_fetched_once_and_then_found_without_the_hub(tmp_path, monkey
     template = place + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    capfd.readouterr()
     loaded = load_model("some/model", device="cpu")
+    assert "%|" not in capfd.readouterr().err, "a library draws no bars"
     assert (loaded.name, loaded.num_layers) == ("model", 2)
     assert any("model.safetensors" in path for path in server.asked)  # type: ignore[attr-defined]
     assert not any(".bin" in path for path in server.asked)  # type: ignore[attr-defined]

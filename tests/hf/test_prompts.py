@@ -91,7 +91,7 @@ REFUSED: list[tuple[object, str]] = [
     ({}, "no prompt"),
     ({"text": "abc"}, "no prompt.*text.*prompt_token_ids"),
     ({"prompt": None}, "no prompt.*None"),
-    ({"prompt": "abc", "multi_modal_data": {}}, "multi_modal_data.*chat"),
+    ({"prompt": "abc", "multi_modal_data": {"video": [1]}}, "multi_modal_data.*video.*image"),
     ({"input_ids": [5], "pixel_values": [1.0]}, "pixel_values.*chat"),
     ({"input_ids": [5, 6, 7], "attention_mask": [1, 0, 1]}, "inside the prompt"),
     ({"input_ids": [5, 6, 7], "attention_mask": [1, 1]}, "differ in length.*3 and 2"),

@@ -12,6 +12,7 @@ import torch
 
 from paceline import (
     LLM,
+    AsyncLLM,
     Choose,
     CostModel,
     Coupled,
@@ -31,6 +32,35 @@ from paceline.other_names import INSTEAD
 from paceline.schema import validate
 from tests.helpers import all_free, loaded, talking, tokenizer
 from tests.tiny import tiny_model
+
+
+def nothing_at(length):
+    return lambda ids, scores: scores * (torch.nan if ids.shape[1] == length else 1)
+
+
+FAULTS = {
+    "NaN": {"logits_processors": (nothing_at(8),)},
+    "sampled NaN": {"temperature": 1.0, "logits_processors": (nothing_at(8),)},
+    "nothing allowed": {"bad_words": "b", "allowed_token_ids": tokenizer().encode("b", add_special_tokens=False)},
+    "no scores": {"logits_processors": (lambda ids, scores: None,)},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("drafter", [None, PromptLookup])
+def test_an_error_is_the_same_beside_others(fault, drafter):
+    """It tells the place in the request's own answer, not in the batch, nor in a pass or a draft."""
+    llm = LLM(talking(), drafter=drafter and drafter(), policy=Fixed(4), max_num_seqs=3)
+    wrong, others = SamplingParams(max_tokens=9, seed=1, **FAULTS[fault]), SamplingParams(max_tokens=9)
+    told = list[str]()
+    for prompts, params in ((["abab"], wrong), (["xyzxyz", "a", "abab"], [others, others, wrong])):
+        with pytest.raises((ConfigError, NumericsError)) as caught:
+            llm.generate(prompts, params)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert fault == "no scores" or " of the answer" in told[0]
+    assert all_free(llm.runner)
+
 
 HUGE = 10**5000  # repr() refuses it
 BAD_PARAMS: dict[str, list[object]] = {
@@ -92,13 +122,13 @@ def test_sampling_options_that_can_be():
         ("max_new_tokens", "Fix: max_tokens"),
         ("do_sample", "temperature=0 is greedy"),
         ("guided_decoding", "Fix: structured_outputs"),
-        ("best_of", "cumulative_logprob"),
+        ("num_return_sequences", "Fix: n"),
         ("something", "one of temperature, "),
     ],
 )
 def test_names_of_others_are_answered_with_ours(name, answer):
     with pytest.raises(ConfigError, match=rf"SamplingParams takes no '{name}'.*{answer}"):
-        SamplingParams(**{name: 1})
+        SamplingParams(**{name: 2})
 
 
 def test_options_are_read_from_json():
@@ -112,6 +142,7 @@ def test_options_are_read_from_json():
 
 def test_nothing_is_replaced_that_exists():
     places = {"SamplingParams": SamplingParams, "StructuredOutputsParams": StructuredOutputsParams, "LLM": LLM}
+    places |= {"AsyncLLM": AsyncLLM}
     places |= {f"LLM.{name}": getattr(LLM, name) for name in ("generate", "chat", "stream")}
     keys = {"num_draft_nodes", *(key for method in methods() for key in keys_of(spec_class(method)))}
     others = {
@@ -121,10 +152,13 @@ def test_nothing_is_replaced_that_exists():
     for place, names in INSTEAD.items():
         known = set(inspect.signature(places[place]).parameters) if place in places else others[place]
         assert not known & set(names)
-        for fix in names.values():
+        for name, option in names.items():
+            fix = option if isinstance(option, str) else option.instead
+            if not fix:
+                continue
             words = set(re.findall(r"\w+", fix))
-            starts = ("leave", "cut", "give", "set", "merge", "load", "fetch", "not here", "change")
-            assert words & {*known, "SamplingParams"} or fix.startswith(starts), fix
+            starts = ("leave", "cut", "give", "set", "merge", "load", "fetch", "not here", "change", "there is no")
+            assert words & {*known, "SamplingParams"} or fix.startswith(starts), (name, fix)
 
 
 def test_none_is_taken_where_vllm_takes_it():
@@ -200,7 +234,7 @@ BAD_ENGINE: dict[str, list[object]] = {
     "drafter": [PromptLookup, 5, Fixed()],
     "speculative_config": [5, ["ngram"]],
     "seed": ["x", 1.5],
-    "generation_config": ["vllm", 3],
+    "generation_config": ["none", 3],
     "token": [3],
     "policy": ["fixed", Fixed, 5, PromptLookup()],
     "verifier": ["exact", Coupled, 5],

@@ -52,7 +52,7 @@ def test_prompts_in_all_their_forms(llm):
 @pytest.mark.parametrize(
     "prompt",
     ["", [""], [[]], {"prompt": ""}, {}, None, 3, 1.5, b"abc", [[[5]]], [None], [5, None], [[5], 6], object(),
-     {"prompts": TEXT}, {"prompt": TEXT, "multi_modal_data": {}}, {"role": "user", "content": "abc"}],
+     {"prompts": TEXT}, {"prompt": TEXT, "multi_modal_data": {"audio": 1}}, {"role": "user", "content": "abc"}],
 )  # fmt: skip
 def test_what_is_no_prompt(llm, prompt):
     with pytest.raises(ConfigError) as told:
@@ -131,8 +131,8 @@ def test_what_a_speculative_config_decides():
     assert isinstance(kept.decoder.policy, Fixed)
     with pytest.raises(ConfigError, match="one of them"):
         LLM(model, drafter=PromptLookup(), speculative_config=ratio)
-    with pytest.raises(ConfigError, match=r"unknown key 'draft_tensor_parallel_size'.*Fix: leave it out"):
-        LLM(model, speculative_config={"method": "ngram", "draft_tensor_parallel_size": 1})
+    with pytest.raises(ConfigError, match=r"takes no draft_tensor_parallel_size=2.*Fix: leave it out"):
+        LLM(model, speculative_config={"method": "ngram", "draft_tensor_parallel_size": 2})
     with pytest.raises(LossyNotAllowed, match="typical"):
         LLM(model, speculative_config={"method": "ngram", "rejection_sample_method": "typical"})
 
@@ -143,11 +143,12 @@ def test_what_a_speculative_config_decides():
         ({"max_batch_size": 4}, "Fix: max_num_seqs"),
         ({"tensor_parallel_size": 2}, "one device"),
         ({"torch_dtype": "float32"}, "Fix: dtype"),
-        ({"quantization": "awq"}, 'weights="int8"'),
+        ({"quantization": "awq"}, "give weights"),
         ({"device_map": "auto"}, 'device="cuda:0"'),
         ({"assistant_model": 1}, "DraftModel"),
-        ({"hf_token": "x"}, "Fix: token"),
-        ({"max_num_sequences": 4}, "did you mean 'max_num_seqs'"),
+        ({"hf_token": "x"}, "token is for models that are loaded by name"),
+        ({"max_num_sequences": 4}, "Fix: max_num_seqs"),
+        ({"max_num_seq": 4}, "did you mean 'max_num_seqs'"),
         ({"revision": "main"}, "loaded by name"),
     ],
 )
@@ -159,7 +160,7 @@ def test_names_of_other_engines(options, answer):
 def test_calls_with_names_of_others(llm):
     for call, answer in (
         (lambda: llm.generate(TEXT, max_new_tokens=3), "sampling_params=SamplingParams"),
-        (lambda: llm.generate(TEXT, PARAMS, lora_request=None), "merge"),
+        (lambda: llm.generate(TEXT, PARAMS, lora_request=1), "merge"),
         (lambda: llm.chat(CHAT, enable_thinking=False), "chat_template_kwargs"),
         (lambda: llm.generate(TEXT, PARAMS, params=PARAMS), "one of them"),
         (lambda: llm.chat("abc"), "no chat"),
@@ -167,8 +168,9 @@ def test_calls_with_names_of_others(llm):
     ):
         with pytest.raises(ConfigError, match=answer):
             call()
-    with pytest.raises(AttributeError, match="tokenizer"):
-        llm.get_tokenizer()
+    with pytest.raises(AttributeError, match="there is no beam search"):
+        llm.beam_search()
+    assert llm.get_tokenizer() is llm.tokenizer
     want = llm.generate(TEXT, PARAMS)[0].token_ids
     assert llm.generate(TEXT, params=PARAMS)[0].token_ids == want
     assert llm.generate([TEXT], sampling_params=PARAMS, use_tqdm=True)[0].token_ids == want

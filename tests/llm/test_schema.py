@@ -121,8 +121,8 @@ def test_only_its_own_file_is_replaced_and_a_symlink_stays(tmp_path: Path):
     files.write_text(link, "new")
     assert link.is_symlink()
     assert place.read_text() == "new"
-    for wrong in (tmp_path, Path("/dev/null")):
-        with pytest.raises(ConfigError, match="no regular file"):
+    for wrong, got in ((tmp_path, "a folder"), (Path("/dev/null"), "no regular file")):
+        with pytest.raises(ConfigError, match=f"cannot be replaced.*{got}"):
             files.check_out(wrong, "")
     with pytest.raises(ConfigError, match="cannot be written"):
         files.check_out(place / "below a file", "")

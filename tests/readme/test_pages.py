@@ -1,5 +1,6 @@
 """What the pages show is tried: each command line is read by its command, and the Python blocks of each page run."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -79,6 +80,15 @@ def test_commands_and_scripts_within_a_text_exist(page):
 def test_a_wrong_line_is_found():
     with pytest.raises(Exception, match="No such option"):
         COMMANDS.commands["generate"].make_context("generate", ["MODEL", "--max-new-tokens", "3"])
+
+
+JSON = [line for page in PAGES for block in blocks(page, "json") for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("line", JSON)
+def test_a_drafter_in_json_needs_no_file_of_ones_own(line):
+    """Nothing but the default model and the packaged heads."""
+    paceline.LLM("smollm2-135m", speculative_config=json.loads(line), max_num_seqs=1)
 
 
 INSTEAD = [

@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
+from string import printable
 
 import httpx
 
@@ -13,7 +14,7 @@ from paceline.async_llm import AsyncLLM
 from paceline.server.app import make_app
 from paceline.server.run import Server, bind
 from paceline.server.service import Settings
-from tests.helpers import loaded
+from tests.helpers import SPECIAL, byte_pairs, loaded
 from tests.structured.common import byte_tokenizer
 
 TEMPLATE = (
@@ -37,6 +38,20 @@ def choosing_llm() -> LLM:
     """The same model with several drafters, which always draft."""
     members = [PredictedOutput(), PromptLookup(), TokenRecycling()]
     return LLM(tiny_llm().loaded, drafter=Choose(members), policy=Fixed(6), max_num_seqs=2)
+
+
+@cache
+def calling_llm() -> LLM:
+    """The same model with a tokenizer that can write calls of tools, so that a choice of one can demand them."""
+    tokens = [*SPECIAL.values(), *(one for one in printable[:94] if one not in "`^"), "Ġ", "Ċ"]
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+        "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %};"
+        "{% endfor %}"
+    )
+    tokenizer = byte_pairs(tokens, chat_template=template, **SPECIAL)
+    return LLM(tiny_llm().loaded.model, tokenizer=tokenizer, drafter=PromptLookup(), max_num_seqs=2)
 
 
 def slowed(monkeypatch) -> None:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from paceline import SamplingParams
+from paceline import SamplingParams, __version__
 from paceline.core.outputs import Origin
 from tests.server.helpers import ASK, events, joined, server, tiny_llm
 
@@ -192,9 +192,11 @@ def test_tokenize_and_back():
 def test_models_health_and_ready():
     async def get():
         async with server() as client:
-            return [await client.get(path) for path in ("/v1/models", "/v1/models/tiny", "/health", "/ready")]
+            paths = ("/v1/models", "/v1/models/tiny", "/version", "/health", "/ready")
+            return [await client.get(path) for path in paths]
 
-    models, one, *alive = asyncio.run(get())
+    models, one, version, *alive = asyncio.run(get())
+    assert version.json() == {"version": __version__}
     assert models.json()["data"] == [one.json()]
     assert one.json()["id"] == "tiny"
     assert [answer.status_code for answer in alive] == [200, 200]

@@ -4,15 +4,21 @@ import asyncio
 import configparser
 import json
 import re
+import subprocess
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from paceline.cli.app import app
 from tests.architecture.test_house import ROOT
 from tests.cli.helpers import paceline
 from tests.server.helpers import ASK, server
 
 FOLDER = ROOT / "examples" / "serving"
+COMMANDS = get_command(app).commands
 
 
 def test_the_dashboard_shows_metrics_that_exist():
@@ -66,6 +72,32 @@ def test_the_image_starts_with_options_that_exist():
     assert "0.0.0.0" in words
 
 
+def sent(path: str) -> bool:
+    """Whether Docker sends a file to the build, by .dockerignore: the last pattern that fits decides."""
+    is_sent = True
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        parents = [path, *map(str, PurePosixPath(path).parents)]
+        fits = any(fnmatch(f"/{one}", f"*/{pattern.removeprefix('**/')}") if "**" in line else fnmatch(one, pattern)
+                   for one in parents if one != ".")  # fmt: skip
+        if fits and not line.startswith("#"):
+            is_sent = line.startswith("!")
+    return is_sent
+
+
+def test_the_image_is_sent_what_the_wheels_need_and_nothing_else():
+    assert not [
+        one for one in (".git/objects/pack/a.pack", ".venv/bin/python", "tests/x.py", "docs/api.md") if sent(one)
+    ]
+    assert not [one for one in ("paceline/kernels/libpaceline.so", "paceline/cli/__pycache__/app.pyc") if sent(one)]
+    needed = ["README.md", "LICENSE", "pyproject.toml", "hatch_build.py"]
+    needed += [f"models/{name}" for name in ("README.md", "LICENSE", "pyproject.toml", "paceline_zoo/__init__.py")]
+    tracked = subprocess.run(
+        ["git", "ls-files", "paceline", "models"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not [one for one in (*needed, *tracked.stdout.split()) if not sent(one)]
+
+
 def test_the_unit_starts_with_options_that_exist_and_leaves_time_to_drain():
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # systemd's keys are case-sensitive
@@ -74,6 +106,13 @@ def test_the_unit_starts_with_options_that_exist_and_leaves_time_to_drain():
     help_text = paceline("serve", "--help", env={"COLUMNS": "200"}).stdout
     assert words[1] == "serve"
     assert not [word for word in words if word.startswith("--") and word not in help_text]
+    (config,) = [word for word in words if word.endswith(".yaml")]
+    copied = re.findall(r"cp (\S+) /etc/paceline/", (FOLDER / "paceline.service").read_text())
+    assert [Path(one).name for one in copied] == [Path(config).name]
+    assert all((ROOT / one).is_file() for one in copied)
+    assert (
+        COMMANDS["serve"].make_context("serve", ["--config", str(ROOT / copied[0])]).params["model"] == "smollm2-135m"
+    )
     drain = int(words[words.index("--drain-timeout") + 1])
     assert int(unit["Service"]["TimeoutStopSec"]) > drain + 5, "uvicorn closes for 5 s"
 

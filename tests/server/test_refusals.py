@@ -35,6 +35,7 @@ def post(body, path=CHAT, headers=None, **settings):
     return answer.status_code, error
 
 
+BIG = {"type": "object", "properties": {"x": {"enum": [2**53 + 1]}}}
 WRONG = {
     "an unknown field": ({"wat": 1}, "unknown_parameter", "wat"),
     "an unknown field of a message": (
@@ -59,6 +60,14 @@ WRONG = {
     ),
     "a form that is none": ({"structured_outputs": {"regex": "("}}, "invalid_value", None),
     "no schema": ({"response_format": {"type": "json_schema"}}, "invalid_value", None),
+    "a number that becomes another": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": BIG}}},
+        "invalid_value", None,
+    ),
+    "such a number of a tool": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": BIG}}], "tool_choice": "required"},
+        "invalid_value", None,
+    ),
     "a prediction": ({"prediction": {"type": "content", "content": "a"}}, "unsupported_parameter", "prediction"),
     "a prediction without a text": (
         {"prediction": {"type": "content"}}, "missing_required_parameter", "prediction.content",
@@ -100,6 +109,65 @@ def test_wrong_fields(fields, code, param, stream):
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b'"a"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 5000])
 def test_bodies_that_are_no_request(body):
     assert post(body)[0] == 400
+
+
+HUGE = "x" * 100_000
+FIELDS = [
+    *({name: HUGE} for name in (*ChatRequest.model_fields, HUGE, "a.b" * 30_000)),
+    *({name: {HUGE: HUGE}} for name in ChatRequest.model_fields),
+    *({name: [HUGE, 10**4000]} for name in ChatRequest.model_fields),
+    *({"structured_outputs": {name: HUGE}} for name in ("json", "regex", "grammar", "whitespace_pattern", HUGE)),
+    {"structured_outputs": {"regex": f"({HUGE}"}},
+    {"structured_outputs": {"json": {"type": HUGE, HUGE: 1}}},
+    {"structured_outputs": {"json": {"const": 10**4000}}},
+    {"response_format": {"type": HUGE}},
+    {"speculative": {"method": HUGE}},
+    {"logit_bias": {"9" * 4000: 1}},
+    {"stop_token_ids": [10**4000]},
+    {"allowed_token_ids": [10**300]},
+    {"tool_choice": {"type": "function", "function": {"name": HUGE}}},
+    {"messages": [{"role": HUGE, "content": "a"}]},
+    {"messages": [{"role": "user", "content": [{"type": HUGE, "text": "a"}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", HUGE: 1}]}]},
+    {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": HUGE, "arguments": "{"}}]}]},
+    *(
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+        for url in (HUGE, f"data:{HUGE}", f"data:image/png;base64,{HUGE}", f"https://{HUGE}/a.png", f"ftp://{HUGE}")
+    ),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"])
+def test_an_error_repeats_little_of_what_was_sent(path):
+    wanted = {
+        CHAT: ASK,
+        "/v1/responses": {"model": "tiny", "input": "a"},
+        "/v1/completions": {"model": "tiny", "prompt": "a"},
+    }
+
+    async def ask():
+        async with server(headers={"Content-Type": "application/json"}) as client:
+            found = [await client.post(path, json={"max_tokens": 1, **wanted.get(path, {}), **one}) for one in FIELDS]
+            long = [await client.get(f"/v1/models/{HUGE[:60_000]}"), await client.post(path, content=HUGE.encode())]
+            return [*found, *long, await client.post(path, json={HUGE: 1, "model": HUGE}, headers={"x-a": HUGE})]
+
+    answers = asyncio.run(ask())
+    assert sum(answer.status_code >= 400 for answer in answers) > len(answers) // 3
+    for answer, field in zip(answers, [*FIELDS, "a path", "a body", "headers"], strict=True):
+        assert answer.status_code < 500, answer.text[:300]
+        assert answer.status_code == 200 or len(answer.content) < 2000, str(field)[:100]
+        assert len(str(answer.headers)) < 1000
+
+
+@pytest.mark.parametrize("name", ["Host", "Authorization", "Origin", "Content-Type", "X-Request-Id"])
+def test_an_error_repeats_little_of_a_header(name):
+    async def ask():
+        async with server(api_keys=["k"], allowed_hosts=["tiny"], allow_origins=["https://a.example"]) as client:
+            return await client.post(CHAT, content=b"{}", headers={name: HUGE})
+
+    answer = asyncio.run(ask())
+    assert 400 <= answer.status_code < 500
+    assert len(answer.content) + len(str(answer.headers)) < 2000
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -274,6 +342,8 @@ def image(url, count=1):
 def test_images_that_are_not_taken(url):
     status, error = post({**ASK, **image(url)})
     assert (status, error["code"]) == (400, "invalid_value")
+    assert url[:12] in error["message"], "what was got"
+    assert "data:" in error["message"], "what is taken"
 
 
 def test_a_file_of_the_server_is_no_image():

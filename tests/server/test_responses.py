@@ -60,6 +60,26 @@ def test_why_it_ended(client):
     assert (cut.output[0].status, done.output[0].status) == ("incomplete", "completed")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_was_aborted_is_not_complete(stream):
+    async def ask():
+        async with server() as one:
+            long = {"model": "tiny", "input": "ab", "temperature": 0, "ignore_eos": True, "stream": stream}
+            answer = asyncio.create_task(one.post("/v1/responses", json=long))
+            while not one.engine.num_running:
+                await asyncio.sleep(0.01)
+            await one.engine.drain(0)
+            return await answer
+
+    answer = asyncio.run(ask())
+    made = json.loads(answer.text.split("data: ")[-1])["response"] if stream else answer.json()
+    assert (made["status"], made["incomplete_details"], made["output"][0]["status"]) == (
+        "incomplete",
+        None,
+        "incomplete",
+    )
+
+
 EVENTS = ["created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"]
 LAST = ["output_text.done", "content_part.done", "output_item.done"]
 
@@ -138,6 +158,7 @@ REFUSED = {
         "input[0].content[0]", "invalid_type",
     ),
     "a call of a tool": ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].type", "invalid_value"),
+    "an answer by its id": ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0].type", "invalid_value"),
     "too hot": ({"temperature": -1}, "temperature", "invalid_value"),
     "logprobs that are not included": ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     "a long prompt": ({"input": "a" * 4000}, None, "context_length_exceeded"),

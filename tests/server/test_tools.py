@@ -8,7 +8,7 @@ import pytest
 from paceline import LLM
 from paceline.server.protocol import Tool
 from paceline.server.tools import ToolReader, spell_out
-from tests.server.helpers import ASK, events, server, tiny_llm
+from tests.server.helpers import ASK, calling_llm, events, joined, server, tiny_llm
 from tests.structured.common import byte_tokenizer
 
 TOOL = {
@@ -26,9 +26,13 @@ TOOL = {
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 TEXTS = {
     "no call <tool> < b": ("no call <tool> < b", 0),
-    f"before {CALL}\n{CALL}": ("before \n", 2),
-    f"{CALL} after <tool_ca": (" after <tool_ca", 1),
-    CALL.removesuffix("</tool_call>"): ("", 1),
+    "a  \n <": ("a  \n <", 0),
+    f"before \n{CALL}\n{CALL}\n": ("before", 2),
+    f"{CALL} between \n{CALL}": (" between", 2),
+    f"{CALL} after <tool_ca": (" after", 1),
+    f'{CALL}\n<tool_call>\n{{"name": "f", "argu': ("", 1),
+    f'a <tool_call>\n{{"name": "f",\n{CALL}': ("a", 1),
+    f"a {CALL}".removesuffix("</tool_call>"): ("a", 1),
     "<tool_call>no JSON</tool_call>.": ("<tool_call>no JSON</tool_call>.", 0),
     '<tool_call>{"name": 3}</tool_call>': ('<tool_call>{"name": 3}</tool_call>', 0),
     '<tool_call>{"name": "f", "argu': ('<tool_call>{"name": "f", "argu', 0),
@@ -47,15 +51,57 @@ def test_the_reader_finds_the_same_wherever_text_is_cut(text, size):
 
 
 def test_text_is_not_held_back_longer_than_a_tag_may_be_in_it():
-    assert ToolReader().feed("one <tool two <") == "one <tool two "
+    assert ToolReader().feed("one <tool two <") == "one <tool two"
 
 
-def chat(**body):
+@pytest.mark.parametrize("written", ['"arguments": ""', '"arguments": null', '"parameters": {}'])
+def test_a_call_without_arguments_has_an_empty_object(written):
+    reader = ToolReader()
+    reader.feed(f'<tool_call>{{"name": "f", {written}}}</tool_call>')
+    assert reader.calls[0]["function"]["arguments"] == "{}"
+
+
+def chat(llm=None, **body):
     async def ask():
-        async with server() as client:
+        async with server(llm) as client:
             return await client.post("/v1/chat/completions", json={**ASK, "max_tokens": 200, **body})
 
     return asyncio.run(ask())
+
+
+SAID = f"Let me add.\n\n{CALL}\n{CALL}"
+
+
+@pytest.mark.parametrize(
+    ("cut", "content", "num_calls"),
+    [
+        (3, "Let", 0),
+        (13, "Let me add.\n\n", 0),
+        (18, "Let me add.\n\n<tool", 0),
+        (len(SAID) - len(CALL), "Let me add.", 1),
+        (len(SAID) - len(CALL) + 5, "Let me add.", 1),
+        (len(SAID) - 20, "Let me add.", 1),
+        (len(SAID) - 3, "Let me add.", 2),
+        (len(SAID), "Let me add.", 2),
+    ],
+)
+def test_an_answer_that_is_cut_says_so(cut, content, num_calls):
+    """A character is a token. Streamed and whole it is the same, with the calls that were complete."""
+    form = {"structured_outputs": {"choice": [SAID]}, "max_tokens": cut, "tools": [TOOL]}
+    (whole,) = chat(calling_llm(), **form).json()["choices"]
+    pieces = events(chat(calling_llm(), **form, stream=True).text)
+    calls = [one for piece in pieces for one in piece["choices"][0]["delta"].get("tool_calls", ())]
+    assert (whole["message"]["content"], joined(pieces)) == (content, content)
+    assert len(whole["message"].get("tool_calls", ())) == len(calls) == num_calls
+    end = "tool_calls" if cut == len(SAID) else "length"
+    assert whole["finish_reason"] == pieces[-1]["choices"][0]["finish_reason"] == end
+
+
+def test_a_demanded_call_that_is_cut_says_so():
+    (made,) = chat(tools=[TOOL], tool_choice="required", max_tokens=9).json()["choices"]
+    assert made["finish_reason"] == "length"
+    assert "tool_calls" not in made["message"]
+    assert made["message"]["content"].startswith("{")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
@@ -76,6 +122,23 @@ def test_a_demanded_call_is_made(choice):
 def test_a_demanded_call_ends_where_the_model_prefers_spaces():
     (made,) = chat(tools=[TOOL], tool_choice="required", logit_bias={"85": 100}).json()["choices"]
     assert made["finish_reason"] == "tool_calls"
+
+
+X = {"type": "object", "properties": {"x": {"const": 1}}, "required": ["x"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("form", "finish"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": X}}}, "stop"),
+        ({"structured_outputs": {"json": X}}, "stop"),
+        ({"structured_outputs": {"json": X, "whitespace_pattern": " *"}}, "length"),
+    ],
+)
+def test_json_ends_where_the_model_prefers_spaces(form, finish):
+    (made,) = chat(**form, logit_bias={"85": 100}, max_tokens=40).json()["choices"]
+    assert made["finish_reason"] == finish
+    assert finish == "length" or json.loads(made["message"]["content"]) == {"x": 1}
 
 
 def test_a_demanded_call_has_the_listed_arguments_alone():

@@ -1,6 +1,7 @@
 """The parser of an answer: after every path it allows what trying each token allows, wherever it was before."""
 
 import random
+from decimal import Decimal
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -11,6 +12,7 @@ from paceline import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.sampling import grammar as grammars
 from paceline.sampling.grammar import Grammar, make_grammar
+from tests.helpers import VOCAB
 from tests.structured.common import (
     END,
     FORMS,
@@ -131,6 +133,77 @@ def test_a_tokenizer_of_sentencepiece():
     read = [*read, words.index("<0xC3>")]
     assert {words[token] for token in grammar.mask(read).nonzero()} == {"<0xA9>"}
     assert made.decode(grammar.forced([*read, words.index("<0xA9>")])) == "b"
+
+
+def reads(options: dict, text: str) -> bool:
+    """Whether a text is an answer of a form."""
+    grammar = make_grammar(StructuredOutputsParams(**options), byte_tokenizer(), VOCAB, END, False)
+    tokens = byte_tokenizer().encode(text)
+    return grammar.count_allowed([], tokens) == len(tokens) and bool(
+        grammar.mask(tokens)[2] or not grammar.mask(tokens).any()
+    )
+
+
+BIG = 2**53 + 1
+CHANGED = {
+    "enum": {"enum": [BIG]},
+    "const": {"const": -BIG},
+    "that saturates": {"const": 2**63},
+    "of a nested object": {"const": {"a": [{"default": BIG}]}},
+    "maximum": {"type": "integer", "maximum": BIG},
+    "minimum": {"type": "number", "minimum": 2**53},
+    "exclusiveMinimum": {"type": "integer", "exclusiveMinimum": 2**53},
+    "multipleOf": {"type": "integer", "multipleOf": BIG},
+    "of a property called default": {"properties": {"default": {"const": BIG}}},
+    "of a definition": {"$ref": "#/$defs/examples", "$defs": {"examples": {"const": BIG}}},
+    "of an item": {"anyOf": [{"items": {"enum": [1, BIG]}}]},
+    "infinite": {"maximum": float("inf")},
+    "an exponent": {"const": 1e22},
+    "too many digits": {"const": 0.00010151253021450147},
+    "beyond all": {"minimum": 10**400},
+}
+
+
+@pytest.mark.parametrize("schema", CHANGED.values(), ids=CHANGED)
+def test_numbers_that_would_become_others_are_refused(schema):
+    with pytest.raises(ConfigError, match=r"the number .*Expected: below 2.*digits"):
+        make_grammar(StructuredOutputsParams(json=schema), byte_tokenizer(), VOCAB, END, False)
+
+
+@pytest.mark.parametrize("number", [2**53 - 1, 1 - 2**53, 0, 100.5, 1e-7, -0.25, 123456789.012345])
+def test_other_numbers_are_kept(number):
+    text = format(Decimal(repr(number)), "f")
+    for key, fits in {"const": True, "minimum": True, "maximum": True, "exclusiveMinimum": False}.items():
+        assert reads({"json": {"type": "number", key: number} if key != "const" else {key: number}}, text) == fits, key
+
+
+def test_numbers_without_effect_may_be_any():
+    notes = {"default": BIG, "examples": [1e300 * 1e300, {"a": 10**400}]}
+    assert reads(
+        {"json": {"properties": {"a": {"enum": [True, 7], **notes}}, "required": ["a"], **notes}}, '{"a":true}'
+    )
+
+
+_ANY = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "least", "most"),
+    [
+        ({}, 0, 1),
+        ({"disable_any_whitespace": True}, 0, 0),
+        ({"whitespace_pattern": "[ ]{1,2}"}, 0, 2),
+        ({"whitespace_pattern": " ?", "disable_any_whitespace": True}, 0, 1),
+        ({"whitespace_pattern": " *"}, 0, 9),
+    ],
+)
+def test_white_space_of_json(options, least, most):
+    """One space at most, unless a pattern says otherwise."""
+    for count in range(10):
+        for form in ({"json": _ANY}, {"json_object": True}):
+            gap = " " * count
+            is_read = reads({**form, **options}, f'{{{gap}"a"{gap}:{gap}7{gap}}}')
+            assert is_read == (least <= count <= most), (count, form)
 
 
 def test_a_token_that_was_forbidden():

@@ -124,6 +124,11 @@ def test_params_that_are_no_form(form, words):
         ({"json": {"not": {}}}, "Unimplemented.*not"),
         ({"json": {"enum": []}}, "Unsatisfiable"),
         ({"json_object": True, "whitespace_pattern": "["}, "json_object cannot be read"),
+        (
+            {"json": {"properties": {"a": {"const": 2**53 + 1}}}},
+            "json cannot be read.*9007199254740993.*2\\*\\*53.*a string",
+        ),
+        ({"grammar": 'start: "a" %json {"enum": [9007199254740993]}'}, "grammar cannot be read.*9007199254740993"),
         ({"grammar": "root ::= missing"}, "grammar cannot be read.*missing"),
         ({"grammar": 'start: "a'}, "grammar cannot be read"),
         ({"regex": "é+"}, "no text that this model can write"),

@@ -104,7 +104,7 @@ REFUSED = [
     ("eagle", "eval.prompts=[BASE/no-content.jsonl]", "text|content"),
     ("eagle", "eval.prompts=[BASE/no-message.jsonl]", "text|message"),
     ("eagle", "eval.drafter.tree=nope", "tree"),
-    ("eagle", "eval.drafter.x=0", "unknown.*key"),
+    ("eagle", "eval.drafter.x=0", "takes no 'x'"),
     ("eagle", "eval.depth=10 eval.nodes=3", "num_draft_nodes is below"),
     ("eagle", "train.tensorboard=true", "pip install tensorboard"),
     ("eagle", "prompts=[]", "no prompts"),

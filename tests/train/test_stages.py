@@ -14,7 +14,7 @@ from paceline.train.config import read_config
 from paceline.train.data import Answers
 from paceline.train.log import Started
 from paceline.train.stages import Done, Preparing, Stages
-from tests.cli.helpers import answer, refusal, save
+from tests.cli.helpers import answer, paceline, refusal, save
 from tests.drafters.heads import random_head
 from tests.tiny import tiny_model
 from tests.train.toy import finished
@@ -146,6 +146,21 @@ def test_a_head_of_another_target_may_be_the_start(base, tmp_path):
 )
 def test_a_record_names_no_folders_of_this_machine(word, kept):
     assert without_folders(word) == kept
+
+
+def test_few_answers_are_warned_of_before_they_are_written(base, tmp_path, monkeypatch):
+    config = str(config_of(base, tmp_path))
+    told = paceline("train", "medusa", "prepare", "--config", config).stderr
+    assert told.count("Few answers: 18 prompts, whose answers have at most 144 tokens.") == 1
+    found = Answers.read(tmp_path / "answers-0").split(0.3)[0]
+    told = paceline("train", "medusa", "train", "--config", config).stderr
+    assert f"Few answers: {len(found)} answers with {found.num_tokens} tokens. Below 100,000" in told
+    monkeypatch.setattr("paceline.train.data.FEW_TOKENS", found.num_tokens)
+    out = tmp_path / "more"
+    more = paceline(
+        "train", "medusa", "train", "--config", config, "--prepared", str(tmp_path / "answers-0"), "-o", str(out)
+    )
+    assert "Few answers" not in more.stderr
 
 
 def test_stages_go_on_where_they_were(base, tmp_path, monkeypatch):

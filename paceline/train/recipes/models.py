@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from ...errors import ConfigError, IncompatibleModels
 from ...heads.space import last_part
-from ...hf.checkpoint import check_folder, local_folder, refused
+from ...hf.checkpoint import check_folder, local_folder, quietly, refused
 from ...hf.vision import is_vlm, text_half
 from ...runner.adapters import decoder_layers
 from ...system.hardware import available_memory
@@ -24,6 +24,7 @@ def _reading(name: str) -> AbstractContextManager[None]:
     return refused(f"the model {name!r} cannot be read for training")
 
 
+@quietly()
 def outlined(name: str) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """The language model of a folder without its weights, and the whole if it reads images. Raises `ConfigError`."""
     place = local_folder(resolve(name))
@@ -36,6 +37,7 @@ def outlined(name: str) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     return text_half(whole), whole
 
 
+@quietly()
 def plain_models(name: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """The language model of a folder in float32, frozen, and the whole if it reads images. Raises `ConfigError`."""
     folder = resolve(name)

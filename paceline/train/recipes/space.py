@@ -28,6 +28,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from ...errors import ConfigError, IncompatibleModels
 from ...heads.parts import Rank, draft_index, frequent_ids
 from ...heads.space import Factors, SpaceAdapter, SpaceConfig, last_part
+from ...hf.checkpoint import quietly
 from ...hf.load import KV_CACHE
 from ...runner import LoadedModel, wrap_model
 from ...runner.adapters import share_copy
@@ -213,6 +214,7 @@ class SpaceRecipe(Recipe):
             ids = frequent_ids(answers.texts, min(how.vocab_size, target.vocab_size), target.vocab_size)
         return cls(trained, gated, target.tokenizer, how, ids)
 
+    @quietly()
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The adapter; of a full run its masks alone, and the fine-tuned model, which is then the target."""
         if self.gated:

@@ -40,6 +40,8 @@ def test_json_and_folder(bench, model, tmp_path):
     assert got["verdicts"] == {"identical": 6, "near_tie": 0, "bug": 0}
     assert got["categories"].keys() == {"one", "two"}
     assert got["floor_fraction"] > 0
+    assert 0 <= (got["draft_acceptance_rate"] or 0.0) <= 1
+    assert sum(got["no_draft_reasons"].values()) <= got["answers"]
     assert got["peak_memory_bytes"] > 1e6
     assert got["provenance"]["torch"]
     assert len(got["prompts_sha256"]) == 64
@@ -92,6 +94,21 @@ def test_for_people(bench):
     for told in ("Category", "one", "all", "interval", "2 identical, 0 near-ties, 0 bugs", "of the floor", "kept in"):
         assert told in result.stdout
     assert "batch 2" in result.stdout
+
+
+def test_several_drafters_side_by_side(bench):
+    result = paceline(*bench, "-d", "lookup", "-d", "self-int4", "-k", "3", env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    assert "3 prompts, each answered plainly and with lookup, self-int4, up to 12 tokens" in result.stderr
+    (table,) = re.findall(r"Drafter .*?(?=\n\s*\n)", result.stdout, re.S)
+    rows = [line.split() for line in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["lookup", "self-int4"]
+    for row in rows:
+        assert re.fullmatch(r"[\d.]+x", row[1])
+        assert re.fullmatch(r"\d+%", row[4])
+        assert row[5:] == ["3", "of", "3"]
+    alone = paceline(*bench[:-1], bench[-1] + "2")
+    assert not re.findall(r"^ Drafter ", alone.stdout, re.M)
 
 
 def test_the_default_folder_and_prompts(model, tmp_path, monkeypatch):

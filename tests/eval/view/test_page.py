@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -175,6 +176,24 @@ def test_a_broken_answer_is_named(tmp_path, broken):
     bad = nasty_answer(**broken)
     with pytest.raises(ConfigError, match=r"line 1 of .*answers\.jsonl"):
         open_results(write_folder(tmp_path / "bad", answers=[bad])).answers()
+
+
+def rules(style: str, width: int) -> str:
+    """The rules for screens of this width, without those for all."""
+    blocks = re.findall(r"@media ([^{]+)\{((?:[^{}]*\{[^{}]*\})+)\s*\}", style)
+    return "".join(
+        body for asked, body in blocks if any(width <= int(one) for one in re.findall(r"max-width: (\d+)", asked))
+    )
+
+
+def test_a_phone_pins_nothing_by_itself_and_less_than_a_third_of_it_when_asked():
+    """In a browser: `bench/page.py`."""
+    phone = rules((resources.files("paceline.eval") / "page.css").read_text(), 390)
+    assert "#round:not(.is-held) { position: static;" in phone
+    assert "nav { position: static;" in phone
+    (most,) = re.findall(r"#round\.is-held \{ max-height: (\d+)vh", phone)
+    assert int(most) < 33
+    assert "header { position: static; }" in rules((resources.files("paceline.server") / "page.html").read_text(), 390)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

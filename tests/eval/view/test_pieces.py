@@ -1,9 +1,12 @@
 """The text of each token: joined, the text of the answer."""
 
+import json
+from types import SimpleNamespace
+
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from paceline.eval.results import tree_texts
+from paceline.eval.results import ResultFolder
 from paceline.sampling.detokenize import Detokenizer
 from tests.helpers import byte_pairs
 
@@ -47,9 +50,14 @@ def test_decoding_alone_would_be_noticed():
     assert "".join(tokenizer.decode([token]) for token in tokenizer.encode(text)) != text
 
 
-def test_round_pieces_name_every_node():
+def test_round_pieces_name_every_node(tmp_path):
+    """Also half a character, which no text of its own would tell from another half."""
     tokenizer = byte_tokenizer()
-    a, b, space = (tokenizer.encode(text)[0] for text in ("a", "b", " "))
-    assert tree_texts(tokenizer, [a, space, b, 256], [-1, 0, 0, 1]) == ["a", " ", "b", "<end>"]
-    half = tokenizer.encode("é")
-    assert tree_texts(tokenizer, [a, *half], [-1, 0, 1])[0] == "a"
+    ids = [*tokenizer.encode("a é"), 256]
+    rounds = [{"token_ids": ids, "parents": [-1, 0, 0, 1, 1]}]
+    line = {"token_ids": ids, "rounds": rounds}
+    results = ResultFolder(tmp_path)
+    results.add([SimpleNamespace(side="ours", as_dict=lambda: line)], ["ours"], tokenizer)
+    results.close()
+    (read,) = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
+    assert read["rounds"][0]["pieces"] == ["a", " ", r"bytes:\xc3", r"bytes:\xa9", "<end>"]

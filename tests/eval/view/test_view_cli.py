@@ -55,6 +55,12 @@ def test_show_writes_and_opens_the_page(folder, tmp_path, monkeypatch):
     assert len(opened) == 1, "a browser in a terminal would wait for its keys"
 
 
+def test_files_and_folders_that_are_the_other(folder):
+    pytest.importorskip("matplotlib")
+    assert "cannot be replaced. Got: a folder." in refusal("show", folder, "--html", "--out", folder)
+    assert "a file in the place of the folder" in refusal("plot", folder, "--out", f"{folder}/summary.json")
+
+
 @pytest.mark.parametrize(
     ("command", "file"),
     [

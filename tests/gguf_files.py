@@ -1,11 +1,13 @@
 """Tiny models as GGUF files, written as llama.cpp's converter writes them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
 from transformers import PreTrainedModel
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -63,17 +65,44 @@ def gguf_tensors(model: PreTrainedModel, architecture: str) -> dict[str, torch.T
     return tensors
 
 
+PLACE_OF_SCALES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q2_K": (80, 2),
+    "Q3_K": (108, 1),
+    "Q6_K": (208, 1),
+}
+"""Where the float16 scales of a block lie, and how many; others have one at the beginning."""
+
+
+def random_blocks(form: str, outs: int, ins: int, seed: int = 0, size: float = 0.02) -> np.ndarray:
+    """The bytes of a matrix: any codes and integer scales, and scales of up to `size`. uint8 [out, bytes of a row]."""
+    rng = np.random.default_rng(seed)
+    per, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[form]]
+    blocks = rng.integers(0, 256, (outs, ins // per, num_bytes), dtype=np.uint8)
+    at, count = PLACE_OF_SCALES.get(form, (0, 1))
+    if form == "MXFP4":
+        blocks[..., 0] = rng.integers(100, 140, blocks.shape[:2])
+    else:
+        scales = rng.uniform(-size, size, (*blocks.shape[:2], count)).astype(np.float16)
+        blocks[..., at : at + 2 * count] = scales.view(np.uint8)
+    return blocks.reshape(outs, -1)
+
+
 def write_gguf(
     path: Path,
     model: PreTrainedModel,
     architecture: str = "llama",
-    quantized: str | None = None,
+    quantized: str | Sequence[str] | None = None,
     more: Mapping[str, Any] | None = None,
     tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write `model` with a byte-level tokenizer of `vocabulary()`.
 
-    quantized: the format of matrices, for example Q4_0. more: metadata that is added, or replaced; None: left out.
+    quantized: the format of matrices, for example Q4_0, or several that they have by turns; those of K-quants and IQ4
+    are random weights. more: metadata that is added, or replaced; None: left out.
     tensors: in place of the model's.
     """
     config: Any = model.config
@@ -110,12 +139,16 @@ def write_gguf(
     writer = GGUFWriter(path, metadata.pop("general.architecture", architecture))
     for key, value in metadata.items():
         _add(writer, key, value)
+    formats = cycle([quantized] if isinstance(quantized, str) else quantized or [""])
     for name, weight in (gguf_tensors(model, architecture) if tensors is None else tensors).items():
         if quantized is None or weight.dim() == 1:
             writer.add_tensor(name, weight.numpy())
-        else:
-            kind = GGMLQuantizationType[quantized]
-            writer.add_tensor(name, quantize(weight.numpy(), kind), raw_dtype=kind)
+            continue
+        form = next(formats)
+        kind = GGMLQuantizationType[form]
+        is_random = form.endswith("_K") or form.startswith("IQ")
+        blocks = random_blocks(form, *weight.shape, size=1e-3) if is_random else quantize(weight.numpy(), kind)
+        writer.add_tensor(name, blocks, raw_dtype=kind)
     return finish(writer, path)
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
@@ -13,33 +13,9 @@ from paceline.kernels import load
 from paceline.kernels.library import BlockFormat, Matrix, address, multiply
 from paceline.kernels.packing import Blocks, unpack
 from paceline.quant.packed import PackedMatrix
+from tests.gguf_files import PLACE_OF_SCALES, random_blocks
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
-
-_SCALES = {
-    "Q4_1": (0, 2),
-    "Q5_1": (0, 2),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q2_K": (80, 2),
-    "Q3_K": (108, 1),
-    "Q6_K": (208, 1),
-}
-"""Where the float16 scales of a block lie, and how many; others have one at the beginning."""
-
-
-def random_blocks(form: BlockFormat, outs: int, ins: int, seed: int = 0) -> np.ndarray:
-    """The bytes of a file: any codes and integer scales, and scales of a size that weights have. uint8 [out, bytes]."""
-    rng = np.random.default_rng(seed)
-    per, size = GGML_QUANT_SIZES[GGMLQuantizationType[form.name]]
-    blocks = rng.integers(0, 256, (outs, ins // per, size), dtype=np.uint8)
-    at, count = _SCALES.get(form.name, (0, 1))
-    if form is BlockFormat.MXFP4:
-        blocks[..., 0] = rng.integers(100, 140, blocks.shape[:2])
-    else:
-        scales = rng.uniform(-0.02, 0.02, (*blocks.shape[:2], count)).astype(np.float16)
-        blocks[..., at : at + 2 * count] = scales.view(np.uint8)
-    return blocks.reshape(outs, -1)
 
 
 def weights_of(form: BlockFormat, blocks: np.ndarray) -> Tensor:
@@ -67,7 +43,7 @@ def rounded(form: BlockFormat, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("form", BlockFormat, ids=lambda form: form.name)
 def test_weights_are_those_of_llama_cpp(form):
     for outs, ins in ((97, 2 * form.inputs), (16, form.inputs), (1, 3 * form.inputs)):
-        blocks = random_blocks(form, outs, ins)
+        blocks = random_blocks(form.name, outs, ins)
         made, want = packed(form, blocks, ins), weights_of(form, blocks)
         assert torch.equal(unpack(made, outs, ins), want)
         some = [outs - 1, 0, outs // 2]
@@ -76,7 +52,7 @@ def test_weights_are_those_of_llama_cpp(form):
 
 def has_products(form: BlockFormat, outs: int, ins: int, count: int, exact: bool = False) -> bool:
     """Whether products are those of the rounded inputs; exact: of the inputs as they are."""
-    blocks, x = random_blocks(form, outs, ins), inputs(count, ins)
+    blocks, x = random_blocks(form.name, outs, ins), inputs(count, ins)
     weight, bias = weights_of(form, blocks).double(), torch.randn(outs)
     matrix = PackedMatrix(outs, ins, packed(form, blocks, ins), bias, group=int(exact))
     read = x.double() if exact else rounded(form, x)
@@ -98,7 +74,7 @@ def test_products(isa, form):
 def test_a_row_has_the_same_bits_beside_any_others_and_on_any_threads(isa, form):
     rng, threads = random.Random(form.name), torch.get_num_threads()
     outs, ins = 300, 3 * form.inputs
-    matrix = PackedMatrix(outs, ins, packed(form, random_blocks(form, outs, ins), ins), None)
+    matrix = PackedMatrix(outs, ins, packed(form, random_blocks(form.name, outs, ins), ins), None)
     x = inputs(60, ins)
     alone = torch.cat([matrix(x[i : i + 1]) for i in range(len(x))])
     try:
@@ -116,7 +92,7 @@ def test_the_instruction_sets_agree(form):
     from paceline.kernels.library import library
 
     outs, ins = 40, 5 * form.inputs
-    matrix, x = PackedMatrix(outs, ins, packed(form, random_blocks(form, outs, ins), ins), None), inputs(9, ins)
+    matrix, x = PackedMatrix(outs, ins, packed(form, random_blocks(form.name, outs, ins), ins), None), inputs(9, ins)
     made = []
     try:
         for isa in load().isas[1:]:
@@ -133,8 +109,8 @@ def test_the_largest_sums(isa, form, sign):
     """Bits of codes and integer scales all set, or none, and inputs at their ends: what 16 and 32 bits must hold."""
     ins = 2 * form.inputs
     for byte in (0x00, 0x7F, 0x80, 0xFF):
-        blocks = random_blocks(form, 3, ins).reshape(3 * 2, -1)
-        at, count = _SCALES.get(form.name, (0, 1))
+        blocks = random_blocks(form.name, 3, ins).reshape(3 * 2, -1)
+        at, count = PLACE_OF_SCALES.get(form.name, (0, 1))
         kept = slice(at, at + (1 if form is BlockFormat.MXFP4 else 2 * count))
         scales = blocks[:, kept].copy()
         blocks[:] = byte
@@ -150,7 +126,7 @@ def test_the_largest_sums(isa, form, sign):
 @pytest.mark.parametrize("form", [BlockFormat.Q4_1, BlockFormat.Q8_0, BlockFormat.Q4_K, BlockFormat.Q6_K])
 def test_a_broken_row_breaks_no_other_and_does_not_heal(isa, form, value):
     ins = 2 * form.inputs
-    matrix, x = PackedMatrix(40, ins, packed(form, random_blocks(form, 40, ins), ins), None), inputs(5, ins)
+    matrix, x = PackedMatrix(40, ins, packed(form, random_blocks(form.name, 40, ins), ins), None), inputs(5, ins)
     good = matrix(x)
     x[2, ins - 1] = value
     got = matrix(x)
@@ -160,7 +136,7 @@ def test_a_broken_row_breaks_no_other_and_does_not_heal(isa, form, value):
 
 def test_parts_of_a_matrix_share_its_blocks():
     form, ins = BlockFormat.Q4_K, 256
-    whole = PackedMatrix(96, ins, packed(form, random_blocks(form, 96, ins), ins), torch.randn(96))
+    whole = PackedMatrix(96, ins, packed(form, random_blocks(form.name, 96, ins), ins), torch.randn(96))
     x = inputs(3, ins)
     for first, last in ((0, 32), (32, 96)):
         part = whole.part(first, last)
@@ -170,10 +146,10 @@ def test_parts_of_a_matrix_share_its_blocks():
 
 def test_scales_that_are_not_finite_are_seen():
     for form in BlockFormat:
-        blocks = random_blocks(form, 20, form.inputs)
+        blocks = random_blocks(form.name, 20, form.inputs)
         assert packed(form, blocks, form.inputs).is_finite
         if form is not BlockFormat.MXFP4:  # whose exponents are all finite
-            at, _ = _SCALES.get(form.name, (0, 1))
+            at, _ = PLACE_OF_SCALES.get(form.name, (0, 1))
             blocks[17, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
             assert not packed(form, blocks, form.inputs).is_finite
 

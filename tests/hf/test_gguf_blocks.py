@@ -1,0 +1,146 @@
+"""Models whose matrices stay in the blocks of a GGUF file, against the same file in float32."""
+
+import copy
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.core.tree import TokenTree
+from paceline.errors import PacelineError
+from paceline.hf.fingerprint import fingerprint
+from paceline.hf.gguf import open_gguf
+from paceline.kernels import load
+from paceline.quant.blocks import BlockEmbedding, BlockLinear, BlockWeights, in_float32
+from paceline.quant.packed import PackedLinear
+from paceline.runner import ModelRunner, load_model
+from tests.gguf_files import gguf_tensors, write_gguf
+from tests.kernels.test_passes import random_tree, rows
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4, "vocab_size": 300}
+MIXED = ["Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q4_1"]
+IDS = torch.tensor([[5, 9, 31, 7, 100, 3]])
+
+
+def written(folder: Path, architecture: str, quantized: str | list[str] = MIXED, **options: object) -> Path:
+    model = tiny_model(architecture, **SIZES, **options)
+    more = {}
+    if architecture == "gemma3":
+        kinds = [kind == "sliding_attention" for kind in model.config.layer_types]
+        more = {"gemma3.attention.sliding_window_pattern": kinds}
+    return write_gguf(folder / "tiny.gguf", model, architecture, quantized=quantized, more=more)
+
+
+def packed(path: Path):
+    return open_gguf(path, lambda config: None, packs=True)[0]
+
+
+def in_32_bits(path: Path):
+    return open_gguf(path, lambda config: torch.float32)[0]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3", "phi3"])
+def test_nothing_is_rounded_again(architecture, tmp_path):
+    path = written(tmp_path, architecture)
+    model, want = packed(path), in_32_bits(path)
+    layers = {name: one for name, one in model.named_modules() if isinstance(one, BlockWeights)}
+    assert {type(one) for one in layers.values()} == {BlockLinear, BlockEmbedding}
+    assert not [one for one in model.modules() if type(one) is torch.nn.Linear]
+    exact = in_float32(model)
+    for name in layers:
+        assert torch.equal(exact.get_submodule(name).weight, want.get_submodule(name).weight), name
+    with torch.inference_mode():
+        torch.testing.assert_close(exact(IDS).logits, want(IDS).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_the_fingerprint_is_that_of_the_same_file_in_16_bits(tmp_path):
+    path = written(tmp_path, "llama")
+    assert fingerprint(packed(path)) == fingerprint(open_gguf(path, lambda config: None)[0])
+
+
+def test_a_tied_output_layer_shares_the_embeddings(tmp_path):
+    model = packed(written(tmp_path, "llama", tie_word_embeddings=True))
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    assert head.data.data_ptr() == embedding.data.data_ptr()
+    assert packed(written(tmp_path, "llama")).get_output_embeddings().data.data_ptr() != embedding.data.data_ptr()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_row_has_the_same_bits_in_every_pass(architecture, tmp_path):
+    rng = random.Random(architecture)
+    runner = ModelRunner(load_model(str(written(tmp_path, architecture))), 2, 200)
+    assert runner.loaded.is_native
+    slot, other = runner.cache.allocate(), runner.cache.allocate()
+    for length in (1, 40, 90):
+        text = [rng.randrange(3, 97) for _ in range(length)]
+        for one in (slot, other):
+            runner.cache.truncate(one, 0)
+        runner.extend_cache(slot, text)
+        runner.extend_cache(other, text[: length // 2])
+        tree, beside = random_tree(13, rng), random_tree(13, rng)
+        ids, parents, _ = ([part[0] for part in parts] for parts in zip(tree.lists, beside.lists, strict=True))
+        ids, parents = ([tree.lists[i][0], beside.lists[i][0]] for i in (0, 1))
+        got = runner.forward([slot, other], TokenTree.from_lists(ids, parents))[0].clone()
+        for leaf in set(range(13)) - set(tree.parents[0].tolist()):
+            path = [0, *tree.path_to(0, leaf)]
+            assert torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist()))
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "self-int4"])
+def test_answers_are_those_of_plain_decoding(drafter, tmp_path):
+    llm = LLM(written(tmp_path, "qwen2"), drafter=drafter, numerics="invariant")
+    for params in (SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=1.0, seed=3)):
+        assert (
+            llm.generate("hello hello", params)[0].token_ids == llm.plain().generate("hello hello", params)[0].token_ids
+        )
+
+
+def test_a_dtype_or_other_weights_unpack_the_file(tmp_path):
+    path = written(tmp_path, "llama", "Q8_0")
+
+    def kinds(llm):
+        return {type(one) for one in llm.loaded.model.modules() if isinstance(one, BlockLinear | PackedLinear)}
+
+    assert kinds(LLM(path)) == {BlockLinear}
+    assert kinds(LLM(path, dtype="bfloat16")) == {PackedLinear}
+    assert LLM(path, weights="int8").quantized.num_quantized == 15
+
+
+def test_what_cannot_be_kept_is_told(tmp_path, caplog):
+    model = packed(written(tmp_path, "llama", ["Q8_0", "BF16"]))
+    assert not caplog.messages
+    assert {type(one) for one in model.modules()} >= {BlockLinear, torch.nn.Linear}
+
+
+def test_bad_weights_are_refused(tmp_path):
+    model = tiny_model("llama", **SIZES)
+    tensors = gguf_tensors(model, "llama")
+    lacking = {name: one for name, one in tensors.items() if name != "blk.1.ffn_up.weight"}
+    with pytest.raises(PacelineError, match="lacks weights"):
+        packed(write_gguf(tmp_path / "a.gguf", model, quantized="Q8_0", tensors=lacking))
+    shorter = tensors | {"blk.1.ffn_up.weight": tensors["blk.1.ffn_up.weight"][:480]}
+    with pytest.raises(PacelineError):
+        packed(write_gguf(tmp_path / "b.gguf", model, quantized="Q8_0", tensors=shorter))
+    path = write_gguf(tmp_path / "c.gguf", model, quantized="Q8_0")
+    data = bytearray(path.read_bytes())
+    data[-34:-32] = np.array([np.inf], np.float16).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(PacelineError, match="finite"):
+        packed(path)
+
+
+def test_a_copy_in_float32_leaves_the_model_alone(tmp_path):
+    model = packed(written(tmp_path, "llama"))
+    before = copy.deepcopy({name: one.dtype for name, one in model.named_parameters()})
+    wide = in_float32(model)
+    assert {name: one.dtype for name, one in model.named_parameters()} == before
+    assert all(one.rounds_inputs for one in model.modules() if isinstance(one, BlockLinear))
+    assert wide.dtype == torch.float32
+    shared = zip(model.modules(), wide.modules(), strict=True)
+    assert all(a.data.data_ptr() == b.data.data_ptr() for a, b in shared if isinstance(a, BlockWeights))

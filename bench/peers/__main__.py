@@ -26,7 +26,7 @@ def parse(arguments: Seq[str] | None = None) -> tuple[argparse.Namespace, list[s
     )
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON_OR_URL", help=", ".join(PEERS))
     parser.add_argument("--peer-model", action="append", default=[], metavar="NAME=PATH",
-                        help="the same weights in a peer's own format")  # fmt: skip
+                        help="the same weights in a peer's own format; default: MODEL, where it is a GGUF file")  # fmt: skip
     parser.add_argument("--peer-draft-model", action="append", default=[], metavar="NAME=PATH",
                         help="the draft model in a peer's own format")  # fmt: skip
     parser.add_argument("--num-speculative-tokens", type=int, help="drafted a round, by us and by the peers")
@@ -58,6 +58,7 @@ def opener(given: argparse.Namespace) -> Any:
     """For `paceline.eval.run.OPEN_PEERS`: the peers that can be started, and what they say of themselves."""
     import torch
 
+    from paceline.hf.gguf_file import SUFFIX
     from paceline.zoo import resolve
 
     from .side import PeerSide
@@ -77,9 +78,8 @@ def opener(given: argparse.Namespace) -> Any:
         with ExitStack() as stack:
             for spec in given.peer:
                 name = spec.partition("=")[0].strip()
-                options = replace(
-                    common, peer_model=given.peer_model.get(name), peer_draft_model=given.peer_draft_model.get(name)
-                )
+                own = given.peer_model.get(name, model if model.endswith(SUFFIX) else None)
+                options = replace(common, peer_model=own, peer_draft_model=given.peer_draft_model.get(name))
                 try:
                     with screen.spinner(f"starting {name}"):
                         one = open_peer(spec, str(resolve(model)), options)

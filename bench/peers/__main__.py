@@ -26,7 +26,7 @@ def parse(arguments: Seq[str] | None = None) -> tuple[argparse.Namespace, list[s
     )
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON_OR_URL", help=", ".join(PEERS))
     parser.add_argument("--peer-model", action="append", default=[], metavar="NAME=PATH",
-                        help="the same weights in a peer's own format; default: MODEL, where it is a GGUF file")  # fmt: skip
+                        help="the same weights in a peer's own format; default: a GGUF file MODEL")  # fmt: skip
     parser.add_argument("--peer-draft-model", action="append", default=[], metavar="NAME=PATH",
                         help="the draft model in a peer's own format")  # fmt: skip
     parser.add_argument("--num-speculative-tokens", type=int, help="drafted a round, by us and by the peers")

@@ -134,9 +134,20 @@ INLINE vi dot_pairs(vi a, vi b) {
 #endif
 }
 
+// Keeps a value where it is: GCC would otherwise compute many of them ahead, and run out of registers.
+#if defined(__AVX512F__)
+INLINE void settle(vi& sum) { __asm__("" : "+v"(sum)); }
+#elif defined(__AVX2__)
+INLINE void settle(vi& sum) { __asm__("" : "+x"(sum)); }
+#else
+INLINE void settle(vi&) {}
+#endif
+INLINE void settle(const int8_t*& pointer) { __asm__("" : "+r"(pointer)); }
+
 // sums[r] = the products of N fours of codes with those of R rows: as int32, or as two int16 that are still to be added.
+// rows: of each row, the first of these inputs.
 template <int N, bool WIDE, int R>
-INLINE void dot_fours(const uint8_t (*codes)[4 * LANES], const int8_t* x, int64_t stride, vi* sums) {
+INLINE void dot_fours(const uint8_t (*codes)[4 * LANES], const int8_t* const* rows, int first, vi* sums) {
   UNROLL for (int n = 0; n < N; n++) {
     const vi four = loadu<vi>(codes[n]);
 #if defined(__AVX512F__) && !BYTES_DOT
@@ -146,7 +157,7 @@ INLINE void dot_fours(const uint8_t (*codes)[4 * LANES], const int8_t* x, int64_
     const __m256i size = WIDE ? _mm256_abs_epi8((__m256i)four) : (__m256i)four;
 #endif
     UNROLL for (int r = 0; r < R; r++) {
-      const int8_t* at = x + r * stride + 4 * n;
+      const int8_t* at = rows[r] + first + 4 * n;
 #if BYTES_DOT
       sums[r] = (vi)_mm512_dpbusd_epi32(n ? (__m512i)sums[r] : _mm512_setzero_si512(), (__m512i)four, (__m512i)set_word(at));
 #elif defined(__AVX512F__)
@@ -163,23 +174,27 @@ INLINE void dot_fours(const uint8_t (*codes)[4 * LANES], const int8_t* x, int64_
       UNROLL for (int i = 0; i < 4; i++) sum += (four >> 8 * i & 255) * (int32_t)at[i];
       sums[r] = sum;
 #endif
+      settle(sums[r]);
     }
   }
 }
 
-// sums[r] = the products of `count` inputs of a chunk, whose scales begin at `scales`, null where there are none.
+// sums[r] = the products of `count` inputs, whose scales begin at `scales`, null where there are none. `rows` move on.
 template <int SPAN, int N, bool WIDE, int R>
-INLINE void dot_chunk(const uint8_t (*codes)[4 * LANES], const vi* scales, int count, const int8_t* x, int64_t stride,
-                      vi* sums) {
+INLINE void dot_chunk(const uint8_t (*codes)[4 * LANES], const vi* scales, int count, const int8_t** rows, vi* sums) {
   UNROLL for (int r = 0; r < R; r++) sums[r] = vi{};
-  for (int j = 0; j < count / SPAN; j++)
+  for (int j = 0; j < count / SPAN; j++, codes += SPAN / 4) {
+    const vi scale = scales ? scales[j] : set_int(IN_32_BITS ? 1 : 0x00010001);
     UNROLL for (int part = 0; part < SPAN / 4 / N; part++) {
-      const int at = SPAN / 4 * j + N * part;
       vi some[R];
-      dot_fours<N, WIDE, R>(codes + at, x + 4 * at, stride, some);
-      const vi scale = scales ? scales[j] : set_int(IN_32_BITS ? 1 : 0x00010001);
+      dot_fours<N, WIDE, R>(codes + N * part, rows, 4 * N * part, some);
       UNROLL for (int r = 0; r < R; r++) sums[r] += IN_32_BITS ? some[r] * scale : dot_pairs(some[r], scale);
     }
+    UNROLL for (int r = 0; r < R; r++) {
+      rows[r] += SPAN;
+      settle(rows[r]);
+    }
+  }
 }
 
 // out [R, LANES] += the products of a chunk whose weights share d for every 32 inputs, and have no other scales.
@@ -188,10 +203,12 @@ __attribute__((noinline)) static void multiply_plain(const BlockFormat& f, const
                                                      int64_t row, int64_t begin, float* out) {
   const int64_t stride = in.stride;
   const int offset = offset_of(f);
+  const int8_t* rows[R];
+  UNROLL for (int r = 0; r < R; r++) rows[r] = in.codes + (row + r) * stride + begin;
   for (int g = 0; g < groups; g++) {
     const int64_t at = row * stride + begin + 32 * g;
     vi sums[R];
-    dot_chunk<32, N, WIDE, R>(w.codes + 8 * g, nullptr, 32, in.codes + at, stride, sums);
+    dot_chunk<32, N, WIDE, R>(w.codes + 8 * g, nullptr, 32, rows, sums);
     UNROLL for (int r = 0; r < R; r++) {
       const int64_t here = (at + r * stride) / 32;
       const vi less = sums[r] - set_int(offset * in.sums[here]);
@@ -208,8 +225,10 @@ __attribute__((noinline)) static void multiply_scaled(const BlockFormat& f, cons
                                                       int64_t begin, float* out) {
   const int64_t stride = in.stride, at = row * stride + begin;
   const int offset = offset_of(f);
+  const int8_t* rows[R];
+  UNROLL for (int r = 0; r < R; r++) rows[r] = in.codes + at + r * stride;
   vi sums[R];
-  dot_chunk<SUB, N, WIDE, R>(w.codes, w.scales, 256, in.codes + at, stride, sums);
+  dot_chunk<SUB, N, WIDE, R>(w.codes, w.scales, 256, rows, sums);
   UNROLL for (int r = 0; r < R; r++) {
     const int16_t* totals = (SUB == 16 ? in.halves : in.sums) + (at + r * stride) / SUB;
     const vf scale = set(in.scales[(at + r * stride) / 256]);

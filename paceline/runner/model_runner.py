@@ -215,7 +215,12 @@ class ModelRunner:
         """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
         held = self.cache.lengths[slot]
         unseen = replace(vision, images=tuple(image for image in vision.images if image.stop > held))
-        features, seconds = self.images.encode(self._vision(), unseen.images)
+        features, seconds = list[Features](), 0.0
+        for image in unseen.images:
+            if features:
+                yield
+            made, spent = self.images.encode(self._vision(), [image])
+            features, seconds = features + made, seconds + spent
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
         for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
             if end > held:

@@ -214,6 +214,7 @@ class DrafterInfo:
 
     branches: the most children that it gives a node, masks included; 1 for chains.
     reads_states: whether it reads the target's hidden states; otherwise they are not stored.
+    reads_images: whether it reads `PromptImage.source`; otherwise opened images are not kept.
     drafts_during_prefill: whether it can draft before the prefill is complete, since it reads neither the target's
         states nor its cache.
     members: the members of a combined drafter, in the order of `DraftBudget.drafter_index`.
@@ -221,6 +222,7 @@ class DrafterInfo:
 
     branches: int = 1
     reads_states: bool = False
+    reads_images: bool = False
     drafts_during_prefill: bool = False
     members: tuple["DrafterInfo", ...] = ()
 

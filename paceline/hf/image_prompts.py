@@ -3,7 +3,9 @@
 The processor's tensors are divided, so that an image has the same ones, and the same hash, whatever it comes with.
 """
 
+import copy
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -20,6 +22,7 @@ from .chats import Message
 from .checkpoint import refused
 from .vision import Vision
 
+_DRAFT_SIDE = 2048  # pixels; drafts alone see larger images reduced
 _GENERAL = ("add_generation_prompt", "continue_final_message")
 """Options that transformers itself heeds."""
 
@@ -57,7 +60,23 @@ def process_chat(
     options = {"return_text_replacement_offsets": True, "return_tensors": "pt", **special}
     fix = "images must be of the size and number that this model takes"
     with refused("the processor cannot read this chat", fix=fix):
-        return processor(text=[rendered], images=[list(images)], **options)
+        beside = copy.copy(processor)
+        beside.tokenizer = _Locked(processor.tokenizer, vision.tokenizing)
+        return beside(text=[rendered], images=[list(images)], **options)
+
+
+class _Locked:
+    """A tokenizer that holds a lock while it runs, so that others need not wait for the pixels of the same call."""
+
+    def __init__(self, tokenizer: Any, lock: threading.RLock):
+        self._tokenizer, self._lock = tokenizer, lock
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._tokenizer(*texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 def text_prompt(vision: Vision, length: int) -> VisionPrompt | None:
@@ -146,16 +165,22 @@ def prompt_of(
         raise ConfigError("the prompt ends with an image", fix="let a text follow it")
     found, first = list[PromptImage](), 0
     for tensors, count, source in zip(_divided(vision, inputs, counts), counts, images, strict=True):
-        found.append(PromptImage(_key(tensors), tuple(places[first : first + count]), tensors, source))
+        found.append(PromptImage(_key(tensors), tuple(places[first : first + count]), tensors, _reduced(source)))
         first += count
     return ids, with_positions(vision, tuple(found), token_ids, inputs)
 
 
 def pixel_bytes(prompt: VisionPrompt) -> int:
-    """Bytes that the images of a prompt hold: tensors of the processor, and opened images of 3 bytes a pixel."""
+    """Bytes that the images of a prompt hold: tensors of the processor, and opened images of 4 bytes a pixel."""
     sources = (image.source for image in prompt.images)
-    opened = sum(3 * source.width * source.height for source in sources if isinstance(source, Image.Image))
+    opened = sum(4 * source.width * source.height for source in sources if isinstance(source, Image.Image))
     return opened + sum(tensor.nbytes for image in prompt.images for tensor in image.inputs.values())
+
+
+def _reduced(image: Image.Image) -> Image.Image:
+    """A copy of moderate size for a draft model, whose reading changes no answer; small images as they are."""
+    factor = -(-max(image.size) // _DRAFT_SIDE)
+    return image if factor == 1 else image.reduce(factor)
 
 
 def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int]) -> list[dict[str, Tensor]]:

@@ -325,7 +325,7 @@ class LLM:
     def _read(self, prompt: Prompt, check: Callable[[], None]) -> ReadPrompt:
         """The tokens of a prompt. Others need not wait for images: only their tokenizer is locked."""
         with nullcontext() if holds_images(prompt) else self._tokenizing:
-            return read_for(self.decoder, prompt, check)
+            return read_for(self.runner, prompt, check)
 
 
 def _either(sampling_params: object, params: object) -> object:

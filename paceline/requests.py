@@ -137,10 +137,10 @@ class Request:
         return RequestOutput(*facts, outputs, replace(first.timings), first.num_cached_tokens)
 
 
-def read_for(decoder: SpeculativeDecoder, prompt: Prompt, check: Callable[[], None] = lambda: None) -> ReadPrompt:
+def read_for(runner: ModelRunner, prompt: Prompt, check: Callable[[], None] = lambda: None) -> ReadPrompt:
     """`read_prompt`, without opened images where no drafter reads them."""
-    ids, vision = read_prompt(decoder.runner.loaded, prompt, decoder.runner.max_length, check)
-    if vision is not None and not decoder.drafter.info.reads_images:
+    ids, vision = read_prompt(runner.loaded, prompt, runner.max_length, check)
+    if vision is not None and not runner.keeps_images:
         vision = vision.without_sources()
     return ids, vision
 
@@ -222,7 +222,7 @@ def ready_sequences(runner: ModelRunner, requests: Iterable[Request]) -> Iterato
     for request in requests:
         first = request.seqs[0]
         if request.pixels_dropped:
-            ids, vision = read_for(request.answers[0].decoder, request.prompt)
+            ids, vision = read_for(runner, request.prompt)
             before_keys = None if first.vision is None else first.vision.keys
             if vision is None or (ids, vision.keys) != (first.prompt_ids, before_keys):
                 raise ConfigError(

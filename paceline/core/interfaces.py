@@ -203,6 +203,10 @@ class TargetView(Protocol):
         """The features of each image by this model's vision half."""
         ...
 
+    def keep_images(self) -> None:
+        """Keep the opened images of prompts from now on, as `PromptImage.source`."""
+        ...
+
     def pass_seconds(self, rows: int) -> float:
         """Run a pass over a chain of `rows` tokens and return its seconds."""
         ...
@@ -214,7 +218,6 @@ class DrafterInfo:
 
     branches: the most children that it gives a node, masks included; 1 for chains.
     reads_states: whether it reads the target's hidden states; otherwise they are not stored.
-    reads_images: whether it reads `PromptImage.source`; otherwise opened images are not kept.
     drafts_during_prefill: whether it can draft before the prefill is complete, since it reads neither the target's
         states nor its cache.
     members: the members of a combined drafter, in the order of `DraftBudget.drafter_index`.
@@ -222,7 +225,6 @@ class DrafterInfo:
 
     branches: int = 1
     reads_states: bool = False
-    reads_images: bool = False
     drafts_during_prefill: bool = False
     members: tuple["DrafterInfo", ...] = ()
 

@@ -54,7 +54,6 @@ class Choose(Drafter):
         return DrafterInfo(
             branches=max(info.branches for info in each),
             reads_states=any(info.reads_states for info in each),
-            reads_images=any(info.reads_images for info in each),
             drafts_during_prefill=any(info.drafts_during_prefill for info in each),
             members=each,
         )

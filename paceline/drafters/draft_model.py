@@ -28,7 +28,7 @@ from ..schema import checked, checked_call
 from ..verify import Coupled
 from ..zoo import resolve
 from .chain import Chains
-from .draft_vision import DraftPrompt, OwnTower, VisionMode, vision_of_draft
+from .draft_vision import DraftPrompt, VisionMode, vision_of_draft
 from .registry import DrafterSpec, from_short_name, spec_class, vllm_flag
 from .vocabularies import Translation, VocabularyMode, translation
 
@@ -97,7 +97,6 @@ class DraftModel(Drafter):
         if self._weights is not None:
             loaded, _ = with_weights(loaded, self._weights)
         self._draft_vision = vision_of_draft(self._vision, target, loaded)
-        self.info = replace(self.info, reads_images=isinstance(self._draft_vision, OwnTower))
         loaded = self._draft_vision.loaded
         self.runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
         sampler = DraftSampler(verifier.exact, target.banned_token_ids | self.runner.banned_token_ids)

@@ -57,6 +57,7 @@ class ModelRunner:
         self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
         self._waiting: list[object] = share._waiting if share else []
         self.states = StateStore(self.cache.num_slots)
+        self.keeps_images = False
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
         self.invariant, self.row_multiple = loaded.is_native, 1
@@ -93,6 +94,9 @@ class ModelRunner:
 
     def image_features(self, images: Sequence[PromptImage]) -> list[Features]:
         return self.images.encode(self._vision(), images)[0]
+
+    def keep_images(self) -> None:
+        self.keeps_images = True
 
     def share_vision_tower(self, vision: Vision) -> Vision:
         """A draft's vision half with this model's tower in it, which from now on encodes each image once for both."""

@@ -34,6 +34,7 @@ class Halt:
 @pytest.fixture(params=["decoding", "processing"])
 def halt(request, monkeypatch):
     made = Halt()
+    monkeypatch.setattr(images, "_decoding", images._Room(1))  # which these images fill
     where = {"decoding": (images, "_rgb"), "processing": (image_prompts, "prompt_of")}[request.param]
     monkeypatch.setattr(*where, made.at(getattr(*where)))
     return made

@@ -102,8 +102,8 @@ def open_images(
         finally:
             images.clear()
             unread.clear()
-    if total > _MANY:
-        return_free_memory()
+            if total > _MANY:
+                return_free_memory()
 
 
 class _Room:

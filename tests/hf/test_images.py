@@ -270,7 +270,10 @@ def test_memory_of_large_images_is_returned(monkeypatch):
     open_image(Image.new("L", (2000, 2000)))
     assert not returned
     open_image(Image.new("L", (2001, 2000)))
-    assert returned
+    assert len(returned) == 1
+    with pytest.raises(ConfigError), open_images([Image.new("L", (2001, 2000))]):
+        raise ConfigError("the processor failed")
+    assert len(returned) == 2
 
 
 class Sharer:

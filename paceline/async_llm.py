@@ -9,10 +9,11 @@ import asyncio
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
@@ -21,20 +22,24 @@ from .core.request import RequestOutputKind, SamplingParams, params_of
 from .engine.thread import EngineThread, Ticket
 from .errors import ConfigError, EngineStopped, QueueFull
 from .hf.image_prompts import pixel_bytes
-from .hf.prompts import Prompt
+from .hf.prompts import Prompt, holds_images
 from .llm import LLM
 from .outputs import RequestOutput
 from .requests import MAX_WAITING_PIXEL_BYTES
 from .schema import brief, checked_call
 from .stats import EngineStats
 
+_T = TypeVar("_T")
+_IMAGE_READERS = 4  # threads; how much they decode at once is bounded by `open_images`
+
 
 class AsyncLLM:
     """Answers many requests at once on one `LLM`; the methods are vLLM's.
 
     A thread runs the model. Requests get its `max_num_seqs` slots in the order of arrival, one for each of their `n`
-    answers, and join and leave between rounds. Long prompts are read in chunks, with rounds of other requests in
-    between. The LLM's own methods may be called at the same time: they and the engine take turns.
+    answers, and join and leave between rounds. Images are opened and processed in other threads: a request with images
+    arrives when that is done. Long prompts are read in chunks, with rounds of other requests in between. The LLM's own
+    methods may be called at the same time: they and the engine take turns.
 
     max_waiting: requests that may wait for a slot.
     prefix_cache_bytes: see `LLM`, whose prefix cache is used. None: its size there, or 1 GiB, for all prompts.
@@ -57,6 +62,7 @@ class AsyncLLM:
         self._thread = EngineThread(llm)
         self._stop = weakref.finalize(self, self._thread.stop)  # also when the interpreter ends
         self._reader = ThreadPoolExecutor(1, "paceline-reader")
+        self._image_reader = ThreadPoolExecutor(_IMAGE_READERS, "paceline-images")
         self._lock, self._count, self._is_draining = threading.Lock(), itertools.count(), False
 
     async def generate(
@@ -76,8 +82,9 @@ class AsyncLLM:
         (params,) = params_of(sampling_params, 1, self.llm.get_default_sampling_params())
         ticket = self._enter(str(next(self._count)) if request_id is None else request_id, params)
         try:
-            reading = (self.llm.open_request, prompt, params, ticket.request_id)
-            ticket.request = await ticket.loop.run_in_executor(self._reader, *reading)
+            seed = self.llm.draw_seed(params)
+            opening = partial(self.llm.open_request, prompt, params, ticket.request_id, seed=seed)
+            ticket.request = await self._read(prompt, opening, ticket.ended)
             self._check_pixels(ticket)
             self._thread.submit(ticket)
             whole = None
@@ -89,6 +96,14 @@ class AsyncLLM:
                 yield whole
         finally:
             self._thread.abort(ticket, is_read=False)
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids as of `LLM.encode`, read as the prompts of requests are. Cancelling the task ends it."""
+        ended = Future[None]()
+        try:
+            return await self._read(prompt, partial(self.llm.encode, prompt), ended)
+        finally:
+            ended.set_result(None)
 
     async def abort(self, request_id: str) -> None:
         """End a request; returns when its slots are free, within a round. Its iterator gets the answers so far.
@@ -116,6 +131,7 @@ class AsyncLLM:
         """End the thread after its round; requests in progress raise `EngineStopped`. The `LLM` can still be used."""
         self._is_draining = True
         self._reader.shutdown(wait=False)
+        self._image_reader.shutdown(wait=False)
         self._stop()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -144,6 +160,16 @@ class AsyncLLM:
     def stats(self) -> EngineStats:
         """Counts of the work so far."""
         return replace(self._thread.scheduler.stats, free_slots=self.llm.runner.cache.num_free)
+
+    async def _read(self, prompt: Prompt, work: Callable[..., _T], ended: Future[None]) -> _T:
+        """The result of `work` in the thread for such prompts. ended: once done, nobody waits for it."""
+
+        def check() -> None:
+            if ended.done():
+                raise EngineStopped("the reading of a prompt was ended", got="nobody waits for it any more")
+
+        reader = self._image_reader if holds_images(prompt) else self._reader
+        return await asyncio.get_running_loop().run_in_executor(reader, partial(work, check=check))
 
     def _enter(self, request_id: str, params: SamplingParams) -> Ticket:
         """Register a request as waiting."""

@@ -9,7 +9,8 @@ import itertools
 import secrets
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from random import Random
@@ -30,12 +31,12 @@ from .drafters import Choose, Plain, PredictedOutput
 from .drafters.registry import one_of
 from .errors import ConfigError, LossyNotAllowed
 from .hf.load import load_tokenizer
-from .hf.prompts import Chat, Prompt, TemplatedChat, as_chats, as_list, read_prompt, tokenizer_of
+from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .other_names import INSTEAD
 from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
 from .quant.linears import QuantReport, Weights
-from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences
+from .requests import Request, default_params, drop_waiting_pixels, open_request, read_for, ready_sequences
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
 from .schema import brief, checked_call, checked_names
 from .stats import Counter, EngineStats, Vector
@@ -150,7 +151,8 @@ class LLM:
         self.verifier = verifier or Coupled()
         if policy is None:
             policy = Fixed(0) if drafter is None else CostModel(profile=measured)
-        self._reading = threading.Lock()
+        vision = self.loaded.vision
+        self._tokenizing = threading.RLock() if vision is None else vision.tokenizing
         self._count, self._draw = itertools.count(), secrets.randbits if seed is None else Random(seed).getrandbits
         takes_own = generation_config == "auto"
         self._default = default_params(self.loaded.model.generation_config) if takes_own else SamplingParams()
@@ -308,15 +310,29 @@ class LLM:
             with self.runner.fair_lock():
                 rounds.close()
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one."""
-        with self._reading:
-            return read_prompt(self.loaded, prompt, self.runner.max_length)[0]
+    def encode(self, prompt: Prompt, *, check: Callable[[], None] = lambda: None) -> list[int]:
+        """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one.
 
-    def open_request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
+        check: called again and again while images are read; an error that it raises ends that.
+        """
+        return self._read(prompt, check)[0]
+
+    def draw_seed(self, params: SamplingParams) -> int:
+        """The seed of a request, or the next one for those that have none."""
+        return params.seed if params.seed is not None else self._draw(SEED_BITS)
+
+    def open_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        seed: int | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Request:
         """Tokenize a prompt and make the sequences of its answers; the model may run at the same time.
 
-        Raises what `generate` raises.
+        seed: of `draw_seed`. check: see `encode`. Raises what `generate` raises.
         """
         known = self.drafters
         if params.method not in (None, Plain.name, *known):
@@ -325,10 +341,15 @@ class LLM:
         if params.prediction and PredictedOutput.name not in known:
             fix = f"make it with drafter={'+'.join([*known, PredictedOutput.name])!r}"
             raise ConfigError("this LLM has no drafter for a prediction", got=", ".join(known) or "none", fix=fix)
-        seed = params.seed if params.seed is not None else self._draw(SEED_BITS)
-        request_id = request_id or str(next(self._count))
-        with self._reading:  # tokenizers are not made for several threads
-            return open_request(self.decoder, prompt, params, seed, request_id)
+        seed = self.draw_seed(params) if seed is None else seed
+        request_id, read = request_id or str(next(self._count)), self._read(prompt, check)
+        with self._tokenizing:
+            return open_request(self.decoder, prompt, read, params, seed, request_id)
+
+    def _read(self, prompt: Prompt, check: Callable[[], None]) -> ReadPrompt:
+        """The tokens of a prompt. Others need not wait for images: only their tokenizer is locked."""
+        with nullcontext() if holds_images(prompt) else self._tokenizing:
+            return read_for(self.runner, prompt, check)
 
 
 def _either(sampling_params: object, params: object) -> object:

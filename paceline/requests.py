@@ -1,7 +1,7 @@
 """Requests: from a prompt and its parameters to sequences, and from these to the user's `RequestOutput`."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from .core.request import SamplingParams, Sequence, TokenLogprob
 from .decoding import SpeculativeDecoder
 from .errors import ConfigError
 from .hf.image_prompts import pixel_bytes
-from .hf.prompts import ImageText, Prompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
+from .hf.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
 from .outputs import Completion, RequestOutput
 from .runner import LoadedModel, ModelRunner
 from .runner.prefill import text_logits
@@ -139,15 +139,23 @@ class Request:
         return RequestOutput(*facts, outputs, replace(first.timings), first.num_cached_tokens)
 
 
-def open_request(
-    decoder: SpeculativeDecoder, prompt: Prompt, params: SamplingParams, seed: int, request_id: str
-) -> Request:
-    """Tokenize a prompt, and make a sequence for each of `params.n` answers. Raises `ConfigError` and `CacheFull`.
+def read_for(runner: ModelRunner, prompt: Prompt, check: Callable[[], None] = lambda: None) -> ReadPrompt:
+    """`read_prompt`, without opened images where no drafter reads them."""
+    ids, vision = read_prompt(runner.loaded, prompt, runner.max_length, check)
+    if vision is not None and not runner.keeps_images:
+        vision = vision.without_sources()
+    return ids, vision
 
-    seed: of the first answer; those of the others are derived from it.
+
+def open_request(
+    decoder: SpeculativeDecoder, prompt: Prompt, read: ReadPrompt, params: SamplingParams, seed: int, request_id: str
+) -> Request:
+    """Make a sequence for each of `params.n` answers to a prompt. Raises `ConfigError`.
+
+    read: see `read_for`. seed: of the first answer; those of the others are derived from it.
     """
     prompt, loaded, max_length = as_prompt(prompt), decoder.runner.loaded, decoder.runner.max_length
-    ids, vision = read_prompt(loaded, prompt, max_length)
+    ids, vision = read
     _check_tokens(params, loaded.vocab_size)
     tokenizer, bad_word_ids = loaded.tokenizer, _bad_word_ids(loaded, params)
     if params.stop and tokenizer is None:
@@ -216,7 +224,7 @@ def ready_sequences(runner: ModelRunner, requests: Iterable[Request]) -> Iterato
     for request in requests:
         first = request.seqs[0]
         if request.pixels_dropped:
-            ids, vision = read_prompt(runner.loaded, request.prompt, runner.max_length)
+            ids, vision = read_for(runner, request.prompt)
             before_keys = None if first.vision is None else first.vision.keys
             if vision is None or (ids, vision.keys) != (first.prompt_ids, before_keys):
                 raise ConfigError(

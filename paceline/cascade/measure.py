@@ -17,6 +17,7 @@ from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..hf.chats import split_chat
+from ..hf.images import open_image
 from ..hf.prompts import Prompt, is_chat
 from ..llm import LLM
 from ..policy import Fixed
@@ -201,5 +202,6 @@ def hash_contents(prompts: Sequence[Prompt]) -> str:
     for prompt in prompts:
         messages, images = split_chat(prompt) if is_chat(prompt) else (prompt, [])
         parts.append(json.dumps(messages, sort_keys=True, default=lambda array: array.tolist()))  # token ids
-        parts += [hashlib.sha256(f"{one.size}".encode() + one.tobytes()).hexdigest() for one in images]
+        for image in map(open_image, images):
+            parts.append(hashlib.sha256(f"{image.size}".encode() + image.tobytes()).hexdigest())
     return hash_prompts(parts)

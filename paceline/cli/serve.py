@@ -93,7 +93,9 @@ class ListenOptions:
     )
     max_connections: int = opt(512, "Open connections; further ones are refused with 503.", _LIMITS, min=1)
     max_body_mb: int = opt(32, "Largest request.", _LIMITS, min=1)
-    request_timeout: float = opt(600.0, "Seconds for an answer, including its time in the queue.", _LIMITS, min=0.001)
+    request_timeout: float = opt(
+        600.0, "Seconds for an answer, from the first byte of its request; waiting included.", _LIMITS, min=0.001
+    )
     log_format: Literal["text", "json"] = opt("text", "Format of the log on stderr.", _OUTPUT)
 
     @property
@@ -170,6 +172,7 @@ class ServerOptions(ListenOptions):
     )
     max_waiting: int = opt(256, "Requests that may wait for a slot; further ones are refused with 429.", _LIMITS, min=0)
     max_image_mb: int = opt(20, "Largest image.", _LIMITS, min=1)
+    max_megapixels: int = opt(100, "Million pixels of all images of a request.", _LIMITS, min=1)
     return_metrics: bool = opt(False, "Report with every answer how it was decoded.", _OUTPUT)
     return_provenance: bool = opt(
         False, "Also report where each token came from, unless a request decides otherwise.", _OUTPUT
@@ -243,8 +246,8 @@ def serve(
         tracer = Tracer(server.otlp_traces_endpoint)
     llm = open_engine(model, screen, loading, _predicting(chosen), server.max_num_seqs or 8, server.seed)
     from ..async_llm import AsyncLLM
-    from ..hf.images import ImageLimits
     from ..server.app import make_app
+    from ..server.chats import LIMITS
     from ..server.service import Settings
 
     image_hosts = tuple(host.lower() for host in server.allow_image_hosts or ())
@@ -252,7 +255,12 @@ def serve(
         **server.gate(),
         model=server.name_of(model),
         allow_origins=server.allow_origin or (),
-        images=ImageLimits(max_bytes=server.max_image_mb << 20, timeout_s=10.0, hosts=image_hosts),
+        images=replace(
+            LIMITS,
+            max_bytes=server.max_image_mb << 20,
+            hosts=image_hosts,
+            max_total_pixels=server.max_megapixels * 1_000_000,
+        ),
         metric_prefix=server.metric_prefix,
         return_metrics=server.return_metrics,
         tracer=tracer,

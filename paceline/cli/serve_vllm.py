@@ -52,6 +52,7 @@ MISSING = {
     "max_connections": "set a limit in a proxy in front of it",
     "max_body_mb": "set a limit in a proxy in front of it",
     "max_image_mb": "set a limit in a proxy in front of it",
+    "max_megapixels": "set a limit in a proxy in front of it",
     "request_timeout": "set a limit in a proxy in front of it",
     "return_provenance": "vLLM does not say where tokens came from",
     "log_format": "see VLLM_LOGGING_CONFIG_PATH",

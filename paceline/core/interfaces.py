@@ -206,6 +206,10 @@ class TargetView(Protocol):
         """The features of each image by this model's vision half."""
         ...
 
+    def keep_images(self) -> None:
+        """Keep the opened images of prompts from now on, as `PromptImage.source`."""
+        ...
+
     def pass_seconds(self, rows: int) -> float:
         """Run a pass over a chain of `rows` tokens and return its seconds."""
         ...

@@ -20,7 +20,7 @@ class PromptImage:
     key: a hash of `inputs`, thus of the pixels that the tower gets.
     places: the prompt positions of its placeholders, ascending; its features go there in this order.
     inputs: the processor's tensors for this image alone, by the tower's keywords.
-    source: the opened image, for a draft model with its own processor.
+    source: the opened image, at most 2048 pixels a side, for drafters that call `TargetView.keep_images`; else None.
     """
 
     key: str
@@ -74,6 +74,10 @@ class VisionPrompt:
     def edge(self) -> int:
         """Where plain causal text begins: after the last image and the last block."""
         return max([0, *[image.stop for image in self.images], *[stop for _, stop in self.blocks]])
+
+    def without_sources(self) -> "VisionPrompt":
+        """The same prompt without its opened images."""
+        return replace(self, images=tuple(replace(image, source=None) for image in self.images))
 
     def without_pixels(self) -> "VisionPrompt":
         """The same prompt without its pixels, once its images are encoded."""

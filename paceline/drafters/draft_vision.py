@@ -87,6 +87,7 @@ class OwnTower(DraftVision):
             )
         if loaded.vision.processor is None:
             raise ConfigError(f"the draft {loaded.name} has no processor", fix="load it from its folder, or pass one")
+        target.keep_images()
         self._half: Vision = loaded.vision
         self._seen: BoundedCache[str, _Own] = BoundedCache(
             _CACHE_BYTES, lambda own: sum(t.nbytes for t in own[1].inputs.values())

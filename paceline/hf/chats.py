@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, TypeAlias
 
-from PIL import Image
-
 from ..errors import ConfigError
 from ..schema import brief
-from .images import ImageSource, open_image
+from .images import ImageSource
 
 Message: TypeAlias = Mapping[str, object]
 """With "role" and "content": a text, or a list of parts, each a text or an image."""
@@ -24,21 +22,21 @@ _KINDS = 'a part is {"type": "text", "text": ...}, {"type": "image", "image": ..
 
 
 def has_images(chat: Seq[Message]) -> bool:
-    """Whether a chat holds an image; the images are not opened. Raises `ConfigError` as `split_chat`."""
+    """Whether a chat holds an image. Raises `ConfigError` as `split_chat`."""
     return any(is_image for message in chat for is_image, _ in _parts(message))
 
 
-def split_chat(chat: Seq[Message]) -> tuple[list[dict[str, object]], list[Image.Image]]:
-    """The messages as a processor's chat template takes them, each content a list of parts, and the opened images.
+def split_chat(chat: Seq[Message]) -> tuple[list[dict[str, object]], list[ImageSource]]:
+    """The messages as a processor's chat template takes them, each content a list of parts, and the images.
 
     Parts may have the form of transformers or of the OpenAI API. Raises `ConfigError` for any other kind of part.
     """
-    messages, images = list[dict[str, object]](), list[Image.Image]()
+    messages, images = list[dict[str, object]](), list[ImageSource]()
     for message in chat:
         content: list[dict[str, str]] = []
         for is_image, value in _parts(message):
             if is_image:
-                images.append(open_image(value))
+                images.append(value)
             content.append({"type": "image"} if is_image else {"type": "text", "text": value})
         messages.append({**message, "content": content})
     return messages, images

@@ -3,8 +3,10 @@
 The processor's tensors are divided, so that an image has the same ones, and the same hash, whatever it comes with.
 """
 
+import copy
 import hashlib
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,6 +25,7 @@ from .checkpoint import refused
 from .vision import Vision
 
 _LOG = logging.getLogger("paceline")
+_DRAFT_SIDE = 2048  # pixels; drafts alone see larger images reduced
 _GENERAL = ("add_generation_prompt", "continue_final_message")
 """Options that transformers itself heeds."""
 
@@ -46,7 +49,7 @@ def read_text(vision: Vision, text: str, images: Sequence[Image.Image]) -> tuple
     """As `read_chat`, of a text that has the processor's placeholder for each image."""
     processor = _processor(vision)
     fix = f"write {getattr(processor, 'image_token', 'its placeholder')} into the text, once for each image"
-    return prompt_of(vision, _processed(processor, text, images, fix), images)
+    return prompt_of(vision, _processed(vision, text, images, fix), images)
 
 
 def process_chat(
@@ -58,7 +61,7 @@ def process_chat(
     """What the processor makes of a chat: tensors of a batch of one where it has images, else a list of ids."""
     processor = _processor(vision)
     rendered = _render(processor, messages, options)
-    return _processed(processor, rendered, images, "images must be of the size and number that this model takes")
+    return _processed(vision, rendered, images, "images must be of the size and number that this model takes")
 
 
 def _processor(vision: Vision) -> Any:
@@ -67,14 +70,32 @@ def _processor(vision: Vision) -> Any:
     return vision.processor
 
 
-def _processed(processor: Any, rendered: str, images: Sequence[Image.Image], fix: str) -> Mapping[str, Any]:
+def _processed(vision: Vision, rendered: str, images: Sequence[Image.Image], fix: str) -> Mapping[str, Any]:
     """What the processor makes of a text and its images."""
-    special = {"add_special_tokens": False} if begins_with_bos(processor.tokenizer, rendered) else {}
+    processor = _processor(vision)
+    with vision.tokenizing:
+        special = {"add_special_tokens": False} if begins_with_bos(processor.tokenizer, rendered) else {}
     if not images:
         return processor.tokenizer(rendered, **special)
     options = {"return_text_replacement_offsets": True, "return_tensors": "pt", **special}
     with refused("the processor cannot read this prompt", fix=fix):
-        return processor(text=[rendered], images=[list(images)], **options)
+        beside = copy.copy(processor)
+        beside.tokenizer = _Locked(processor.tokenizer, vision.tokenizing)
+        return beside(text=[rendered], images=[list(images)], **options)
+
+
+class _Locked:
+    """A tokenizer that holds a lock while it runs, so that others need not wait for the pixels of the same call."""
+
+    def __init__(self, tokenizer: Any, lock: threading.RLock):
+        self._tokenizer, self._lock = tokenizer, lock
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        with self._lock:
+            return self._tokenizer(*texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 def text_prompt(vision: Vision, length: int) -> VisionPrompt | None:
@@ -191,16 +212,22 @@ def prompt_of(
         raise ConfigError("the prompt ends with an image", fix="let a text follow it")
     found, first = list[PromptImage](), 0
     for tensors, count, source in zip(_divided(vision, inputs, counts), counts, images, strict=True):
-        found.append(PromptImage(_key(tensors), tuple(places[first : first + count]), tensors, source))
+        found.append(PromptImage(_key(tensors), tuple(places[first : first + count]), tensors, _reduced(source)))
         first += count
     return ids, with_positions(vision, tuple(found), token_ids, inputs)
 
 
 def pixel_bytes(prompt: VisionPrompt) -> int:
-    """Bytes that the images of a prompt hold: tensors of the processor, and opened images of 3 bytes a pixel."""
+    """Bytes that the images of a prompt hold: tensors of the processor, and opened images of 4 bytes a pixel."""
     sources = (image.source for image in prompt.images)
-    opened = sum(3 * source.width * source.height for source in sources if isinstance(source, Image.Image))
+    opened = sum(4 * source.width * source.height for source in sources if isinstance(source, Image.Image))
     return opened + sum(tensor.nbytes for image in prompt.images for tensor in image.inputs.values())
+
+
+def _reduced(image: Image.Image) -> Image.Image:
+    """A copy of moderate size for a draft model, whose reading changes no answer; small images as they are."""
+    factor = -(-max(image.size) // _DRAFT_SIDE)
+    return image if factor == 1 else image.reduce(factor)
 
 
 def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int]) -> list[dict[str, Tensor]]:

@@ -1,6 +1,6 @@
 """From the prompt of a user (a string, a chat or token ids) to token ids and the images as the engine takes them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard, cast
@@ -17,17 +17,18 @@ from ..errors import CacheFull, ConfigError
 from ..schema import brief, cut, scalar
 from .chats import Message, has_images, split_chat, text_chat
 from .image_prompts import encode, read_chat, read_text, render, text_prompt, writable
-from .images import ImageSource, open_image
+from .images import LIMITS, ImageLimits, ImageSource, open_images
 
 Chat: TypeAlias = Seq[Message]
 
 
 @dataclass(frozen=True)
 class TemplatedChat:
-    """A chat with options of the chat template, as `apply_chat_template` of transformers takes them."""
+    """A chat with options of the chat template, as `apply_chat_template` of transformers takes them, and its limits."""
 
     messages: Chat
     options: Mapping[str, Any]
+    limits: ImageLimits = LIMITS
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class ImageText:
 Prompt: TypeAlias = (
     str | Chat | TemplatedChat | ImageText | Seq[int] | Mapping[str, Any] | Tensor | NDArray[np.integer[Any]]
 )
+ReadPrompt: TypeAlias = tuple[list[int], VisionPrompt | None]
+"""Token ids and images."""
 _KINDS = "a text, a chat (a list of messages) or a list of token ids"
 _KEYS = {
     "prompt": ("multi_modal_data",),
@@ -162,6 +165,15 @@ def is_chat(prompt: object) -> TypeGuard[Chat]:
     return isinstance(prompt, Seq) and len(cast("Seq[object]", prompt)) > 0 and isinstance(prompt[0], Mapping)
 
 
+def holds_images(given: object) -> bool:
+    """Whether a prompt has an image. Raises `ConfigError` for what is no prompt."""
+    prompt = as_prompt(given)
+    if isinstance(prompt, ImageText):
+        return True
+    chat = prompt.messages if isinstance(prompt, TemplatedChat) else prompt
+    return is_chat(chat) and has_images(chat)
+
+
 def has_chat_template(loaded: ModelFacts) -> bool:
     """Whether the model was made for chats."""
     processor = None if loaded.vision is None else loaded.vision.processor
@@ -182,8 +194,12 @@ def set_chat_template(loaded: ModelFacts, template: str) -> None:
         return
 
 
-def read_prompt(loaded: ModelFacts, given: object, max_length: int) -> tuple[list[int], VisionPrompt | None]:
+def read_prompt(
+    loaded: ModelFacts, given: object, max_length: int, check: Callable[[], None] = lambda: None
+) -> ReadPrompt:
     """Token ids of a prompt as `as_prompt` takes it, and its images; a chat goes through the model's template.
+
+    check: see `open_images`.
 
     Raises `ConfigError` for a prompt that is empty or cannot be read, `CacheFull` for one that fills the context.
     """
@@ -191,13 +207,14 @@ def read_prompt(loaded: ModelFacts, given: object, max_length: int) -> tuple[lis
     if isinstance(prompt, str):
         ids = encode(tokenizer_of(loaded), prompt)
     elif isinstance(prompt, TemplatedChat):
-        ids, vision = _chat(loaded, prompt.messages, prompt.options)
+        ids, vision = _chat(loaded, prompt, check)
     elif isinstance(prompt, ImageText):
         if loaded.vision is None:
             raise ConfigError("this model takes text alone", got="a prompt with an image", fix="leave the image out")
-        ids, vision = read_text(loaded.vision, writable(prompt.text), [open_image(one) for one in prompt.images])
+        with open_images(prompt.images, LIMITS, check) as images:
+            ids, vision = read_text(loaded.vision, writable(prompt.text), images)
     elif is_chat(prompt):
-        ids, vision = _chat(loaded, prompt, {})
+        ids, vision = _chat(loaded, TemplatedChat(prompt, {}), check)
     else:
         ids = _ids(cast("Seq[object]", prompt), loaded.vocab_size)
     if not ids:
@@ -223,9 +240,12 @@ def check_length(num_tokens: int, vision: VisionPrompt | None, max_length: int) 
         )
 
 
-def _chat(loaded: ModelFacts, chat: Chat, options: Mapping[str, Any]) -> tuple[list[int], VisionPrompt | None]:
+def _chat(loaded: ModelFacts, given: TemplatedChat, check: Callable[[], None]) -> ReadPrompt:
+    chat, options = given.messages, given.options
     if loaded.vision is not None and loaded.vision.processor is not None:
-        return read_chat(loaded.vision, *split_chat(chat), options)
+        messages, sources = split_chat(chat)
+        with open_images(sources, given.limits, check) as images:
+            return read_chat(loaded.vision, messages, images, options)
     if loaded.vision is not None and has_images(chat):
         raise ConfigError("this vision-language model has no processor", fix="pass processor=...")
     tokenizer = tokenizer_of(loaded)

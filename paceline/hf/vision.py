@@ -5,9 +5,10 @@ VisionPrompt ── tower and projector ── features, which replace the embed
 
 import copy
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
 
 import torch
@@ -72,6 +73,7 @@ class Vision:
     tower: the model without its language model.
     image_token: the placeholder that features replace.
     placeholder_ids: the ids of placeholders of images or videos. They are never drafted.
+    tokenizing: held while the processor's tokenizer runs, which is not made for several threads.
     """
 
     family: Family
@@ -79,6 +81,7 @@ class Vision:
     tower: Any
     image_token: int
     placeholder_ids: frozenset[int]
+    tokenizing: threading.RLock = field(default_factory=threading.RLock)
 
     @torch.inference_mode()
     def features(self, image: PromptImage) -> Features:

@@ -57,6 +57,7 @@ class ModelRunner:
         self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
         self._waiting: list[object] = share._waiting if share else []
         self.states = StateStore(self.cache.num_slots)
+        self.keeps_images = False
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
         self.invariant, self.row_multiple = loaded.is_native, 1
@@ -93,6 +94,9 @@ class ModelRunner:
 
     def image_features(self, images: Sequence[PromptImage]) -> list[Features]:
         return self.images.encode(self._vision(), images)[0]
+
+    def keep_images(self) -> None:
+        self.keeps_images = True
 
     def share_vision_tower(self, vision: Vision) -> Vision:
         """A draft's vision half with this model's tower in it, which from now on encodes each image once for both."""
@@ -215,7 +219,12 @@ class ModelRunner:
         """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
         held = self.cache.lengths[slot]
         unseen = replace(vision, images=tuple(image for image in vision.images if image.stop > held))
-        features, seconds = self.images.encode(self._vision(), unseen.images)
+        features, seconds = list[Features](), 0.0
+        for image in unseen.images:
+            if features:
+                yield
+            made, spent = self.images.encode(self._vision(), [image])
+            features, seconds = features + made, seconds + spent
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
         for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
             if end > held:

@@ -16,7 +16,6 @@ from starlette.middleware.cors import CORSMiddleware
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError
 from ..hf.prompts import TemplatedChat
-from ..llm import LLM
 from . import protocol
 from .answers import Answering, CompletionAnswering
 from .chats import chat_prompt, read_messages
@@ -24,6 +23,7 @@ from .errors import ApiError, unsupported
 from .gate import gated_app
 from .responses import ResponseAnswering, ResponsesRequest
 from .service import Service, Settings
+from .streams import connected
 from .tools import forced_form
 
 
@@ -44,7 +44,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
         most = {"max_tokens": body.max_completion_tokens}
         params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body))
         body.chat_template_kwargs = {**settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
-        prompt = await run_in_threadpool(chat_prompt, body, settings.images, service.template)
+        prompt = chat_prompt(body, settings.images, service.template)
         return await service.answer(request, body, kind, [prompt], params)
 
     @app.post("/v1/chat/completions")
@@ -79,10 +79,11 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
         return _model_entry(service)
 
     @app.post("/tokenize")
-    async def tokenize(body: protocol.TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: protocol.TokenizeRequest, request: Request) -> dict[str, Any]:
         service.check_model(body.model)
         service.check_texts([body.prompt or "", *(protocol.text_of(one.content) for one in body.messages or ())])
-        ids = await run_in_threadpool(_tokens, llm, body, settings)
+        async with connected(request.receive, request.scope["end_at"]):
+            ids = await engine.encode(_prompt(body, settings))
         texts = {"token_strs": llm.tokenizer.convert_ids_to_tokens(ids)} if body.return_token_strs else {}
         return {"count": len(ids), "max_model_len": llm.runner.max_length, "tokens": ids, **texts}
 
@@ -104,14 +105,14 @@ def _model_entry(service: Service) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": service.begin, "owned_by": "paceline", "max_model_len": length}
 
 
-def _tokens(llm: LLM, body: protocol.TokenizeRequest, settings: Settings) -> list[int]:
-    """The tokens of a text or a chat. Raises `ConfigError`, and `CacheFull` where it does not fit the context."""
+def _prompt(body: protocol.TokenizeRequest, settings: Settings) -> str | TemplatedChat:
+    """A text or a chat. Raises `ConfigError`."""
     if (body.prompt is None) == (body.messages is None):
         raise ConfigError("tokenize needs a text or a chat", expected="either prompt or messages")
     if body.prompt is not None:
-        return llm.encode(body.prompt)
+        return body.prompt
     options = {**settings.chat_template_kwargs, "add_generation_prompt": body.add_generation_prompt}
-    return llm.encode(TemplatedChat(read_messages(body.messages or [], settings.images), options))
+    return TemplatedChat(read_messages(body.messages or []), options, settings.images)
 
 
 def _page() -> tuple[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""From the messages of a request to a prompt of the engine: images are opened here, under the server's limits."""
+"""From the messages of a request to a prompt of the engine, which opens images under the server's limits."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,18 +6,19 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError
-from ..hf.images import ImageLimits, open_image
+from ..hf.images import ImageLimits
 from ..hf.prompts import TemplatedChat
 from ..schema import brief
 from .protocol import ChatRequest, Image, Message, ToolCall
 from .tools import spell_out
 
-LIMITS = ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=())  # data URIs are always allowed
-_MOST_IMAGES = 16  # in one request
+LIMITS = ImageLimits(  # data URIs are always allowed
+    max_bytes=20 << 20, timeout_s=10.0, hosts=(), max_images=16, max_total_pixels=100_000_000
+)
 
 
 def chat_prompt(body: ChatRequest, limits: ImageLimits, template: str = "tools") -> TemplatedChat:
-    """The prompt for the engine. Opens and fetches images, so do not call it in the event loop. Raises `ConfigError`.
+    """The prompt for the engine. Raises `ConfigError`.
 
     template: the model's; if it does not use tools, they are written into the chat.
     """
@@ -27,29 +28,26 @@ def chat_prompt(body: ChatRequest, limits: ImageLimits, template: str = "tools")
     options["add_generation_prompt"] = body.add_generation_prompt
     if body.continue_final_message:
         options["continue_final_message"] = True
-    messages, tools = read_messages(body.messages, limits), [] if body.tool_choice == "none" else body.tools or []
+    messages, tools = read_messages(body.messages), [] if body.tool_choice == "none" else body.tools or []
     if "tools" not in template:
         messages = spell_out(messages, tools)
     elif tools:
         options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
-    return TemplatedChat(messages, options)
+    return TemplatedChat(messages, options, limits)
 
 
-def read_messages(messages: Sequence[Message], limits: ImageLimits) -> list[Mapping[str, object]]:
-    """The messages as `LLM.generate` takes them, with opened images. Raises `ConfigError`."""
-    parts = [part for one in messages if isinstance(one.content, list) for part in one.content]
-    if (count := sum(isinstance(part, Image) for part in parts)) > _MOST_IMAGES:
-        raise ConfigError("there are too many images", got=count, expected=f"at most {_MOST_IMAGES}")
-    return [_read(message, limits) for message in messages]
+def read_messages(messages: Sequence[Message]) -> list[Mapping[str, object]]:
+    """The messages as `LLM.generate` takes them. Raises `ConfigError`."""
+    return [_read(message) for message in messages]
 
 
-def _read(message: Message, limits: ImageLimits) -> Mapping[str, object]:
+def _read(message: Message) -> Mapping[str, object]:
     read: dict[str, object] = message.model_dump(exclude_none=True, exclude={"tool_calls"})
     if message.role == "developer":  # the newer name, which templates do not know
         read["role"] = "system"
     if isinstance(message.content, list):
         read["content"] = [
-            {"type": "image", "image": _open(part, limits)} if isinstance(part, Image) else part.model_dump()
+            {"type": "image", "url": _url(part)} if isinstance(part, Image) else part.model_dump()
             for part in message.content
         ]
     if not message.content and message.role in ("assistant", "tool"):
@@ -70,11 +68,10 @@ def _call(call: ToolCall) -> dict[str, object]:
     return {**call.model_dump(exclude_none=True), "function": function}
 
 
-def _open(part: Image, limits: ImageLimits) -> object:
-    """Open an image by its URL, never a file of this machine."""
+def _url(part: Image) -> str:
+    """The URL of an image, never a file of this machine."""
     url = part.image_url.url
     if not url.lower().startswith(("data:", "http://", "https://")):
-        hosts = "" if limits.hosts == () else f", or an http(s) URL of {', '.join(limits.hosts or ('any host',))}"
-        expected = f"a data: URI such as data:image/png;base64,...{hosts}"
+        expected = "a data: URI such as data:image/png;base64,..., or an http(s) URL of a host that the server allows"
         raise ConfigError("this image_url is not accepted", got=brief(url), expected=expected)
-    return open_image(url, limits)
+    return url

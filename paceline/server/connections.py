@@ -34,11 +34,21 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Receive bytes. The timer of a header is not extended by further bytes."""
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self._note_first_byte()
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._head_timer = _cancel(self._head_timer)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
+
+    def on_response_complete(self) -> None:
+        """The time of a request that was sent behind this one begins now."""
+        self._note_first_byte()
+        super().on_response_complete()
+
+    def _note_first_byte(self) -> None:
+        self.app_state = {**self.app_state, "first_byte_at": self.loop.time()}
 
     def pause_writing(self) -> None:
         """The client reads too slowly: start the timer."""

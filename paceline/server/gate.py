@@ -34,7 +34,8 @@ class GateSettings:
     api_keys: one of them must be sent for every path that uses the model; empty: none is required.
     allowed_hosts: Host headers that are accepted, in lower case, without a port; empty: any.
     max_body_bytes: of a body; those of all requests in progress together may have `HELD_BODIES` times as many.
-    request_timeout_s: for receiving a body, and for an answer, including its wait for a slot.
+    request_timeout_s: from the first byte of a request to the last of its answer; receiving it, reading its images and
+        waiting for a slot included.
     """
 
     model: str
@@ -65,7 +66,10 @@ class Gated:
 
 
 class Gate:
-    """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add fields."""
+    """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add fields.
+
+    `scope["end_at"]` is when its time is over, in the time of the event loop.
+    """
 
     def __init__(self, app: ASGIApp, service: Gated):
         self.app, self.service, self.held_bytes = app, service, 0
@@ -78,8 +82,10 @@ class Gate:
             return
         begin, status = time.perf_counter(), CLIENT_GONE
         log: dict[str, Any] = {"request_id": f"req_{secrets.token_hex(12)}"}
-        scope["log"], scope["held_bytes"] = log, 0
-        is_refused = scope.get("state", {}).get("is_refused", False)
+        scope["log"], scope["held_bytes"], state = log, 0, scope.get("state", {})
+        is_refused = state.get("is_refused", False)
+        first_byte_at = state.get("first_byte_at", asyncio.get_running_loop().time())
+        scope["end_at"] = first_byte_at + self.settings.request_timeout_s
 
         async def put(message: Message) -> None:
             nonlocal status
@@ -144,7 +150,7 @@ class Gate:
         too_large = ApiError(413, f"The body is larger than {most} bytes.", "request_too_large")
         if length.isdigit() and int(length) > most:
             raise too_large
-        async with asyncio.timeout(self.settings.request_timeout_s):
+        async with asyncio.timeout_at(scope["end_at"]):
             while not is_whole:
                 message = await receive()
                 if message["type"] == "http.disconnect":

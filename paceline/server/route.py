@@ -4,7 +4,6 @@ Calibration and drift alarm are those of `paceline.cascade`. Each model is behin
 log-probabilities, Paceline's or vLLM's. The small answer is not used as the large model's first draft.
 """
 
-import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Mapping
@@ -73,8 +72,7 @@ class Router(Gated):
     async def answer(self, request: Request, body: protocol.ChatRequest) -> Response:
         """Answer a chat, whole or as a stream. Raises `ApiError`."""
         self.check_model(body.model)
-        log, watch = request.scope["log"], Watch(self.metrics)
-        end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s
+        log, watch, end_at = request.scope["log"], Watch(self.metrics), request.scope["end_at"]
         sent = {**self._sampling, **body.model_dump(mode="json", exclude_unset=True, by_alias=True)}
         async with connected(request.receive, end_at):
             verdict = await self._decide(sent, body)

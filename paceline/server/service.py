@@ -1,6 +1,5 @@
 """An engine with its settings, and the common steps of all requests to it."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -127,7 +126,7 @@ class Service(Gated):
         choices = [Choice(index=index, tools=reader_of(body), pieces=one) for index, one in enumerate(pieces)]
         run = kind(self, request, choices, params)
         sources = [self.engine.generate(one, params, f"{run.head['id']}-{place}") for place, one in enumerate(prompts)]
-        end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s
+        end_at = request.scope["end_at"]
         outputs = merged(sources)  # type: ignore[arg-type]
         if body.stream:
             options = body.stream_options or protocol.StreamOptions()

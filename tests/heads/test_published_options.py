@@ -98,6 +98,7 @@ def test_what_has_no_effect_is_read(layout, tmp_path):
     )
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "value"), [
     ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0), ("logit_scale", 0.5), ("logits_scaling", 8.0),
@@ -109,6 +110,7 @@ def test_what_changes_the_numbers_is_refused_by_name(layout, name, value, tmp_pa
     refused(LAYOUTS[layout](tmp_path / "h", **{name: value}), name)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("layout", OF_LAYERS)
 @pytest.mark.parametrize(("changes", "word"), [
     ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding"),

@@ -4,16 +4,18 @@ import base64
 import io
 import os
 import struct
+import threading
 import zlib
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image, ImageSequence
+from PIL import GifImagePlugin, Image, ImageFile, ImageSequence
 
-from paceline.errors import ConfigError
-from paceline.hf.images import ImageLimits, open_image
+from paceline.errors import ConfigError, EngineStopped
+from paceline.hf import images
+from paceline.hf.images import ImageLimits, open_image, open_images
 from tests.system.web import serving
 from tests.vision.families import make_image
 
@@ -152,11 +154,19 @@ def test_an_animation_is_refused():
     for kind in ("GIF", "WEBP", "PNG", "TIFF"):
         data = saved(frames[0], kind, save_all=True, append_images=frames[1:])
         assert len(list(ImageSequence.Iterator(Image.open(io.BytesIO(data))))) == 3
-        with pytest.raises(ConfigError, match="3 images"):
+        with pytest.raises(ConfigError, match="several images"):
             open_image(data)
     assert same(open_image(saved(frames[0], "GIF")), frames[0])
     twice = saved(frames[0], "MPO", save_all=True, append_images=frames[1:2])  # what some cameras write
     assert open_image(twice).size == (16, 16)
+
+
+def test_frames_are_not_counted(monkeypatch):
+    """There may be a million in a small file."""
+    frames = [make_image(i, 16, 16) for i in range(3)]
+    monkeypatch.setattr(GifImagePlugin.GifImageFile, "n_frames", property(lambda self: pytest.fail("all are read")))
+    with pytest.raises(ConfigError, match="several images"):
+        open_image(saved(frames[0], "GIF", save_all=True, append_images=frames[1:]))
 
 
 def test_broken_files_are_named_so():
@@ -202,6 +212,115 @@ def test_sizes_are_bounded_before_anything_is_decoded():
             open_image(source, ImageLimits(max_bytes=len(PNG) - 1))
     with pytest.raises(ConfigError, match="too small"):
         open_image(Image.new("RGB", (3, 100)))
+
+
+def test_a_chat_is_bounded_before_anything_is_decoded():
+    """25 million pixels each, of which no file has a single one."""
+    for count, limits, words in (
+        (3, ImageLimits(max_total_pixels=60_000_000), r"together(.|\n)*75,000,000 in the first 3 of 3"),
+        (11, ImageLimits(), "in the first 11 of 11"),
+        (3, ImageLimits(max_images=2), "too many images(.|\n)*3"),
+    ):
+        with pytest.raises(ConfigError, match=words), open_images([bomb(5000)] * count, limits):
+            pass
+    sources = [PNG, WANTED]
+    with open_images(sources, ImageLimits(max_total_pixels=2 * 40 * 24, max_images=2)) as opened:
+        assert all(same(one, WANTED) for one in opened)
+        assert not any(one is WANTED for one in opened)
+    assert not opened, "they are held for the body alone"
+
+
+def test_a_file_whose_reader_is_gone_is_not_read_on(monkeypatch):
+    monkeypatch.setattr(ImageFile, "MAXBLOCK", 1 << 12)
+    data, reads = saved(Image.effect_noise((256, 256), 99), "TIFF"), []
+
+    def check():
+        reads.append(1)
+        if len(reads) > 8:
+            raise EngineStopped("gone")
+
+    with pytest.raises(EngineStopped), open_images([data], check=check):
+        pass
+    assert len(reads) == 9
+
+
+def test_strips_give_what_the_whole_image_gives(monkeypatch):
+    monkeypatch.setattr(images, "_STRIP", 40 * 5)  # five rows; the last strip has fewer
+    layer = make_image(3, 40, 24).convert("RGBA")
+    layer.putalpha(make_image(4, 40, 24).convert("L"))
+    exif = Image.Exif()
+    exif[0x0112] = 5
+    white = Image.new("RGBA", layer.size, "white")
+    wanted = Image.alpha_composite(white, layer).convert("RGB")
+    assert same(open_image(saved(layer)), wanted)
+    assert same(open_image(saved(layer, exif=exif)), wanted.transpose(Image.Transpose.TRANSPOSE))
+    few = WANTED.quantize(32)
+    assert same(open_image(few), WANTED.quantize(32).convert("RGB"))
+    wide = Image.fromarray(np.arange(24 * 40, dtype=np.uint16).reshape(24, 40) * 68)
+    grey = Image.fromarray(np.floor(np.asarray(wide) / 257 + 0.5).astype(np.uint8))
+    assert same(open_image(saved(wide)), grey.convert("RGB"))
+    given = Image.open(io.BytesIO(saved(WANTED, exif=exif)))
+    assert same(open_image(given), WANTED.transpose(Image.Transpose.TRANSPOSE))
+    assert given.size == WANTED.size, "an opened image stays as it is"
+
+
+def test_memory_of_large_images_is_returned(monkeypatch):
+    returned = []
+    monkeypatch.setattr(images, "return_free_memory", lambda: returned.append(1))
+    open_image(Image.new("L", (2000, 2000)))
+    assert not returned
+    open_image(Image.new("L", (2001, 2000)))
+    assert len(returned) == 1
+    with pytest.raises(ConfigError), open_images([Image.new("L", (2001, 2000))]):
+        raise ConfigError("the processor failed")
+    assert len(returned) == 2
+
+
+class Sharer:
+    """A thread that takes some of a room until it is told to leave."""
+
+    def __init__(self, room, count: int):
+        self.has, self.leaves, self.error = threading.Event(), threading.Event(), None
+        self.wants = True
+        self.thread = threading.Thread(target=self._run, args=(room, count))
+        self.thread.start()
+        self.has.wait(0.05)
+
+    def _run(self, room, count):
+        try:
+            with room.taken(count, self._check):
+                self.has.set()
+                assert self.leaves.wait(30)
+        except EngineStopped as error:
+            self.error = error
+
+    def _check(self):
+        if not self.wants:
+            raise EngineStopped("gone")
+
+    def end(self):
+        self.leaves.set()
+        self.thread.join(30)
+
+
+def test_what_is_decoded_at_once_is_bounded():
+    room = images._Room(10)
+    first, second = Sharer(room, 6), Sharer(room, 4)
+    assert second.has.is_set()
+    large, gone, small = Sharer(room, 11), Sharer(room, 1), Sharer(room, 1)
+    assert not large.has.is_set()
+    assert not small.has.is_set(), "it came after one that waits"
+    gone.wants = False
+    gone.thread.join(30)
+    assert isinstance(gone.error, EngineStopped)
+    first.end()
+    assert not large.has.wait(0.05), "more than the room is taken alone"
+    second.end()
+    assert large.has.wait(30)
+    assert not small.has.wait(0.05)
+    large.end()
+    assert small.has.wait(30)
+    small.end()
 
 
 def test_files_that_cannot_be_read(tmp_path):

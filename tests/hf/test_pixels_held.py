@@ -5,7 +5,7 @@ import weakref
 import pytest
 
 import paceline.requests as front
-from paceline import LLM, DraftModel, SamplingParams
+from paceline import LLM, Choose, DraftModel, PromptLookup, SamplingParams
 from paceline.core.vision import PromptImage
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import draft_vision
@@ -118,11 +118,19 @@ def test_picture_that_changes_while_it_waits_is_refused(monkeypatch, tmp_path):
 
 
 def test_without_pixels_is_all_but_the_pixels():
-    llm = engine()
-    (seq, *_) = llm.open_request(CHATS[0], GREEDY).seqs
+    (seq, *_) = engine(draft()).open_request(CHATS[0], GREEDY).seqs
     bare = seq.vision.without_pixels()
     assert (bare.keys, bare.num_tokens, bare.edge) == (seq.vision.keys, seq.vision.num_tokens, seq.vision.edge)
     assert all(isinstance(one, PromptImage) and not one.inputs and one.source is None for one in bare.images)
     image = seq.vision.images[0]
-    assert image_prompts.pixel_bytes(seq.vision) == image.inputs["pixel_values"].nbytes + 40 * 24 * 3
+    assert image_prompts.pixel_bytes(seq.vision) == image.inputs["pixel_values"].nbytes + 40 * 24 * 4
     assert image_prompts.pixel_bytes(bare) == 0
+
+
+def test_opened_images_are_kept_for_a_draft_that_reads_them():
+    chat = [user(make_image(1, 5000, 40), "what is it")]
+    for drafter, size in ((None, None), (PromptLookup(), None), (draft(), (1667, 14))):
+        (image,) = engine(drafter).open_request(chat, GREEDY).seqs[0].vision.images
+        assert (image.source and image.source.size) == size, "reduced to less than 2048 a side"
+    chosen = engine(Choose([PromptLookup(), draft()])).open_request(chat, GREEDY)
+    assert chosen.seqs[0].vision.images[0].source is not None

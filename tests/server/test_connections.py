@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli.serve import LOCAL_NAMES, ListenOptions
 from paceline.server import connections, gate
-from tests.server.helpers import ASK, listening, server
+from tests.server.helpers import ASK, listening, server, slowed
 
 CHAT = "/v1/chat/completions"
 
@@ -111,6 +111,37 @@ def test_a_slow_request_that_is_whole_is_answered(monkeypatch):
         time.sleep(0.6)
         raw.sendall(sent[-5:])
         assert raw.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def test_the_time_of_a_request_begins_with_its_first_byte(monkeypatch):
+    """With that of its head and of its body; not with that of the connection, or of the request before it."""
+    slowed(monkeypatch)
+    long = request({**ASK, "max_tokens": 2000, "ignore_eos": True, "temperature": 0})
+    with listening(request_timeout_s=1.2) as (url, _, _), connect(url) as raw:
+        for _ in range(2):
+            time.sleep(0.3)
+            begin = time.monotonic()
+            for piece in (long[:10], long[10:20], long[20:-1]):
+                raw.sendall(piece)
+                time.sleep(0.3)
+            raw.sendall(long[-1:])
+            assert raw.recv(1 << 16).startswith(b"HTTP/1.1 504")
+            assert 1.1 < time.monotonic() - begin < 1.8
+
+
+def test_a_request_behind_another_has_its_whole_time(monkeypatch):
+    slowed(monkeypatch)
+    ask, ends, real = request({**ASK, "max_tokens": 200, "ignore_eos": True}), [], gate.Gate._with_body
+
+    async def noted(self, scope, receive):
+        ends.append((time.monotonic(), scope["end_at"]))
+        return await real(self, scope, receive)
+
+    monkeypatch.setattr(gate.Gate, "_with_body", noted)
+    with listening(request_timeout_s=30) as (url, _, service), connect(url) as raw:
+        raw.sendall(ask + ask)
+        wait_until(lambda: len(ends) == 2 and not service.num_running)
+    assert all(abs(end_at - begin - 30) < 0.2 for begin, end_at in ends)
 
 
 def test_a_client_that_reads_nothing(monkeypatch):

@@ -4,17 +4,20 @@ import asyncio
 import base64
 import io
 import json
+from dataclasses import replace
+from functools import cache
 
 import httpx
 import pytest
 from PIL import Image
 
-from paceline.hf.images import ImageLimits
-from paceline.server.chats import LIMITS, read_messages
+from paceline import LLM
+from paceline.server.chats import LIMITS
 from paceline.server.errors import as_api_error
 from paceline.server.gate import Gate, Gated, GateSettings
-from paceline.server.protocol import ChatRequest
+from tests.hf.test_images import bomb
 from tests.server.helpers import ASK, events, server, slowed
+from tests.vision.families import seeing
 
 CHAT = "/v1/chat/completions"
 
@@ -324,10 +327,19 @@ def test_origins_of_browsers():
 # Images
 
 
+@cache
+def seeing_llm() -> LLM:
+    return LLM(seeing(), max_num_seqs=2)
+
+
+def as_url(file: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
 def make_image(size: int = 8) -> str:
     file = io.BytesIO()
     Image.new("RGB", (size, size), "red").save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return as_url(file.getvalue())
 
 
 def image(url, count=1):
@@ -340,10 +352,11 @@ def image(url, count=1):
      "data:image/png;base64,AAAA", "data:,", "ftp://example.org/a.png", ""],
 )  # fmt: skip
 def test_images_that_are_not_taken(url):
-    status, error = post({**ASK, **image(url)})
+    status, error = post({**ASK, **image(url)}, llm=seeing_llm())
     assert (status, error["code"]) == (400, "invalid_value")
     assert url[:12] in error["message"], "what was got"
     assert "data:" in error["message"], "what is taken"
+    assert "text alone" not in error["message"]
 
 
 def test_a_file_of_the_server_is_no_image():
@@ -352,23 +365,32 @@ def test_a_file_of_the_server_is_no_image():
         assert post({**ASK, "messages": [{"role": "user", "content": [part]}]})[0] == 400
 
 
-def read(url, count=1, limits=LIMITS):
-    body = ChatRequest.model_validate({**ASK, **image(url, count)})
-    return read_messages(body.messages, limits)
+def test_an_image_for_a_text_model_is_not_even_opened():
+    status, error = post({**ASK, **image("data:image/png;base64,AAAA")})
+    assert status == 400
+    assert "text alone" in error["message"]
 
 
-def test_images_are_opened_before_the_engine_sees_them():
-    (message,) = read(make_image())
-    assert isinstance(message["content"][0]["image"], Image.Image)
-
-
-def test_limits_of_images():
-    read(make_image(64), limits=ImageLimits(max_pixels=64 * 64, hosts=()))
-    with pytest.raises(ValueError, match="too many pixels"):
-        read(make_image(65), limits=ImageLimits(max_pixels=64 * 64, hosts=()))
-    with pytest.raises(ValueError, match="too many images"):
-        read(make_image(), count=17)
-    with pytest.raises(ValueError, match="not allowed"):
-        read("http://b.example/a.png", limits=ImageLimits(hosts=("a.example",)))
-    with pytest.raises(ValueError, match="private address"):
-        read("http://localhost:1/a.png", limits=ImageLimits(hosts=("localhost",)))
+@pytest.mark.parametrize(
+    ("url", "count", "limits", "words"),
+    [
+        (make_image(64), 1, {"max_pixels": 64 * 64}, None),
+        (make_image(65), 1, {"max_pixels": 64 * 64}, "has too many pixels"),
+        (make_image(64), 2, {"max_total_pixels": 2 * 64 * 64}, None),
+        (make_image(64), 3, {"max_total_pixels": 2 * 64 * 64}, "too many pixels together"),
+        (as_url(bomb(5000)), 5, {}, "too many pixels together"),
+        (make_image(), 17, {}, "too many images"),
+        ("http://b.example/a.png", 1, {"hosts": ("a.example",)}, "not allowed"),
+        ("http://localhost:1/a.png", 1, {"hosts": ("localhost",)}, "private address"),
+    ],
+)
+def test_limits_of_images(url, count, limits, words):
+    """Of a whole request, on every path."""
+    content = [{"type": "input_image", "image_url": url}] * count
+    asked = {"model": "tiny", "input": [{"role": "user", "content": [*content, {"type": "input_text", "text": "a"}]}]}
+    chat = image(url, count)
+    chat["messages"][0]["content"].append({"type": "text", "text": "a"})
+    for path, body in ((CHAT, {**ASK, **chat}), ("/v1/responses", asked), ("/tokenize", chat)):
+        status, error = post(body, path, llm=seeing_llm(), images=replace(LIMITS, **limits))
+        assert (status == 200) == (words is None)
+        assert words is None or words in error["message"]

@@ -3,8 +3,13 @@
 import asyncio
 import base64
 import io
+import threading
+import time
+
+import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.hf import images
 from tests.server.helpers import server
 from tests.vision.families import make_image, seeing
 
@@ -35,3 +40,33 @@ def test_a_chat_with_images():
         assert answer["choices"][0]["message"]["content"] == wanted.text
         assert answer["usage"]["prompt_tokens"] == len(wanted.prompt_token_ids)
     assert answers[0]["choices"] != answers[1]["choices"], "the pictures count"
+
+
+@pytest.mark.parametrize(("path", "stream"), [(CHAT, False), (CHAT, True), ("/tokenize", False)])
+def test_the_time_of_a_request_holds_while_its_images_are_read(path, stream, monkeypatch):
+    """And what is left of them is not read any more."""
+    decode, decoded, may_end = images._Unread.decode, [], threading.Event()
+
+    def slow(image):
+        decoded.append(image)
+        may_end.wait(3)
+        return decode(image)
+
+    monkeypatch.setattr(images._Unread, "decode", slow)
+    content = [{"type": "image_url", "image_url": {"url": as_uri(make_image(1))}}] * 3
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}], **({"stream": True} if stream else {})}
+
+    async def ask():
+        async with server(LLM(seeing(), max_num_seqs=1), request_timeout_s=0.3) as client:
+            begin = time.monotonic()
+            answer = await client.post(path, json=body)
+            seconds = time.monotonic() - begin
+            may_end.set()
+            while images._decoding._taken:
+                await asyncio.sleep(0.01)
+            return answer, seconds
+
+    answer, seconds = asyncio.run(ask())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+    assert seconds < 2
+    assert len(decoded) == 1

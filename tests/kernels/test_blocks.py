@@ -10,7 +10,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from paceline.kernels import load
-from paceline.kernels.library import BlockFormat, Matrix, address, multiply
+from paceline.kernels.library import BlockFormat
 from paceline.kernels.packing import Blocks, unpack
 from paceline.quant.packed import PackedMatrix
 from tests.gguf_files import PLACE_OF_SCALES, random_blocks
@@ -152,9 +152,3 @@ def test_scales_that_are_not_finite_are_seen():
             at, _ = PLACE_OF_SCALES.get(form.name, (0, 1))
             blocks[17, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
             assert not packed(form, blocks, form.inputs).is_finite
-
-
-def test_a_matrix_names_its_format():
-    blocks = packed(BlockFormat.Q8_0, random_blocks(BlockFormat.Q8_0, 16, 32), 32)
-    made = Matrix(data=address(blocks.data), outs=16, ins=32, format=blocks.form)
-    assert multiply(made, torch.zeros(2, 32)).abs().max() == 0

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..errors import IncompatibleModels
 from ..kernels.packing import Blocks, unpack
 from .packed import PackedMatrix, QuantizedLinear
 
@@ -71,6 +72,28 @@ class BlockEmbedding(BlockWeights):
         rows = self.blocks.rows(token_ids.flatten().tolist()).to(self.dtype)
         rows = rows if self.embed_scale is None else rows * torch.tensor(self.embed_scale, dtype=self.dtype)
         return rows.view(*token_ids.shape, self.embedding_dim)
+
+
+def check_products(model: nn.Module) -> None:
+    """Raise `IncompatibleModels` if the kernels of this machine do not multiply as the weights say, in any format.
+
+    The self-test could not tell: plain transformers multiplies by the same kernels.
+    """
+    layers = {one.form: one for one in model.modules() if isinstance(one, BlockLinear)}
+    for form, layer in layers.items():
+        outs, ins = min(layer.out_features, 32), layer.in_features
+        part = layer.blocks[0:1]
+        weight = unpack(part, outs, ins).double()
+        x = torch.randn(3, ins, generator=torch.Generator().manual_seed(0))
+        want = x.double() @ weight.T
+        for group, most in ((0, 0.03), (1, 1e-5)):
+            got = PackedMatrix(outs, ins, part, None, group=group)(x)
+            error = float((got - want).norm() / (x.double().norm() * weight.norm() / ins**0.5).clamp(min=1e-30))
+            if not error <= most:
+                raise IncompatibleModels(
+                    f"the kernels for {form.name} multiply wrongly on this machine", got=f"an error of {error:.1e}",
+                    expected=f"at most {most}", fix="set PACELINE_ISA=avx2, or portable, and report it",
+                )  # fmt: skip
 
 
 def in_float32(model: _Model) -> _Model:

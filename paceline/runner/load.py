@@ -19,7 +19,7 @@ from ..hf.fingerprint import fingerprint, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm, text_half, vision_half
-from ..quant.blocks import BlockLinear, BlockWeights, in_float32
+from ..quant.blocks import BlockLinear, BlockWeights, check_products, in_float32
 from ..quant.linears import QuantReport, Weights, quantize_target
 from ..quant.packed import PackedLinear, pack_linears
 from .adapters import share_copy
@@ -134,6 +134,7 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     )
     if wide is model:
         return loaded
+    check_products(model)
     # Layers that round their inputs to 8 bits make much of a little: in 16 bits nothing could be compared.
     check(replace(loaded.with_model(wide), reference=reference))
     return replace(loaded, reference=own_reference(loaded))

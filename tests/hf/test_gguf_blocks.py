@@ -14,6 +14,7 @@ from paceline.errors import PacelineError
 from paceline.hf.fingerprint import fingerprint
 from paceline.hf.gguf import open_gguf
 from paceline.kernels import load
+from paceline.kernels.packing import unpack
 from paceline.quant.blocks import BlockEmbedding, BlockLinear, BlockWeights, in_float32
 from paceline.quant.packed import PackedLinear
 from paceline.runner import ModelRunner, load_model
@@ -116,6 +117,16 @@ def test_what_cannot_be_kept_is_told(tmp_path, caplog):
     model = packed(written(tmp_path, "llama", ["Q8_0", "BF16"]))
     assert not caplog.messages
     assert {type(one) for one in model.modules()} >= {BlockLinear, torch.nn.Linear}
+
+
+def test_kernels_that_multiply_wrongly_are_refused(tmp_path, monkeypatch):
+    from paceline.quant import blocks
+
+    path = written(tmp_path, "llama")
+    assert load_model(str(path)).is_native
+    monkeypatch.setattr(blocks, "unpack", lambda *given: unpack(*given).roll(1, 0))
+    with pytest.raises(PacelineError, match="multiply wrongly"):
+        load_model(str(path))
 
 
 def test_bad_weights_are_refused(tmp_path):

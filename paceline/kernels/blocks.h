@@ -12,7 +12,6 @@ struct Chunk {
   alignas(64) vf d[8], e[8];  // of every `each` inputs
 };
 
-
 // Whether products are summed in 32 bits, and codes have no sign: with AVX2, two products are added in 16 bits, and the
 // sign of a code goes to the input.
 #if defined(__AVX2__) && !BYTES_DOT
@@ -26,7 +25,7 @@ INLINE vf scales_of(const BlockFormat& f, const uint8_t* at) {
   return f.is_bf16 ? widen(h) : from_half(h);
 }
 
-// What codes of four bits stand for, or those with TABLES_OFFSET added.
+// What codes of four bits stand for, `add` added.
 INLINE vu look_up(vu codes, const int8_t* values, int add) {
   alignas(64) uint8_t table[16];
   for (int i = 0; i < 16; i++) table[i] = (uint8_t)(values[i] + add);

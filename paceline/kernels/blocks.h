@@ -4,9 +4,8 @@
 // sums of such a chunk are integers, so that they are exact, whatever the order; chunks are then added one after another
 // in float32. So every instruction set gives the same bits, but for the portable one, which has no fused multiply-add.
 
-// Up to 256 inputs of LANES outputs: one code in a byte, in fours of inputs.
-struct Chunk {
-  alignas(64) uint8_t codes[64][4 * LANES];
+// The scales of up to 256 inputs of LANES outputs.
+struct Scales {
   alignas(64) vi scales[16];  // for each `sub` inputs: as int32, or as two int16, both the same
   alignas(64) vi mins[8];     // two int16, of two times `sub` inputs
   alignas(64) vf d[8], e[8];  // of every `each` inputs
@@ -67,44 +66,39 @@ constexpr int fours_of(const BlockFormat& f) {
   return fours >= 8 && f.sub != 16 ? 8 : fours >= 4 ? 4 : fours >= 2 ? 2 : 1;
 }
 
-// Unpacks `groups` times 32 inputs of the outputs from lane `first` of a column on.
-template <int FORMAT> static void unpack_chunk(const uint8_t* record, int groups, int first, Chunk& to) {
+constexpr int64_t header_bytes(const BlockFormat& f) { return (2 * COLUMN + scale_bytes(f)) * (1 + f.has_mins); }
+constexpr int64_t group_stride(const BlockFormat& f) { return f.sub ? plane_bytes(f) : record_bytes(f); }
+
+// The scales of `groups` times 32 inputs, of the outputs from lane `first` of a column on.
+template <int FORMAT> INLINE void unpack_scales(const uint8_t* record, int groups, int first, Scales& to) {
   constexpr BlockFormat f = block_format(FORMAT);
-  constexpr int LOW = low_bits(f.bits), HIGH = f.bits - LOW, AT = 4;
-  constexpr int SUBS = f.sub ? f.each / f.sub : 0;
-  for (int g = 0; g < groups; g++) {
-    const uint8_t* planes = record;
-    if (g % (f.each / 32) == 0) {
-      const int at = g / (f.each / 32);
-      to.d[at] = scales_of(f, record + 2 * first);
-      if (f.has_mins) to.e[at] = scales_of(f, record + 2 * (COLUMN + first));
-      const uint8_t* integers = record + 2 * COLUMN * (1 + f.has_mins);
-      for (int j = 0; j < SUBS / 2; j++) {
-        const uint8_t* pairs = integers + 2 * (COLUMN * j + first);
-        const vi both = widen_pairs<true>(pairs);
-        to.scales[2 * j] = IN_32_BITS ? both << 16 >> 16 : (both & 0xffff) | both << 16;
-        to.scales[2 * j + 1] = IN_32_BITS ? both >> 16 : (vi)((vu)both >> 16) | (both & (int)0xffff0000);
-        to.mins[j] = f.has_mins ? widen_pairs<false>(pairs + scale_bytes(f)) : both;
-      }
-      planes = integers + scale_bytes(f) * (1 + f.has_mins);
-    }
-    record = planes + plane_bytes(f);
-    planes += AT * first;
-    UNROLL for (int four = 0; four < 8; four++) {
-      constexpr int PER = 8 / LOW;
-      const BitPlace lower = place_of_bits(LOW, 4 * four, 0);
-      vu codes = loadu<vu>(planes + lower.byte);
-      if (PER > 1) codes = codes >> lower.shift & 0x01010101u * ((1 << LOW) - 1);
-      if constexpr (HIGH > 0) {
-        const BitPlace upper = place_of_bits(HIGH, 4 * four, 0);
-        const vu bits = loadu<vu>(planes + 64 * LOW + upper.byte) >> upper.shift & 0x01010101u * ((1 << HIGH) - 1);
-        codes |= bits << LOW;
-      }
-      if (f.values) codes = look_up(codes, f.values, is_wide(f) ? WIDE_OFFSET : 0);
-      else if (is_wide(f) && WIDE_OFFSET) codes ^= 0x80808080u;
-      storeu(to.codes[8 * g + four], codes);
+  for (int at = 0; at < groups * 32 / f.each; at++, record += record_bytes(f)) {
+    to.d[at] = scales_of(f, record + 2 * first);
+    if (f.has_mins) to.e[at] = scales_of(f, record + 2 * (COLUMN + first));
+    for (int j = 0; f.sub && j < f.each / f.sub / 2; j++) {
+      const uint8_t* pairs = record + 2 * COLUMN * (1 + f.has_mins) + 2 * (COLUMN * j + first);
+      const vi both = widen_pairs<true>(pairs);
+      to.scales[2 * j] = IN_32_BITS ? both << 16 >> 16 : (both & 0xffff) | both << 16;
+      to.scales[2 * j + 1] = IN_32_BITS ? both >> 16 : (vi)((vu)both >> 16) | (both & (int)0xffff0000);
+      to.mins[j] = f.has_mins ? widen_pairs<false>(pairs + scale_bytes(f)) : both;
     }
   }
+}
+
+// The codes of four inputs of LANES outputs, a byte each. planes: of 32 inputs, at the first output.
+template <int FORMAT> INLINE vi codes_of(const uint8_t* planes, int four) {
+  constexpr BlockFormat f = block_format(FORMAT);
+  constexpr int LOW = low_bits(f.bits), HIGH = f.bits - LOW;
+  const BitPlace lower = place_of_bits(LOW, 4 * four, 0);
+  vu codes = loadu<vu>(planes + lower.byte);
+  if (LOW < 8) codes = codes >> lower.shift & 0x01010101u * ((1 << LOW) - 1);
+  if constexpr (HIGH > 0) {
+    const BitPlace upper = place_of_bits(HIGH, 4 * four, 0);
+    codes |= (loadu<vu>(planes + 64 * LOW + upper.byte) >> upper.shift & 0x01010101u * ((1 << HIGH) - 1)) << LOW;
+  }
+  if (f.values) codes = look_up(codes, f.values, is_wide(f) ? WIDE_OFFSET : 0);
+  else if (is_wide(f) && WIDE_OFFSET) codes ^= 0x80808080u;
+  return (vi)codes;
 }
 
 INLINE vi set_int(int32_t x) {
@@ -143,139 +137,134 @@ INLINE void settle(vi&) {}
 #endif
 INLINE void settle(const int8_t*& pointer) { __asm__("" : "+r"(pointer)); }
 
-// sums[r] = the products of N fours of codes with those of R rows: as int32, or as two int16 that are still to be added.
-// rows: of each row, the first of these inputs.
-template <int N, bool WIDE, int R>
-INLINE void dot_fours(const uint8_t (*codes)[4 * LANES], const int8_t* const* rows, int first, vi* sums) {
-  UNROLL for (int n = 0; n < N; n++) {
-    const vi four = loadu<vi>(codes[n]);
+constexpr int HALVES = COLUMN / LANES;  // of a column, which share its lines of the cache
+constexpr int64_t AHEAD = 2432;         // bytes that are fetched ahead: about one record
+
+// sums[r] += the products of 32 inputs with those of R rows, which move on.
+template <int FORMAT, int R>
+INLINE void dot_group(const uint8_t* planes, const char* fetch, const vi* scales, const int8_t** rows, vi* sums) {
+  constexpr BlockFormat f = block_format(FORMAT);
+  constexpr bool WIDE = !IN_32_BITS && is_wide(f);
+  constexpr int N = fours_of(f);
+  UNROLL for (int i = 0; i < (f.bits + HALVES - 1) / HALVES; i++) __builtin_prefetch(fetch + 64 * HALVES * i, 0, 3);
+  UNROLL for (int part = 0; part < 8 / N; part++) {
+    vi some[R];  // as int32, or as two int16 that are still to be added
+    UNROLL for (int n = 0; n < N; n++) {
+      const vi four = codes_of<FORMAT>(planes, N * part + n);
 #if defined(__AVX512F__) && !BYTES_DOT
-    const __m512i size = WIDE ? _mm512_abs_epi8((__m512i)four) : (__m512i)four;
-    const __mmask64 negative = WIDE ? _mm512_movepi8_mask((__m512i)four) : 0;
+      const __m512i size = WIDE ? _mm512_abs_epi8((__m512i)four) : (__m512i)four;
+      const __mmask64 negative = WIDE ? _mm512_movepi8_mask((__m512i)four) : 0;
 #elif defined(__AVX2__) && !BYTES_DOT
-    const __m256i size = WIDE ? _mm256_abs_epi8((__m256i)four) : (__m256i)four;
+      const __m256i size = WIDE ? _mm256_abs_epi8((__m256i)four) : (__m256i)four;
 #endif
-    UNROLL for (int r = 0; r < R; r++) {
-      const int8_t* at = rows[r] + first + 4 * n;
+      UNROLL for (int r = 0; r < R; r++) {
+        const int8_t* at = rows[r] + 4 * (N * part + n);
 #if BYTES_DOT
-      sums[r] = (vi)_mm512_dpbusd_epi32(n ? (__m512i)sums[r] : _mm512_setzero_si512(), (__m512i)four, (__m512i)set_word(at));
+        const __m512i sum = n ? (__m512i)some[r] : _mm512_setzero_si512();
+        some[r] = (vi)_mm512_dpbusd_epi32(sum, (__m512i)four, (__m512i)set_word(at));
 #elif defined(__AVX512F__)
-      __m512i row = (__m512i)set_word(at);
-      if (WIDE) row = _mm512_mask_sub_epi8(row, negative, _mm512_setzero_si512(), row);
-      const __m512i two = _mm512_maddubs_epi16(size, row);
-      sums[r] = (vi)(n ? _mm512_add_epi16((__m512i)sums[r], two) : two);
+        __m512i row = (__m512i)set_word(at);
+        if (WIDE) row = _mm512_mask_sub_epi8(row, negative, _mm512_setzero_si512(), row);
+        const __m512i two = _mm512_maddubs_epi16(size, row);
+        some[r] = (vi)(n ? _mm512_add_epi16((__m512i)some[r], two) : two);
 #elif defined(__AVX2__)
-      const __m256i row = WIDE ? _mm256_sign_epi8((__m256i)set_word(at), (__m256i)four) : (__m256i)set_word(at);
-      const __m256i two = _mm256_maddubs_epi16(size, row);
-      sums[r] = (vi)(n ? _mm256_add_epi16((__m256i)sums[r], two) : two);
+        const __m256i row = WIDE ? _mm256_sign_epi8((__m256i)set_word(at), (__m256i)four) : (__m256i)set_word(at);
+        const __m256i two = _mm256_maddubs_epi16(size, row);
+        some[r] = (vi)(n ? _mm256_add_epi16((__m256i)some[r], two) : two);
 #else
-      vi sum = n ? sums[r] : vi{};
-      UNROLL for (int i = 0; i < 4; i++) sum += (four >> 8 * i & 255) * (int32_t)at[i];
-      sums[r] = sum;
+        if (n == 0) some[r] = vi{};
+        UNROLL for (int i = 0; i < 4; i++) some[r] += (four >> 8 * i & 255) * (int32_t)at[i];
 #endif
-      settle(sums[r]);
+        settle(some[r]);
+      }
     }
+    const vi scale = f.sub ? scales[N * part * 4 / f.sub] : set_int(IN_32_BITS ? 1 : 0x00010001);
+    UNROLL for (int r = 0; r < R; r++) sums[r] += IN_32_BITS ? some[r] * scale : dot_pairs(some[r], scale);
+  }
+  UNROLL for (int r = 0; r < R; r++) {
+    rows[r] += 32;
+    settle(rows[r]);
   }
 }
 
-// sums[r] = the products of `count` inputs, whose scales begin at `scales`, null where there are none. `rows` move on.
-template <int SPAN, int N, bool WIDE, int R>
-INLINE void dot_chunk(const uint8_t (*codes)[4 * LANES], const vi* scales, int count, const int8_t** rows, vi* sums) {
-  UNROLL for (int r = 0; r < R; r++) sums[r] = vi{};
-  for (int j = 0; j < count / SPAN; j++, codes += SPAN / 4) {
-    const vi scale = scales ? scales[j] : set_int(IN_32_BITS ? 1 : 0x00010001);
-    UNROLL for (int part = 0; part < SPAN / 4 / N; part++) {
-      vi some[R];
-      dot_fours<N, WIDE, R>(codes + N * part, rows, 4 * N * part, some);
-      UNROLL for (int r = 0; r < R; r++) sums[r] += IN_32_BITS ? some[r] * scale : dot_pairs(some[r], scale);
-    }
-    UNROLL for (int r = 0; r < R; r++) {
-      rows[r] += SPAN;
-      settle(rows[r]);
-    }
-  }
-}
-
-// out [R, LANES] += the products of a chunk whose weights share d for every 32 inputs, and have no other scales.
-template <int N, bool WIDE, int R>
-__attribute__((noinline)) static void multiply_plain(const BlockFormat& f, const Chunk& w, int groups, const Bytes& in,
-                                                     int64_t row, int64_t begin, float* out) {
-  const int64_t stride = in.stride;
-  const int offset = offset_of(f);
+// out [R, LANES] += the products of `groups` times 32 inputs, at most 256, from `begin` on. planes: of the first of them.
+template <int FORMAT, int R>
+__attribute__((noinline)) static void multiply_chunk(const Scales& w, const uint8_t* planes, const char* fetch, int groups,
+                                                     const Bytes& in, int64_t row, int64_t begin, float* out) {
+  constexpr BlockFormat f = block_format(FORMAT);
+  constexpr int OFFSET = offset_of(f), SUB = f.sub ? f.sub : 32;
+  const int64_t stride = in.stride, at = row * stride + begin;
   const int8_t* rows[R];
-  UNROLL for (int r = 0; r < R; r++) rows[r] = in.codes + (row + r) * stride + begin;
-  for (int g = 0; g < groups; g++) {
-    const int64_t at = row * stride + begin + 32 * g;
-    vi sums[R];
-    dot_chunk<32, N, WIDE, R>(w.codes + 8 * g, nullptr, 32, rows, sums);
+  UNROLL for (int r = 0; r < R; r++) rows[r] = in.codes + at + r * stride;
+  vi sums[R];
+  if (f.sub) UNROLL for (int r = 0; r < R; r++) sums[r] = vi{};
+  for (int g = 0; g < groups; g++, planes += group_stride(f), fetch += group_stride(f)) {
+    if (!f.sub) UNROLL for (int r = 0; r < R; r++) sums[r] = vi{};
+    dot_group<FORMAT, R>(planes, fetch, w.scales + 32 / SUB * g, rows, sums);
+    if (f.sub) continue;
     UNROLL for (int r = 0; r < R; r++) {
-      const int64_t here = (at + r * stride) / 32;
-      const vi less = sums[r] - set_int(offset * in.sums[here]);
+      const int64_t here = (at + r * stride) / 32 + g;
+      const vi less = OFFSET ? sums[r] - set_int(OFFSET * in.sums[here]) : sums[r];
       vf sum = fma(to_float(less), w.d[g] * set(in.scales[here]), load(out + r * BLOCK));
       if (f.has_mins) sum = fma(w.e[g], set(in.scales[here] * in.sums[here]), sum);
       storeu(out + r * BLOCK, sum);
     }
   }
-}
-
-// ... of a chunk of 256 inputs whose weights have integer scales.
-template <int SUB, int N, bool WIDE, int R>
-__attribute__((noinline)) static void multiply_scaled(const BlockFormat& f, const Chunk& w, const Bytes& in, int64_t row,
-                                                      int64_t begin, float* out) {
-  const int64_t stride = in.stride, at = row * stride + begin;
-  const int offset = offset_of(f);
-  const int8_t* rows[R];
-  UNROLL for (int r = 0; r < R; r++) rows[r] = in.codes + at + r * stride;
-  vi sums[R];
-  dot_chunk<SUB, N, WIDE, R>(w.codes, w.scales, 256, rows, sums);
-  UNROLL for (int r = 0; r < R; r++) {
+  if (f.sub) UNROLL for (int r = 0; r < R; r++) {
     const int16_t* totals = (SUB == 16 ? in.halves : in.sums) + (at + r * stride) / SUB;
     const vf scale = set(in.scales[(at + r * stride) / 256]);
     vi low = {};
-    if (f.has_mins || offset) UNROLL for (int j = 0; j < 128 / SUB; j++) low += dot_pairs(w.mins[j], set_word(totals + 2 * j));
+    if (f.has_mins || OFFSET)
+      UNROLL for (int j = 0; j < 128 / SUB; j++) low += dot_pairs(w.mins[j], set_word(totals + 2 * j));
     vf sum = load(out + r * BLOCK);
     if (f.has_mins) sum = fma(to_float(low), w.e[0] * scale, sum);
-    else sums[r] -= low * offset;
+    else sums[r] -= low * OFFSET;
     storeu(out + r * BLOCK, fma(to_float(sums[r]), w.d[0] * scale, sum));
   }
 }
 
-template <int SUB, int N, bool WIDE, int R> struct RowsOfChunk {
-  static void run(int rows, const BlockFormat& f, const Chunk& w, int groups, const Bytes& in, int64_t row, int64_t begin,
-                  float* out) {
-    if (rows < R) RowsOfChunk<SUB, N, WIDE, R - 1>::run(rows, f, w, groups, in, row, begin, out);
-    else if constexpr (SUB == 0) multiply_plain<N, WIDE, R>(f, w, groups, in, row, begin, out);
-    else multiply_scaled<SUB, N, WIDE, R>(f, w, in, row, begin, out);
+template <int FORMAT, int R> struct RowsOfChunk {
+  template <class... Args> static void run(int rows, const Args&... args) {
+    if (rows == R) multiply_chunk<FORMAT, R>(args...);
+    else RowsOfChunk<FORMAT, R - 1>::run(rows, args...);
   }
 };
-template <int SUB, int N, bool WIDE> struct RowsOfChunk<SUB, N, WIDE, 0> {
-  static void run(int, const BlockFormat&, const Chunk&, int, const Bytes&, int64_t, int64_t, float*) {}
+template <int FORMAT> struct RowsOfChunk<FORMAT, 0> {
+  template <class... Args> static void run(int, const Args&...) {}
 };
 
 // out [R, LANES] += the products of a chunk with inputs of 32 bits.
 template <int FORMAT, int R>
-__attribute__((noinline)) static void multiply_exactly(const Chunk& w, int groups, const float* x, int64_t stride,
-                                                       float* out) {
+__attribute__((noinline)) static void multiply_exactly(const Scales& w, const uint8_t* planes, int groups, const float* x,
+                                                       int64_t stride, float* out) {
   constexpr BlockFormat f = block_format(FORMAT);
-  constexpr int SPAN = f.sub ? f.sub : 32;
+  constexpr int SUB = f.sub ? f.sub : 32;
   vf sums[R];
   UNROLL for (int r = 0; r < R; r++) sums[r] = load(out + r * BLOCK);
-  for (int k = 0; k < 32 * groups; k++) {
-    const int at = k / f.each, sub = k % f.each / SPAN;
-    const vi four = loadu<vi>(w.codes[k / 4]), byte = four << (24 - k % 4 * 8);
-    vi code = (!IN_32_BITS && is_wide(f) ? byte >> 24 : (vi)((vu)byte >> 24)) - offset_of(f);
-    if (f.sub) code *= IN_32_BITS ? w.scales[sub] : w.scales[sub] << 16 >> 16;
-    vf weight = to_float(code) * w.d[at];
-    if (f.has_mins && f.sub) weight += to_float(sub % 2 ? w.mins[sub / 2] >> 16 : w.mins[sub / 2] << 16 >> 16) * w.e[at];
-    else if (f.has_mins) weight += w.e[at];
-    UNROLL for (int r = 0; r < R; r++) sums[r] = fma(weight, set(x[r * stride + k]), sums[r]);
-  }
+  for (int g = 0; g < groups; g++, planes += group_stride(f))
+    UNROLL for (int four = 0; four < 8; four++) {
+      const vi codes = codes_of<FORMAT>(planes, four);
+      const int at = f.sub ? 0 : g, sub = (32 * g + 4 * four) / SUB;
+      UNROLL for (int i = 0; i < 4; i++) {
+        const vi byte = codes << (24 - 8 * i);
+        vi code = (!IN_32_BITS && is_wide(f) ? byte >> 24 : (vi)((vu)byte >> 24)) - offset_of(f);
+        if (f.sub) code *= IN_32_BITS ? w.scales[sub] : w.scales[sub] << 16 >> 16;
+        vf weight = to_float(code) * w.d[at];
+        if (f.has_mins && f.sub) {
+          const vi pair = w.mins[sub / 2];
+          weight += to_float(sub % 2 ? pair >> 16 : pair << 16 >> 16) * w.e[at];
+        } else if (f.has_mins) {
+          weight += w.e[at];
+        }
+        UNROLL for (int r = 0; r < R; r++) sums[r] = fma(weight, set(x[r * stride + 32 * g + 4 * four + i]), sums[r]);
+      }
+    }
   UNROLL for (int r = 0; r < R; r++) storeu(out + r * BLOCK, sums[r]);
 }
 
-constexpr int BLOCK_ROWS = LANES == 16 ? 8 : 6;  // whose sums stay in registers
+constexpr int BLOCK_ROWS = LANES == 4 ? 2 : 6;  // whose sums stay in registers
 
-// out [rows, 32] of one block, without bias. A chunk is unpacked once for all rows.
+// out [rows, 32] of one block, without bias.
 template <int FORMAT>
 __attribute__((noinline)) static void multiply_blocks(const Matrix& m, const Input& in, int64_t row, int rows,
                                                       int64_t block, float* out) {
@@ -284,26 +273,27 @@ __attribute__((noinline)) static void multiply_blocks(const Matrix& m, const Inp
   const int64_t records = m.ins / f.each, bytes = records * record_bytes(f), at_once = 256 / f.each;
   const int tiles = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
   memset(out, 0, 4 * (size_t)rows * BLOCK);
-  Chunk chunk;
+  Scales scales;
   for (int column = 0; column < BLOCK; column += COLUMN) {
     const uint8_t* record = (const uint8_t*)m.data + (2 * block + column / COLUMN) * bytes;
     for (int64_t i = 0; i < records; i += at_once) {
       const int64_t count = min_(at_once, records - i);
       const int groups = (int)count * f.each / 32;
       for (int first = 0; first < COLUMN; first += LANES) {
-        unpack_chunk<FORMAT>(record, groups, first, chunk);
+        unpack_scales<FORMAT>(record, groups, first, scales);
+        const uint8_t* planes = record + header_bytes(f) + 4 * first;
+        const char* fetch = (const char*)record + AHEAD + 64 * first / LANES;
         float* to = out + column + first;
         if (m.group) {
           const float* wide = in.wide + row * in.stride + i * f.each;
-          int r = 0;
-          for (; r + 4 <= rows; r += 4) multiply_exactly<FORMAT, 4>(chunk, groups, wide + r * in.stride, in.stride, to + r * BLOCK);
-          for (; r < rows; r++) multiply_exactly<FORMAT, 1>(chunk, groups, wide + r * in.stride, in.stride, to + r * BLOCK);
+          for (int r = 0; r < rows; r++)
+            multiply_exactly<FORMAT, 1>(scales, planes, groups, wide + r * in.stride, in.stride, to + r * BLOCK);
           continue;
         }
         for (int t = 0; t < tiles; t++) {
           const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
-          RowsOfChunk<f.sub, fours_of(f), !IN_32_BITS && is_wide(f), BLOCK_ROWS>::run(
-              number, f, chunk, groups, x, row + begin, i * f.each, to + begin * BLOCK);
+          RowsOfChunk<FORMAT, BLOCK_ROWS>::run(number, scales, planes, fetch, groups, x, row + begin, i * f.each,
+                                               to + begin * BLOCK);
         }
       }
       record += count * record_bytes(f);

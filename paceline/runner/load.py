@@ -52,10 +52,10 @@ def load_model(
     a causal LM nor a vision-language model of a known family, or whose logits differ from plain transformers'; that
     they do not is kept in the cache for text models, see `verdicts`.
     """
-    model, *others = open_checkpoint(name_or_path, dtype, device, trust_remote_code, tokenizer, hub)
+    model, own, processor = open_checkpoint(name_or_path, dtype, device, trust_remote_code, tokenizer, hub)
     if is_vlm(model.config):
-        return check(_prepare(model, *others, Path(name_or_path).name))
-    loaded = check(_prepare_text(model, others[0], Path(name_or_path).name, is_ours=True))
+        return check(_prepare(model, own, processor, Path(name_or_path).name))
+    loaded = check(_prepare_text(model, own, Path(name_or_path).name, is_ours=True))
     if loaded.is_native:
         keep(loaded.model, loaded.fingerprint)
     return loaded

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from .. import __version__
 from ..kernels.build import cache_folder, load
+from ..quant.blocks import BlockWeights
 from ..system.files import to_json, write_text
 
 _SMALLEST = 1 << 22  # numbers of the embeddings; smaller models are compared in no time
@@ -65,8 +66,9 @@ def _facts(model: PreTrainedModel, fingerprint: str) -> str:
     versions = {"paceline": f"{__version__} {_code()}", "torch": torch.__version__}
     versions |= {"transformers": transformers.__version__}
     config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
-    facts = {"passed": fingerprint, "dtype": str(model.dtype), "kernels": str(load()), "versions": versions}
-    return to_json({**facts, "config": config}) + "\n"
+    in_blocks = any(isinstance(one, BlockWeights) for one in model.modules())
+    facts = {"passed": fingerprint, "dtype": str(model.dtype), "in_blocks": in_blocks, "kernels": str(load())}
+    return to_json({**facts, "versions": versions, "config": config}) + "\n"
 
 
 @cache

@@ -43,7 +43,7 @@ def test_a_model_is_compared_once(compared, path, tmp_path):
     assert first.logprobs == again.logprobs
     verdicts.forget()
     load_model(path)
-    load_model(path, dtype="float32")
+    load_model(path, dtype="bfloat16")
     assert len(compared) == 3
     assert len(kept(tmp_path)) == 2
 

@@ -1,5 +1,6 @@
 """Exact speculative decoding for Hugging Face language and vision-language models: faster answers, the same answers."""
 
+import gc
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -32,7 +33,13 @@ def __getattr__(name: str) -> object:
             from .system.hardware import set_waiting
 
             set_waiting()
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        collects = gc.isenabled()
+        gc.disable()  # it would look again and again at what torch and transformers define, a fifth of the time
+        try:
+            return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        finally:
+            if collects:
+                gc.enable()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,5 +1,6 @@
 """The command line. Imports are delayed: a command imports heavy modules only when it runs."""
 
+import gc
 import sys
 
 from .process import ctrl_c, prepare, silence_loggers
@@ -13,6 +14,7 @@ def main(arguments: list[str] | None = None) -> None:
     from ..system.hardware import set_waiting
 
     set_waiting()  # before torch is imported
+    gc.disable()  # until the command runs: what is imported stays
     from .app import app
 
     try:

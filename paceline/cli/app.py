@@ -1,5 +1,6 @@
 """The app with all commands; exit codes and one-line error messages."""
 
+import gc
 import os
 import re
 import sys
@@ -19,7 +20,7 @@ from .check import check, check_draft
 from .demo import demo
 from .doctor import doctor
 from .generate import generate
-from .help import Command
+from .help import Command, print_help
 from .index import index
 from .models import convert, export, models, pull
 from .others import TABLE
@@ -38,6 +39,10 @@ class _Commands(TyperGroup):
     With --json the message is also one line of JSON on stdout. --debug shows the stack trace instead.
     """
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print it."""
+        print_help(self, ctx)
+
     def main(self, args: Sequence[str] | None = None, **_: object) -> Never:  # type: ignore[override]
         """Parse the arguments, run, exit."""
         self._main_shell_completion({}, "paceline")  # exits if a shell asks for completions
@@ -47,6 +52,7 @@ class _Commands(TyperGroup):
         try:
             try:
                 with self.make_context("paceline", [*given], obj=screen) as ctx:
+                    gc.enable()
                     self.invoke(ctx)
             finally:
                 sys.stdout.flush()  # so that a full disk is an error here, not while Python exits
@@ -129,7 +135,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start with:  [bold]paceline demo[/bold]",
+    epilog="Start with:  paceline demo",
 )
 
 

@@ -61,7 +61,7 @@ def check(
     for one in temperatures:
         SamplingParams(temperature=one)  # refuse before minutes of loading
     given = read_prompts(prompts, num_prompts) if prompts is not None else None
-    llm = open_engine(model, screen, loading, chosen)
+    llm = open_engine(model, screen, loading, chosen, retests=True)
     remark_raw(sum(isinstance(one, str) for one in given or ()), llm, screen)
     from ..eval.check import check as run_check
     from ..eval.distribution_test import TEST_SECONDS

@@ -50,7 +50,7 @@ def doctor(
         _print_machine(machine, screen)
     report = None
     if model is not None:
-        llm = open_engine(model, screen, loading)
+        llm = open_engine(model, screen, loading, retests=True)
         with screen.stages() as progress:
             report = examine_model(llm, machine, batch, not drafter_free, progress)
         if not screen.json:

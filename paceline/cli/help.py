@@ -18,18 +18,30 @@ class Command(TyperCommand):
     """A command that prints its help in panels of two columns. Typer's have six, and cut names to make room."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print it, without rich markup, which would eat brackets."""
-        console = Console(highlight=False)
-        console.print(Padding(Text(self.get_usage(ctx), "bold"), 1))
-        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
-        console.print(Padding(Text("\n\n".join(one.replace("\n", " ") for one in paragraphs)), (0, 1, 1, 1)))
-        panels: dict[str, Table] = {}
-        for param in sorted(self.get_params(ctx), key=lambda one: one.param_type_name):  # arguments first
-            if record := param.get_help_record(ctx):
-                title = getattr(param, "rich_help_panel", None) or f"{param.param_type_name.capitalize()}s"
-                _add(panels.setdefault(title, _grid()), *record)
-        for title, table in panels.items():
-            console.print(Panel(table, title=title, title_align="left", border_style="dim"))
+        """Print it."""
+        print_help(self, ctx)
+
+
+def print_help(command: Any, ctx: Any) -> None:
+    """Print the help of a command or group, without rich markup, which would eat brackets."""
+    console = Console(highlight=False)
+    console.print(Padding(Text(command.get_usage(ctx), "bold"), 1))
+    console.print(Padding(Text("\n\n".join(_paragraphs(command))), (0, 1, 1, 1)))
+    panels: dict[str, Table] = {}
+    for param in sorted(command.get_params(ctx), key=lambda one: one.param_type_name):  # arguments first
+        if record := param.get_help_record(ctx):
+            title = getattr(param, "rich_help_panel", None) or f"{param.param_type_name.capitalize()}s"
+            _add(panels.setdefault(title, _grid()), *record)
+    for name, one in getattr(command, "commands", {}).items():
+        _add(panels.setdefault("Commands", _grid()), name, _paragraphs(one)[0])
+    for title, table in panels.items():
+        console.print(Panel(table, title=title, title_align="left", border_style="dim"))
+    if command.epilog:
+        console.print(Padding(Text(command.epilog), 1))
+
+
+def _paragraphs(command: Any) -> list[str]:
+    return [one.replace("\n", " ") for one in inspect.cleandoc(command.help or "").split("\n\n")]
 
 
 def _grid() -> Table:

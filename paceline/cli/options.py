@@ -281,15 +281,22 @@ def open_engine(
     speculation: Speculation | None = None,
     max_num_seqs: int = 1,
     seed: int | None = None,
+    retests: bool = False,
 ) -> "LLM":
-    """An `LLM` for a model that is given by name, and pulled if necessary, or that is loaded already."""
+    """An `LLM` for a model that is given by name, and pulled if necessary, or that is loaded already.
+
+    retests: compare it with plain transformers even if it has passed before.
+    """
     speculation, template = speculation or Speculation(), options.template()
     with screen.spinner("starting"):  # importing torch takes seconds
         quieten(screen.debug)
-        from ..llm import LLM
+        from .. import LLM
+        from ..runner.verdicts import forget
         from ..system.hardware import use_threads
         from ..zoo import resolve
 
+    if retests:
+        forget()
     source, given = model, dict[str, Any]()
     with screen.pulling() as progress:
         if isinstance(model, str):

@@ -6,7 +6,7 @@ or an unknown entry about the layers, is an error, since ignoring it would give 
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -29,7 +29,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import BlockFormat
 from ..kernels.packing import Blocks
-from ..quant.packed import Place, WeightArena
+from ..quant.packed import WeightArena
 from ..schema import Positive, brief, validate
 from ..system.files import Progress, read_json, to_json, write_text
 from .block_model import block_model, has_kernels
@@ -307,23 +307,25 @@ def _weights(
         stem, _, leaf = name.rpartition(".")
         names[f"{theirs.get_name(stem)}.{leaf}"] = name
     weights: dict[str, Tensor | Blocks] = {}
-    place = WeightArena()
+    arena = WeightArena()
     for done, tensor in enumerate(file.tensors, start=1):
         if tensor.name == _ROPE_FACTORS:  # read by the config
             continue
         if tensor.name not in names:
             _unknown(file, f"a tensor {tensor.name!r}", f"those of {file.architecture}")
         name = names[tensor.name]
-        order = torch.arange(tensor.shape[0])
+        order = None
         if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
             # Of one head with head_dim 6, the rows hold dimensions
             #     GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
-            order = order.view(-1, config.head_dim // 2, 2).transpose(1, 2).flatten()
+            order = torch.arange(tensor.shape[0]).view(-1, config.head_dim // 2, 2).transpose(1, 2).flatten()
         if len(tensor.shape) == 2 and tensor.kind.name in kept:
-            weight, is_finite = _blocks(file, tensor, order, kept, place)
+            weight = _blocks(file, tensor, order, kept, arena)
+            is_finite = weight.is_finite
         else:
             minus = 1 if form.plus_one and tensor.name.endswith("norm.weight") else 0
-            weight = torch.cat([(rows - minus).to(dtype) for rows in file.values(tensor)]).view(tensor.shape)[order]
+            weight = torch.cat([(rows - minus).to(dtype) for rows in file.values(tensor)]).view(tensor.shape)
+            weight = weight if order is None else weight[order]
             is_finite = bool(weight.isfinite().all())
         if not is_finite:
             raise ConfigError(
@@ -336,9 +338,12 @@ def _weights(
 
 
 def _blocks(
-    file: GGUFFile, tensor: GGUFTensor, order: Tensor, kept: Mapping[str, BlockFormat], place: Place
-) -> tuple[Blocks, bool]:
-    """A matrix as it is in the file, its rows in this order, and whether its scales are finite."""
-    data, rows = file.bytes_of(tensor), order.numpy()
-    made = Blocks.of(kept[tensor.kind.name], cast("Any", tensor.shape), lambda some: torch.from_numpy(data[rows[some]]))
-    return replace(made, data=place(made.data)), made.is_finite
+    file: GGUFFile, tensor: GGUFTensor, order: Tensor | None, kept: Mapping[str, BlockFormat], arena: WeightArena
+) -> Blocks:
+    """A matrix as it is in the file, its rows in this order."""
+    data, rows = file.bytes_of(tensor), None if order is None else order.numpy()
+
+    def read(some: slice) -> Tensor:
+        return torch.from_numpy(data[some] if rows is None else data[rows[some]])
+
+    return Blocks.of(kept[tensor.kind.name], cast("Any", tensor.shape), read, arena.room)

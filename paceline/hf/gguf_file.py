@@ -70,7 +70,7 @@ class GGUFFile:
 
     def bytes_of(self, tensor: GGUFTensor) -> NDArray[np.uint8]:
         """The bytes of a tensor in the file, which are read when they are used: [rows, bytes of a row]."""
-        data = np.memmap(self.path, np.uint8, "r", tensor.start, (tensor.num_bytes,))
+        data = np.memmap(self.path, np.uint8, "c", tensor.start, (tensor.num_bytes,))  # torch takes none to read alone
         return data.reshape(prod(tensor.shape[:-1]), -1)
 
     def values(self, tensor: GGUFTensor) -> Iterator[Tensor]:
@@ -172,11 +172,11 @@ class _Reader:
         return taken
 
     def _text(self) -> str:
-        (length,) = self._take("Q")
-        self._check_room(length, 1, "bytes of text")
-        text = self._content[self._at : self._at + length].decode("utf-8")
-        self._at += length
-        return text
+        length, start = int.from_bytes(self._content[self._at : self._at + _TEXT], "little"), self._at + _TEXT
+        if (end := start + length) > len(self._content):
+            raise ValueError(f"{length:,} bytes of text in {max(0, len(self._content) - start):,} bytes")
+        self._at = end
+        return self._content[start:end].decode("utf-8")
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

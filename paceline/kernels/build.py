@@ -98,7 +98,7 @@ def _built(sources: Path, digest: str) -> tuple[ctypes.CDLL, str]:
 
     compiler = find_compiler()
     made_by = (digest, compiler.identity, sys.platform, platform.machine(), platform.libc_ver())
-    folder = _cache() / hashlib.sha256(repr(made_by).encode()).hexdigest()[:32]
+    folder = cache_folder("kernels") / hashlib.sha256(repr(made_by).encode()).hexdigest()[:32]
     if not (folder / LIBRARY).is_file():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -117,12 +117,12 @@ def _open(folder: Path) -> tuple[ctypes.CDLL, str]:
     return ctypes.CDLL(str(folder / LIBRARY)), (folder / _REASON).read_text(encoding="utf-8")
 
 
-def _cache() -> Path:
-    """The folder for compiled kernels, under $PACELINE_CACHE or in the user's cache."""
+def cache_folder(name: str) -> Path:
+    """A folder of the cache, under $PACELINE_CACHE or in the user's cache."""
     import platformdirs
 
     root = os.environ.get("PACELINE_CACHE") or platformdirs.user_cache_path("paceline")
-    return Path(root).expanduser().absolute() / "kernels"
+    return Path(root).expanduser().absolute() / name
 
 
 def _build(folder: Path, compiler: Compiler, sources: Path) -> None:

@@ -243,7 +243,8 @@ def record_bytes(form: BlockFormat) -> int:
 
 
 def pack_blocks(form: BlockFormat, blocks: Tensor, ins: int, packed: Tensor) -> None:
-    """Fill `packed`, zeros uint8 [out / 16, ...], from the bytes of a file's blocks, uint8 [out, ...]."""
+    """Fill `packed`, uint8 [out / 16, ...], from the bytes of a file's blocks, uint8 [out, ...]."""
+    ctypes.memset(packed.data_ptr(), 0, packed.nbytes)
     library().paceline_pack_blocks(form, address(blocks), len(blocks), ins, address(packed))
 
 
@@ -252,6 +253,15 @@ def unpack_blocks(form: BlockFormat, packed: Tensor, first: int, outs: int, ins:
     weight = torch.empty(outs, ins)
     library().paceline_unpack_blocks(form, address(packed), first, outs, ins, address(weight))
     return weight
+
+
+def unpack_outputs(form: BlockFormat, packed: Tensor, outputs: Sequence[int], ins: int) -> Tensor:
+    """The weights of some outputs, float32 [outputs, ins]."""
+    weights = torch.empty(len(outputs), ins)
+    unpack, source, place = library().paceline_unpack_blocks, packed.data_ptr(), weights.data_ptr()
+    for row, output in enumerate(outputs):
+        unpack(form, source, output, 1, ins, place + row * 4 * ins)
+    return weights
 
 
 def reads(scores: Tensor) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .library import BlockFormat, pack_blocks, record_bytes, shorten, unpack_blocks, widen
+from .library import BlockFormat, pack_blocks, record_bytes, shorten, unpack_blocks, unpack_outputs, widen
 
 OUTPUTS_PER_BLOCK = 32
 _MOST_RARE = 1 / 256  # of the weights; with more of them, patches take too long
@@ -100,16 +100,25 @@ class Blocks:
     data: Tensor
 
     @classmethod
-    def of(cls, form: BlockFormat, shape: tuple[int, int], read: Callable[[slice], Tensor]) -> "Blocks":
-        """From the bytes of a file; `read` gives those of some outputs, uint8 [out, bytes of a row]."""
+    def of(
+        cls,
+        form: BlockFormat,
+        shape: tuple[int, int],
+        read: Callable[[slice], Tensor],
+        room: Callable[[tuple[int, ...], torch.dtype], Tensor] = lambda size, dtype: torch.empty(size, dtype=dtype),
+    ) -> "Blocks":
+        """From the bytes of a file, in threads.
+
+        read: gives those of some outputs, uint8 [out, bytes of a row]. room: gives the memory, see `WeightArena`.
+        """
         outs, ins = shape
-        data = torch.zeros(
-            -(-outs // OUTPUTS_PER_BLOCK), 2 * (ins // form.inputs) * record_bytes(form), dtype=torch.uint8
-        )
+        size = -(-outs // OUTPUTS_PER_BLOCK), 2 * (ins // form.inputs) * record_bytes(form)
+        data = room(size, torch.uint8)
         columns = data.view(-1, data.shape[1] // 2)
 
         def fill(first: int) -> None:
-            pack_blocks(form, read(slice(first, min(first + _PIECE, outs))), ins, columns[first // _COLUMN :])
+            packed = columns[first // _COLUMN : (first + _PIECE) // _COLUMN]
+            pack_blocks(form, read(slice(first, min(first + _PIECE, outs))), ins, packed)
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             list(threads.map(fill, range(0, outs, _PIECE)))
@@ -117,8 +126,17 @@ class Blocks:
 
     def rows(self, indices: Sequence[int]) -> Tensor:
         """The weights of some outputs, float32 [R, in]."""
-        rows = [unpack_blocks(self.form, self.data, index, 1, self.shape[1]) for index in indices]
-        return torch.cat(rows) if rows else torch.empty(0, self.shape[1])
+        return unpack_outputs(self.form, self.data, indices, self.shape[1])
+
+    def values(self, places: Sequence[int]) -> Tensor:
+        """The weights at these places of the flattened matrix, float32. Of each, one block is unpacked."""
+        each, ins = self.form.inputs, self.shape[1]
+        outputs = list[int]()  # of a matrix with one block in a row, as which the same records can be read
+        for place in places:
+            row, column = divmod(place, ins)
+            outputs.append((row // _COLUMN * (ins // each) + column // each) * _COLUMN + row % _COLUMN)
+        blocks = unpack_outputs(self.form, self.data, outputs, each)
+        return blocks[torch.arange(len(places)), torch.tensor([place % ins % each for place in places])]
 
     @property
     def is_finite(self) -> bool:

@@ -33,9 +33,7 @@ class BlockWeights(nn.Module):
 
     def values(self, places: Sequence[int]) -> Tensor:
         """The weights at these places of the flattened matrix."""
-        columns = self.shape[1]
-        rows = self.blocks.rows([place // columns for place in places])
-        return rows[torch.arange(len(places)), torch.tensor([place % columns for place in places])].to(self.dtype)
+        return self.blocks.values(places).to(self.dtype)
 
 
 class BlockLinear(QuantizedLinear, BlockWeights):

@@ -1,7 +1,8 @@
 """Linear layers with weights in the layout of the native kernels (see `kernels.packing`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 import torch
@@ -190,11 +191,15 @@ class WeightArena:
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The tensor, copied to the next free place."""
-        size = tensor.nbytes
+        return self.room(tensor.shape, tensor.dtype).copy_(tensor)
+
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The next free place, as a tensor whose values are undefined."""
+        size = prod(shape) * dtype.itemsize
         if size > len(self._free):
             memory = torch.empty(max(size, _PIECE) + _PAGE, dtype=torch.uint8)  # the system gives it as it is used
             self._free = memory[-memory.data_ptr() % _PAGE :]
             ask_large_pages(self._free)
-        placed = self._free[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        placed = self._free[:size].view(dtype).view(*shape)
         self._free = self._free[-(-size // _LINE) * _LINE :]
         return placed

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.processing_utils import ProcessorMixin
 
@@ -26,6 +27,7 @@ from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
 from .self_test import check, own_reference, plain_image_reference, plain_reference
 from .torch_decoder import fuse, is_fused
+from .verdicts import has_passed, keep
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _INT4_GROUP_SIZE = 32  # with 64, the answers of small models differ visibly from those in bfloat16
@@ -47,10 +49,16 @@ def load_model(
     tokenizer: replaces the checkpoint's. hub: revision, token and cache_dir for a hub id.
 
     Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for a model that is neither
-    a causal LM nor a vision-language model of a known family, or whose logits differ from plain transformers'.
+    a causal LM nor a vision-language model of a known family, or whose logits differ from plain transformers'; that
+    they do not is kept in the cache for text models, see `verdicts`.
     """
-    opened = open_checkpoint(name_or_path, dtype, device, trust_remote_code, tokenizer, hub)
-    return check(_prepare(*opened, Path(name_or_path).name))
+    model, own, processor = open_checkpoint(name_or_path, dtype, device, trust_remote_code, tokenizer, hub)
+    if is_vlm(model.config):
+        return check(_prepare(model, own, processor, Path(name_or_path).name))
+    loaded = check(_prepare_text(model, own, Path(name_or_path).name, is_ours=True))
+    if loaded.is_native:
+        keep(loaded.model, loaded.fingerprint)
+    return loaded
 
 
 def wrap_model(
@@ -99,8 +107,14 @@ def _prepare(
     return replace(loaded, vision=vision, eos_ids=eos_ids_of(model) or loaded.eos_ids, image_reference=image_reference)
 
 
-def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LoadedModel:
-    """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers."""
+def _prepare_text(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str, is_ours: bool = False
+) -> LoadedModel:
+    """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers.
+
+    is_ours: it was loaded here. Then the verdict of an earlier self-test makes plain transformers unnecessary, and of
+        the files, which are mapped, nothing stays in memory beside packed weights.
+    """
     check_architecture(name or type(model).__name__, model)
     config = model.config.get_text_config()
     name = name or config.model_type
@@ -110,14 +124,23 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     model.eval()
     which = fingerprint(model)
     remember(model, which)
-    wide = in_float32(model) if any(isinstance(one, BlockWeights) for one in model.modules()) else model
-    with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
-        reference = plain_reference(wide)
-    attends = _route_attention(model)
+    is_known, wide, reference = is_ours and has_passed(model, which), model, list[Tensor]()
+    if is_known:
+        model.set_attn_implementation(NAME)
+    else:
+        if any(isinstance(one, BlockWeights) for one in model.modules()):
+            wide = in_float32(model)
+        with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
+            reference = plain_reference(wide)
+    attends = is_known or _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
     packed = PackedLinear | BlockLinear
     is_packed = pack_linears(model) > 0 or any(isinstance(module, packed) for module in model.modules())
+    if is_packed and is_ours:
+        for held in (*model.parameters(), *model.buffers()):
+            if not held.untyped_storage().resizable():
+                held.data = held.data.clone()
     if attends and not is_packed and not is_fused(model):
         fuse(model)
     loaded = LoadedModel(
@@ -132,6 +155,8 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
         decoder=decoder_of(model, attends),
         reference=reference,
     )
+    if is_known:
+        return replace(loaded, reference=own_reference(loaded))
     if wide is model:
         return loaded
     check_products(model)

@@ -62,8 +62,8 @@ def _path_texts(model: PreTrainedModel) -> list[list[int]]:
 @torch.inference_mode()
 def plain_reference(model: PreTrainedModel) -> list[Tensor]:
     """Logits [V] after each of `_PATHS`, by plain transformers without a cache."""
-    texts = [torch.tensor([ids], device=model.device) for ids in _path_texts(model)]  # type: ignore[arg-type]
-    return [model(ids, use_cache=False).logits[0, -1].float() for ids in texts]
+    texts = torch.tensor(_path_texts(model), device=model.device)  # type: ignore[arg-type]
+    return [*model(texts, use_cache=False).logits[:, -1].float()]
 
 
 def own_reference(loaded: LoadedModel) -> list[Tensor]:

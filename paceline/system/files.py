@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from pydantic_core import from_json, to_jsonable_python
 
 from ..errors import ConfigError
@@ -156,6 +155,8 @@ def check_out(path: Path | str, sign: str | None = None) -> None:
 @contextmanager
 def claimed(path: Path | str) -> Iterator[None]:
     """Lock this file or folder against other runs. Raises `ConfigError` where another run holds it."""
+    from filelock import FileLock, Timeout
+
     place = Path(os.path.realpath(path))
     check_folder(place.parent)
     try:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -163,12 +161,16 @@ def cpu_flags(root: Path = _ROOT) -> tuple[str, ...]:
 
 def available_memory(root: Path = _ROOT) -> int:
     """Bytes that can be allocated without swapping and within the container's limit."""
+    import psutil
+
     available, room = psutil.virtual_memory().available, memory_room(root)
     return available if room is None else min(available, room)
 
 
 def watch_load() -> Load:
     """Sleep for a moment and measure the CPU usage of other processes."""
+    import psutil
+
     before = psutil.cpu_times()
     time.sleep(0.3)
     return load_between(before._asdict(), psutil.cpu_times()._asdict(), psutil.cpu_count() or 1)
@@ -177,7 +179,7 @@ def watch_load() -> Load:
 def load_between(before: dict[str, float], after: dict[str, float], cpus: int) -> Load:
     """The load between two readings of psutil's `cpu_times`, in seconds summed over the CPUs."""
     spent = {key: after[key] - before[key] for key in before if not key.startswith("guest")}  # which is within "user"
-    total, average = sum(spent.values()), psutil.getloadavg()[0]
+    total, average = sum(spent.values()), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     if total <= 0:
         return Load(None, None, average)
     stolen = spent.get("steal", 0.0)

@@ -48,6 +48,19 @@ def test_weights_are_those_of_llama_cpp(form):
         assert torch.equal(unpack(made, outs, ins), want)
         some = [outs - 1, 0, outs // 2]
         assert torch.equal(made.rows(some), want[some])
+        places = range(0, outs * ins, 37)
+        assert torch.equal(made.values(places), want.flatten()[places.start : places.stop : places.step])
+
+
+def test_memory_that_blocks_are_packed_into_need_not_be_zero():
+    for form in BlockFormat:
+        blocks = random_blocks(form.name, 33, form.inputs)
+        made = Blocks.of(form, (33, form.inputs), lambda some, blocks=blocks: torch.from_numpy(blocks[some]), dirty)
+        assert torch.equal(made.data, packed(form, blocks, form.inputs).data)
+
+
+def dirty(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.full(size, 255, dtype=dtype)
 
 
 def has_products(form: BlockFormat, outs: int, ins: int, count: int, exact: bool = False) -> bool:

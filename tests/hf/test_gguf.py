@@ -18,29 +18,30 @@ from paceline.hf.gguf_file import read_gguf
 from paceline.hf.image_prompts import encode
 from paceline.hf.load import load_tokenizer, open_checkpoint
 from tests.cli.helpers import answer, refusal
-from tests.gguf_files import TEMPLATE, gguf_tensors, vocabulary, write_gguf
+from tests.gguf_files import TEMPLATE, TINY, gguf_tensors, vocabulary, write_gguf
 from tests.tiny import tiny_model
 
 IDS = torch.arange(1, 25)[None]
 SIZES = {"vocab_size": len(vocabulary()), "intermediate_size": 64, "hidden_size": 32, "pad_token_id": 2}
-WINDOWS = {
+OPTIONS = {
     "gemma2": {"query_pre_attn_scalar": 8},
     "gemma3": {"query_pre_attn_scalar": 8},
     "phi3": {"sliding_window": 8},
+    "granite": {"attention_multiplier": 0.3, "embedding_multiplier": 3.0},
+    "starcoder2": {"sliding_window": None},
+    "qwen3moe": {"norm_topk_prob": True},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": None},
 }
 
 
 def tiny(architecture: str = "llama", **overrides):
-    tied = {"tie_word_embeddings": architecture.startswith("gemma")}
-    return tiny_model(architecture, **(SIZES | tied | WINDOWS.get(architecture, {}) | overrides))
+    its = SIZES | {"tie_word_embeddings": architecture.startswith("gemma")} | OPTIONS.get(architecture, {})
+    return tiny_model(TINY.get(architecture, architecture), **(its | overrides))
 
 
 def written(path: Path, architecture: str = "llama", **options):
     """A file of a tiny model, and the model."""
     model = tiny(architecture)
-    if architecture in ("gemma2", "gemma3"):  # of windows by turns, as llama.cpp writes it
-        kinds = [kind == "sliding_attention" for kind in model.config.layer_types]
-        options["more"] = {f"{architecture}.attention.sliding_window_pattern": kinds, **options.get("more", {})}
     return write_gguf(path / "tiny.gguf", model, architecture, **options), model
 
 
@@ -180,12 +181,11 @@ def test_linear_scaling(tmp_path):
 
 
 REFUSED = {
-    "split": ({"split.count": 3}, "one part of a file", "llama-gguf-split --merge"),
     "projector": ({"general.architecture": "clip"}, "a vision projector", "the file of the language model"),
     "adapter": ({"general.type": "adapter"}, "of type 'adapter'", "the file of the language model"),
     "architecture": ({"general.architecture": "mamba"}, "not read from GGUF.*mamba.*llama", "hub id of the same model"),
     "entry": ({"llama.attention.sinks": True}, r"llama\.attention\.sinks True", "hub id of the same model"),
-    "yarn": ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type 'yarn'.*none or linear", "hub id"),
+    "yarn": ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type 'yarn', no factor.*linear or yarn", "hub id"),
     "partial rotation": ({"llama.rope.dimension_count": 4}, "dimension_count 4.*8, as of keys", "hub id"),
     "layers": ({"llama.block_count": 1_000_000_000}, "1,000,000,000 layers.*number of tensors", "hub id"),
     "one layer more": ({"llama.block_count": 3}, "lacks weights", "fetch the model again"),

@@ -30,11 +30,7 @@ IDS = torch.tensor([[5, 9, 31, 7, 100, 3]])
 
 def written(folder: Path, architecture: str, quantized: str | list[str] = MIXED, **options: object) -> Path:
     model = tiny_model(architecture, **SIZES, **options)
-    more = {}
-    if architecture == "gemma3":
-        kinds = [kind == "sliding_attention" for kind in model.config.layer_types]
-        more = {"gemma3.attention.sliding_window_pattern": kinds}
-    return write_gguf(folder / "tiny.gguf", model, architecture, quantized=quantized, more=more)
+    return write_gguf(folder / "tiny.gguf", model, architecture, quantized=quantized)
 
 
 def packed(path: Path):

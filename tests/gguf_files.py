@@ -174,12 +174,14 @@ def write_gguf(
     more: Mapping[str, Any] | None = None,
     tensors: Mapping[str, torch.Tensor] | None = None,
     per_part: int = 0,
+    empty_first: bool = False,
 ) -> Path:
     """Write `model` with a byte-level tokenizer of `vocabulary()`.
 
     quantized: the format of matrices, for example Q4_0, or several that they have by turns; those of K-quants and IQ4
     are random weights. more: metadata that is added, or replaced; None: left out.
-    tensors: in place of the model's. per_part: tensors in each part of a split file; the path is the first part's.
+    tensors: in place of the model's.
+    per_part: tensors in each part of a split file, whose first part's path is returned. empty_first: it has none.
     """
     names = vocabulary()
     metadata = {f"{architecture}.{key}": value for key, value in _layers(model.config, architecture).items()} | {
@@ -195,7 +197,8 @@ def write_gguf(
         "tokenizer.chat_template": TEMPLATE,
     }
     metadata = {key: value for key, value in (metadata | dict(more or {})).items() if value is not None}
-    writer = GGUFWriter(path, metadata.pop("general.architecture", architecture), split_max_tensors=per_part)
+    split = {"split_max_tensors": per_part, "small_first_shard": empty_first}
+    writer = GGUFWriter(path, metadata.pop("general.architecture", architecture), **split)
     for key, value in metadata.items():
         _add(writer, key, value)
     formats = cycle([quantized] if isinstance(quantized, str) else quantized or [""])

@@ -150,6 +150,8 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     if pattern is not None and given.get("sliding_window", plain.sliding_window) is not None:
         slides = [bool((i + 1) % pattern) for i in range(layers)] if isinstance(pattern, int) else pattern
         given["layer_types"] = ["sliding_attention" if one else "full_attention" for one in slides]
+    if file.architecture == "exaone4" and given["sliding_window"] is None:
+        given["layer_types"] = ["full_attention"] * layers  # transformers divides by zero to find them
     if file.architecture in ("gemma2", "gemma3"):
         wide = (file.architecture, layers) in _WIDEST
         given["query_pre_attn_scalar"] = given["hidden_size"] // heads if wide else head_dim

@@ -73,7 +73,7 @@ _SPLITS: dict[str, _Split] = {
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _Split(_words("{1,3}"), whole=True)
     ),
     **dict.fromkeys(("smaug-bpe", "dbrx"), _Split(_words("{1,3}"))),
-    **dict.fromkeys(("qwen2", "megrez"), _Split(_words(), normalizer=normalizers.NFC())),
+    **dict.fromkeys(("qwen2",), _Split(_words(), normalizer=normalizers.NFC())),
     "deepseek-r1-qwen": _Split(_words()),
     "qwen35": _Split(_words(letter=r"\p{L}\p{M}"), normalizer=normalizers.NFC()),
     "tekken": _Split(_cased("", ""), whole=True),

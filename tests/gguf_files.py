@@ -26,12 +26,26 @@ _PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
 _FOUR_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+
+
+TINY = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "exaone": "llama"}
+"""The tiny model of an architecture that llama.cpp calls otherwise."""
+_POST_NORMS = ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss")
+_PAIRED = ("llama", "granite", "smollm3")
 
 
 def vocabulary() -> list[str]:
@@ -43,26 +57,87 @@ def vocabulary() -> list[str]:
 
 def gguf_tensors(model: PreTrainedModel, architecture: str) -> dict[str, torch.Tensor]:
     """The weights under their names in GGUF. Rotary rows of a llama are interleaved, Gemma's norms hold 1 + weight."""
-    parts = _PARTS | (_FOUR_NORMS if architecture in ("gemma2", "gemma3") else {})
+    parts = _PARTS | (_FOUR_NORMS if architecture in _POST_NORMS else {})
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     config: Any = model.config
     for i in range(config.num_hidden_layers):
         names |= {f"model.layers.{i}.{ours}": f"blk.{i}.{theirs}" for ours, theirs in parts.items()}
     tensors: dict[str, torch.Tensor] = {}
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for name, weight in model.state_dict().items():
         stem, _, leaf = name.rpartition(".")
+        if stem.endswith(".experts"):
+            tensors |= _experts(f"blk.{stem.split('.')[2]}", leaf, weight, architecture == "gpt-oss")
+            continue
+        if leaf == "sinks":
+            tensors[f"blk.{stem.split('.')[2]}.attn_sinks.weight"] = weight
+            continue
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         theirs = f"{names[stem]}.{leaf}"
-        if architecture == "llama" and theirs.endswith(("attn_q.weight", "attn_k.weight")):
-            half = config.head_dim // 2
-            heads = range(len(weight) // config.head_dim)
-            rows = [h * config.head_dim + pair + side * half for h in heads for pair in range(half) for side in (0, 1)]
+        if architecture in _PAIRED and theirs.endswith(("attn_q.weight", "attn_k.weight")):
+            half = head_dim // 2
+            heads = range(len(weight) // head_dim)
+            rows = [h * head_dim + pair + side * half for h in heads for pair in range(half) for side in (0, 1)]
             weight = weight[rows]
         if architecture.startswith("gemma") and theirs.endswith("norm.weight"):
             weight = weight + 1
+        if leaf == "weight" and stem.endswith("shared_expert_gate"):
+            weight = weight[0]
         tensors[theirs] = weight.contiguous()
     return tensors
+
+
+def _experts(block: str, leaf: str, weight: torch.Tensor, mixed: bool) -> dict[str, torch.Tensor]:
+    """Gate and up of all experts apart, [experts, out, in]."""
+    ending = "bias" if leaf.endswith("bias") else "weight"
+    weight = weight.mT if mixed and ending == "weight" else weight
+    parts = {"down": weight}
+    if leaf.startswith("gate_up"):
+        gate, up = (weight[:, ::2], weight[:, 1::2]) if mixed else weight.chunk(2, dim=1)
+        parts = {"gate": gate, "up": up}
+    return {f"{block}.ffn_{side}_exps.{ending}": part.contiguous() for side, part in parts.items()}
+
+
+def _layers(config: Any, architecture: str) -> dict[str, Any]:
+    """The metadata that describes the layers."""
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers = {
+        "context_length": config.max_position_embeddings,
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.dimension_count": head_dim,
+    }
+    if architecture == "starcoder2":
+        layers["attention.layer_norm_epsilon"] = config.norm_epsilon
+    else:
+        layers["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    if rope.get("rope_type") == "yarn":
+        layers |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"])}
+        layers["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if getattr(config, "sliding_window", None):
+        layers["attention.sliding_window"] = config.sliding_window
+        if architecture in ("gemma2", "gemma3", "olmo2", "exaone4"):
+            kinds = [kind == "sliding_attention" for kind in config.layer_types]
+            layers["attention.sliding_window_pattern"] = kinds
+    if architecture == "granite":
+        layers |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
+        layers |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
+    if architecture in ("qwen2moe", "qwen3moe", "gpt-oss"):
+        layers |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+        layers["expert_feed_forward_length"] = (
+            config.intermediate_size if architecture == "gpt-oss" else config.moe_intermediate_size
+        )
+    if architecture == "qwen2moe":
+        layers["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    return layers
 
 
 PLACE_OF_SCALES = {
@@ -98,32 +173,18 @@ def write_gguf(
     quantized: str | Sequence[str] | None = None,
     more: Mapping[str, Any] | None = None,
     tensors: Mapping[str, torch.Tensor] | None = None,
+    per_part: int = 0,
+    empty_first: bool = False,
 ) -> Path:
     """Write `model` with a byte-level tokenizer of `vocabulary()`.
 
     quantized: the format of matrices, for example Q4_0, or several that they have by turns; those of K-quants and IQ4
     are random weights. more: metadata that is added, or replaced; None: left out.
     tensors: in place of the model's.
+    per_part: tensors in each part of a split file, whose first part's path is returned. empty_first: it has none.
     """
-    config: Any = model.config
-    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-    layers = {
-        "context_length": config.max_position_embeddings,
-        "block_count": config.num_hidden_layers,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": float(rope["rope_theta"]),
-        "rope.dimension_count": config.head_dim,
-    }
-    if getattr(config, "sliding_window", None):
-        layers["attention.sliding_window"] = config.sliding_window
     names = vocabulary()
-    metadata = {f"{architecture}.{key}": value for key, value in layers.items()} | {
+    metadata = {f"{architecture}.{key}": value for key, value in _layers(model.config, architecture).items()} | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": names,
@@ -136,12 +197,13 @@ def write_gguf(
         "tokenizer.chat_template": TEMPLATE,
     }
     metadata = {key: value for key, value in (metadata | dict(more or {})).items() if value is not None}
-    writer = GGUFWriter(path, metadata.pop("general.architecture", architecture))
+    split = {"split_max_tensors": per_part, "small_first_shard": empty_first}
+    writer = GGUFWriter(path, metadata.pop("general.architecture", architecture), **split)
     for key, value in metadata.items():
         _add(writer, key, value)
     formats = cycle([quantized] if isinstance(quantized, str) else quantized or [""])
     for name, weight in (gguf_tensors(model, architecture) if tensors is None else tensors).items():
-        if quantized is None or weight.dim() == 1:
+        if quantized is None or weight.dim() == 1 or name.endswith("bias"):
             writer.add_tensor(name, weight.numpy())
             continue
         form = next(formats)
@@ -157,7 +219,7 @@ def finish(writer: GGUFWriter, path: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*"))
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:

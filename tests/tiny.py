@@ -51,6 +51,7 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-sliding": ("qwen2", {"use_sliding_window": True, "max_window_layers": 1, **_SLIDE}),
     "qwen3": ("qwen3", {}),
+    "qwen2_moe": ("qwen2_moe", {**_MOE, "shared_expert_intermediate_size": 24}),
     "qwen3_moe": ("qwen3_moe", _MOE),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 8, **_SLIDE}),

@@ -7,6 +7,7 @@
 """
 
 import mmap
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,13 +31,16 @@ _ENTRY, _TENSOR, _TEXT = 13, 32, 8  # bytes, at least, of an entry, of what desc
 _DIMENSIONS = 4  # at most
 _WHOLE = "a whole GGUF file of version 2 or 3 that does not contradict itself"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_NUMBER, _COUNT, _ALL = "split.no", "split.count", "split.tensors.count"
 _PIECE = 1 << 24  # numbers made at once: the float32 copy of a whole embedding would be the peak of memory
 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor in the file: its shape as in torch, the format of its blocks, and where its bytes are."""
+    """A tensor: its shape as in torch, the format of its blocks, and where its bytes are in which file."""
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
@@ -46,7 +50,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A GGUF file whose tensors are read when they are asked for."""
+    """A GGUF file whose tensors are read when they are asked for. path: of the first part of a split one."""
 
     path: Path
     metadata: dict[str, Any]
@@ -69,8 +73,8 @@ class GGUFFile:
         return sorted({tensor.kind.name for tensor in self.tensors} - _DTYPES.keys())
 
     def bytes_of(self, tensor: GGUFTensor) -> NDArray[np.uint8]:
-        """The bytes of a tensor in the file, which are read when they are used: [rows, bytes of a row]."""
-        data = np.memmap(self.path, np.uint8, "c", tensor.start, (tensor.num_bytes,))  # torch takes none to read alone
+        """The bytes of a tensor of the file, which are read when they are used: [rows, bytes of a row]."""
+        data = np.memmap(tensor.path, np.uint8, "c", tensor.start, (tensor.num_bytes,))  # torch takes none to read
         return data.reshape(prod(tensor.shape[:-1]), -1)
 
     def values(self, tensor: GGUFTensor) -> Iterator[Tensor]:
@@ -81,17 +85,61 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """The metadata of a file, and where its tensors are.
+    """The metadata of a file, and where its tensors are. Of a split file, any part names them all.
 
     Raises `ConfigError` for what is no whole GGUF file, and for one that contradicts itself.
     """
+    file = _read_one(path)
+    count = file.metadata.get(_COUNT, 0)  # 0 in a file that llama.cpp has joined
+    if type(count) is not int or count < 0:
+        raise _unfit(path, f"{_COUNT} {count!r}")
+    return file if count < 2 else _joined(path, count)
+
+
+def _joined(path: Path, count: int) -> GGUFFile:
+    """All parts of the split file to which this one belongs, with the metadata of the first."""
+    named = _PART.fullmatch(path.name)
+    if named is None or int(named[3]) != count:
+        raise _unfit(path, f"one of {count} parts, of this name", f"NAME-00001-of-{count:05}.gguf, as it was written")
+    paths = [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if absent := [one.name for one in paths if not one.exists()]:
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        raise ConfigError(
+            f"{str(path)!r} is one of {count} parts, and others are missing", got="no " + ", ".join(absent[:3]) + more,
+            expected="all parts in one folder", fix="fetch the missing parts",
+        )  # fmt: skip
+    parts = [_read_one(one) for one in paths]
+    tensors: dict[str, GGUFTensor] = {}
+    for number, part in enumerate(parts):
+        said = [part.metadata.get(key) for key in (_NUMBER, _COUNT, _ALL)]
+        if said != [number, count, parts[0].metadata.get(_ALL)]:
+            got = zip((_NUMBER, _COUNT, _ALL), said, strict=True)
+            raise _unfit(part.path, ", ".join(f"{key} {one}" for key, one in got))
+        for tensor in part.tensors:
+            if tensor.name in tensors:
+                raise _unfit(part.path, f"the tensor {tensor.name!r}, as in {tensors[tensor.name].path.name}")
+            tensors[tensor.name] = tensor
+    if parts[0].metadata.get(_ALL) not in (None, len(tensors)):
+        raise _unfit(path, f"{len(tensors):,} tensors in all parts, and {_ALL} {parts[0].metadata[_ALL]:,}")
+    return GGUFFile(paths[0], parts[0].metadata, tuple(tensors.values()))
+
+
+def _unfit(path: Path, got: str, expected: str = "parts of one split file, with their own numbers") -> ConfigError:
+    return ConfigError(
+        f"{str(path)!r} does not fit the other parts of its file", got=got, expected=expected,
+        fix="fetch all parts again, into a folder of their own",
+    )  # fmt: skip
+
+
+def _read_one(path: Path) -> GGUFFile:
     what, again = f"{str(path)!r} cannot be read", "fetch it again"
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if content[:4] != b"GGUF":
                 got = f"a file that begins with {content[:4]!r}"
                 raise ConfigError(what, got=got, expected="a GGUF file", fix="name a GGUF file or a model folder")
-            reader = _Reader(content)
+            _check_version(path, content[4:8])
+            reader = _Reader(path, content)
             metadata = reader.metadata()
             tensors = reader.tensors(metadata)
             missing = reader.end - len(content)
@@ -106,19 +154,31 @@ def read_gguf(path: Path) -> GGUFFile:
     return GGUFFile(path, metadata, tensors)
 
 
+def _check_version(path: Path, number: bytes) -> None:
+    """Raise `ConfigError` for versions whose bytes mean something else."""
+    little, big = (int.from_bytes(number, order) for order in ("little", "big"))
+    if len(number) < 4 or little in (2, 3):
+        return
+    if big in (1, 2, 3):
+        got, fix = f"version {big} in big-endian order", "gguf-convert-endian FILE.gguf little, of the package gguf"
+    elif little == 1:
+        got, fix = "version 1", "convert the original model again: llama.cpp reads version 1 no more, either"
+    else:
+        got, fix = f"version {little}", "fetch it again"
+    raise ConfigError(f"{str(path)!r} cannot be read", got=got, expected="version 2 or 3, little-endian", fix=fix)
+
+
 class _Reader:
     """Reads on from a place in the file. What cannot be read, or contradicts itself, raises errors of several kinds.
 
     end: behind the last tensor.
     """
 
-    def __init__(self, content: mmap.mmap):
-        self._content, self._at, self.end = content, 4, 0
+    def __init__(self, path: Path, content: mmap.mmap):
+        self._path, self._content, self._at, self.end = path, content, 4, 0
 
     def metadata(self) -> dict[str, Any]:
-        version, self._num_tensors, entries = self._take("IQQ")
-        if version not in (2, 3):
-            raise ValueError(f"version {version}")
+        _, self._num_tensors, entries = self._take("IQQ")
         self._check_room(entries, _ENTRY, "entries")
         found: dict[str, Any] = {}
         for _ in range(entries):
@@ -146,7 +206,8 @@ class _Reader:
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment {alignment!r}, which is no power of two")
-        self.end = begin = _aligned(self._at, alignment)
+        begin = _aligned(self._at, alignment)
+        self.end = begin if found else self._at
         tensors: list[GGUFTensor] = []
         for name, (shape, kind, offset) in found.items():
             per_block, bytes_of = GGML_QUANT_SIZES[kind]
@@ -155,7 +216,7 @@ class _Reader:
             start = _aligned(self.end, alignment)
             if offset != start - begin:  # into a neighbour, with a gap, or outside
                 raise ValueError(f"{name!r} at offset {offset:,}, where the tensors before it end at {start - begin:,}")
-            tensors.append(GGUFTensor(name, shape, kind, start, prod(shape) // per_block * bytes_of))
+            tensors.append(GGUFTensor(self._path, name, shape, kind, start, prod(shape) // per_block * bytes_of))
             self.end = start + tensors[-1].num_bytes
         if (more := len(self._content) - _aligned(self.end, alignment)) > 0:
             raise ValueError(f"{more:,} bytes behind the last tensor")

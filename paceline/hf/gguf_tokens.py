@@ -1,12 +1,14 @@
 """The tokenizer of a GGUF file, and which of its tokens end an answer."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ConfigError
@@ -15,31 +17,71 @@ from .checkpoint import refused
 from .gguf_file import GGUFFile, read_gguf
 
 _ENTRIES = "tokenizer.ggml."
-_CONTROL = 3
+_CONTROL, _USER_DEFINED = 3, 4
 _KINDS: Mapping[str, Any] = {
     "model": str, "pre": str, "token_type": list[Annotated[int, Field(ge=0, le=6)]], "scores": list[float],
     "merges": list[str],
 }  # fmt: skip
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-_DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _BYTES])
+_ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())
 
 
-def _words(digits: str) -> pre_tokenizers.PreTokenizer:
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORDS % digits), "isolated"), whole])
+@dataclass(frozen=True)
+class _Split:
+    """How text is split before byte pairs are merged. The merges were learnt on such pieces.
+
+    pattern: of a piece; None: GPT-2's. digits: each is a piece.
+    whole: a piece that is a token is not merged from its bytes, and texts begin with bos, unless the file says no.
+    """
+
+    pattern: str | None = None
+    digits: bool = False
+    whole: bool = False
+    normalizer: normalizers.Normalizer | None = None
+
+    @property
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        if self.pattern is None:
+            apart = pre_tokenizers.Digits(individual_digits=True)
+            return pre_tokenizers.Sequence([apart, _BYTES]) if self.digits else _BYTES
+        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(self.pattern), "isolated"), whole])
 
 
-_SPLITS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": lambda: _BYTES,
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), lambda: _DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe"), lambda: _words("{1,3}")),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), lambda: _words("")),
+def _words(digits: str = "", letter: str = r"\p{L}") -> str:
+    return (
+        rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[{letter}]+|\p{{N}}{digits}| ?[^\s{letter}\p{{N}}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+def _cased(digits: str, endings: str) -> str:
+    """Small letters behind capital ones; a capital letter behind a small one begins another piece."""
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    words = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{upper}{a}{lower}{b}{endings}" for a, b in ("*+", "+*"))
+    return words + rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+_SPLITS: dict[str, _Split] = {
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2", "exaone4", "trillion"), _Split()),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _Split(digits=True)
+    ),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _Split(_words("{1,3}"), whole=True)
+    ),
+    **dict.fromkeys(("smaug-bpe", "dbrx"), _Split(_words("{1,3}"))),
+    **dict.fromkeys(("qwen2",), _Split(_words(), normalizer=normalizers.NFC())),
+    "deepseek-r1-qwen": _Split(_words()),
+    "qwen35": _Split(_words(letter=r"\p{L}\p{M}"), normalizer=normalizers.NFC()),
+    "tekken": _Split(_cased("", ""), whole=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), _Split(_cased("{1,3}", _ENDINGS + "?"))),
 }
-"""How text is split before byte pairs are merged, by llama.cpp's name. The merges were learnt on such pieces."""
+"""By llama.cpp's name."""
+_PROOFS = {"llama-bpe": (128_000, "<|begin_of_text|>"), "qwen2": (151_644, "<|im_start|>")}
+"""The id of a token that only vocabularies of this split have; older files name no split."""
 
 
 def check_tokens(file: GGUFFile) -> None:
@@ -95,25 +137,59 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
     """The tokenizer of a file, with its chat template. Raises `ConfigError` for one that is not known."""
-    kind, split = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    held = {key.removeprefix(_ENTRIES): one for key, one in file.metadata.items() if key.startswith(_ENTRIES)}
+    kind, split = held.get("model"), _named_split(held)
     if kind not in ("gpt2", "llama") or (kind == "gpt2" and split not in _SPLITS):
-        raise ConfigError(
-            f"the tokenizer of {str(file.path)!r} is not known", got=f"{kind}, {split}",
-            expected="llama, or gpt2 with one of " + ", ".join(_SPLITS),
-            fix="pass tokenizer=..., the folder or hub id of the original model",
-        )  # fmt: skip
+        raise _unknown(file, f"{kind}, {split}", "llama, or gpt2 with one of " + ", ".join(_SPLITS))
+    if "token_type" not in held and (kind == "llama" or _SPLITS[str(split)].whole):
+        raise _unknown(file, f"no {_ENTRIES}token_type", "the types of tokens, which say which ones are never split")
     with refused(f"{str(file.path)!r} has no usable tokenizer", fix="pass tokenizer=..., its folder or hub id"):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(
-            file.path.parent,
-            gguf_file=file.path.name,
-            model_max_length=file.metadata[f"{file.architecture}.context_length"],
-            model_input_names=["input_ids", "attention_mask"],
-            clean_up_tokenization_spaces=False,
-            # transformers reads this from 5.23 on; llama.cpp adds the token to a "llama" vocabulary that does not say
-            add_bos_token=file.metadata.get("tokenizer.ggml.add_bos_token", kind == "llama"),
+        options: dict[str, Any] = {
+            "model_max_length": file.metadata[f"{file.architecture}.context_length"],
+            "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False,
+            # transformers reads this from 5.23 on; llama.cpp adds the token where such a file does not say
+            "add_bos_token": held.get("add_bos_token", kind == "llama" or _SPLITS[str(split)].whole),
+        }
+        if kind == "llama":
+            return PreTrainedTokenizerFast.from_pretrained(file.path.parent, gguf_file=file.path.name, **options)
+        roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+        ids = {role: held.get(f"{name}_token_id") for role, name in roles.items()}
+        return PreTrainedTokenizerFast(
+            tokenizer_object=_byte_level(held, _SPLITS[str(split)]),
+            chat_template=file.metadata.get("tokenizer.chat_template"),
+            add_eos_token=held.get("add_eos_token", False),
+            **{f"{role}_token": None if one is None else held["tokens"][one] for role, one in ids.items()},
+            **options,
         )
-        if kind == "gpt2":
-            tokenizer.backend_tokenizer.pre_tokenizer = _SPLITS[str(split)]()
-            if split == "qwen2":
-                tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+
+
+def _unknown(file: GGUFFile, got: str, expected: str) -> ConfigError:
+    return ConfigError(
+        f"the tokenizer of {str(file.path)!r} is not known", got=got, expected=expected,
+        fix="pass tokenizer=..., the folder or hub id of the original model",
+    )  # fmt: skip
+
+
+def _named_split(held: Mapping[str, Any]) -> str | None:
+    """The split that a file names; for an older one, that whose vocabulary it has."""
+    named, tokens = held.get("pre"), held.get("tokens", [])
+    proven = (name for name, (place, token) in _PROOFS.items() if tokens[place : place + 1] == [token])
+    return next(proven, named) if named in (None, "default") else named
+
+
+def _byte_level(held: Mapping[str, Any], split: _Split) -> Tokenizer:
+    tokens, merges = held["tokens"], [tuple(one.split(" ")) for one in held.get("merges", ())]
+    types = held.get("token_type")
+    if types is None:  # what no merge gives is never split, either
+        made = {left + right for left, right in merges} | _ALPHABET
+        types = [1 if one in made else _CONTROL for one in tokens]
+    vocabulary = {token: place for place, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=split.whole))
+    tokenizer.pre_tokenizer = split.pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    if split.normalizer is not None:
+        tokenizer.normalizer = split.normalizer  # pyright: ignore[reportAttributeAccessIssue]
+    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
+        add([AddedToken(one, normalized=False) for one, its in zip(tokens, types, strict=True) if its == kind])
     return tokenizer

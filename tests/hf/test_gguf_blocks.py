@@ -11,14 +11,15 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.errors import PacelineError
+from paceline.hf.describe import FORMS as NATIVE_FORMS
 from paceline.hf.fingerprint import fingerprint
-from paceline.hf.gguf import open_gguf
+from paceline.hf.gguf import FORMS, open_gguf
 from paceline.kernels import load
 from paceline.kernels.packing import unpack
 from paceline.quant.blocks import BlockEmbedding, BlockLinear, BlockWeights, in_float32
 from paceline.quant.packed import PackedLinear
 from paceline.runner import ModelRunner, load_model
-from tests.gguf_files import gguf_tensors, write_gguf
+from tests.gguf_files import TINY, gguf_tensors, write_gguf
 from tests.kernels.test_passes import random_tree, rows
 from tests.tiny import tiny_model
 
@@ -26,16 +27,15 @@ pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kerne
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4, "vocab_size": 300}
 MIXED = ["Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q4_1"]
+NATIVE = [name for name, form in FORMS.items() if form.model_type in NATIVE_FORMS]
 IDS = torch.tensor([[5, 9, 31, 7, 100, 3]])
 
 
 def written(folder: Path, architecture: str, quantized: str | list[str] = MIXED, **options: object) -> Path:
-    model = tiny_model(architecture, **SIZES, **options)
-    more = {}
-    if architecture == "gemma3":
-        kinds = [kind == "sliding_attention" for kind in model.config.layer_types]
-        more = {"gemma3.attention.sliding_window_pattern": kinds}
-    return write_gguf(folder / "tiny.gguf", model, architecture, quantized=quantized, more=more)
+    own = {"starcoder2": {"sliding_window": None}} | {one: {"tie_word_embeddings": True} for one in ("gemma", "gemma2")}
+    options = own.get(architecture, {}) | options
+    model = tiny_model(TINY.get(architecture, architecture), **SIZES, **options)
+    return write_gguf(folder / "tiny.gguf", model, architecture, quantized=quantized)
 
 
 def packed(path: Path):
@@ -46,7 +46,7 @@ def in_32_bits(path: Path):
     return open_gguf(path, lambda config: torch.float32)[0]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3", "phi3"])
+@pytest.mark.parametrize("architecture", NATIVE)
 def test_nothing_is_rounded_again(architecture, tmp_path):
     path = written(tmp_path, architecture)
     model, want = packed(path), in_32_bits(path)
@@ -72,7 +72,7 @@ def test_a_tied_output_layer_shares_the_embeddings(tmp_path):
     assert packed(written(tmp_path, "llama")).get_output_embeddings().data.data_ptr() != embedding.data.data_ptr()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "granite", "starcoder2", "olmo2", "smollm3"])
 def test_a_row_has_the_same_bits_in_every_pass(architecture, tmp_path):
     rng = random.Random(architecture)
     runner = ModelRunner(load_model(str(written(tmp_path, architecture))), 2, 200)

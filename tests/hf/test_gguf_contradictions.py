@@ -135,7 +135,7 @@ CONTRADICTIONS = {
     "epsilon of text": (put(EPS, STRING, "1e-5"), "epsilon"),
     "no epsilon": (lambda raw: raw.entries.pop(raw.place(EPS)), "no llama.attention.layer_norm_rms_epsilon"),
     "scaled by nothing": (put("llama.rope.scaling.factor", FLOAT32, 0.0), "scaling.factor"),
-    "a factor without scaling": (unscaled, "rope.scaling.type 'none', factor 8.0"),
+    "a factor without scaling": (unscaled, "rope.scaling.type 'none', rope.scaling.factor 8.0"),
     "fewer blocks": (put("llama.block_count", INT32, 1), r"blk\.1"),
     "more blocks": (put("llama.block_count", INT32, 3), "lacks weights"),
     "other heads": (put("llama.attention.head_count", INT32, 8), "misshapen"),

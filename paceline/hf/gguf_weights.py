@@ -1,0 +1,128 @@
+"""The tensors of a GGUF file under their names in transformers."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.initialization import no_init_weights
+
+from ..errors import ConfigError
+from ..kernels.library import BlockFormat
+from ..kernels.packing import Blocks
+from ..quant.packed import WeightArena
+from ..system.files import Progress
+from .gguf_config import FORMS, ROPE_FACTORS, head_dim_of, not_understood
+from .gguf_file import GGUFFile, GGUFTensor
+
+_Part = Callable[[Tensor], Tensor]
+_EXPERTS = ".experts."
+
+
+def weights_of(
+    file: GGUFFile,
+    kind: Any,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    progress: Progress,
+    kept: Mapping[str, BlockFormat],
+) -> dict[str, Tensor | Blocks]:
+    """Every tensor in `dtype`, or in blocks of the kept formats, under its name in transformers.
+
+    Raises `ConfigError` for one that has none.
+    """
+    form = FORMS[file.architecture]
+    with torch.device("meta"), no_init_weights():
+        ours: dict[str, Tensor] = kind(config).state_dict()
+    places = _places(file, config, ours)
+    weights: dict[str, Tensor | Blocks] = {}
+    filled: Counter[str] = Counter()
+    arena = WeightArena()
+    for done, tensor in enumerate(file.tensors, start=1):
+        if tensor.name == ROPE_FACTORS:  # read by the config
+            continue
+        if tensor.name not in places:
+            not_understood(file, f"a tensor {tensor.name!r}", f"those of {file.architecture}")
+        name, part = places[tensor.name]
+        order = None
+        if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
+            # Of one head with head_dim 6, the rows hold dimensions
+            #     GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
+            pairs = torch.arange(tensor.shape[0]).view(-1, head_dim_of(config) // 2, 2)
+            order = pairs.transpose(1, 2).flatten()
+        if len(tensor.shape) == 2 and tensor.kind.name in kept:
+            weight = _blocks(file, tensor, order, kept, arena)
+            is_finite = weight.is_finite
+        else:
+            minus = 1 if form.plus_one and tensor.name.endswith("norm.weight") else 0
+            weight = torch.cat([(rows - minus).to(dtype) for rows in file.values(tensor)]).view(tensor.shape)
+            weight = weight if order is None else weight[order]
+            is_finite = bool(weight.isfinite().all())
+        if not is_finite:
+            raise ConfigError(
+                f"the tensor {tensor.name!r} of {str(file.path)!r} holds other than finite numbers",
+                fix="fetch it again",
+            )
+        if part is None or isinstance(weight, Blocks):
+            weights[name] = weight
+        else:
+            weights[name] = whole = weights.get(name, torch.empty(ours[name].shape, dtype=dtype))
+            target = part(cast("Tensor", whole))
+            if tuple(target.shape) not in (tensor.shape, (1, *tensor.shape)):  # files leave out that 1
+                not_understood(file, f"{tensor.name!r} of shape {list(tensor.shape)}", f"{list(target.shape)}")
+            filled[name] += target.copy_(weight).numel()
+        progress("convert", done, len(file.tensors))
+    return {name: one for name, one in weights.items() if name not in filled or filled[name] == ours[name].numel()}
+
+
+def _places(file: GGUFFile, config: Any, ours: Mapping[str, Tensor]) -> dict[str, tuple[str, _Part | None]]:
+    """Of each tensor that a file may have: its name in transformers, and what part of that one it is, None: all."""
+    (number,) = [number for number, name in MODEL_ARCH_NAMES.items() if name == file.architecture]
+    theirs = get_tensor_name_map(number, config.num_hidden_layers)
+    places: dict[str, tuple[str, _Part | None]] = {}
+    for name, one in ours.items():
+        stem, _, leaf = name.rpartition(".")
+        if _EXPERTS in name:
+            block = f"blk.{stem.split('.')[2]}"
+            places |= {f"{block}.{key}": (name, part) for key, part in _stacked(leaf, FORMS[file.architecture].mixed)}
+        elif (known := theirs.get_name(stem)) is not None:
+            places[f"{known}.{leaf}"] = name, _whole if one.shape[0] == 1 else None
+        else:  # a parameter of its own
+            places[f"{theirs.get_name(name)}.weight"] = name, None
+    return places
+
+
+def _stacked(leaf: str, mixed: bool) -> list[tuple[str, _Part]]:
+    """The tensors that make up one of all experts: [experts, out, in], or the biases."""
+    ending = "bias" if leaf.endswith("_bias") else "weight"
+    turned = _turned if mixed and ending == "weight" else _whole
+    if leaf.startswith("down"):
+        return [(f"ffn_down_exps.{ending}", turned)]
+    if mixed:
+        halves = [lambda all, i=i: turned(all)[:, i::2] for i in (0, 1)]
+    else:
+        halves = [lambda all, i=i: turned(all).chunk(2, dim=1)[i] for i in (0, 1)]
+    return [(f"ffn_{side}_exps.{ending}", half) for side, half in zip(("gate", "up"), halves, strict=True)]
+
+
+def _whole(all: Tensor) -> Tensor:
+    return all
+
+
+def _turned(all: Tensor) -> Tensor:
+    return all.transpose(1, 2)
+
+
+def _blocks(
+    file: GGUFFile, tensor: GGUFTensor, order: Tensor | None, kept: Mapping[str, BlockFormat], arena: WeightArena
+) -> Blocks:
+    """A matrix as it is in the file, its rows in this order."""
+    data, rows = file.bytes_of(tensor), None if order is None else order.numpy()
+
+    def read(some: slice) -> Tensor:
+        return torch.from_numpy(data[some] if rows is None else data[rows[some]])
+
+    return Blocks.of(kept[tensor.kind.name], cast("Any", tensor.shape), read, arena.room)

@@ -163,8 +163,8 @@ OPTIONS: dict[str, str] = {
     "--cache-dir": "HF_HOME in the environment",
     "--model": "the model's name itself, without an option",
     "--peer": "python -m bench.peers, in a checkout of Paceline's repository",
-    "chat": "paceline generate MODEL --chat TEXT",
-    **{name: "paceline generate MODEL --prompt TEXT" for name in ("complete", "run")},
+    "run": "paceline chat MODEL",
+    "complete": "paceline generate MODEL --prompt TEXT",
     "download": "paceline pull NAME",
     "list": "paceline models",
 }

@@ -23,7 +23,7 @@ class Completion:
     seed: reproduces a sampled answer.
     lossless: the answer follows the target model's distribution. exact: it is the very answer that plain decoding with
         the same seed gives. numerics: how strictly, "invariant" (bit for bit) or "fast" (up to near-ties).
-    num_images, num_image_tokens: of the prompt.
+    num_images, num_image_tokens: of the prompt. num_cached_tokens: tokens of the prompt that the prefix cache had.
     no_draft_reason: why the drafter drafted nothing at all, where it did not and the reason is known.
     """
 
@@ -43,6 +43,7 @@ class Completion:
     num_images: int = 0
     num_image_tokens: int = 0
     no_draft_reason: str | None = None
+    num_cached_tokens: int = 0
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -88,6 +88,7 @@ class Answer:
             len(seq.vision.images) if seq.vision else 0,
             seq.vision.num_tokens if seq.vision else 0,
             seq.no_draft_reason,
+            seq.num_cached_tokens,
         )
 
     def _feed(self, detokenizer: Detokenizer) -> None:

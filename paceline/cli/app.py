@@ -16,6 +16,7 @@ from ..schema import meant
 from ..vllm_options import spelled
 from .bench import bench
 from .calibrate import calibrate
+from .chat import chat
 from .check import check, check_draft
 from .demo import demo
 from .doctor import doctor
@@ -158,6 +159,6 @@ def _global(
     """Exact speculative decoding for Hugging Face language models: faster answers, the same answers."""
 
 
-_MEASURING = (demo, generate, serve, route, check, check_draft, bench, plot, show, doctor, tune, calibrate)
+_MEASURING = (demo, chat, generate, serve, route, check, check_draft, bench, plot, show, doctor, tune, calibrate)
 for _command in (*_MEASURING, train, index, convert, export, models, pull):
     app.command(_command.__name__.replace("_", "-"), cls=Command)(_command)

@@ -51,10 +51,7 @@ def demo(
     params = answers.params()
     if svg is not None:
         check_out(svg, _SVG_ID)
-    if speculation.is_default:
-        chosen, llm = _open_with_head(model, chosen, speculation, loading, screen)
-    else:
-        llm = open_engine(model, screen, loading, chosen)
+    chosen, llm = open_with_head(model, chosen, speculation, loading, screen)
     from ..eval.demo import speeds
     from ..eval.prompts import EXAMPLES
 
@@ -95,17 +92,27 @@ def demo(
     )
 
 
-def _open_with_head(
-    model: str, chosen: Speculation, speculation: SpeculationOptions, loading: ModelOptions, screen: Screen
+def open_with_head(
+    model: str,
+    chosen: Speculation,
+    speculation: SpeculationOptions,
+    loading: ModelOptions,
+    screen: Screen,
+    seed: int | None = None,
 ) -> "tuple[Speculation, LLM]":
-    """The engine with the drafter that the packaged head for this very model recommends; without one, as asked for."""
+    """The engine with the chosen drafter.
+
+    Where none was asked for, it is the one that the packaged head for this very model recommends, if there is a head.
+    """
+    if not speculation.is_default:
+        return chosen, open_engine(model, screen, loading, chosen, seed=seed)
     from ..zoo.packaged import heads_for
 
     plain = open_engine(model, screen, loading)
     best = next((head for head in heads_for(plain.loaded.fingerprint) if head.is_default), None)
     if best is not None:
         chosen = replace(chosen, config=parse(best.demo, speculation.num_speculative_tokens, speculation.policy))
-    return chosen, open_engine(plain.loaded, screen, loading, chosen)
+    return chosen, open_engine(plain.loaded, screen, loading, chosen, seed=seed)
 
 
 def _show(llm: "LLM", examples: "Sequence[Example]", params: "SamplingParams", screen: Screen) -> "list[Pair]":

@@ -1,5 +1,7 @@
 """`paceline generate`: answer one prompt."""
 
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
     from ..core.outputs import Timings
     from ..core.request import SamplingParams
     from ..llm import LLM, Prompt
-    from ..outputs import Completion, RequestOutput
+    from ..outputs import Completion, RequestOutput, StreamChunk
 
-_PROMPT, _SAMPLING, _END, _OUTPUT = "Prompt (one of these)", "Sampling", "Where to stop", "Output"
+_PROMPT, _SAMPLING, END, _OUTPUT = "Prompt (one of these)", "Sampling", "Where to stop", "Output"
 _FORM = "Structured outputs (one of these)"
 
 
@@ -77,9 +79,9 @@ class PromptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """`SamplingParams` as options."""
+    """`SamplingParams` of one answer as options."""
 
-    temperature: float = opt(0.0, "0: greedy.", _SAMPLING, "-t")
+    temperature: float = opt(0.0, "0: greedy.", _SAMPLING, "-t", name="--temperature --temp")
     top_k: int = opt(0, "0: off.", _SAMPLING)
     top_p: float = opt(1.0, "1: off.", _SAMPLING)
     min_p: float = opt(0.0, "0: off.", _SAMPLING)
@@ -90,16 +92,14 @@ class SamplingOptions:
     logit_bias: str | None = opt(None, 'By token id: {"42": -5}.', _SAMPLING, metavar="JSON")
     bad_words: list[str] | None = opt(None, "Never generate this word; repeatable.", _SAMPLING, name="--bad-word")
     seed: int | None = opt(None, "Reproduces a sampled answer; random by default.", _SAMPLING)
-    n: int = opt(1, "Number of answers.", _SAMPLING)
-    max_tokens: int = opt(256, "Maximum number of tokens.", _END)
-    min_tokens: int = opt(0, "Minimum number of tokens.", _END)
-    stop: list[str] | None = opt(None, "Stop before this text; repeatable.", _END)
-    stop_token_ids: list[int] | None = opt(None, "Stop at this token; repeatable.", _END, name="--stop-token-id")
-    ignore_eos: bool = opt(False, "Go on past the end-of-sequence token.", _END)
+    max_tokens: int | None = opt(256, "Maximum number of tokens.", END)
+    min_tokens: int = opt(0, "Minimum number of tokens.", END)
+    stop: list[str] | None = opt(None, "Stop before this text; repeatable.", END)
+    stop_token_ids: list[int] | None = opt(None, "Stop at this token; repeatable.", END, name="--stop-token-id")
+    ignore_eos: bool = opt(False, "Go on past the end-of-sequence token.", END)
     json_schema: str | None = opt(None, "JSON that matches the schema in this file.", _FORM, metavar="FILE")
     regex: str | None = opt(None, "Text that matches this whole regular expression.", _FORM)
     choice: list[str] | None = opt(None, "One of these texts; repeat the option for each.", _FORM)
-    logprobs: int | None = opt(None, "Log-probabilities of each token and of the top K (in --json).", _OUTPUT)
 
     def params(self) -> "SamplingParams":
         """Raises `ConfigError` for wrong values."""
@@ -116,12 +116,20 @@ class SamplingOptions:
         return SamplingParams(**given)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeveralOptions(SamplingOptions):
+    """`SamplingParams` as options."""
+
+    n: int = opt(1, "Number of answers.", _SAMPLING)
+    logprobs: int | None = opt(None, "Log-probabilities of each token and of the top K (in --json).", _OUTPUT)
+
+
 @command
 def generate(
     model: ModelArgument,
     source: PromptOptions,
     speculation: SpeculationOptions,
-    sampling: SamplingOptions,
+    sampling: SeveralOptions,
     loading: ModelOptions,
     screen: Screen,
     others: Others = LOADING,
@@ -170,6 +178,16 @@ def generate(
 
 
 def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool) -> None:
+    with closing(print_stream(llm, prompt, params, screen, color)) as chunks:
+        *_, last = chunks
+    assert last.completion is not None
+    remark(llm, last.completion, params, llm.decoder.timings, screen, color)
+
+
+def print_stream(
+    llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool
+) -> "Generator[StreamChunk]":
+    """Answer a prompt; each chunk is printed, then yielded. The line is ended also where the answer is stopped."""
     painter = Painter(llm.tokenizer, params.stop or ()) if color else None
     chunks = llm.stream(prompt, params)
     ended_in_newline = True
@@ -180,14 +198,11 @@ def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Scre
             else:
                 print(chunk.text, end="", flush=True)
             ended_in_newline = chunk.text.endswith("\n") if chunk.text else ended_in_newline
-            if chunk.completion is not None:
-                if not ended_in_newline:
-                    print(flush=True)
-                _remark(llm, chunk.completion, params, llm.decoder.timings, screen, color)
-    except KeyboardInterrupt:
+            yield chunk
+    finally:
         chunks.close()  # type: ignore[attr-defined]  # releases the slot before anything else happens
-        screen.say("")
-        raise
+        if not ended_in_newline:
+            print(flush=True)
 
 
 def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen: Screen, color: bool) -> None:
@@ -199,12 +214,13 @@ def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen
         else:
             print(answer.text, flush=True)
     if len(result.outputs) == 1:
-        _remark(llm, result.outputs[0], params, result.metrics, screen, color)
+        remark(llm, result.outputs[0], params, result.metrics, screen, color)
 
 
-def _remark(
+def remark(
     llm: "LLM", answer: "Completion", params: "SamplingParams", timings: "Timings", screen: Screen, color: bool
 ) -> None:
+    """Say how an answer was decoded, and how fast."""
     if color:
         screen.err.print(legend(answer.origins), soft_wrap=True)
     is_timed = timings.decode and answer.num_decoded >= MIN_TIMED

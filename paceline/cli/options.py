@@ -44,7 +44,7 @@ def opt(
     """The default of a parameter of a command, or of a field in a class of options.
 
     default: `MISSING` for an option that must be given. panel: the box of the help text that shows it. more: what else
-    `typer.Option` takes; and name, if its long name is not the parameter's.
+    `typer.Option` takes; and name, if its long names are not the parameter's.
     """
     return field(
         default=default, metadata={"help": help, "rich_help_panel": panel, "short": short, "metavar": metavar, **more}
@@ -105,7 +105,7 @@ def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:
     if isinstance(default, Field):
         given, default = dict(default.metadata), default.default
         if given:
-            names = [given.pop("name", f"--{name.replace('_', '-')}"), given.pop("short")]
+            names = [*given.pop("name", f"--{name.replace('_', '-')}").split(), given.pop("short")]
             metavar = "" if kind is bool else given.pop("metavar")
             kind = Annotated[kind, typer.Option(*filter(None, names), **{**given, "metavar": metavar})]
     default = inspect.Parameter.empty if default is MISSING else default

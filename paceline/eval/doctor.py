@@ -134,10 +134,8 @@ def examine_model(
     """
     runner, loaded = llm.runner, llm.loaded
     context, seconds = _measure_passes(llm, progress)
-    cached = (*runner.cache.keys, *runner.cache.values)
-    per_token = sum(t.nbytes // (t.shape[0] * t.shape[2]) for t in cached)
     draft = int4_bytes(loaded.model) if with_draft else 0
-    memory = MemoryPlan(held_bytes(loaded.model), per_token, slots, runner.max_length, draft, machine.available_bytes)
+    memory = memory_plan(llm, slots, draft, machine.available_bytes)
     bandwidth = max(machine.bandwidth, read_bandwidth(loaded.device))
     return ModelReport(
         model=loaded.name,
@@ -152,6 +150,15 @@ def examine_model(
         drafters=drafter_memory(loaded.vocab_size, slots, runner.max_length),
         costs=PassCosts(weight_bytes(loaded), bandwidth, seconds),
     )
+
+
+def memory_plan(llm: LLM, slots: int = 1, draft: int = 0, available: int | None = None) -> MemoryPlan:
+    """The memory of a loaded model; see `MemoryPlan`."""
+    cache = llm.runner.cache
+    if not cache.keys:
+        llm.runner.pass_seconds(1)  # the size of a column is known from the first pass on
+    per_token = sum(t.nbytes // (t.shape[0] * t.shape[2]) for t in (*cache.keys, *cache.values))
+    return MemoryPlan(held_bytes(llm.loaded.model), per_token, slots, llm.runner.max_length, draft, available)
 
 
 def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> list[str]:

@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def is_heard():
-    """Commands that a shell started in the background ignore Ctrl-C, and so do those that they start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
+pytestmark = pytest.mark.usefixtures("is_heard")
 ENDLESS = ("-p", "w5", "--max-tokens", "40000", "--ignore-eos", "--numerics", "fast")
 
 

@@ -20,7 +20,7 @@ def test_usage_errors_have_status_2(model):
     assert "--n for the number" in refusal("generate", model, "-n", "8", code=2)
     assert "a folder has no revision" in refusal("generate", model, "-p", "w5", "--revision", "v1")
     assert "No such command" in refusal("generat", code=2)
-    assert "In Paceline it is paceline generate MODEL --chat TEXT." in refusal("chat", code=2)
+    assert "In Paceline it is paceline chat MODEL." in refusal("run", code=2)
     assert "there is no prompt" in refusal("generate", model, code=2)
     assert "more than one prompt" in refusal("generate", model, "-p", "a", "-c", "b", code=2)
     assert "more than one prompt" in refusal("generate", model, "a", "-p", "b", code=2)

@@ -151,9 +151,7 @@ def test_a_suggestion_never_has_another_meaning(name):
 
 
 def test_commands_of_others():
-    words = (
-        "chat complete run run-batch collect-env download env list ps push rm cp create stop launch add-new-model-like"
-    )
+    words = "complete run run-batch collect-env download env list ps push rm cp create stop launch add-new-model-like"
     found = {}
     for word in words.split():
         said = " ".join(paceline(word).stderr.replace("│", " ").split())

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from contextlib import suppress
 
 import pytest
 import torch
@@ -154,10 +155,8 @@ def test_an_error_inside_a_pass(drafter, call, monkeypatch):
         return out
 
     monkeypatch.setattr(ModelRunner, "forward", forward)
-    try:
-        assert llm.generate(REPEATING, PARAMS)[0].token_ids == right, "the draft alone had no room"
-    except MemoryError:
-        pass
+    with suppress(MemoryError):  # of the target; without a draft, the answer goes on
+        assert llm.generate(REPEATING, PARAMS)[0].token_ids == right
     assert count >= call
     assert all_free(llm.runner)
     assert llm.generate(REPEATING, PARAMS)[0].token_ids == right

@@ -147,7 +147,7 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     if given.get("sliding_window") == 0:  # for none
         given["sliding_window"] = None
     pattern = about.get(_PATTERN)
-    if pattern is not None and given.get("sliding_window", plain.sliding_window) is not None:
+    if pattern is not None and given.get("sliding_window", getattr(plain, "sliding_window", None)):
         slides = [bool((i + 1) % pattern) for i in range(layers)] if isinstance(pattern, int) else pattern
         given["layer_types"] = ["sliding_attention" if one else "full_attention" for one in slides]
     if file.architecture == "exaone4" and given["sliding_window"] is None:

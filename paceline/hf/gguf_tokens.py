@@ -123,7 +123,7 @@ def ends_of_answers(metadata: Mapping[str, Any]) -> int | list[int] | None:
     ends = [metadata.get(f"{_ENTRIES}{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens, types = metadata.get(f"{_ENTRIES}tokens", []), metadata.get(f"{_ENTRIES}token_type", [])
     turns = [tokens.index(one) for one in _ENDS_OF_TURN if one in tokens]
-    ends += [token for token in turns if types and types[token] == _CONTROL]
+    ends += [token for token in turns if not types or types[token] in (_CONTROL, _USER_DEFINED)]
     found = [one for one in dict.fromkeys(ends) if one is not None]
     return found[0] if len(found) == 1 else found or None
 

@@ -210,6 +210,20 @@ def test_a_granite_without_scales(tmp_path):
     torch.testing.assert_close(opened(path)[0](IDS).logits, expected(IDS).logits)
 
 
+@pytest.mark.parametrize("architecture", ["qwen2moe", "gpt-oss"])
+def test_experts_in_blocks_become_bfloat16(architecture, tmp_path):
+    sizes = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    expected = tiny(architecture, **sizes)
+    path = write_gguf(tmp_path / "tiny.gguf", expected, architecture, quantized=["Q8_0", "Q5_0"])
+    held = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
+    experts = opened(path)[0].model.layers[1].mlp.experts
+    gate, up, down = (torch.from_numpy(held[f"blk.1.ffn_{side}_exps.weight"]) for side in ("gate", "up", "down"))
+    mixed = architecture == "gpt-oss"
+    both = torch.stack([gate, up], dim=2).flatten(1, 2).mT if mixed else torch.cat([gate, up], dim=1)
+    assert torch.equal(experts.gate_up_proj, both.bfloat16())
+    assert torch.equal(experts.down_proj, (down.mT if mixed else down).bfloat16())
+
+
 def test_experts_that_are_not_whole_are_refused(tmp_path):
     model = tiny("qwen3moe")
     tensors = gguf_tensors(model, "qwen3moe")

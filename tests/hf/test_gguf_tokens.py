@@ -9,7 +9,7 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from paceline.errors import ConfigError
 from paceline.hf.gguf_file import GGUFFile
-from paceline.hf.gguf_tokens import gguf_tokenizer
+from paceline.hf.gguf_tokens import ends_of_answers, gguf_tokenizer
 from tests.gguf_files import SPECIAL, vocabulary
 
 MERGES = ["Ġ Ġ", "h e", "l l"]
@@ -92,6 +92,12 @@ def test_tokens_without_types():
     for more in ({"pre": "llama-bpe"}, {"pre": None, "model": "llama"}):
         with pytest.raises(ConfigError, match=r"no tokenizer\.ggml\.token_type"):
             tokenizer(**more, token_type=None)
+
+
+@pytest.mark.parametrize(("types", "ends"), [(None, [0, 2]), ([3, 3, 3], [0, 2]), ([3, 3, 4], [0, 2]), ([3, 3, 1], 0)])
+def test_an_end_of_turn_ends_an_answer_where_it_is_an_added_token(types, ends):
+    held = {"tokens": SPECIAL, "eos_token_id": 0} | ({"token_type": types} if types else {})
+    assert ends_of_answers({f"tokenizer.ggml.{key}": one for key, one in held.items()}) == ends
 
 
 def test_control_tokens_of_any_letters():

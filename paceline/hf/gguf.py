@@ -119,7 +119,7 @@ def open_gguf(
     _check_kind(file)
     check_tokens(file)
     with refused(f"{str(path)!r} does not describe a model", "the metadata of a language model", "fetch it again"):
-        config = _config(file)
+        config = config_of(file)
     check_config(str(path), config)
     kind = _class_of(config)
     check_model_size(
@@ -187,7 +187,8 @@ def _unknown(file: GGUFFile, got: str, expected: str | None = None) -> NoReturn:
     )  # fmt: skip
 
 
-def _config(file: GGUFFile) -> PretrainedConfig:
+def config_of(file: GGUFFile) -> PretrainedConfig:
+    """The config of a file's model. Raises `ConfigError` for what is not understood."""
     form, about = FORMS[file.architecture], _about(file)
     given: dict[str, Any] = {name: about[key] for key, (name, _) in _entries(file).items() if name and key in about}
     names = {tensor.name: tensor for tensor in file.tensors}
@@ -316,9 +317,7 @@ def _weights(
         name = names[tensor.name]
         order = torch.arange(tensor.shape[0])
         if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
-            # Of one head with head_dim 6, the rows hold dimensions
-            #     GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
-            order = order.view(-1, config.head_dim // 2, 2).transpose(1, 2).flatten()
+            order = rotary_order(len(order), config.head_dim)
         if len(tensor.shape) == 2 and tensor.kind.name in kept:
             weight, is_finite = _blocks(file, tensor, order, kept, place)
         else:
@@ -333,6 +332,16 @@ def _weights(
         weights[name] = weight
         progress("convert", done, len(file.tensors))
     return weights
+
+
+def rotary_order(rows: int, head_dim: int) -> Tensor:
+    """Where a file has the rows of q and k, int64 [rows].
+
+    Of one head with head_dim 6, the rows hold dimensions
+
+        GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
+    """
+    return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()
 
 
 def _blocks(

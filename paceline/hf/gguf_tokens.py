@@ -1,16 +1,17 @@
 """The tokenizer of a GGUF file, and which of its tokens end an answer."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field
 from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ConfigError
-from ..schema import validate
+from ..schema import brief, validate
 from .checkpoint import refused
 from .gguf_file import GGUFFile, read_gguf
 
@@ -40,6 +41,35 @@ _SPLITS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), lambda: _words("")),
 }
 """How text is split before byte pairs are merged, by llama.cpp's name. The merges were learnt on such pieces."""
+
+
+def described(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What tokenizer.json says of a tokenizer; nothing of one in Python."""
+    return json.loads(cast("Any", tokenizer).backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+
+
+def split_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The name of how a byte-level tokenizer splits text. Raises `ConfigError` for another one."""
+    held = described(tokenizer)
+    given = _comparable(held.get("pre_tokenizer")), held.get("model", {}).get("type")
+    for name, make in _SPLITS.items():
+        if given == (_comparable(json.loads(make().__getstate__())), "BPE"):
+            return name
+    raise ConfigError(
+        "GGUF files are written with byte-level tokenizers that are known by name",
+        got=f"{given[1] or type(tokenizer).__name__} with {brief(held.get('pre_tokenizer'))}",
+        expected="BPE that splits text as one of " + ", ".join(_SPLITS),
+        fix="convert it with llama.cpp's convert_hf_to_gguf.py",
+    )  # fmt: skip
+
+
+def _comparable(splits: Any) -> Any:
+    """A pre-tokenizer without what does not change tokens."""
+    if isinstance(splits, dict):
+        if splits.get("type") == "Sequence" and len(splits["pretokenizers"]) == 1:
+            return _comparable(splits["pretokenizers"][0])
+        return {key: _comparable(one) for key, one in splits.items() if key != "trim_offsets"}
+    return [_comparable(one) for one in splits] if isinstance(splits, list) else splits
 
 
 def check_tokens(file: GGUFFile) -> None:

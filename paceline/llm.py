@@ -59,8 +59,9 @@ class LLM:
     verifier: accepts or rejects drafts. Default: `Coupled()`, token-identical to plain decoding, greedy and sampled.
     numerics: "invariant" makes answers bit-identical to plain decoding, "fast" identical up to near-ties. None
         takes "invariant" where the device and dtype allow it, as native passes do. `llm.numerics` has the result.
-    weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded; the answers are
-        those of the quantized model. `llm.quantized` reports on the layers.
+    weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded. On a CPU also a
+        block format of llama.cpp, such as "q8_0" or "q4_k", or a mix, such as "q4_k_m", of all matrices. The answers
+        are those of the quantized model. `llm.quantized` reports on the layers.
     profile: a file of `paceline tune`: `CostModel` starts from it, and its drafter is used unless one is given.
     dtype, device: as in torch; None and "auto" take the checkpoint's dtype, None a GPU if there is one.
     tokenizer: an object, or the folder or hub id of one; None: the model's. A loaded model has none by itself.

@@ -9,8 +9,9 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from ..drafters.registry import table as drafter_table
-from ..system.files import check_new, folder_bytes, new_folder
-from .options import command, opt, quieten
+from ..errors import ConfigError
+from ..system.files import check_new, check_out, folder_bytes, new_folder
+from .options import FileWeights, command, opt, quieten
 from .screen import Screen
 
 _CACHE_DIR = "Where models are kept; default: your cache folder."
@@ -84,24 +85,56 @@ def models(screen: Screen, cache_dir: str | None = opt(None, _CACHE_DIR)) -> Non
 
 @command
 def convert(
-    file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file of a language model.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a new one.")],
+    source: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A GGUF file, or a folder, hub id or name to write as one.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The new folder, or file.gguf, to write.")],
     screen: Screen,
+    weights: FileWeights | None = opt(
+        None,
+        "Of a GGUF file: bf16, f16, f32 or a format of llama.cpp, such as q8_0 or q4_k_m; default: the model's.",
+        metavar="FORMAT",
+    ),
 ) -> None:
-    """Write a GGUF file as a Hugging Face folder: config, weights in safetensors, tokenizer.
+    """Write a GGUF file as a Hugging Face folder, or a model as a GGUF file, whose weights may be quantised.
 
     Example:  paceline convert model-Q4_K_M.gguf model
+    Example:  paceline convert smollm2-135m model.gguf --weights q4_k_m
     """
+    to_file = out.suffix == ".gguf"
+    if weights is not None and not to_file:
+        raise ConfigError(
+            "--weights is for GGUF files", got=f"the folder {str(out)!r}", expected="OUT.gguf", fix="leave it out"
+        )
+    if not (to_file or source.endswith(".gguf")):
+        raise ConfigError(
+            "one of both is a GGUF file",
+            got=f"{source!r} and {str(out)!r}",
+            expected="MODEL OUT.gguf, or FILE.gguf OUT",
+        )
+    check_out(out) if to_file else check_new(out)
     with screen.spinner("starting"):
         quieten(screen.debug)
         from ..hf.gguf import convert_gguf
+        from ..hf.gguf_writer import write_gguf
+        from ..zoo import resolve
 
-    with screen.pulling() as progress, new_folder(out) as made:
-        convert_gguf(file, made, progress)
+    with screen.pulling() as progress:
+        if to_file:
+            done = write_gguf(str(resolve(source, progress=progress)), out, weights, progress)
+            made, size = vars(done), done.size_bytes
+        else:
+            with new_folder(out) as folder:
+                convert_gguf(Path(source), folder, progress)
+            made, size = {"folder": out, "size_bytes": folder_bytes(out)}, folder_bytes(out)
     if screen.json:
-        screen.put_json({"folder": out, "size_bytes": folder_bytes(out)})
+        screen.put_json(made)
         return
-    screen.say(f"[green]✓[/green] converted. Try:  [bold]paceline generate {escape(str(out))} --prompt ...[/bold]")
+    held = ", ".join(f"{count} matrices in {name}" for name, count in made.get("formats", {}).items())
+    more = f" ({decimal(size)}{': ' if held else ''}{held})"
+    screen.say(
+        f"[green]✓[/green] converted{more}. Try:  [bold]paceline generate {escape(str(out))} --prompt ...[/bold]"
+    )
     screen.print_path(out)
 
 

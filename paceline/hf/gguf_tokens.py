@@ -1,10 +1,11 @@
 """The tokenizer of a GGUF file, and which of its tokens end an answer."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -12,7 +13,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ConfigError
-from ..schema import validate
+from ..schema import brief, validate
 from .checkpoint import refused
 from .gguf_file import GGUFFile, read_gguf
 
@@ -82,6 +83,38 @@ _SPLITS: dict[str, _Split] = {
 """By llama.cpp's name."""
 _PROOFS = {"llama-bpe": (128_000, "<|begin_of_text|>"), "qwen2": (151_644, "<|im_start|>")}
 """The id of a token that only vocabularies of this split have; older files name no split."""
+
+
+def described(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What tokenizer.json says of a tokenizer; nothing of one in Python."""
+    return json.loads(cast("Any", tokenizer).backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+
+
+def split_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The name of how a byte-level tokenizer splits text. Raises `ConfigError` for another one."""
+    held = described(tokenizer)
+    model: dict[str, Any] = held.get("model", {})
+    given = _comparable(held.get("pre_tokenizer")), model.get("type")
+    rest = bool(model.get("ignore_merges")), held.get("normalizer") is not None
+    for name, split in _SPLITS.items():
+        known = _comparable(json.loads(cast("Any", split.pre_tokenizer).__getstate__())), "BPE"
+        if (given, rest) == (known, (split.whole, split.normalizer is not None)):
+            return name
+    raise ConfigError(
+        "GGUF files are written with byte-level tokenizers that are known by name",
+        got=f"{given[1] or type(tokenizer).__name__} with {brief(held.get('pre_tokenizer'))}",
+        expected="BPE that splits text as one of " + ", ".join(_SPLITS),
+        fix="convert it with llama.cpp's convert_hf_to_gguf.py",
+    )  # fmt: skip
+
+
+def _comparable(splits: Any) -> Any:
+    """A pre-tokenizer without what does not change tokens."""
+    if isinstance(splits, dict):
+        if splits.get("type") == "Sequence" and len(splits["pretokenizers"]) == 1:
+            return _comparable(splits["pretokenizers"][0])
+        return {key: _comparable(one) for key, one in splits.items() if key != "trim_offsets"}
+    return [_comparable(one) for one in splits] if isinstance(splits, list) else splits
 
 
 def check_tokens(file: GGUFFile) -> None:

@@ -49,10 +49,7 @@ def weights_of(
         name, part = places[tensor.name]
         order = None
         if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
-            # Of one head with head_dim 6, the rows hold dimensions
-            #     GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
-            pairs = torch.arange(tensor.shape[0]).view(-1, head_dim_of(config) // 2, 2)
-            order = pairs.transpose(1, 2).flatten()
+            order = rotary_order(tensor.shape[0], head_dim_of(config))
         if len(tensor.shape) == 2 and tensor.kind.name in kept:
             weight = _blocks(file, tensor, order, kept, arena)
             is_finite = weight.is_finite
@@ -114,6 +111,16 @@ def _whole(all: Tensor) -> Tensor:
 
 def _turned(all: Tensor) -> Tensor:
     return all.transpose(1, 2)
+
+
+def rotary_order(rows: int, head_dim: int) -> Tensor:
+    """Where a file has the rows of q and k, int64 [rows].
+
+    Of one head with head_dim 6, the rows hold dimensions
+
+        GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
+    """
+    return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()
 
 
 def _blocks(

@@ -6,7 +6,7 @@ Half the bytes of bfloat16 and no unpacking; a value keeps 4 significant bits. T
 tensors; it needs a card of compute capability 8.9 or later (Ada, Hopper, Blackwell).
 """
 
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +46,16 @@ def dequantize_fp8(codes: Tensor, scales: Tensor) -> Tensor:
 class Fp8Linear(QuantizedLinear):
     """A linear layer with FP8 weights, which rounds its activations to FP8."""
 
-    def __init__(self, linear: nn.Linear | PackedLinear):
+    def __init__(self, linear: nn.Linear | PackedLinear | QuantizedLinear):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        pieces = [quantize_fp8(rows) for rows in linear.weight.detach().split(_PIECE)]
+        weight = cast("Tensor", linear.weight).detach()
+        pieces = [quantize_fp8(rows) for rows in weight.split(_PIECE)]
         self.codes = nn.Buffer(torch.cat([codes for codes, _ in pieces]), persistent=False)
         self.scales = nn.Buffer(torch.cat([scales for _, scales in pieces]), persistent=False)
 
     @staticmethod
-    def fits(linear: nn.Linear | PackedLinear) -> bool:
+    def fits(linear: nn.Linear | PackedLinear | QuantizedLinear) -> bool:
         """True iff the kernels take this shape."""
         return linear.in_features % 16 == 0 and linear.out_features % 16 == 0
 

@@ -9,7 +9,7 @@ Otherwise it uses integers of 16 bits, or converts the codes to float32. Without
 with activations in bfloat16.
 """
 
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +43,10 @@ class Int8Linear(QuantizedLinear):
     sums: the sum of each output's codes, int32 [out], for the native kernels.
     """
 
-    def __init__(self, linear: nn.Linear | PackedLinear, place: Place = in_place):
+    def __init__(self, linear: nn.Linear | PackedLinear | QuantizedLinear, place: Place = in_place):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        weight = linear.weight.detach()
+        weight = cast("Tensor", linear.weight).detach()
         codes, scales = quantize_int8(weight)
         self._dtype = weight.dtype
         native = has_kernels(weight.device)
@@ -55,7 +55,7 @@ class Int8Linear(QuantizedLinear):
         self.sums = nn.Buffer(codes.sum(1, dtype=torch.int32), persistent=False) if native else None
 
     @staticmethod
-    def fits(linear: nn.Linear | PackedLinear) -> bool:
+    def fits(linear: nn.Linear | PackedLinear | QuantizedLinear) -> bool:
         """True iff there is a kernel for this layer on its device."""
         device = device_of(linear)
         if has_kernels(device):

@@ -1,21 +1,26 @@
 """Replaces the linear layers of a model by quantised ones, for a target or a self-draft."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError, IncompatibleModels
-from .blocks import BlockLinear
+from ..kernels.library import BlockFormat
+from ..kernels.packing import Blocks
+from .block_rounding import round_matrix
+from .blocks import BlockEmbedding, BlockLinear
 from .fp8 import Fp8Linear, require_fp8
 from .int4 import BITS, GROUP_SIZES, Int4Linear
 from .int8 import Int8Linear
-from .packed import PackedLinear, QuantizedLinear, WeightArena
+from .mixes import BlockWeights, head_format, is_block_weights, layer_format
+from .packed import PackedLinear, QuantizedLinear, WeightArena, has_kernels
 
-Weights: TypeAlias = Literal["int8", "int4", "fp8"]
+Weights: TypeAlias = Literal["int8", "int4", "fp8"] | BlockWeights
 """Formats of the target's weights."""
 LmHead: TypeAlias = Literal["int4", "shared"]
 """The output head of a self-draft: its own in 4 bits, or the target's."""
@@ -30,23 +35,30 @@ class QuantReport:
 
     num_quantized, num_kept: how many layers are quantised, and how many are not since the kernels lack their shape.
     num_bytes: the memory of the quantised layers.
-    lm_head: "int4", "int8", or "shared" if it is unchanged.
+    lm_head: "int4", "int8", a block format such as "q6_k", or "shared" if it is unchanged.
+    formats: how many matrices have which block format, embeddings and output layer included.
     """
 
     num_quantized: int
     num_kept: int
     num_bytes: int
     lm_head: str = "shared"
+    formats: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @torch.inference_mode()
 def quantize_target(model: PreTrainedModel, weights: Weights, group_size: int = 64) -> QuantReport:
     """Replace the target's own linear layers. The output head becomes INT8; with FP8 layers it is unchanged.
 
-    Raises `ConfigError` for an unknown group size, or for FP8 on a device without it, `IncompatibleModels` if no layer
-    can be quantised.
+    Block formats replace embeddings and output head, too: the model becomes that of the file that
+    `hf.gguf_writer.write_gguf` writes.
+
+    Raises `ConfigError` for an unknown group size, or for FP8 or block formats on a device without them,
+    `IncompatibleModels` if no layer can be quantised.
     group_size: how many weights share an INT4 scale.
     """
+    if is_block_weights(weights):
+        return _to_blocks(model, weights)
     if weights == "fp8":
         require_fp8(model.device)
     arena = WeightArena()
@@ -86,6 +98,57 @@ def quantize_linears(
 def quantize_head(model: PreTrainedModel, group_size: int, report: QuantReport) -> QuantReport:
     """Replace the output head only, in 4 bits, as `quantize_linears` does; returns the updated report."""
     return _replace_head(model, _maker("int4", group_size, 4, WeightArena()), report)
+
+
+def _to_blocks(model: PreTrainedModel, weights: str) -> QuantReport:
+    if not has_kernels(model.device):
+        raise ConfigError(
+            f"weights in blocks, as {weights}, are for native kernels on a CPU", got=str(model.device),
+            expected="a CPU for which the kernels can be compiled", fix='use "int8" or "int4", or leave weights out',
+        )  # fmt: skip
+    config: Any = model.config.get_text_config()
+    head: Any = model.get_output_embeddings()
+    embedding: Any = model.get_input_embeddings()
+    place, made, kept, formats = WeightArena(), list[BlockLinear](), 0, Counter[str]()
+
+    def in_blocks(path: str, weight: Tensor, form: BlockFormat | None) -> Blocks | None:
+        if form is None:
+            return None
+        formats[form.name] += 1
+        blocks = round_matrix(form, weight.detach(), path)
+        return replace(blocks, data=place(blocks.data))
+
+    def put(path: str, linear: Any, weight: Tensor, blocks: Blocks | None) -> None:
+        nonlocal kept
+        if blocks is None:
+            kept += 1
+        else:
+            made.append(BlockLinear(blocks, linear.bias, weight.dtype))
+            model.set_submodule(path, made[-1])
+
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Dense) and module is not head:
+            form = layer_format(weights, path, config.num_hidden_layers, module.in_features)
+            put(path, module, weight := cast("Tensor", module.weight), in_blocks(path, weight, form))
+    if not made:
+        raise IncompatibleModels(
+            "no linear layer of this model can be quantised", got=f"{kept} linear layers that do not fit",
+            expected=f"{weights.upper()}: inputs divisible by 32",
+        )  # fmt: skip
+    table, weight, path = embedding.weight, head.weight, _path_of(model, head)
+    top = in_blocks(path, weight, head_format(weights, weight.shape[1]))
+    is_tied = table.shape == weight.shape and torch.equal(table, weight)
+    put(path, head, weight, top)
+    below = top if is_tied else in_blocks("embeddings", table, layer_format(weights, "", 0, table.shape[1]))
+    if below is not None:
+        scale = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", None))
+        model.set_input_embeddings(BlockEmbedding(below, table.dtype, scale))
+    report = QuantReport(len(made), kept, sum(one.num_bytes for one in made), "shared", dict(formats))
+    return report if top is None else replace(report, lm_head=top.form.name.lower())
+
+
+def _path_of(model: nn.Module, module: nn.Module) -> str:
+    return next(path for path, one in model.named_modules() if one is module)
 
 
 def _maker(weights: Weights, group_size: int, bits: int, arena: WeightArena) -> _Make:

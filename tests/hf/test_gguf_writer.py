@@ -1,0 +1,150 @@
+"""Models written as GGUF files are read back as the same models, bit for bit, or refused by name."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGUFReader
+
+from paceline import LLM, SamplingParams
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.hf.gguf import FORMS, open_gguf
+from paceline.hf.gguf_file import read_gguf
+from paceline.hf.gguf_writer import write_gguf
+from paceline.kernels import load
+from paceline.quant.blocks import BlockWeights
+from paceline.zoo import resolve
+from tests.cli.helpers import answer, refusal
+from tests.gguf_files import vocabulary
+from tests.gguf_files import write_gguf as write_as_llama_cpp
+from tests.helpers import tokenizer
+from tests.tiny import tiny_model
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4}
+SIZES |= {"vocab_size": len(vocabulary()) + 5, "pad_token_id": 2}
+needs_native = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
+
+
+def folder_of(place: Path, architecture: str = "llama", dtype=torch.bfloat16, **options) -> Path:
+    """A checkpoint with the byte-level tokenizer of the tests' GGUF files."""
+    if architecture in ("gemma2", "gemma3"):
+        options = {"query_pre_attn_scalar": 64, **options}
+    model = tiny_model(architecture, dtype, **{**SIZES, **options})
+    _, tokens = open_gguf(write_as_llama_cpp(place / "tokens.gguf", tiny_model("llama", **SIZES)), lambda _: None)
+    for part in (model, tokens):
+        part.save_pretrained(place / "model")
+    return place / "model"
+
+
+@pytest.mark.parametrize("weights", [None, "f32"])
+@pytest.mark.parametrize("architecture", FORMS)
+def test_the_file_holds_the_model(architecture, weights, tmp_path):
+    place = folder_of(tmp_path, architecture, tie_word_embeddings=architecture.startswith("gemma"))
+    done = write_gguf(str(place), tmp_path / "out.gguf", weights)
+    assert set(done.formats) == {"F32" if weights else "BF16"}
+    model, read = open_gguf(done.path, lambda _: torch.bfloat16)
+    want = LLM(place).loaded
+    state = type(model).from_pretrained(place).state_dict()
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    for key in (
+        "rope_parameters",
+        "layer_types",
+        "sliding_window",
+        "eos_token_id",
+        "tie_word_embeddings",
+        "vocab_size",
+    ):
+        assert getattr(model.config, key, None) == getattr(want.model.config, key, None), key
+    assert read("he 12<|im_end|>").input_ids == want.tokenizer("he 12<|im_end|>").input_ids
+    assert read.chat_template == want.tokenizer.chat_template
+
+
+@needs_native
+@pytest.mark.parametrize("weights", ["q4_k_m", "q3_k_m", "q8_0", "q4_1"])
+def test_the_file_is_the_model_that_is_rounded_in_memory(weights, tmp_path):
+    place = folder_of(tmp_path)
+    done = write_gguf(str(place), tmp_path / "out.gguf", weights)
+    read, made = LLM(done.path), LLM(place, weights=weights)
+    assert made.quantized.formats == done.formats
+    for name, one in read.loaded.model.named_modules():
+        if isinstance(one, BlockWeights):
+            other = made.loaded.model.get_submodule(name)
+            assert one.form is other.form
+            assert torch.equal(one.data, other.data), name
+    params = SamplingParams(max_tokens=16, temperature=1.0, seed=1)
+    assert read.generate("hello", params)[0].token_ids == made.generate("hello", params)[0].token_ids
+
+
+def test_scaled_rotations_come_back(tmp_path):
+    llama3 = {"rope_type": "llama3", "rope_theta": 1e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for i, rope in enumerate(
+        (llama3 | {"original_max_position_embeddings": 8192}, {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
+    ):
+        (tmp_path / str(i)).mkdir()
+        place = folder_of(tmp_path / str(i), rope_parameters=rope)
+        model, _ = open_gguf(write_gguf(str(place), tmp_path / f"{i}.gguf", None).path, lambda _: None)
+        assert model.config.rope_parameters == rope
+
+
+def test_llama_cpp_s_converter_writes_the_same(tmp_path):
+    place = folder_of(tmp_path, dtype=torch.float32)
+    ours = {one.name: one for one in GGUFReader(write_gguf(str(place), tmp_path / "out.gguf", None).path).tensors}
+    theirs = GGUFReader(write_as_llama_cpp(tmp_path / "theirs.gguf", tiny_model("llama", **SIZES))).tensors
+    assert ours.keys() == {one.name for one in theirs}
+    assert all((ours[one.name].data == one.data).all() for one in theirs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention_bias": True}, r"attention_bias|q_proj.bias|no place"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_parameters"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused(options, message, tmp_path):
+    place = folder_of(tmp_path, **options)
+    with pytest.raises((IncompatibleModels, ConfigError), match=message):
+        write_gguf(str(place), tmp_path / "out.gguf", "q8_0")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_other_models_and_quantised_files_are_refused(tmp_path):
+    place = folder_of(tmp_path)
+    tokenizer().save_pretrained(place)
+    with pytest.raises(ConfigError, match="byte-level tokenizers"):
+        write_gguf(str(place), tmp_path / "out.gguf", None)
+    tiny_model("gpt_neox").save_pretrained(tmp_path / "neox")
+    tokenizer().save_pretrained(tmp_path / "neox")
+    with pytest.raises(IncompatibleModels, match=r"gpt_neox.*Expected.*llama"):
+        write_gguf(str(tmp_path / "neox"), tmp_path / "out.gguf", None)
+    quantised = write_as_llama_cpp(tmp_path / "q.gguf", tiny_model("llama", **SIZES), quantized="Q8_0")
+    with pytest.raises(ConfigError, match="quantised already, got: Q8_0"):
+        write_gguf(str(quantised), tmp_path / "out.gguf", "q4_0")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_on_the_command_line(tmp_path):
+    place, out = folder_of(tmp_path), tmp_path / "out.gguf"
+    done = answer("convert", str(place), str(out), "--weights", "q6_k", "--json")
+    assert done == {"path": str(out), "size_bytes": out.stat().st_size, "formats": {"Q6_K": 16}}
+    assert read_gguf(out).metadata["general.name"] == "model"
+    assert "exists" in refusal("convert", str(place), str(out))
+    assert "--weights is for GGUF files" in refusal("convert", str(out), str(tmp_path / "new"), "--weights", "q6_k")
+    assert "one of both is a GGUF file" in refusal("convert", str(place), str(tmp_path / "new"))
+
+
+@pytest.mark.slow
+def test_llama_cpp_answers_from_the_file(tmp_path):
+    """Bits of its answers depend on the machine: the first tokens, where the next ones are far behind, do not."""
+    llama_cpp = pytest.importorskip("xllamacpp")
+    place = resolve("smollm2-135m")
+    llm, text = LLM(place), "Once upon a time, in a village"
+    want = llm.generate(text, SamplingParams(max_tokens=8))[0].text
+    for weights in ("bf16", "q8_0"):
+        params = llama_cpp.CommonParams()
+        params.model.path = str(write_gguf(str(place), tmp_path / f"{weights}.gguf", weights).path)
+        params.n_ctx, params.n_parallel, params.verbosity = 256, 1, 1
+        server = llama_cpp.Server(params)
+        reply = server.handle_completions({"prompt": text, "max_tokens": 8, "temperature": 0.0})
+        assert reply["choices"][0]["text"] == want, weights

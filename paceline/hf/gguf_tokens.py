@@ -114,6 +114,8 @@ def _comparable(splits: Any) -> Any:
         if splits.get("type") == "Sequence" and len(splits["pretokenizers"]) == 1:
             return _comparable(splits["pretokenizers"][0])
         return {key: _comparable(one) for key, one in splits.items() if key != "trim_offsets"}
+    if isinstance(splits, str):
+        return splits.replace(r"[\p{L}]", r"\p{L}")  # a set of one class
     return [_comparable(one) for one in splits] if isinstance(splits, list) else splits
 
 

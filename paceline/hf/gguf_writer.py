@@ -39,6 +39,8 @@ from .load import eos_ids_of, open_checkpoint
 
 FileWeights: TypeAlias = BlockWeights | Literal["bf16", "f16", "f32"]
 """How matrices are stored."""
+WRITTEN = ("llama", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3")
+"""The architectures that are written, by llama.cpp's name."""
 _PLAIN = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 _TYPES = {"q5_k": "Q5_K_S", "q4_k": "Q4_K_S", "q3_k": "Q3_K_S", "q2_k": "Q2_K_S", "mxfp4": "MXFP4_MOE"}
 _ALIASES = {"mistral": "llama"}
@@ -107,7 +109,7 @@ def write_gguf(name_or_path: str, out: Path, weights: str | None, progress: Prog
     if architecture is None or tokenizer is None:
         raise IncompatibleModels(
             f"{name_or_path!r} cannot be written as a GGUF file", got=f"model type {config.model_type!r}",
-            expected="a language model of " + ", ".join(dict.fromkeys(form.model_type for form in FORMS.values())),
+            expected="a language model of " + ", ".join(FORMS[name].model_type for name in WRITTEN),
             fix="convert it with llama.cpp's convert_hf_to_gguf.py",
         )  # fmt: skip
     stored = weights or next((name for name, one in _PLAIN.items() if one is model.dtype), "bf16")
@@ -133,7 +135,7 @@ def _quantized(name: str, got: str) -> ConfigError:
 def _architecture(name: str, config: Any) -> str | None:
     if config.model_type in _ALIASES:
         return _ALIASES[config.model_type]
-    return next((name for name, form in FORMS.items() if form.model_type == config.model_type), None)
+    return next((name for name in WRITTEN if FORMS[name].model_type == config.model_type), None)
 
 
 def _file_type(stored: str) -> int:
@@ -241,7 +243,7 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[
 def _check_config(name: str, config: Any, metadata: dict[str, Any], tensors: list[_Tensor]) -> None:
     """Raise `IncompatibleModels` where the file would be read as another model."""
     factors = next((one.values for one in tensors if one.name == _FACTORS), None)
-    held = tuple(GGUFTensor(one.name, tuple(one.values.shape), one.kind, 0, 0) for one in tensors)
+    held = tuple(GGUFTensor(Path(name), one.name, tuple(one.values.shape), one.kind, 0, 0) for one in tensors)
     read, given = config_of(_Planned(Path(name), metadata, held, factors)).to_dict(), config.to_dict()
     if (given.get("rope_parameters") or {}).get("partial_rotary_factor") == 1:  # all of it, as without this entry
         given["rope_parameters"] = {k: v for k, v in given["rope_parameters"].items() if k != "partial_rotary_factor"}

@@ -68,8 +68,8 @@ def test_people_see_answers_on_stdout_and_the_rest_on_stderr(model):
     assert told.stdout == "".join(
         one["text"] + "\n" for one in said(model, LONG, "w8 w8", more=("-n", "16"))["answers"]
     )
-    for words in ("drafter lookup", "context 96 tokens (--max-model-len); memory: weights ", "KV cache ", "cut at --max",
-                  " tok/s, ", " tokens a pass", " of 48 prompt tokens from the prefix cache; context 64 of 96 tokens",
+    for words in ("drafter lookup", "context 96 tokens (--max-model-len); memory: weights ", "KV cache ",
+                  "cut at --max", " tok/s, ", " tokens a pass", " of 48 prompt tokens from the prefix cache; context 64 of 96 tokens",
                   "/load FILE", "Go on with a saved chat."):  # fmt: skip
         assert words in " ".join(told.stderr.split())
 

@@ -1,9 +1,8 @@
 """`paceline chat`: talk with a model in the terminal."""
 
-import select
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,9 +13,10 @@ from rich.markup import escape
 
 from ..errors import CacheFull, ConfigError, PacelineError
 from ..schema import meant
-from ..system.files import as_text, check_out, read_object, to_json, write_text
+from ..system.files import check_out, read_object, to_json, write_text
 from .demo import open_with_head
 from .generate import END, SamplingOptions, print_stream, remark
+from .lines import edit_lines, read_message
 from .options import MODEL, ModelArgument, ModelOptions, SpeculationOptions, command, opt, token_count
 from .others import LOADING, Others
 from .process import ctrl_c
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..core.request import SamplingParams
     from ..llm import LLM
-    from ..outputs import Completion
+    from ..outputs import Completion, StreamChunk
 
 _CHAT = "Chat"
 _SAVED = '"messages"'  # in all files of /save
@@ -134,11 +134,11 @@ class Chat:
 
     def run(self, first: str | None) -> None:
         """Answer this message and those from stdin, until it ends."""
-        pastes_whole = not self._is_interactive or _edit_lines()
+        pastes_whole = not self._is_interactive or edit_lines()
         given, was_stopped = [first] if first else [], False
         while True:
             try:
-                text = given.pop() if given else _read(self._is_interactive, pastes_whole)
+                text = given.pop() if given else read_message(self._is_interactive, pastes_whole)
                 was_stopped = False
                 self._take(text)
             except EOFError:
@@ -161,9 +161,14 @@ class Chat:
     def _take(self, text: str) -> None:
         """Do what a line says: a command, or a message to answer."""
         text = text.strip()
+        if not text:
+            return
         if not text.startswith("/"):
-            if text:
-                self._ask(text)
+            images = [{"type": "image", "image": source} for source in self._waiting]
+            content = [*images, {"type": "text", "text": text}] if images else text
+            self._waiting = []
+            self.messages.append({"role": "user", "content": content})
+            self._answer()
             return
         name, _, argument = text[1:].partition(" ")
         name, argument = _SAME.get(name, name), argument.strip()
@@ -175,29 +180,32 @@ class Chat:
             raise ConfigError(f"/{name} takes {takes or 'nothing'}", got=argument or "nothing")
         do(self, argument)
 
-    def _ask(self, text: str) -> None:
-        images = [{"type": "image", "image": source} for source in self._waiting]
-        content = [*images, {"type": "text", "text": text}] if images else text
-        self._waiting = []
-        self.messages.append({"role": "user", "content": content})
-        self._answer()
-
     def _answer(self) -> None:
         """Answer the last message. What a stopped answer has is kept; a message without any answer is taken back."""
-        llm, screen, text, self._last = self._llm, self._screen, "", None
+        parts, screen, self._last = list[str](), self._screen, None
         try:
-            prompt = self._fitting()
-            chunks = print_stream(llm, prompt, self._params, screen, screen.out.is_terminal)
-            with closing(cast("Any", llm.stream(prompt, self._params)) if screen.json else chunks) as chunks:
-                for chunk in chunks:
-                    text += chunk.text
-                    self._last = chunk.completion
+            chunks = self._chunks(self._fitting(), parts)
+            color = screen.out.is_terminal
+            with closing(
+                chunks if screen.json else print_stream(self._llm, chunks, self._params, screen, color)
+            ) as shown:
+                for _ in shown:
+                    pass
         finally:
-            if text or self._last is not None:
-                self.messages.append({"role": "assistant", "content": text})
+            if any(parts) or self._last is not None:
+                self.messages.append({"role": "assistant", "content": "".join(parts)})
             else:
                 self.messages.pop()
+                screen.warn("The last message is taken back:", "it has no answer.")
         self._note(self._last)
+
+    def _chunks(self, prompt: list[dict[str, Any]], parts: list[str]) -> "Generator[StreamChunk, None, None]":
+        """Decode an answer. Its text is in `parts` before it is shown."""
+        with closing(cast("Any", self._llm.stream(prompt, self._params))) as chunks:
+            for chunk in chunks:
+                parts.append(chunk.text)
+                self._last = chunk.completion
+                yield chunk
 
     def _note(self, answer: "Completion | None") -> None:
         """Record an answer, and say if it was cut."""
@@ -357,42 +365,3 @@ _COMMANDS: dict[str, tuple[Callable[[Chat, str], None], str]] = {
 """What each command does, and the argument that it takes; the docstrings are what /help says."""
 _SAME = {"?": "help", "regen": "retry", "bye": "exit", "quit": "exit"}
 """What other programs call them."""
-
-
-def _edit_lines() -> bool:
-    """Let the user edit and recall lines, where the platform has readline; whether pasted lines come as one."""
-    try:
-        import readline
-    except ImportError:
-        return False
-    readline.parse_and_bind("set enable-bracketed-paste on")
-    return "GNU" in (readline.__doc__ or "")
-
-
-def _read(is_interactive: bool, pastes_whole: bool) -> str:
-    """The next message: a line, and those after it where it ends with a backslash or more was pasted.
-
-    Raises `EOFError` at the end.
-    """
-    lines = [_line("> ", is_interactive)]
-    with suppress(EOFError):
-        while lines[-1].endswith("\\") or (not pastes_whole and _has_more()):
-            lines[-1] = lines[-1].removesuffix("\\")
-            lines.append(_line(". ", is_interactive))
-    return "\n".join(lines)
-
-
-def _line(prompt: str, is_interactive: bool) -> str:
-    if is_interactive:
-        return input(prompt)
-    line = sys.stdin.buffer.readline()
-    if not line:
-        raise EOFError
-    return as_text(line, "the standard input").removesuffix("\n")
-
-
-def _has_more() -> bool:
-    """Whether the terminal has more lines already, as after a paste."""
-    with suppress(OSError, ValueError):  # Windows selects sockets alone
-        return bool(select.select([sys.stdin], [], [], 0.01)[0])
-    return False

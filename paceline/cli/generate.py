@@ -1,6 +1,6 @@
 """`paceline generate`: answer one prompt."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -178,18 +178,17 @@ def generate(
 
 
 def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool) -> None:
-    with closing(print_stream(llm, prompt, params, screen, color)) as chunks:
+    with closing(print_stream(llm, llm.stream(prompt, params), params, screen, color)) as chunks:
         *_, last = chunks
     assert last.completion is not None
     remark(llm, last.completion, params, llm.decoder.timings, screen, color)
 
 
 def print_stream(
-    llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool
-) -> "Generator[StreamChunk]":
-    """Answer a prompt; each chunk is printed, then yielded. The line is ended also where the answer is stopped."""
+    llm: "LLM", chunks: "Iterator[StreamChunk]", params: "SamplingParams", screen: Screen, color: bool
+) -> "Generator[StreamChunk, None, None]":
+    """Print each chunk of `LLM.stream`, then yield it. The line is ended also where the answer is stopped."""
     painter = Painter(llm.tokenizer, params.stop or ()) if color else None
-    chunks = llm.stream(prompt, params)
     ended_in_newline = True
     try:
         for chunk in chunks:

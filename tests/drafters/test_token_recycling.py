@@ -86,7 +86,7 @@ def test_mutants_keep_something_else(mutant):
 @pytest.mark.parametrize("verifier", [Coupled, Ratio])
 def test_a_model_without_memory_is_predicted(verifier):
     """Its next token depends on the last one alone, so a greedy answer that returns to a token repeats itself."""
-    target, drafter = memoryless(eps=0.0), TokenRecycling()
+    target, drafter = memoryless(eps=1e-30), TokenRecycling()
     params = SamplingParams(max_tokens=60)
     seq = sequence(target, prompt(5), params)
     run(ModelRunner(target, 1), drafter, [seq], 4, 20, verifier())

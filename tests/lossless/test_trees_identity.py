@@ -122,7 +122,7 @@ def knowing_head(target: LoadedModel) -> EagleHead:
 
 def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verifier | None = None) -> float:
     """Tokens accepted per round of depth 4, the last rounds left out, where less may be drafted."""
-    target = memoryless(eps=0.0)
+    target = memoryless(eps=1e-30)
     params = SamplingParams(temperature=temperature, max_tokens=31)
     seqs = [sequence(target, prompt(length, length), params, SEED) for length in (3, 30)]
     run(ModelRunner(target, 2), drafter, seqs, 4, nodes, verifier)
@@ -136,14 +136,14 @@ def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verif
 def test_a_head_that_knows_is_accepted_whole(tree, temperature):
     """With the noise of the position shared, sampled tokens are predicted like the most probable ones."""
     nodes = 4 if tree == "chain" else 6 + 3 * 36  # all that is expanded: a flat distribution makes wide trees
-    most = accepted(Eagle(knowing_head(memoryless(eps=0.0)), tree, top_k=6), temperature, nodes)
+    most = accepted(Eagle(knowing_head(memoryless(eps=1e-30)), tree, top_k=6), temperature, nodes)
     assert most == 4.0 if tree == "chain" else most > 3.5  # the best six of a level are not always the right path
-    assert accepted(Eagle(random_head(memoryless(eps=0.0), 1), tree, top_k=6), temperature, nodes) < 2.0
+    assert accepted(Eagle(random_head(memoryless(eps=1e-30), 1), tree, top_k=6), temperature, nodes) < 2.0
 
 
 def test_noise_is_shared_with_the_exact_rule_alone():
     """Another rule's tests would not be independent of the draft; there the most probable tokens are drafted."""
-    knowing = knowing_head(memoryless(eps=0.0))
+    knowing = knowing_head(memoryless(eps=1e-30))
     without = accepted(Eagle(knowing, "chain"), 1.5, verifier=Ratio())
     assert 0 < without < 3.0
 
@@ -156,12 +156,12 @@ class NoiseOff(Eagle):
 
 
 def test_wrong_noise_is_noticed():
-    assert accepted(NoiseOff(knowing_head(memoryless(eps=0.0)), "chain"), 1.5) < 3.0
+    assert accepted(NoiseOff(knowing_head(memoryless(eps=1e-30)), "chain"), 1.5) < 3.0
 
 
 def test_a_tree_finds_more_than_a_chain():
     """Where the head errs a little, siblings catch it."""
-    knowing = knowing_head(memoryless(eps=0.0))
+    knowing = knowing_head(memoryless(eps=1e-30))
     torch.manual_seed(0)
     with torch.no_grad():
         knowing.fc.weight[:, :32] += 0.07 * torch.randn(32, 32)

@@ -84,7 +84,7 @@ ENGINE: dict[str, Option] = {
         "leave it out: weights are read from safetensors or a GGUF file", ("auto", "safetensors", "fastsafetensors")
     ),
     "quantization": Option(
-        "leave it out if the checkpoint is quantised; else give {weights} (int8, int4 or, on CUDA, fp8)",
+        "leave it out if the checkpoint is quantised; else give {weights} (int8, int4, q4_k_m or, on CUDA, fp8)",
         ours="weights", values={"fp8": "fp8"}, short="-q",
     ),
     "hf_token": Option("set HF_TOKEN in the environment", ours="token"),

@@ -9,6 +9,7 @@ import typer
 
 from ..errors import ConfigError
 from .options import (
+    FORMATS,
     MODEL,
     PROMPT_FILE,
     PROMPTS,
@@ -58,8 +59,8 @@ def calibrate(
         short="-o",
         metavar="FILE",
     ),
-    small_weights: Weights | None = opt(None, "Quantize the small model.", MODEL),
-    large_weights: Weights | None = opt(None, "Quantize the large model.", MODEL),
+    small_weights: Weights | None = opt(None, f"Quantize the small model: {FORMATS}", MODEL, metavar="FORMAT"),
+    large_weights: Weights | None = opt(None, "The same of the large model.", MODEL, metavar="FORMAT"),
 ) -> None:
     """Find the confidence from which a small model may answer alone, with a bound on how many answers differ.
 

@@ -106,12 +106,6 @@ def convert(
         raise ConfigError(
             "--weights is for GGUF files", got=f"the folder {str(out)!r}", expected="OUT.gguf", fix="leave it out"
         )
-    if not (to_file or source.endswith(".gguf")):
-        raise ConfigError(
-            "one of both is a GGUF file",
-            got=f"{source!r} and {str(out)!r}",
-            expected="MODEL OUT.gguf, or FILE.gguf OUT",
-        )
     check_out(out) if to_file else check_new(out)
     with screen.spinner("starting"):
         quieten(screen.debug)

@@ -46,8 +46,9 @@ def test_the_file_holds_the_model(architecture, weights, tmp_path):
     want = LLM(place).loaded
     state = type(model).from_pretrained(place).state_dict()
     assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    rope = {"partial_rotary_factor": 1.0} if architecture == "phi3" else {}
+    assert model.config.rope_parameters | rope == want.model.config.rope_parameters
     for key in (
-        "rope_parameters",
         "layer_types",
         "sliding_window",
         "eos_token_id",
@@ -134,20 +135,16 @@ def test_on_the_command_line(tmp_path):
     assert read_gguf(out).metadata["general.name"] == "model"
     assert "exists" in refusal("convert", str(place), str(out))
     assert "--weights is for GGUF files" in refusal("convert", str(out), str(tmp_path / "new"), "--weights", "q6_k")
-    assert "one of both is a GGUF file" in refusal("convert", str(place), str(tmp_path / "new"))
+    assert "Expected: a GGUF file" in refusal("convert", str(place), str(tmp_path / "new"))
 
 
 @pytest.mark.slow
-def test_llama_cpp_answers_from_the_file(tmp_path):
-    """Bits of its answers depend on the machine: the first tokens, where the next ones are far behind, do not."""
+@pytest.mark.parametrize("weights", [None, "q4_k_m"])
+def test_llama_cpp_answers_the_same_from_the_file(weights, tmp_path):
     llama_cpp = pytest.importorskip("xllamacpp")
-    place = resolve("smollm2-135m")
-    llm, text = LLM(place), "Once upon a time, in a village"
-    want = llm.generate(text, SamplingParams(max_tokens=8))[0].text
-    for weights in ("bf16", "q8_0"):
-        params = llama_cpp.CommonParams()
-        params.model.path = str(write_gguf(str(place), tmp_path / f"{weights}.gguf", weights).path)
-        params.n_ctx, params.n_parallel, params.verbosity = 256, 1, 1
-        server = llama_cpp.Server(params)
-        reply = server.handle_completions({"prompt": text, "max_tokens": 8, "temperature": 0.0})
-        assert reply["choices"][0]["text"] == want, weights
+    file = write_gguf(str(resolve("smollm2-135m")), tmp_path / "out.gguf", weights).path
+    text = "def fibonacci(n):\n"  # no near tie in the next tokens, which other sums could decide in another way
+    params = llama_cpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.verbosity = str(file), 256, 1, 1
+    reply = llama_cpp.Server(params).handle_completions({"prompt": text, "max_tokens": 12, "temperature": 0.0})
+    assert reply["choices"][0]["text"] == LLM(file).generate(text, SamplingParams(max_tokens=12))[0].text

@@ -27,7 +27,7 @@ def block_model(
     weights: by name in transformers. dtype: of those that are no blocks, of embedded rows and of the cache.
     """
     with torch.device("meta"), no_init_weights():
-        model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=dtype))
+        model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False))
     base: Any = model.base_model
     base.rotary_emb = type(base.rotary_emb)(config)  # its frequencies are not among the weights
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

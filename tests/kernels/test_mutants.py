@@ -123,7 +123,7 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "while (patches.next < patches.end) patches",
         "while (patches.next < patches.end - FAULT) patches",
     ),
-    BLOCKS[0]: ("blocks.h", "scales ? scales[j] :", "scales ? scales[FAULT && j ? j - 1 : j] :"),
+    BLOCKS[0]: ("blocks.h", "32 / SUB * g, rows", "32 / SUB * (FAULT && g ? g - 1 : g), rows"),
     BLOCKS[1]: ("blocks.h", ": in.sums) + (at + r * stride)", ": in.sums) + (at + (FAULT ? 0 : r) * stride)"),
     BLOCKS[2]: ("blocks.h", "codes >> lower.shift &", "codes >> (FAULT ? 4 - lower.shift : lower.shift) &"),
     BLOCKS[3]: ("blocks.h", "w.d[g] * set(", "w.d[FAULT ? 0 : g] * set("),

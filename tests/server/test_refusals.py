@@ -15,6 +15,7 @@ from paceline import LLM
 from paceline.server.chats import LIMITS
 from paceline.server.errors import as_api_error
 from paceline.server.gate import Gate, Gated, GateSettings
+from paceline.server.protocol import ChatRequest
 from tests.hf.test_images import bomb
 from tests.server.helpers import ASK, events, server, slowed
 from tests.vision.families import seeing

@@ -118,12 +118,12 @@ PROMPT_FILE = (
     'JSON lines with "question", "turns" or "messages" (chats) or "prompt" (text to continue), or lines of text.'
 )
 Policy = Literal["cost_model", "dynamic", "fixed"]
-BlockWeights = Literal[
+BlockMix = Literal[
     "q8_0", "q6_k", "q5_k_m", "q5_k", "q5_1", "q5_0", "q4_k_m", "q4_k", "q4_1", "q4_0", "iq4_xs",
     "iq4_nl", "mxfp4", "q3_k_m", "q3_k", "q2_k",
 ]  # fmt: skip
-Weights = Literal["int8", "int4", "fp8", BlockWeights]
-FileWeights = Literal["bf16", "f16", "f32", BlockWeights]
+Weights = Literal["int8", "int4", "fp8", BlockMix]
+FileWeights = Literal["bf16", "f16", "f32", BlockMix]
 FORMATS = "int8, int4, fp8 (CUDA), or a format of llama.cpp (CPU): q8_0, q6_k, q5_k_m, q4_k_m, q4_k, q4_0, q3_k_m, ..."
 ModelArgument = Annotated[
     str,

@@ -27,7 +27,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import BlockFormat
 from ..quant.block_rounding import round_rows
-from ..quant.mixes import BlockWeights, head_format, layer_format
+from ..quant.mixes import BlockMix, head_format, layer_format
 from ..schema import brief
 from ..system.files import Progress, replacing
 from .checkpoint import quietly
@@ -37,7 +37,7 @@ from .gguf_tokens import described, gguf_tokenizer, split_of
 from .gguf_weights import rotary_order
 from .load import eos_ids_of, open_checkpoint
 
-FileWeights: TypeAlias = BlockWeights | Literal["bf16", "f16", "f32"]
+FileWeights: TypeAlias = BlockMix | Literal["bf16", "f16", "f32"]
 """How matrices are stored."""
 WRITTEN = ("llama", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3")
 """The architectures that are written, by llama.cpp's name."""

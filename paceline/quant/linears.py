@@ -17,10 +17,10 @@ from .blocks import BlockEmbedding, BlockLinear
 from .fp8 import Fp8Linear, require_fp8
 from .int4 import BITS, GROUP_SIZES, Int4Linear
 from .int8 import Int8Linear
-from .mixes import BlockWeights, head_format, is_block_weights, layer_format
+from .mixes import BlockMix, head_format, is_block_weights, layer_format
 from .packed import PackedLinear, QuantizedLinear, WeightArena, has_kernels
 
-Weights: TypeAlias = Literal["int8", "int4", "fp8"] | BlockWeights
+Weights: TypeAlias = Literal["int8", "int4", "fp8"] | BlockMix
 """Formats of the target's weights."""
 LmHead: TypeAlias = Literal["int4", "shared"]
 """The output head of a self-draft: its own in 4 bits, or the target's."""

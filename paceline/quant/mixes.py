@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from ..kernels.library import BlockFormat
 
-BlockWeights: TypeAlias = Literal[
+BlockMix: TypeAlias = Literal[
     "q8_0", "q6_k", "q5_k_m", "q5_k", "q5_1", "q5_0", "q4_k_m", "q4_k", "q4_1", "q4_0", "iq4_xs", "iq4_nl", "mxfp4",
     "q3_k_m", "q3_k", "q2_k",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from ..core.request import SamplingParams, TokenLogprob
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.fingerprint import fingerprint
 from ..llm import LLM
+from ..quant.blocks import BlockLinear
 from ..quant.fp8 import Fp8Linear
 from ..quant.int4 import Int4Linear
 from ..quant.int8 import Int8Linear
@@ -107,15 +108,20 @@ class ModelId:
 
 
 def _rounding(model: nn.Module) -> str:
-    """Formats of the rounded layers and a hash of their scales, which no kernel layout changes."""
+    """Formats of the rounded layers and a hash of some of their scales or weights, which no kernel layout changes."""
     formats, digest = set[str](), hashlib.sha256()
     for path, module in sorted(model.named_modules()):
-        if not isinstance(module, Int4Linear | Int8Linear | Fp8Linear):
+        if isinstance(module, BlockLinear):
+            size = module.in_features * module.out_features
+            kind, sample = module.form.name, module.values(range(0, size, max(1, size // _SAMPLE)))
+        elif isinstance(module, Int4Linear | Int8Linear | Fp8Linear):
+            kind = type(module).__name__.removesuffix("Linear")
+            sample = module.params if isinstance(module, Int4Linear) else module.scales
+        else:
             continue
-        formats.add(type(module).__name__.removesuffix("Linear").lower())
-        name, scales = ("params", module.params) if isinstance(module, Int4Linear) else ("scales", module.scales)
-        digest.update(f"{path}.{name}{tuple(scales.shape)}".encode())
-        digest.update(scales.flatten()[:_SAMPLE].float().cpu().numpy().tobytes())
+        formats.add(kind.lower())
+        digest.update(f"{path} {kind} {module.out_features} {module.in_features}".encode())
+        digest.update(sample.flatten()[:_SAMPLE].float().cpu().numpy().tobytes())
     return f"{'+'.join(sorted(formats))} {digest.hexdigest()[:12]}" if formats else ""
 
 

@@ -23,11 +23,12 @@ from ..heads.layers import LayersConfig
 from ..heads.parts import Output
 from ..kernels import load
 from ..kernels.library import FORMATS, Layer, Matrix, Model, Norm, Pass, Pointers, address, library, run
-from ..quant.int8 import Int8Linear
+from ..quant.blocks import BlockLinear
+from ..quant.int8 import fits_int8, to_int8
 from ..quant.packed import PackedLinear, pack_linears
 from .top_tokens import Best
 
-Packed = PackedLinear | Int8Linear
+Packed = PackedLinear | BlockLinear
 """A linear layer for the native kernels."""
 
 
@@ -247,7 +248,8 @@ def pack_head(head: nn.Module) -> None:
         if isinstance(module, nn.RMSNorm):
             module.float()
     has_16_bits = any(module.weight.dtype.itemsize == 2 for module in head.modules() if isinstance(module, nn.Linear))
-    pack_linears(head, Int8Linear if has_16_bits and load().isa != "portable" else PackedLinear)
+    rounds = has_16_bits and load().isa != "portable"
+    pack_linears(head, lambda one, place: (to_int8 if rounds and fits_int8(one) else PackedLinear)(one, place))
 
 
 def linear_of(weight: Tensor) -> nn.Linear:

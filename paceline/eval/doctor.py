@@ -13,7 +13,7 @@ from ..hf.load import chosen_device
 from ..kernels import load as load_kernels
 from ..kernels.packing import OUTPUTS_PER_BLOCK
 from ..llm import LLM
-from ..quant.int4 import Int4Linear
+from ..quant.int4 import fits_int4
 from ..quant.packed import PackedLinear, device_of, has_kernels
 from ..system.hardware import Load, Processors, available_memory, cpu_flags, processors, waiting, watch_load
 from ..system.provenance import provenance
@@ -219,10 +219,10 @@ def held_bytes(model: nn.Module) -> int:
 
 
 def int4_bytes(model: nn.Module) -> int:
-    """The most bytes of an INT4 copy of the linear layers: half a byte per weight, 4 per group, and padding."""
+    """The most bytes of an INT4 copy of the linear layers: half a byte per weight, 4 for every 32, and padding."""
     total = 0
     for module in model.modules():
-        if isinstance(module, nn.Linear | PackedLinear) and Int4Linear.fits(module, _GROUP_SIZE):
+        if isinstance(module, nn.Linear | PackedLinear) and fits_int4(module, _GROUP_SIZE):
             padding = -module.out_features % OUTPUTS_PER_BLOCK if has_kernels(device_of(module)) else 0
             weights = module.in_features * (module.out_features + padding)
             total += weights // 2 + 4 * (weights // _GROUP_SIZE)

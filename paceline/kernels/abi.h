@@ -2,25 +2,23 @@
 #pragma once
 #include <stdint.h>
 
-enum Format { BF16 = 0, F16 = 1, F32 = 2, INT8 = 3, INT4 = 4, BF12 = 5 };
-enum BlockFormats {  // those of llama.cpp's files, see block_formats.h: its numbers, and 64
+enum Format { BF16 = 0, F16 = 1, F32 = 2, BF12 = 3 };
+enum BlockFormats {  // see block_formats.h; those of llama.cpp's files have its numbers, and 64
   BLOCK_FORMATS = 64, Q4_0 = 66, Q4_1 = 67, Q5_0 = 70, Q5_1 = 71, Q8_0 = 72, Q2_K = 74, Q3_K = 75, Q4_K = 76, Q5_K = 77,
-  Q6_K = 78, IQ4_NL = 84, IQ4_XS = 87, MXFP4 = 103
+  Q6_K = 78, IQ4_NL = 84, IQ4_XS = 87, MXFP4 = 103, INT2 = 256, INT3 = 257, INT4 = 258
 };
 enum NormKind { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
 enum Activation { SILU = 0, GELU_TANH = 1 };
 
-// A linear layer [outs, ins] in blocks of 32 outputs; the layout of each format is told in `linear.py`.
+// A linear layer [outs, ins] in blocks of 32 outputs; the layout of each format is told in `packing.py`.
 struct Matrix {
   const void* data;     // null: there is no such layer
-  const void* scales;   // INT8: float32 [outs]; INT4: bfloat16 (scale, zero) [block, group, 32]
-  const int32_t* sums;  // INT8: sum of the codes of each output [outs]
   const uint8_t* table;     // BF12: the high byte of each code [16]
   const int32_t* patches;   // BF12: where the patches of each block begin [blocks + 1], then (place << 8 | high byte)
   const float* bias;    // [outs] or null
   const struct Matrix* a;  // low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank], or null; rank <= 256
   const struct Matrix* b;
-  int32_t outs, ins, format, group;  // group: weights that share a scale (INT4); whether inputs keep 32 bits (blocks)
+  int32_t outs, ins, format, input_bits;  // input_bits: of the integers that blocks are multiplied with, 8 or 16
 };
 
 struct Norm {

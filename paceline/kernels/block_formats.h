@@ -1,8 +1,8 @@
-// The quantised weights of llama.cpp's files: what their blocks hold, and how they lie in memory here.
+// Quantised weights, most of them in formats of llama.cpp's files: what their blocks hold, and how they lie in memory.
 //
 // A weight is  d * scale * code + e * min.  d and e are floats of 16 bits, for `each` inputs of an output; scale and min are
-// integers for `sub` inputs, where there are any (otherwise 1). Formats without e have `offset`, of every code, instead:
-// d * scale * (code - offset). Layouts of the files: ggml-common.h of ggml.
+// integers for `sub` inputs, where there are any (otherwise 1). Formats may have an `offset`, of every code:
+// d * scale * (code - offset) + e * min. Layouts of the files: ggml-common.h of ggml. INT4, INT3 and INT2 are ours.
 //
 // In memory a record holds `each` inputs of sixteen outputs, one after another in the order of inputs; two columns of
 // sixteen outputs are a block:
@@ -33,7 +33,7 @@ struct BlockFormat {
   int offset;      // of codes
   const int8_t* values;  // what codes stand for, less `offset`; null: themselves
   int bytes;       // of a block in the file
-  bool is_bf16;    // d: a bfloat16 in the place of a float16
+  bool is_bf16;    // d and e: bfloat16 in the place of float16
 };
 
 // What four bits stand for; of FP4 twice the numbers, and twelve more, so that none is negative.
@@ -55,6 +55,9 @@ constexpr BlockFormat block_format(int format) {
     case IQ4_NL: return {4, 32, 0, false, 0, IQ4_VALUES, 18};
     case IQ4_XS: return {4, 256, 32, false, 0, IQ4_VALUES, 136};
     case MXFP4: return {4, 32, 0, false, 12, FP4_VALUES, 17, true};
+    case INT2: return {2, 32, 0, true, 2, nullptr, 20, true};
+    case INT3: return {3, 32, 0, true, 4, nullptr, 20, true};
+    case INT4: return {4, 32, 0, true, 8, nullptr, 20, true};
     default: return {};
   }
 }
@@ -93,6 +96,9 @@ static void read_block(int format, const uint8_t* from, BlockCodes* to) {
       nibbles(from + 2, 0, 16);
       break;
     case Q4_1:
+    case INT2:  // these are not in files
+    case INT3:
+    case INT4:
       to->d = two(0), to->e = two(2);
       nibbles(from + 4, 0, 16);
       break;
@@ -211,10 +217,10 @@ static void read_record(const BlockFormat& f, const uint8_t* record, int out, Bl
 static void float_row(int format, const uint8_t* data, int64_t ins, int64_t out, float* to) {
   const BlockFormat f = block_format(format);
   const uint8_t* record = data + out / COLUMN * (ins / f.each) * record_bytes(f);
-  BlockCodes b;
+  BlockCodes b = {};
   for (int64_t first = 0; first < ins; first += f.each, record += record_bytes(f)) {
     read_record(f, record, (int)(out % COLUMN), &b);
-    const float d = f.is_bf16 ? from_bf16(b.d) : from_half(b.d), e = f.has_mins ? from_half(b.e) : 0.0f;
+    const float d = f.is_bf16 ? from_bf16(b.d) : from_half(b.d), e = f.is_bf16 ? from_bf16(b.e) : from_half(b.e);
     for (int k = 0; k < f.each; k++) {
       const int code = f.values ? f.values[b.codes[k]] : f.bits == 8 ? (int8_t)b.codes[k] : b.codes[k];
       const float x = d * (float)((code - f.offset) * (f.sub ? b.scales[k / f.sub] : 1));

@@ -1,8 +1,19 @@
-// Products with the quantised weights of llama.cpp's files; included by body.cpp.
+// Products with quantised weights; included by body.cpp.
 //
 // Inputs are integers of 8 bits, with a scale for every 32 of them or every 256, as many as share d in the weights. The
 // sums of such a chunk are integers, so that they are exact, whatever the order; chunks are then added one after another
 // in float32. So every instruction set gives the same bits, but for the portable one, which has no fused multiply-add.
+//
+// Inputs of 16 bits are two rows of 8 bits, whose products are added at the end: the upper part, and the remainder, which
+// counts 1 / 254 of it.
+
+#if defined(__AVX512VNNI__)
+#define BYTES_DOT 1
+#else
+#define BYTES_DOT 0
+#endif
+
+INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
 // The scales of up to 256 inputs of LANES outputs.
 struct Scales {
@@ -233,43 +244,13 @@ template <int FORMAT> struct RowsOfChunk<FORMAT, 0> {
   template <class... Args> static void run(int, const Args&...) {}
 };
 
-// out [R, LANES] += the products of a chunk with inputs of 32 bits.
-template <int FORMAT, int R>
-__attribute__((noinline)) static void multiply_exactly(const Scales& w, const uint8_t* planes, int groups, const float* x,
-                                                       int64_t stride, float* out) {
-  constexpr BlockFormat f = block_format(FORMAT);
-  constexpr int SUB = f.sub ? f.sub : 32;
-  vf sums[R];
-  UNROLL for (int r = 0; r < R; r++) sums[r] = load(out + r * BLOCK);
-  for (int g = 0; g < groups; g++, planes += group_stride(f))
-    UNROLL for (int four = 0; four < 8; four++) {
-      const vi codes = codes_of<FORMAT>(planes, four);
-      const int at = f.sub ? 0 : g, sub = (32 * g + 4 * four) / SUB;
-      UNROLL for (int i = 0; i < 4; i++) {
-        const vi byte = codes << (24 - 8 * i);
-        vi code = (!IN_32_BITS && is_wide(f) ? byte >> 24 : (vi)((vu)byte >> 24)) - offset_of(f);
-        if (f.sub) code *= IN_32_BITS ? w.scales[sub] : w.scales[sub] << 16 >> 16;
-        vf weight = to_float(code) * w.d[at];
-        if (f.has_mins && f.sub) {
-          const vi pair = w.mins[sub / 2];
-          weight += to_float(sub % 2 ? pair >> 16 : pair << 16 >> 16) * w.e[at];
-        } else if (f.has_mins) {
-          weight += w.e[at];
-        }
-        UNROLL for (int r = 0; r < R; r++) sums[r] = fma(weight, set(x[r * stride + 32 * g + 4 * four + i]), sums[r]);
-      }
-    }
-  UNROLL for (int r = 0; r < R; r++) storeu(out + r * BLOCK, sums[r]);
-}
-
 constexpr int BLOCK_ROWS = LANES == 4 ? 2 : 6;  // whose sums stay in registers
 
-// out [rows, 32] of one block, without bias.
+// out [rows, 32] of one block: the products with rows of 8 bits.
 template <int FORMAT>
-__attribute__((noinline)) static void multiply_blocks(const Matrix& m, const Input& in, int64_t row, int rows,
-                                                      int64_t block, float* out) {
+__attribute__((noinline)) static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block,
+                                                     float* out) {
   constexpr BlockFormat f = block_format(FORMAT);
-  const Bytes& x = f.each == 256 ? in.by_256 : in.by_32;
   const int64_t records = m.ins / f.each, bytes = records * record_bytes(f), at_once = 256 / f.each;
   const int tiles = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
   memset(out, 0, 4 * (size_t)rows * BLOCK);
@@ -284,15 +265,9 @@ __attribute__((noinline)) static void multiply_blocks(const Matrix& m, const Inp
         const uint8_t* planes = record + header_bytes(f) + 4 * first;
         const char* fetch = (const char*)record + AHEAD + 64 * first / LANES;
         float* to = out + column + first;
-        if (m.group) {
-          const float* wide = in.wide + row * in.stride + i * f.each;
-          for (int r = 0; r < rows; r++)
-            multiply_exactly<FORMAT, 1>(scales, planes, groups, wide + r * in.stride, in.stride, to + r * BLOCK);
-          continue;
-        }
         for (int t = 0; t < tiles; t++) {
           const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
-          RowsOfChunk<FORMAT, BLOCK_ROWS>::run(number, scales, planes, fetch, groups, x, row + begin, i * f.each,
+          RowsOfChunk<FORMAT, BLOCK_ROWS>::run(number, scales, planes, fetch, groups, in, row + begin, i * f.each,
                                                to + begin * BLOCK);
         }
       }
@@ -301,16 +276,30 @@ __attribute__((noinline)) static void multiply_blocks(const Matrix& m, const Inp
   }
 }
 
-static void multiply_blocks(const Matrix& m, const Input& in, int64_t row, int rows, int64_t block, float* out) {
+static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block, float* out) {
   switch (m.format) {
-#define CASE(FORMAT) case FORMAT: return multiply_blocks<FORMAT>(m, in, row, rows, block, out);
+#define CASE(FORMAT) case FORMAT: return multiply_bytes<FORMAT>(m, in, row, rows, block, out);
     CASE(Q4_0) CASE(Q4_1) CASE(Q5_0) CASE(Q5_1) CASE(Q8_0) CASE(Q2_K) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
-    CASE(IQ4_NL) CASE(IQ4_XS) CASE(MXFP4)
+    CASE(IQ4_NL) CASE(IQ4_XS) CASE(MXFP4) CASE(INT2) CASE(INT3) CASE(INT4)
 #undef CASE
   }
 }
 
-// Rounds a row to integers of 8 bits, the largest of each `each` numbers to 127.
+// out [rows, 32] of one block, without bias; at most GROUP rows.
+static void multiply_blocks(const Matrix& m, const Input& in, int64_t row, int rows, int64_t block, float* out) {
+  Bytes x = block_format(m.format).each == 256 ? in.by_256 : in.by_32;
+  if (m.input_bits == 8) {
+    x.stride *= x.parts;  // past the remainders
+    return multiply_bytes(m, x, row, rows, block, out);
+  }
+  alignas(LINE) float both[2 * GROUP * BLOCK];
+  multiply_bytes(m, x, 2 * row, 2 * rows, block, both);
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < BLOCK; i += LANES)
+      storeu(out + r * BLOCK + i, load(both + 2 * r * BLOCK + i) + load(both + (2 * r + 1) * BLOCK + i));
+}
+
+// Rounds a row to integers, the largest of each `each` numbers to 127; a second part is the remainder.
 static void round_row(const float* x, int64_t size, int64_t row, int64_t each, const Bytes& to) {
   const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, the lowest bits of the sum
   for (int64_t first = 0; first < to.stride; first += each) {
@@ -325,18 +314,21 @@ static void round_row(const float* x, int64_t size, int64_t row, int64_t each, c
     for (int i = 0; i < LANES; i++) largest = most_bits[i] > largest ? most_bits[i] : largest;
     float most;
     memcpy(&most, &largest, 4);
-    const int64_t at = row * to.stride + first;
-    to.scales[at / each] = largest >= 0x7f800000u ? __builtin_nanf("") : most / 127;
-    for (int64_t i = 0; i < each; i += LANES) {
-      const vf y = load(part + i) * (127 / most) + magic;
-      storeu(to.codes + at + i, __builtin_convertvector(ubits(y) & 0xff, bytes));
-    }
-    for (int64_t i = 0; i < each; i += 32) {
-      int32_t half[2] = {};
-      for (int k = 0; k < 32; k++) half[k / 16] += to.codes[at + i + k];
-      to.halves[(at + i) / 16] = (int16_t)half[0];
-      to.halves[(at + i) / 16 + 1] = (int16_t)half[1];
-      to.sums[(at + i) / 32] = (int16_t)(half[0] + half[1]);
+    for (int p = 0; p < to.parts; p++) {
+      const int64_t at = (row * to.parts + p) * to.stride + first;
+      to.scales[at / each] = largest >= 0x7f800000u ? __builtin_nanf("") : p ? most / 127 / 254 : most / 127;
+      for (int64_t i = 0; i < each; i += LANES) {
+        const vf y = load(part + i) * (127 / most), high = y + magic;
+        const vf rounded = p ? (y - (high - magic)) * 254.0f + magic : high;
+        storeu(to.codes + at + i, __builtin_convertvector(ubits(rounded) & 0xff, bytes));
+      }
+      for (int64_t i = 0; i < each; i += 32) {
+        int32_t half[2] = {};
+        for (int k = 0; k < 32; k++) half[k / 16] += to.codes[at + i + k];
+        to.halves[(at + i) / 16] = (int16_t)half[0];
+        to.halves[(at + i) / 16 + 1] = (int16_t)half[1];
+        to.sums[(at + i) / 32] = (int16_t)(half[0] + half[1]);
+      }
     }
   }
 }

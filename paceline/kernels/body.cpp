@@ -23,30 +23,23 @@ INLINE int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // ---------------------------------------------------------------------------------------------- products
 
-// Rows as integers of 8 bits, for products with blocks.
+// Rows as integers, for products with blocks.
 struct Bytes {
   int8_t* codes;    // null where nothing reads them
   float* scales;    // of every `each` numbers, which are 32 or 256
   int16_t* sums;    // of every 32 codes
   int16_t* halves;  // of every 16
-  int64_t stride;   // numbers from row to row, a multiple of `each`
+  int64_t stride;   // numbers from part to part, a multiple of `each`
+  int parts;        // of a row, 8 bits each: 1, or 2 where a product reads 16 bits
 };
 
 // The forms in which a product reads its rows. Rows are padded with zeros to a multiple of 32.
 struct Input {
   float* wide;     // float32
   half_t* narrow;  // bfloat16, for products of pairs; null where the processor has none
-  uint8_t* high;   // with VNNI: bytes, two for each number, for products with INT8; null where nothing reads them
-  uint8_t* low;
-  int8_t* high4;   // the same for INT4: signed, in the order of a word of codes
-  int8_t* low4;
-  int16_t* words8;  // without VNNI: 16-bit integers for INT8; of every four the first, third, second, fourth
-  int16_t* words4;  // the same for INT4, in order
-  float* scales;   // of these bytes or integers, one for each row; null where there are none
-  float* sums;     // of every 32 numbers, in units of the scale, for INT4
   Bytes by_32, by_256;
   int64_t stride;  // elements from row to row
-  bool waits_for_rows() const { return scales || by_32.codes || by_256.codes; }  // forms that need more than 32 numbers
+  bool waits_for_rows() const { return by_32.codes || by_256.codes; }  // forms that need more than 32 numbers
 };
 
 INLINE int num_blocks(const Matrix& m) { return (m.outs + BLOCK - 1) / BLOCK; }
@@ -197,23 +190,20 @@ INLINE void tile_part(const char* w, const float* x, int64_t stride, int64_t pai
 }
 
 // Vectors of outputs that a tile computes at once; a tile of fewer than 32 outputs sweeps over its weights again.
-constexpr int columns_of(int rows, bool floats) { return LANES == 16 ? 2 : rows <= (floats ? 3 : 2) ? 4 : 2; }
-constexpr int sweeps_of(int rows, bool floats) { return PER_BLOCK / columns_of(rows, floats); }
+constexpr int columns_of(int rows) { return LANES == 16 ? 2 : rows <= 3 ? 4 : 2; }
+constexpr int sweeps_of(int rows) { return PER_BLOCK / columns_of(rows); }
 
 // out [R, 32] += x [R, 2 pairs] times one block of weights.
 template <class Format, int R>
 static void tile_floats(const char* w, const float* x, int64_t stride, int64_t pairs, Ahead ahead, float* out) {
-  constexpr int C = columns_of(R, true);
+  constexpr int C = columns_of(R);
   for (int column = 0; column < BLOCK; column += C * LANES) {
     tile_part<Format, R, C>(w, x, stride, pairs, column, ahead, out);
     ahead.at += pairs * ahead.step;
   }
 }
 
-#include "integers.h"
 #include "blocks.h"
-
-INLINE bool is_float(int format) { return format != INT8 && format != INT4; }
 
 // out [R, 32] of rows from `row` on. Weights of floats, which begin at `w`: the products with inputs
 // [2 first, 2 (first + pairs)) are added. format: of `w`, which may be that of m, widened.
@@ -221,8 +211,8 @@ INLINE bool is_float(int format) { return format != INT8 && format != INT4; }
 // Not inlined, since otherwise the caller's variables take registers from its loops. widened: see `tile_pairs`.
 template <int R>
 __attribute__((noinline)) static void tile(int format, const Matrix& m, const char* w, const Input& in, int64_t row,
-                                           int64_t block, int64_t first, int64_t pairs, Ahead ahead, Patches patches,
-                                           half_t* widened, float* out) {
+                                           int64_t first, int64_t pairs, Ahead ahead, Patches patches, half_t* widened,
+                                           float* out) {
   const int64_t stride = in.stride;
   const float* x = in.wide + row * stride + 2 * first;
 #if defined(__AVX512BF16__)
@@ -239,8 +229,6 @@ __attribute__((noinline)) static void tile(int format, const Matrix& m, const ch
 #endif
     case F16: tile_floats<F16s, R>(w, x, stride, pairs, ahead, out); break;
     case F32: tile_floats<F32s, R>(w, x, stride, pairs, ahead, out); break;
-    case INT8: tile_int8<R>(m, w, in, row, block, ahead, out); break;
-    case INT4: tile_int4<R>(m, w, in, row, block, ahead, out); break;
   }
 }
 
@@ -249,8 +237,6 @@ INLINE int64_t block_bytes(const Matrix& m) {
   switch (m.format) {
     case BF12: return (m.ins + 3) / 4 * UNIT;
     case F32: return even * BLOCK * 4;
-    case INT8: return round_up(m.ins, 4) * BLOCK;
-    case INT4: return round_up(m.ins, 8) * BLOCK / 2;
     default: return even * BLOCK * 2;
   }
 }
@@ -260,14 +246,12 @@ INLINE int64_t bytes_of_pair(int format) {
   switch (format) {
     case BF12: return UNIT / 2;
     case F32: return 2 * F32s::ROW;
-    case INT8: return 2 * BLOCK;
-    case INT4: return BLOCK;
     default: return 2 * F16s::ROW;
   }
 }
 
 // Pairs of inputs that an iteration of a tile takes.
-INLINE int pairs_at_once(int format) { return format == INT4 ? 4 : format == INT8 || format == BF12 ? 2 : 1; }
+INLINE int pairs_at_once(int format) { return format == BF12 ? 2 : 1; }
 
 template <int R> struct Tiles {
   template <class... Args> static void run(int rows, const Args&... args) {
@@ -283,17 +267,17 @@ template <> struct Tiles<0> {
 //
 // Several tiles, or several sweeps of one, go over the weights panel by panel, so that they are read from memory once;
 // meanwhile the next panel is fetched, evenly, so that neither memory nor arithmetic waits for the other. A sum is the
-// same whatever the panels: it goes on where it was. A block of integers is one panel.
+// same whatever the panels: it goes on where it was.
 static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int rows, int64_t block, float* out) {
   if (is_block_format(m.format)) return multiply_blocks(m, in, row, rows, block, out);
   const char* w = (const char*)m.data + block * block_bytes(m);
   const int64_t pairs = (m.ins + 1) / 2;
   const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
   int sweeps = 0;
-  const bool packed = m.format == BF12, floats = is_float(m.format);
-  for (int t = 0; t < tiles; t++) sweeps += sweeps_of(rows * (t + 1) / tiles - rows * t / tiles, floats);
+  const bool packed = m.format == BF12;
+  for (int t = 0; t < tiles; t++) sweeps += sweeps_of(rows * (t + 1) / tiles - rows * t / tiles);
   const bool first_widens = LANES == 16;  // BF12: the first tile does, in its registers, of which there are 32
-  const bool once = sweeps <= 1 ? !packed || first_widens : !floats;
+  const bool once = sweeps <= 1 && (!packed || first_widens);
   const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL, panel = round_up((pairs + panels - 1) / panels, 2);
   const int64_t bytes = bytes_of_pair(m.format);
   alignas(LINE) half_t widened[64 * PANEL];
@@ -302,7 +286,7 @@ static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int row
   for (int64_t first = 0; first < pairs; first += panel) {
     const int64_t count = min_(panel, pairs - first);
     const char* weights = w + first * bytes;
-    const char* next = weights + (!once || sweeps > 1 ? count * bytes : LANES == 16 ? 8192 : 2048);
+    const char* next = weights + (!once ? count * bytes : LANES == 16 ? 8192 : 2048);
     const Patches here = patches.take_before(first + count);
     if (packed && !first_widens) widen_panel(m, weights, first, count, here, widened);
     for (int t = 0; t < tiles; t++) {
@@ -311,9 +295,9 @@ static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int row
       const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
       const int each = pairs_at_once(format);
       const Ahead ahead = {next, (each * bytes + sweeps - 1) / sweeps};
-      Tiles<MOST_ROWS>::run(number, format, m, weights, in, row + begin, block, first, count, ahead, here,
+      Tiles<MOST_ROWS>::run(number, format, m, weights, in, row + begin, first, count, ahead, here,
                             tiles > 1 ? widened : nullptr, out + begin * BLOCK);
-      next += sweeps_of(number, floats) * (count / each) * ahead.step;
+      next += sweeps_of(number) * (count / each) * ahead.step;
     }
   }
 }
@@ -389,46 +373,6 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
   if (in.narrow) narrow_row(x, in.narrow + row * in.stride, in.stride);
   if (in.by_32.codes) round_row(x, in.stride, row, 32, in.by_32);
   if (in.by_256.codes) round_row(x, in.stride, row, 256, in.by_256);
-  if (in.scales) {
-    vu most_bits = {};  // absolute values are ordered as their bits are, infinity and NaN last
-    for (int64_t i = 0; i < in.stride; i += LANES) {
-      const vu magnitude = loadu<vu>(x + i) & 0x7fffffffu;
-      most_bits = magnitude > most_bits ? magnitude : most_bits;
-    }
-    float most = 1e-30f;
-    bool broken = false;
-    for (int i = 0; i < LANES; i++) {
-      broken |= most_bits[i] >= 0x7f800000u;
-      most = bits(most_bits)[i] > most ? bits(most_bits)[i] : most;
-    }
-    const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, the lowest bits of the sum
-    const int64_t first = row * in.stride;
-    vf sum = zero();
-    for (int64_t i = 0; i < in.stride; i += LANES) {
-      const vf high = load(x + i) * (STEPS / most) + magic;
-#if BYTES_DOT
-      const vf low = (load(x + i) * (STEPS / most) - (high - magic)) * 254.0f + magic;
-      if (in.high) {
-        storeu(in.high + first + i, __builtin_convertvector((ubits(high) ^ 0x80) & 0xff, bytes));
-        storeu(in.low + first + i, __builtin_convertvector((ubits(low) ^ 0x80) & 0xff, bytes));
-      }
-      if (!in.sums) continue;
-      storeu(in.high4 + first + i, __builtin_convertvector(ubits(high) & 0xff, bytes));
-      storeu(in.low4 + first + i, __builtin_convertvector(ubits(low) & 0xff, bytes));
-      sum += fma(low - magic, set(1.0f / 254), high - magic);
-#else
-      if (in.words8) storeu(in.words8 + first + i, __builtin_convertvector(ubits(high) & 0xffff, vh));
-      if (!in.sums) continue;
-      storeu(in.words4 + first + i, __builtin_convertvector(ubits(high) & 0xffff, vh));
-      sum += high - magic;
-#endif
-      if (i % 32 < 32 - LANES) continue;
-      in.sums[(first + i) / 32] = sum_lanes(sum);
-      sum = zero();
-    }
-    order_codes(in, row);
-    in.scales[row] = broken ? __builtin_nanf("") : most / STEPS;
-  }
 }
 
 INLINE void rotate(float* x, const float* cos, const float* sin, int64_t size) {

@@ -20,13 +20,11 @@ class NumberFormat(IntEnum):
     BF16 = 0
     F16 = 1
     F32 = 2
-    INT8 = 3
-    INT4 = 4
-    BF12 = 5
+    BF12 = 3
 
 
 class BlockFormat(IntEnum):
-    """The block formats of llama.cpp's files; see `block_formats.h`."""
+    """The formats of quantised weights, see `block_formats.h`: those of llama.cpp's files, and our own."""
 
     Q4_0 = 66
     Q4_1 = 67
@@ -41,6 +39,19 @@ class BlockFormat(IntEnum):
     IQ4_NL = 84
     IQ4_XS = 87
     MXFP4 = 103
+    INT2 = 256
+    INT3 = 257
+    INT4 = 258
+
+    @property
+    def is_in_files(self) -> bool:
+        """Whether llama.cpp's files may have it."""
+        return not self.name.startswith("INT")
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return int(next(one for one in self.name if one.isdigit()))
 
     @property
     def inputs(self) -> int:
@@ -50,7 +61,7 @@ class BlockFormat(IntEnum):
     @property
     def has_mins(self) -> bool:
         """Whether weights are a scale times a code, plus a minimum."""
-        return self.name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+        return self.name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "INT2", "INT3", "INT4")
 
 
 FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
@@ -63,14 +74,12 @@ class Matrix(ctypes.Structure):
 
 Matrix._fields_ = [
     ("data", c_void_p),
-    ("scales", c_void_p),
-    ("sums", c_void_p),
     ("table", c_void_p),
     ("patches", c_void_p),
     ("bias", c_void_p),
     ("a", POINTER(Matrix)),
     ("b", POINTER(Matrix)),
-    *((name, c_int32) for name in ("outs", "ins", "format", "group")),
+    *((name, c_int32) for name in ("outs", "ins", "format", "input_bits")),
 ]
 
 

@@ -3,13 +3,10 @@
 format      tensor                                  a weight
 BF16        [blocks, in / 2, 32, 2]                 itself; pairs of inputs are adjacent
 F16, F32    [blocks, in, 32]                        itself
-INT8        [blocks, in / 4, 32, 4]                 code * the output's scale
-INT4        [blocks, in / 8, 32], int32             (code - 8) * the group's scale + zero; bits 4 j hold input 2 j,
-                                                    bits 16 + 4 j input 2 j + 1
 BF12        [blocks, in / 4, 192], uint8            a bfloat16 in twelve bits, without loss, see `bf12.h`
-Q4_K, ...   [blocks, bytes], uint8                  those of llama.cpp's files, see `block_formats.h`
+Q4_K, ...   [blocks, bytes], uint8                  of `BlockFormat`, see `block_formats.h`
 
-Outputs are padded with zeros to whole blocks, inputs to a multiple of 2 (BF16), 4 (INT8, BF12) or 8 (INT4).
+Outputs are padded with zeros to whole blocks, inputs to a multiple of 2 (BF16) or 4 (BF12).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,26 +16,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..errors import IncompatibleModels
 from .library import BlockFormat, pack_blocks, record_bytes, shorten, unpack_blocks, unpack_outputs, widen
 
 OUTPUTS_PER_BLOCK = 32
 _MOST_RARE = 1 / 256  # of the weights; with more of them, patches take too long
 
 
-def _blocks(weight: Tensor, together: int) -> Tensor:
-    """[out, in] -> [blocks, 32, in / together, together]."""
-    outs, ins = weight.shape
-    padded = nn.functional.pad(weight, (0, -ins % together, 0, -outs % OUTPUTS_PER_BLOCK))
-    return padded.view(len(padded) // OUTPUTS_PER_BLOCK, OUTPUTS_PER_BLOCK, -1, together)
-
-
 def pack(weight: Tensor) -> Tensor:
-    """bfloat16, float16, float32 or int8 [out, in]."""
-    together = {torch.bfloat16: 2, torch.int8: 4}.get(weight.dtype, 1)
-    blocks = _blocks(weight, 2 if together == 1 else together)
-    if together == 1:
-        return blocks.flatten(2).transpose(1, 2).contiguous()
-    return blocks.transpose(1, 2).contiguous()
+    """bfloat16, float16 or float32 [out, in]."""
+    outs, ins = weight.shape
+    padded = nn.functional.pad(weight, (0, ins % 2, 0, -outs % OUTPUTS_PER_BLOCK))
+    pairs = padded.view(len(padded) // OUTPUTS_PER_BLOCK, OUTPUTS_PER_BLOCK, -1, 2)
+    if weight.dtype is torch.bfloat16:
+        return pairs.transpose(1, 2).contiguous()
+    return pairs.flatten(2).transpose(1, 2).contiguous()
 
 
 def unpack(packed: "Tensor | Bf12 | Blocks", outs: int, ins: int) -> Tensor:
@@ -90,7 +82,7 @@ _PIECE = 64 * _COLUMN  # outputs that are packed at once
 
 @dataclass(eq=False)
 class Blocks:
-    """Weights in a block format of llama.cpp's files.
+    """Weights in a block format.
 
     shape: [out, in]. data: records, uint8 [blocks, bytes].
     """
@@ -107,7 +99,7 @@ class Blocks:
         read: Callable[[slice], Tensor],
         room: Callable[[tuple[int, ...], torch.dtype], Tensor] = lambda size, dtype: torch.empty(size, dtype=dtype),
     ) -> "Blocks":
-        """From the bytes of a file, in threads.
+        """From the bytes of blocks, as a file holds them, in threads.
 
         read: gives those of some outputs, uint8 [out, bytes of a row]. room: gives the memory, see `WeightArena`.
         """
@@ -123,6 +115,18 @@ class Blocks:
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             list(threads.map(fill, range(0, outs, _PIECE)))
         return cls(form, shape, data)
+
+    @classmethod
+    def of_codes(cls, codes: Tensor, params: Tensor, bits: int) -> "Blocks":
+        """INT4, INT3 or INT2: codes [out, in] in 0..2^bits - 1, scales and zeros bfloat16 [in / group, out, 2].
+
+        A weight is (code - 2^(bits - 1)) * scale + zero; a group is 32 inputs or more.
+        """
+        outs, ins = codes.shape
+        parts = params.transpose(0, 1).repeat_interleave(ins // 32 // len(params), 1).contiguous()
+        low, high = codes.view(outs, -1, 2, 16).to(torch.uint8).unbind(2)
+        blocks = torch.cat([parts.view(torch.uint8), low | high << 4], -1).flatten(1)
+        return cls.of(BlockFormat[f"INT{bits}"], (outs, ins), lambda some: blocks[some])
 
     def rows(self, indices: Sequence[int]) -> Tensor:
         """The weights of some outputs, float32 [R, in]."""
@@ -143,40 +147,21 @@ class Blocks:
         """Whether all scales are finite."""
         records = self.data.view(-1, record_bytes(self.form))
         scales = records[:, : 4 * _COLUMN if self.form.has_mins else 2 * _COLUMN].view(torch.int16)
-        infinity = 0x7F80 if self.form is BlockFormat.MXFP4 else 0x7C00
+        infinity = 0x7C00 if self.form.is_in_files and self.form is not BlockFormat.MXFP4 else 0x7F80
         return not bool(((scales & infinity) == infinity).any())
+
+    def part(self, first: int, last: int) -> "Blocks":
+        """Outputs `first` .. `last` - 1, copied. Raises `IncompatibleModels` if the first is within a record."""
+        if first % _COLUMN:
+            raise IncompatibleModels(
+                "a matrix of quantised weights cannot be taken apart here", got=f"output {first}",
+                expected=f"a multiple of {_COLUMN}",
+            )  # fmt: skip
+        columns = self.data.view(-1, self.data.shape[1] // 2)[first // _COLUMN : -(-last // _COLUMN)]
+        padded = nn.functional.pad(columns, (0, 0, 0, len(columns) % 2))
+        return Blocks(self.form, (last - first, self.shape[1]), padded.view(-1, self.data.shape[1]))
 
     def __getitem__(self, blocks: slice) -> "Blocks":
         """Some of the blocks, which are shared."""
         data = self.data[blocks]
         return Blocks(self.form, (OUTPUTS_PER_BLOCK * len(data), self.shape[1]), data)
-
-
-_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
-
-
-def pack_codes(codes: Tensor) -> Tensor:
-    """INT4 codes 0..15 of any integer type [out, in], in a multiple of 8."""
-    eights = _blocks(codes.int(), 8).transpose(1, 2)
-    joined = eights[..., 0].clone(memory_format=torch.contiguous_format)
-    for i, shift in enumerate(_SHIFTS[1:], 1):
-        joined |= eights[..., i] << shift
-    return joined
-
-
-def unpack_codes(packed: Tensor, outs: int, ins: int) -> Tensor:
-    """int32 [out, in]."""
-    eights = torch.stack([packed >> shift & 15 for shift in _SHIFTS], -1).transpose(1, 2)
-    return eights.reshape(-1, ins)[:outs].contiguous()
-
-
-def pack_params(params: Tensor) -> Tensor:
-    """Scales and zeros bfloat16 [in / group, out, 2] -> [blocks, in / group, 32, 2]."""
-    groups, outs, _ = params.shape
-    padded = nn.functional.pad(params, (0, 0, 0, -outs % OUTPUTS_PER_BLOCK))
-    return padded.view(groups, -1, OUTPUTS_PER_BLOCK, 2).transpose(0, 1).contiguous()
-
-
-def unpack_params(packed: Tensor, outs: int) -> Tensor:
-    """bfloat16 [in / group, out, 2]."""
-    return packed.transpose(0, 1).flatten(1, 2)[:, :outs].contiguous()

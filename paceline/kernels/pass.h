@@ -26,15 +26,14 @@ constexpr int64_t INNER = 256;  // the largest rank of a correction
 
 struct Sizes {
   int64_t normed, attended, mlp, qkv, queries, head_dim;
-  bool bytes, sums, by_32, by_256;
+  int by_32, by_256;  // parts of rows as integers
 };
 
 static void note_format(Sizes& s, const Matrix& m) {
   if (!m.data) return;
-  s.bytes |= m.format == INT8;
-  s.sums |= m.format == INT4;
-  s.by_32 |= !m.group && block_format(m.format).each == 32;
-  s.by_256 |= !m.group && block_format(m.format).each == 256;
+  if (!is_block_format(m.format)) return;
+  int& parts = block_format(m.format).each == 256 ? s.by_256 : s.by_32;
+  parts = (int)max_(parts, m.input_bits / 8);
 }
 
 static Sizes sizes_of(const Model* model) {
@@ -66,10 +65,10 @@ struct Arena {  // allocates from one buffer; without a buffer it only counts by
   }
 };
 
-static Bytes allocate_bytes(Arena& arena, int64_t rows, int64_t size, int64_t each) {
-  const int64_t stride = round_up(size, each), count = rows * stride;
+static Bytes allocate_bytes(Arena& arena, int64_t rows, int parts, int64_t size, int64_t each) {
+  const int64_t stride = round_up(size, each), count = rows * parts * stride;
   return {arena.take<int8_t>(count), arena.take<float>(count / each), arena.take<int16_t>(count / 32),
-          arena.take<int16_t>(count / 16), stride};
+          arena.take<int16_t>(count / 16), stride, parts};
 }
 
 static Input allocate_input(Arena& arena, int64_t rows, int64_t size, const Sizes& s) {
@@ -77,20 +76,8 @@ static Input allocate_input(Arena& arena, int64_t rows, int64_t size, const Size
   in.stride = round_up(size, 32);
   in.wide = arena.take<float>(rows * in.stride);
   if (HAS_DP) in.narrow = arena.take<half_t>(rows * in.stride + 32);
-  if (s.bytes && BYTES_DOT) {
-    in.high = arena.take<uint8_t>(rows * in.stride + 32);
-    in.low = arena.take<uint8_t>(rows * in.stride + 32);
-  }
-  if (s.sums && BYTES_DOT) {
-    in.high4 = arena.take<int8_t>(rows * in.stride + 32);
-    in.low4 = arena.take<int8_t>(rows * in.stride + 32);
-  }
-  if (s.bytes && !BYTES_DOT) in.words8 = arena.take<int16_t>(rows * in.stride);
-  if (s.sums && !BYTES_DOT) in.words4 = arena.take<int16_t>(rows * in.stride);
-  if (s.sums) in.sums = arena.take<float>(rows * in.stride / 32);
-  if (s.bytes || s.sums) in.scales = arena.take<float>(rows);
-  if (s.by_32) in.by_32 = allocate_bytes(arena, rows, size, 32);
-  if (s.by_256) in.by_256 = allocate_bytes(arena, rows, size, 256);
+  if (s.by_32) in.by_32 = allocate_bytes(arena, rows, s.by_32, size, 32);
+  if (s.by_256) in.by_256 = allocate_bytes(arena, rows, s.by_256, size, 256);
   return in;
 }
 

@@ -1,4 +1,4 @@
-"""Layers over the quantised weights of llama.cpp's files, as they are: nothing is rounded again."""
+"""Layers over weights in block formats, for the native kernels."""
 
 import copy
 from collections.abc import Sequence
@@ -39,18 +39,17 @@ class BlockWeights(nn.Module):
 class BlockLinear(QuantizedLinear, BlockWeights):
     """A linear layer on CPU with weights in a block format.
 
-    dtype: what `weight` is read as. rounds_inputs: to 8 bits; otherwise they keep 32.
+    dtype: what `weight` is read as. input_bits: 8 or 16, of the integers that inputs are rounded to.
     """
 
-    def __init__(self, blocks: Blocks, bias: Tensor | None, dtype: torch.dtype):
+    def __init__(self, blocks: Blocks, bias: Tensor | None, dtype: torch.dtype, input_bits: int = 8):
         super().__init__()
         self._hold(blocks, dtype)
-        (self.out_features, self.in_features), self.bias = blocks.shape, bias
+        (self.out_features, self.in_features), self.bias, self.input_bits = blocks.shape, bias, input_bits
 
     @property
     def matrix(self) -> PackedMatrix:
-        group = 0 if self.rounds_inputs else 1
-        return PackedMatrix(self.out_features, self.in_features, self.blocks, self.bias, group=group)
+        return PackedMatrix(self.out_features, self.in_features, self.blocks, self.bias, self.input_bits)
 
 
 class BlockEmbedding(BlockWeights):
@@ -84,8 +83,8 @@ def check_products(model: nn.Module) -> None:
         weight = unpack(part, outs, ins).double()
         x = torch.randn(3, ins, generator=torch.Generator().manual_seed(0))
         want = x.double() @ weight.T
-        for group, most in ((0, 0.03), (1, 1e-5)):
-            got = PackedMatrix(outs, ins, part, None, group=group)(x)
+        for input_bits, most in ((8, 0.03), (16, 1e-4)):
+            got = PackedMatrix(outs, ins, part, None, input_bits)(x)
             error = float((got - want).norm() / (x.double().norm() * weight.norm() / ins**0.5).clamp(min=1e-30))
             if not error <= most:
                 raise IncompatibleModels(
@@ -95,12 +94,12 @@ def check_products(model: nn.Module) -> None:
 
 
 def in_float32(model: _Model) -> _Model:
-    """A copy whose other weights, and inputs, are float32; blocks are shared."""
+    """A copy whose other weights are float32, and inputs of products have 16 bits; blocks are shared."""
     layers = [one for one in model.modules() if isinstance(one, BlockWeights)]
     made = copy.deepcopy(model, {id(one.data): one.data for one in layers}).float()
     for one in made.modules():
         if isinstance(one, BlockWeights):
             one.dtype = torch.float32
         if isinstance(one, BlockLinear):
-            one.rounds_inputs = False
+            one.input_bits = 16
     return made

@@ -5,7 +5,7 @@
     forward = (clamp(round((weight - z) / s)) s + z) x        the gradient ignores the rounding (straight-through)
 
 The parameters (levels, a, b) are in units of the grid, so that one learning rate suits every layer.
-`Int4Linear.of` makes a layer with the forward's weights, bit for bit, from what `packable` returns.
+`int4_linear` makes a layer with the forward's weights, bit for bit, from what `packable` returns.
 """
 
 from typing import final
@@ -71,7 +71,7 @@ class FakeInt4Linear(nn.Module):
 
     @torch.no_grad()
     def packable(self) -> tuple[Tensor, Tensor]:
-        """Codes int32 [out, in] in 0..15 and params bfloat16 [in / group_size, out, 2], for `Int4Linear.of`."""
+        """Codes int32 [out, in] in 0..15 and params bfloat16 [in / group_size, out, 2], for `int4_linear`."""
         scale, zero = self.grid
         return codes_on(self.weight, scale, zero, self.bits), int4_params(scale, zero)
 

@@ -1,19 +1,22 @@
-"""INT4 weights in groups, asymmetric, round to nearest; multiplied by native kernels on CPU, by ATen elsewhere.
+"""INT4 weights in groups, asymmetric, round to nearest: blocks of the native kernels on CPU, ATen's layout elsewhere.
 
 A group of `group_size` weights of one output row shares a scale s and a zero point z, both in bfloat16:
 
     code = round((w - min) / s), s = (max - min) / 15        w' = (code - 8) * s + z,  z = min + 8 s
 
-Weights of 3 and 2 bits use the 8 or 4 codes in the middle of the same container (s = (max - min) / 7 or / 3).
+Weights of 3 and 2 bits use the 8 or 4 codes in the middle (s = (max - min) / 7 or / 3). In blocks, 32 weights have a
+scale and a zero point of their own, so that larger groups repeat them.
 """
 
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from ..kernels.packing import pack_codes, pack_params, unpack_params
-from .packed import PackedLinear, PackedMatrix, Place, QuantizedLinear, device_of, has_kernels, in_place
+from ..kernels.packing import Blocks
+from .blocks import BlockLinear
+from .packed import PackedLinear, Place, QuantizedLinear, device_of, has_kernels, in_place
 
 GROUP_SIZES = (32, 64, 128, 256)
 BITS = (4, 3, 2)
@@ -77,73 +80,50 @@ def quantize_int4(weight: Tensor, group_size: int, bits: int = 4) -> tuple[Tenso
     return codes_on(weight, scale, zero, bits), int4_params(scale, zero)
 
 
-def _pack(codes: Tensor) -> Tensor:
-    """Codes int32 [out, in] in the layout of the device's kernel, whose first dimension is blocks of outputs."""
-    if codes.device.type == "cuda":
-        # The CUDA layout has two codes per byte, the even one in the high half.
-        pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
-        return torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_K_TILES)
-    if has_kernels(codes.device):
-        return pack_codes(codes)
-    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+def int4_linear(
+    codes: Tensor, params: Tensor, bits: int, bias: Tensor | None, dtype: torch.dtype, place: Place = in_place
+) -> QuantizedLinear:
+    """A layer with these codes, int32 [out, in], and params, bfloat16 [in / group_size, out, 2].
+
+    dtype: what its weights are read as.
+    """
+    if not has_kernels(codes.device):
+        return Int4Linear(codes, params, bias)
+    blocks = Blocks.of_codes(codes - (8 - (1 << bits - 1)), params, bits)
+    return BlockLinear(replace(blocks, data=place(blocks.data)), bias, dtype)
+
+
+def to_int4(linear: nn.Module, group_size: int, bits: int = 4, place: Place = in_place) -> QuantizedLinear:
+    """The layer with weights rounded to 4, 3 or 2 bits."""
+    weight, bias = cast("Tensor", linear.weight).detach(), cast("Tensor | None", linear.bias)
+    codes, params = zip(*(quantize_int4(rows, group_size, bits) for rows in weight.split(_ROWS)), strict=True)
+    return int4_linear(torch.cat(codes), torch.cat(params, 1), bits, bias, weight.dtype, place)
+
+
+def fits_int4(linear: nn.Linear | PackedLinear | QuantizedLinear, group_size: int) -> bool:
+    """True iff the kernels of its device take this shape."""
+    if linear.in_features % group_size:
+        return False
+    return linear.out_features % 16 == 0 or has_kernels(device_of(linear))
 
 
 class Int4Linear(QuantizedLinear):
-    """A linear layer with packed INT4 weights; products are in bfloat16, or float32 on CPUs without it.
+    """A linear layer with INT4 weights that ATen multiplies, in bfloat16."""
 
-    bits: the bits that weights are rounded to, 4, 3 or 2; the container has 4.
-    """
-
-    def __init__(
-        self,
-        linear: nn.Linear | PackedLinear | QuantizedLinear,
-        group_size: int,
-        bits: int = 4,
-        place: Place = in_place,
-    ):
+    def __init__(self, codes: Tensor, params: Tensor, bias: Tensor | None):
         super().__init__()
-        weight = cast("Tensor", linear.weight).detach()
-        pieces = (quantize_int4(rows, group_size, bits) for rows in weight.split(_ROWS))
-        packed, params = zip(*((_pack(codes), params) for codes, params in pieces), strict=True)
-        self._hold(weight.shape, torch.cat(packed), torch.cat(params, 1), linear.bias, place)
-
-    @classmethod
-    def of(cls, codes: Tensor, params: Tensor, bias: Tensor | None = None, place: Place = in_place) -> "Int4Linear":
-        """A layer with these codes, int32 [out, in], and params, bfloat16 [in / group_size, out, 2]."""
-        made = cls.__new__(cls)
-        nn.Module.__init__(made)
-        made._hold(codes.shape, _pack(codes), params, bias, place)
-        return made
-
-    def _hold(self, shape: torch.Size, packed: Tensor, params: Tensor, bias: Tensor | None, place: Place) -> None:
-        (self.out_features, self.in_features), self.bias = shape, bias
+        (self.out_features, self.in_features), self.bias = codes.shape, bias
         self.group_size = self.in_features // len(params)
-        self._native = has_kernels(packed.device)
-        if self._native:
-            packed, params = place(packed), place(pack_params(params))
+        if codes.device.type == "cuda":
+            # The CUDA layout has two codes per byte, the even one in the high half.
+            pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
+            packed = torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_K_TILES)
+        else:
+            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
         self.packed = nn.Buffer(packed, persistent=False)
-        self.packed_params = nn.Buffer(params, persistent=False)
-
-    @staticmethod
-    def fits(linear: nn.Linear | PackedLinear | QuantizedLinear, group_size: int) -> bool:
-        """True iff the kernels of its device take this shape."""
-        if linear.in_features % group_size:
-            return False
-        return linear.out_features % 16 == 0 or has_kernels(device_of(linear))
-
-    @property
-    def params(self) -> Tensor:
-        """Scales and zeros, bfloat16 [in / group_size, out, 2]."""
-        return unpack_params(self.packed_params, self.out_features) if self._native else self.packed_params
-
-    @property
-    def matrix(self) -> PackedMatrix | None:
-        if not self._native:
-            return None
-        outs, ins = self.out_features, self.in_features
-        return PackedMatrix(outs, ins, self.packed, self.bias, self.packed_params, group=self.group_size)
+        self.params = nn.Buffer(params, persistent=False)
 
     def product(self, rows: Tensor) -> Tensor:
         on_cpu = rows.device.type != "cuda"
         multiply = torch.ops.aten._weight_int4pack_mm_for_cpu if on_cpu else torch.ops.aten._weight_int4pack_mm
-        return multiply(rows.bfloat16(), self.packed, self.group_size, self.packed_params)
+        return multiply(rows.bfloat16(), self.packed, self.group_size, self.params)

@@ -15,8 +15,8 @@ from ..kernels.packing import Blocks
 from .block_rounding import round_matrix
 from .blocks import BlockEmbedding, BlockLinear
 from .fp8 import Fp8Linear, require_fp8
-from .int4 import BITS, GROUP_SIZES, Int4Linear
-from .int8 import Int8Linear
+from .int4 import BITS, GROUP_SIZES, Int4Linear, fits_int4, to_int4
+from .int8 import Int8Linear, fits_int8, to_int8
 from .mixes import BlockMix, head_format, is_block_weights, layer_format
 from .packed import PackedLinear, QuantizedLinear, WeightArena, has_kernels
 
@@ -25,8 +25,9 @@ Weights: TypeAlias = Literal["int8", "int4", "fp8"] | BlockMix
 LmHead: TypeAlias = Literal["int4", "shared"]
 """The output head of a self-draft: its own in 4 bits, or the target's."""
 Dense: TypeAlias = nn.Linear | PackedLinear | BlockLinear
-_Make: TypeAlias = Callable[[Dense], QuantizedLinear | None]
-"""A quantised copy of a layer; None where the kernels do not take its shape."""
+_Layer: TypeAlias = nn.Linear | PackedLinear | QuantizedLinear
+_Make: TypeAlias = Callable[[_Layer], QuantizedLinear | None]
+"""A quantised copy of a layer; None where the kernels do not take its shape, or it has no more bits."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,14 @@ def quantize_target(model: PreTrainedModel, weights: Weights, group_size: int = 
     make = _maker(weights, group_size, 4, arena)
     needs = {
         "int4": f"inputs divisible by {group_size}, and outputs by 16 without native kernels",
-        "int8": "inputs divisible by 32 without native kernels",
+        "int8": "inputs divisible by 32",
         "fp8": "inputs and outputs divisible by 16",
     }[weights]
-    report = _replace_layers(model, Dense, make, f"{weights.upper()}: {needs}")
+    report = _replace_layers(model, make, f"{weights.upper()}: {needs}, more bits than that")
     if weights == "fp8":
         return report
     # Not INT4, which decides near ties of tokens wrongly.
-    make_head = _maker("int8", group_size, 4, arena)
-    return _replace_head(model, lambda linear: make_head(linear) or make(linear), report)
+    return _replace_head(model, {"int8": _maker("int8", group_size, 4, arena), "int4": make}, report)
 
 
 @torch.inference_mode()
@@ -83,21 +83,19 @@ def quantize_linears(
     """Replace the linear layers of a module tree by INT4 ones, which makes it a self-draft.
 
     Raises `ConfigError` for an unknown group size or bits, `IncompatibleModels` if no layer can be quantised.
-    bits: 3 and 2 round further, but take the memory and time of 4; they are for experiments.
     """
     if bits not in BITS:
         raise ConfigError("unknown bits", got=bits, expected="one of " + ", ".join(map(str, BITS)))
     make = _maker("int4", group_size, bits, WeightArena())
-    kinds = Dense | Int8Linear | Fp8Linear
-    needs = f"INT4: inputs divisible by {group_size}, outputs by 16 without native kernels, and not yet in INT4"
-    report = _replace_layers(model, kinds, make, needs)
-    return report if lm_head == "shared" else _replace_head(model, make, report)
+    needs = f"INT{bits}: inputs divisible by {group_size}, outputs by 16 without native kernels, more bits than that"
+    report = _replace_layers(model, make, needs)
+    return report if lm_head == "shared" else _replace_head(model, {"int4": make}, report)
 
 
 @torch.inference_mode()
 def quantize_head(model: PreTrainedModel, group_size: int, report: QuantReport) -> QuantReport:
     """Replace the output head only, in 4 bits, as `quantize_linears` does; returns the updated report."""
-    return _replace_head(model, _maker("int4", group_size, 4, WeightArena()), report)
+    return _replace_head(model, {"int4": _maker("int4", group_size, 4, WeightArena())}, report)
 
 
 def _to_blocks(model: PreTrainedModel, weights: str) -> QuantReport:
@@ -155,23 +153,32 @@ def _maker(weights: Weights, group_size: int, bits: int, arena: WeightArena) -> 
     if group_size not in GROUP_SIZES:
         raise ConfigError("unknown group size", got=group_size, expected="one of " + ", ".join(map(str, GROUP_SIZES)))
 
-    def make(linear: Dense) -> QuantizedLinear | None:
+    def make(linear: _Layer) -> QuantizedLinear | None:
+        if bits_of(linear) <= {"fp8": 8, "int8": 8}.get(weights, bits):
+            return None
         if weights == "fp8":
             return Fp8Linear(linear) if Fp8Linear.fits(linear) else None
         if weights == "int8":
-            return Int8Linear(linear, arena) if Int8Linear.fits(linear) else None
-        return Int4Linear(linear, group_size, bits, arena) if Int4Linear.fits(linear, group_size) else None
+            return to_int8(linear, arena) if fits_int8(linear) else None
+        return to_int4(linear, group_size, bits, arena) if fits_int4(linear, group_size) else None
 
     return make
 
 
-def _replace_layers(model: PreTrainedModel, kinds: object, make: _Make, needs: str) -> QuantReport:
-    """Replace the layers of these kinds except the output head. needs: the format and its shapes, for the error."""
+def bits_of(linear: _Layer) -> int:
+    """The bits of a weight; scales do not count."""
+    if isinstance(linear, BlockLinear):
+        return linear.form.bits
+    return {Int4Linear: 4, Int8Linear: 8, Fp8Linear: 8}.get(type(linear), 16)
+
+
+def _replace_layers(model: PreTrainedModel, make: _Make, needs: str) -> QuantReport:
+    """Replace the layers except the output head. needs: the format and its shapes, for the error."""
     head, made, kept = model.get_output_embeddings(), list[QuantizedLinear](), 0
     for path, module in list(model.named_modules()):
-        if module is head or not isinstance(module, nn.Linear | PackedLinear | QuantizedLinear):
+        if module is head or not isinstance(module, _Layer):
             continue
-        linear = make(cast(Dense, module)) if isinstance(module, kinds) else None  # type: ignore[arg-type]
+        linear = make(module)
         if linear is None:
             kept += 1
         else:
@@ -185,11 +192,11 @@ def _replace_layers(model: PreTrainedModel, kinds: object, make: _Make, needs: s
     return QuantReport(len(made), kept, sum(layer.num_bytes for layer in made))
 
 
-def _replace_head(model: PreTrainedModel, make: _Make, report: QuantReport) -> QuantReport:
+def _replace_head(model: PreTrainedModel, makers: Mapping[str, _Make], report: QuantReport) -> QuantReport:
+    """Replace the output head by the first kind that fits."""
     head = model.get_output_embeddings()
-    made = make(cast(Dense, head)) if isinstance(head, Dense | Int8Linear) else None
-    if made is None:
-        return report
-    model.set_output_embeddings(made)
-    kind = "int8" if isinstance(made, Int8Linear) else "int4"
-    return QuantReport(report.num_quantized + 1, report.num_kept, report.num_bytes + made.num_bytes, kind)
+    for kind, make in makers.items():
+        if isinstance(head, _Layer) and (made := make(head)):
+            model.set_output_embeddings(made)
+            return QuantReport(report.num_quantized + 1, report.num_kept, report.num_bytes + made.num_bytes, kind)
+    return report

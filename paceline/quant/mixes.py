@@ -29,7 +29,7 @@ def _spread(layer: int, layers: int) -> BlockFormat | None:
 
 
 _MIXES: Mapping[str, _Mix] = {
-    **{form.name.lower(): _Mix(form) for form in BlockFormat},
+    **{form.name.lower(): _Mix(form) for form in BlockFormat if form.is_in_files},
     "q5_k_m": _Mix(BlockFormat.Q5_K, {"v": _spread, "down": _spread, "qkv": lambda *_: BlockFormat.Q6_K}),
     "q4_k_m": _Mix(BlockFormat.Q4_K, {"v": _spread, "down": _spread, "qkv": lambda *_: BlockFormat.Q5_K}),
     "q3_k_m": _Mix(

@@ -15,14 +15,10 @@ from ..kernels.packing import (
     Bf12,
     Blocks,
     pack,
-    pack_codes,
-    pack_params,
     unpack,
-    unpack_codes,
-    unpack_params,
 )
 
-_FORMATS = {**FORMATS, torch.int8: NumberFormat.INT8, torch.int32: NumberFormat.INT4, torch.uint8: NumberFormat.BF12}
+_FORMATS = {**FORMATS, torch.uint8: NumberFormat.BF12}
 _PIECE, _PAGE, _LINE = 32 << 20, 2 << 20, 64
 Place: TypeAlias = Callable[[Tensor], Tensor]
 """Copies a packed weight to its final place in memory, see `WeightArena`."""
@@ -49,7 +45,6 @@ class QuantizedLinear(nn.Module):
     in_features: int
     out_features: int
     bias: Tensor | None
-    rounds_inputs = True
 
     @property
     def matrix(self) -> "PackedMatrix | None":
@@ -118,19 +113,15 @@ class PackedLinear(nn.Module):
 class PackedMatrix:
     """A `Matrix` of the kernels and the tensors that it points to.
 
-    packed: the weights, or their codes, int8 or int32 (INT4), in blocks of outputs; or in a format of llama.cpp.
-    group: how many weights share a scale (INT4); whether inputs keep 32 bits (formats of llama.cpp).
-    scales: the scales of codes; packed params for INT4.
-    sums: the sums of INT8 codes.
+    packed: the weights in blocks of outputs.
+    input_bits: 8 or 16, of the integers that `Blocks` are multiplied with.
     """
 
     outs: int
     ins: int
     packed: Tensor | Bf12 | Blocks
     bias: Tensor | None
-    scales: Tensor | None = None
-    sums: Tensor | None = None
-    group: int = 0
+    input_bits: int = 8
 
     def __post_init__(self) -> None:
         self.bias = None if self.bias is None else self.bias.detach().float().contiguous()
@@ -140,29 +131,22 @@ class PackedMatrix:
         elif isinstance(data, Blocks):
             data, form = data.data, data.form
         self.struct = Matrix(
-            data=address(data), scales=address(self.scales), sums=address(self.sums), bias=address(self.bias),
-            table=address(table), patches=address(patches),
-            outs=self.outs, ins=self.ins, format=_FORMATS[data.dtype] if form is None else form, group=self.group,
+            data=address(data), bias=address(self.bias), table=address(table), patches=address(patches),
+            outs=self.outs, ins=self.ins, format=_FORMATS[data.dtype] if form is None else form,
+            input_bits=self.input_bits,
         )  # fmt: skip
 
     def part(self, first: int, last: int) -> "PackedMatrix":
         """Outputs `first` .. `last` - 1 as a separate matrix; packed again if the first is within a block."""
         cut = slice(first, last)
-        packed, scales, bias = self.packed, self.scales, None if self.bias is None else self.bias[cut]
-        blocks = slice(first // OUTPUTS_PER_BLOCK, -(-last // OUTPUTS_PER_BLOCK))
+        packed, bias = self.packed, None if self.bias is None else self.bias[cut]
         if first % OUTPUTS_PER_BLOCK == 0:
-            packed = packed[blocks]
-            if scales is not None:
-                scales = scales[blocks if self.group else cut]
-        elif scales is not None and self.group:
-            assert isinstance(packed, Tensor)
-            packed = pack_codes(unpack_codes(packed, self.outs, self.ins)[cut])
-            scales = pack_params(unpack_params(scales, self.outs)[:, cut])
+            packed = packed[first // OUTPUTS_PER_BLOCK : -(-last // OUTPUTS_PER_BLOCK)]
+        elif isinstance(packed, Blocks):
+            packed = packed.part(first, last)
         else:
             packed = pack(unpack(packed, self.outs, self.ins)[cut])
-            scales = None if scales is None else scales[cut]
-        sums = None if self.sums is None else self.sums[cut]
-        return PackedMatrix(last - first, self.ins, packed, bias, scales, sums, self.group)
+        return PackedMatrix(last - first, self.ins, packed, bias, self.input_bits)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""

@@ -23,13 +23,11 @@ from transformers import PreTrainedModel
 from ..errors import DraftError, IncompatibleModels
 from ..heads.int4_draft import Int4Draft, Int4DraftConfig
 from ..heads.space import Factors, SpaceAdapter, SpaceConfig
-from ..quant.fp8 import Fp8Linear
-from ..quant.int4 import Int4Linear
-from ..quant.int8 import Int8Linear
-from ..quant.packed import PackedLinear, WeightArena, device_of
+from ..quant.int4 import int4_linear
+from ..quant.packed import PackedLinear, QuantizedLinear, WeightArena, device_of
 
 _MAX_GAIN = 2.0**20  # factors that amplify the largest input by no more cannot overflow and need no bound
-_LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear, Fp8Linear)
+_LINEARS = (nn.Linear, PackedLinear, QuantizedLinear)
 
 
 @final
@@ -246,12 +244,12 @@ def _joined(parts: list[tuple[int, Factors]], outputs: int) -> tuple[Tensor, Ten
     return a, b
 
 
-def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
+def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[QuantizedLinear]:
     """Replace the linear layers that the draft has weights for; returns the new layers.
 
     Raises `IncompatibleModels` if layers, names or shapes differ from those that the draft was trained for.
     """
-    config, made, arena = draft.config, list[Int4Linear](), WeightArena()
+    config, made, arena = draft.config, list[QuantizedLinear](), WeightArena()
     shapes = dict(zip(config.linears, config.shapes, strict=True))
     for index, layer, path, parts in _linears(model, config, "the trained self-draft does not fit"):
         old: Any = layer.get_submodule(path)
@@ -262,7 +260,8 @@ def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
                 got=", ".join(names), expected="all that the layer joins",
             )  # fmt: skip
         codes, params = zip(*(draft.packable(index, name) for name in names), strict=True)
-        device = device_of(old)
-        made.append(Int4Linear.of(torch.cat(codes).to(device), torch.cat(params, 1).to(device), old.bias, arena))
+        device, dtype = device_of(old), cast("torch.dtype", model.dtype)
+        codes, params = torch.cat(codes).to(device), torch.cat(params, 1).to(device)
+        made.append(int4_linear(codes, params, config.bits, old.bias, dtype, arena))
         layer.set_submodule(path, made[-1])
     return made

@@ -43,7 +43,8 @@ def check(loaded: LoadedModel) -> LoadedModel:
 
 def tolerance(loaded: LoadedModel) -> float:
     """The largest difference of logits, in standard deviations. Layers that round their inputs count as 16-bit ones."""
-    rounds = any(isinstance(layer, QuantizedLinear) and layer.rounds_inputs for layer in loaded.model.modules())
+    layers = [one for one in loaded.model.modules() if isinstance(one, QuantizedLinear)]
+    rounds = any(getattr(one, "input_bits", 8) == 8 for one in layers)
     return _IN_16_BITS if rounds else _TOLERANCE.get(loaded.dtype, _IN_16_BITS)
 
 

@@ -150,7 +150,7 @@ def test_other_models_are_told_apart():
     rounded = LLM(tiny_model("llama", intermediate_size=64), weights="int8", numerics="fast")
     plain = LLM(tiny_model("llama", intermediate_size=64), numerics="fast")
     assert ModelId.of(rounded).fingerprint == ModelId.of(plain).fingerprint
-    assert ModelId.of(rounded).weights.startswith("int8 ")
+    assert ModelId.of(rounded).weights.startswith("q8_0 ")
     assert "weights" in ModelId.of(plain).difference(ModelId.of(rounded))
     for change in ({"dtype": "bfloat16"}, {"weights": "int4 abc"}, {"vision": "abc"}, {"fingerprint": "abc"}):
         with pytest.raises(IncompatibleModels, match=next(iter(change))):

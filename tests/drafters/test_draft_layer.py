@@ -15,12 +15,12 @@ from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
 from paceline.kernels.library import library
 from paceline.kernels.packing import Bf12
-from paceline.quant.int8 import Int8Linear
+from paceline.quant.int8 import to_int8
 from paceline.quant.packed import PackedLinear, PackedMatrix
 from tests.drafters.heads import causal
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
-E, H, D, V = 48, 2, 16, 300
+E, H, D, V = 64, 2, 16, 300
 
 
 @pytest.fixture(params=load().isas)
@@ -34,7 +34,7 @@ def isa(request):
 def made(version: int | str, dtype: torch.dtype, **options) -> tuple[EagleHead, NativeLayer, Tensor]:
     """A head with random weights, its layer for the kernels, and embeddings."""
     torch.manual_seed(1)
-    config = EagleConfig(E, (0,), V, V, 80, 2 * H, H, D, version, E, own_lm_head=True, **options)
+    config = EagleConfig(E, (0,), V, V, 96, 2 * H, H, D, version, E, own_lm_head=True, **options)
     head = EagleHead(config).to(dtype).eval().requires_grad_(False)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
@@ -48,7 +48,7 @@ def made(version: int | str, dtype: torch.dtype, **options) -> tuple[EagleHead, 
 
 def held(dtype: torch.dtype) -> torch.dtype:
     """What a packed head of this dtype holds here."""
-    return dtype if dtype is torch.float32 or load().isa == "portable" else torch.int8
+    return dtype if dtype is torch.float32 or load().isa == "portable" else torch.uint8
 
 
 def cache(slots: int, dtype: torch.dtype, layers: int = 1) -> tuple[list[Tensor], list[Tensor]]:
@@ -109,7 +109,7 @@ def test_states_of_the_target_are_projected_in_the_pass(dtype, isa):
 
 def projects_with_the_bits_of_fc(dtype: torch.dtype) -> bool:
     head, layer, _ = made(3, dtype)
-    first = (Int8Linear if held(dtype) is torch.int8 else PackedLinear)(head.fc)
+    first = (to_int8 if held(dtype) is torch.uint8 else PackedLinear)(head.fc)
     states, ids, found = torch.randn(2, 3, first.in_features).to(dtype), torch.randint(V, (2, 3)), []
     for given, of_target in ((states, True), (first(states.float()), False)):
         keys, values = cache(2, dtype)
@@ -134,7 +134,7 @@ def test_heads_of_16_bits_become_int8_and_say_what_they_said(version, dtype, isa
 
 def dtypes(layer: NativeLayer) -> set[torch.dtype]:
     matrices = [one.packed for one in layer.pointers if isinstance(one, PackedMatrix)]
-    return {torch.bfloat16 if isinstance(one, Bf12) else one.dtype for one in matrices}
+    return {torch.bfloat16 if isinstance(one, Bf12) else getattr(one, "dtype", torch.uint8) for one in matrices}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

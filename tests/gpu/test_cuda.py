@@ -7,7 +7,7 @@ from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQ
 from paceline.core.tree import TokenTree
 from paceline.drafters import Eagle, Medusa
 from paceline.quant.fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
-from paceline.quant.int4 import Int4Linear, quantize_int4
+from paceline.quant.int4 import quantize_int4, to_int4
 from paceline.runner import ModelRunner, wrap_model
 from tests.adversaries import RandomTrees
 from tests.drafters.heads import medusa, random_head
@@ -49,7 +49,7 @@ def test_answers_are_identical(drafter, temperature):
 @pytest.mark.parametrize("rows", [1, 4, 17])
 def test_int4_equals_its_dequantised_weights(rows):
     linear = torch.nn.Linear(256, 128, dtype=torch.bfloat16, device="cuda")
-    packed = Int4Linear(linear, 32)
+    packed = to_int4(linear, 32)
     weight = dequantize_int4(*quantize_int4(linear.weight, 32), 32)
     x = torch.randn(rows, 256, dtype=torch.bfloat16, device="cuda")
     expected = x.float() @ weight.t() + linear.bias.float()

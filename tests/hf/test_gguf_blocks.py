@@ -10,7 +10,7 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.errors import PacelineError
+from paceline.errors import IncompatibleModels, PacelineError
 from paceline.hf.describe import FORMS as NATIVE_FORMS
 from paceline.hf.fingerprint import fingerprint
 from paceline.hf.gguf import FORMS, open_gguf
@@ -57,7 +57,7 @@ def test_nothing_is_rounded_again(architecture, tmp_path):
     for name in layers:
         assert torch.equal(exact.get_submodule(name).weight, want.get_submodule(name).weight), name
     with torch.inference_mode():
-        torch.testing.assert_close(exact(IDS).logits, want(IDS).logits, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(exact(IDS).logits, want(IDS).logits, rtol=1e-2, atol=1e-2)
 
 
 def test_the_fingerprint_is_that_of_the_same_file_in_16_bits(tmp_path):
@@ -110,7 +110,9 @@ def test_a_dtype_or_other_weights_unpack_the_file(tmp_path):
 
     assert kinds(LLM(path)) == {BlockLinear}
     assert kinds(LLM(path, dtype="bfloat16")) == {PackedLinear}
-    assert LLM(path, weights="int8").quantized.num_quantized == 15
+    assert LLM(path, weights="int4").quantized.num_quantized == 15
+    with pytest.raises(IncompatibleModels, match=r"INT8.*more bits"):
+        LLM(path, weights="int8")
 
 
 def test_what_cannot_be_kept_is_told(tmp_path, caplog):
@@ -151,7 +153,7 @@ def test_a_copy_in_float32_leaves_the_model_alone(tmp_path):
     before = copy.deepcopy({name: one.dtype for name, one in model.named_parameters()})
     wide = in_float32(model)
     assert {name: one.dtype for name, one in model.named_parameters()} == before
-    assert all(one.rounds_inputs for one in model.modules() if isinstance(one, BlockLinear))
+    assert all(one.input_bits == 8 for one in model.modules() if isinstance(one, BlockLinear))
     assert wide.dtype == torch.float32
     shared = zip(model.modules(), wide.modules(), strict=True)
     assert all(a.data.data_ptr() == b.data.data_ptr() for a, b in shared if isinstance(a, BlockWeights))

@@ -7,7 +7,7 @@ from torch import nn
 from paceline.errors import ConfigError
 from paceline.heads.int4_draft import from_planes, to_planes
 from paceline.quant.fake import FakeInt4Linear
-from paceline.quant.int4 import Int4Linear, fitted_grid
+from paceline.quant.int4 import fitted_grid, int4_linear
 from tests.quant.helpers import dequantize_int4, round_to_bits
 
 
@@ -48,9 +48,10 @@ def test_a_forward_multiplies_with_the_packed_weights_bit_for_bit(group_size, bi
     if mutant is None:
         x = torch.randn(5, 128)
         assert torch.equal(made(x), x @ packed.T)
-        layer = Int4Linear.of(*made.packable(), linear(bias=True).bias)
-        torch.testing.assert_close(layer(x), x @ packed.T + layer.bias, atol=0.02, rtol=0.02)
-        assert (layer.in_features, layer.out_features, layer.group_size) == (128, 48, group_size)
+        layer = int4_linear(*made.packable(), bits, linear(bias=True).bias, torch.float32)
+        torch.testing.assert_close(layer(x), x @ packed.T + layer.bias, atol=0.05, rtol=0.02)
+        assert torch.equal(layer.weight, packed)
+        assert (layer.in_features, layer.out_features) == (128, 48)
 
 
 @pytest.mark.parametrize("bits", [4, 3, 2])

@@ -6,8 +6,8 @@ from torch import nn
 
 from paceline import LLM, SamplingParams, SelfQuantized
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.kernels.packing import pack_codes
-from paceline.quant.int4 import Int4Linear, quantize_int4
+from paceline.quant.blocks import BlockLinear
+from paceline.quant.int4 import Int4Linear, quantize_int4, to_int4
 from paceline.quant.linears import quantize_linears
 from paceline.runner.adapters import share_copy
 from paceline.runner.torch_decoder import is_fused
@@ -31,10 +31,10 @@ def test_product_equals_that_of_the_dequantised_weights(kernel, group_size, inpu
     oracle = dequantize_int4(*quantize_int4(layer.weight, group_size), group_size)
     x = torch.randn(*rows, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
     expected = x.float() @ oracle.T + layer.bias.float()
-    got = Int4Linear(layer, group_size)(x)
+    got = to_int4(layer, group_size)(x)
     assert got.dtype == x.dtype
     assert got.shape == (*rows, outputs)
-    torch.testing.assert_close(got.float(), expected, atol=0.03, rtol=0.02)
+    torch.testing.assert_close(got.float(), expected, atol=0.05, rtol=0.02)  # inputs have 8 bits
 
 
 @pytest.mark.parametrize("group_size", [32, 128])
@@ -60,7 +60,7 @@ def test_constant_weights_survive(value):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_answers_in_the_dtype_of_its_input(kernel, dtype):
-    layer = Int4Linear(linear(64, 16, bias=True, dtype=dtype), 32)
+    layer = to_int4(linear(64, 16, bias=True, dtype=dtype), 32)
     assert layer(torch.randn(2, 64, dtype=dtype)).dtype == dtype
 
 
@@ -75,7 +75,7 @@ def test_memory_report(kernel):
     model = tiny_model("llama")
     copy = share_copy(model)
     report = quantize_linears(copy, 32, "shared")
-    layers = [m for m in copy.modules() if isinstance(m, Int4Linear)]
+    layers = [m for m in copy.modules() if isinstance(m, Int4Linear | BlockLinear)]
     assert report.num_quantized == len(layers)
     assert report.num_bytes == sum(layer.num_bytes for layer in layers)
     for layer in layers:  # half a byte a weight; a scale and a zero point in two bytes each, for each group
@@ -88,7 +88,7 @@ def test_head(kernel):
     model = tiny_model("llama", vocab_size=96)
     copy = share_copy(model)
     assert quantize_linears(copy, 32, "int4").lm_head == "int4"
-    assert isinstance(copy.get_output_embeddings(), Int4Linear)
+    assert isinstance(copy.get_output_embeddings(), Int4Linear | BlockLinear)
     odd = share_copy(tiny_model("llama"))  # 97 rows, which ATen does not take
     assert quantize_linears(odd, 32, "int4").lm_head == ("int4" if kernel == "native" else "shared")
 
@@ -107,7 +107,7 @@ def test_share_copy_shares_every_tensor_and_leaves_the_target_alone(tied):
     assert all(mine[name] is its[name] for name in mine)
     assert not {id(m) for m in model.modules()} & {id(m) for m in copy.modules()}
     quantize_linears(copy, 32, "shared")
-    assert not any(isinstance(m, Int4Linear) for m in model.modules())
+    assert not any(isinstance(m, Int4Linear | BlockLinear) for m in model.modules())
     assert copy.get_input_embeddings().weight is model.get_input_embeddings().weight
     with torch.inference_mode():
         assert torch.equal(model(ids).logits, before)
@@ -142,7 +142,9 @@ def test_options_that_cannot_be():
 def test_a_layer_packed_in_pieces_is_the_layer_packed_whole(kernel):
     linear = nn.Linear(64, 2 * 4096 + 48, bias=False, dtype=torch.bfloat16)
     codes, params = quantize_int4(linear.weight, 32)
-    packed = Int4Linear(linear, 32)
-    pack = pack_codes if kernel == "native" else lambda c: torch.ops.aten._convert_weight_to_int4pack_for_cpu(c, 1)
-    assert torch.equal(packed.packed, pack(codes))
-    assert torch.equal(packed.params, params)
+    packed = to_int4(linear, 32)
+    if isinstance(packed, BlockLinear):
+        assert torch.equal(packed.weight, dequantize_int4(codes, params, 32).bfloat16())
+    else:
+        assert torch.equal(packed.packed, torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1))
+        assert torch.equal(packed.params, params)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ...errors import ConfigError
 from ...heads.int4_draft import Int4Draft, Int4DraftConfig
 from ...quant.fake import FakeInt4Linear
-from ...quant.int4 import Int4Linear
+from ...quant.int4 import fits_int4
 from ...runner import LoadedModel
 from ...runner.adapters import share_copy
 from ...schema import Text, checked
@@ -172,7 +172,7 @@ def _rounded(plain: PreTrainedModel, shape: QatShape) -> Int4DraftConfig:
     fits = [
         (name, size)
         for name, size in zip(*linears_of(plain, shape.linears), strict=True)
-        if Int4Linear.fits(every[0].get_submodule(name), shape.group_size)
+        if fits_int4(every[0].get_submodule(name), shape.group_size)
         and size[0] % 16 == 0  # what ATen's kernels need, since the draft may be used on another device
     ]
     if not fits:

@@ -85,19 +85,20 @@ class Bf12:
 
 
 _COLUMN = 16  # outputs of a record
-_PIECE = 64 * _COLUMN  # outputs that are packed at once
+_PIECE = 16 * _COLUMN  # outputs that are packed at once
 
 
 @dataclass(eq=False)
 class Blocks:
     """Weights in a block format of llama.cpp's files.
 
-    shape: [out, in]. data: records, uint8 [blocks, bytes].
+    shape: [out, in]. data: records, uint8 [blocks, bytes]. is_finite: whether all scales are, where they were packed.
     """
 
     form: BlockFormat
     shape: tuple[int, int]
     data: Tensor
+    is_finite: bool = True
 
     @classmethod
     def of(
@@ -116,13 +117,13 @@ class Blocks:
         data = room(size, torch.uint8)
         columns = data.view(-1, data.shape[1] // 2)
 
-        def fill(first: int) -> None:
+        def fill(first: int) -> bool:
             packed = columns[first // _COLUMN : (first + _PIECE) // _COLUMN]
-            pack_blocks(form, read(slice(first, min(first + _PIECE, outs))), ins, packed)
+            return pack_blocks(form, read(slice(first, min(first + _PIECE, outs))), ins, packed)
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            list(threads.map(fill, range(0, outs, _PIECE)))
-        return cls(form, shape, data)
+            is_finite = all(list(threads.map(fill, range(0, outs, _PIECE))))
+        return cls(form, shape, data, is_finite)
 
     def rows(self, indices: Sequence[int]) -> Tensor:
         """The weights of some outputs, float32 [R, in]."""
@@ -137,14 +138,6 @@ class Blocks:
             outputs.append((row // _COLUMN * (ins // each) + column // each) * _COLUMN + row % _COLUMN)
         blocks = unpack_outputs(self.form, self.data, outputs, each)
         return blocks[torch.arange(len(places)), torch.tensor([place % ins % each for place in places])]
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all scales are finite."""
-        records = self.data.view(-1, record_bytes(self.form))
-        scales = records[:, : 4 * _COLUMN if self.form.has_mins else 2 * _COLUMN].view(torch.int16)
-        infinity = 0x7F80 if self.form is BlockFormat.MXFP4 else 0x7C00
-        return not bool(((scales & infinity) == infinity).any())
 
     def __getitem__(self, blocks: slice) -> "Blocks":
         """Some of the blocks, which are shared."""

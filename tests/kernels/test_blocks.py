@@ -162,6 +162,8 @@ def test_scales_that_are_not_finite_are_seen():
         blocks = random_blocks(form.name, 20, form.inputs)
         assert packed(form, blocks, form.inputs).is_finite
         if form is not BlockFormat.MXFP4:  # whose exponents are all finite
-            at, _ = PLACE_OF_SCALES.get(form.name, (0, 1))
-            blocks[17, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
-            assert not packed(form, blocks, form.inputs).is_finite
+            at, count = PLACE_OF_SCALES.get(form.name, (0, 1))
+            for place in range(at, at + 2 * count, 2):
+                broken = blocks.copy()
+                broken[17, place : place + 2] = np.array([np.nan], np.float16).view(np.uint8)
+                assert not packed(form, broken, form.inputs).is_finite

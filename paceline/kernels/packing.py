@@ -85,7 +85,7 @@ class Bf12:
 
 
 _COLUMN = 16  # outputs of a record
-_PIECE = 16 * _COLUMN  # outputs that are packed at once
+_PIECE = 1 << 20  # bytes, about, that are packed at once
 
 
 @dataclass(eq=False)
@@ -116,14 +116,16 @@ class Blocks:
         size = -(-outs // OUTPUTS_PER_BLOCK), 2 * (ins // form.inputs) * record_bytes(form)
         data = room(size, torch.uint8)
         columns = data.view(-1, data.shape[1] // 2)
+        step = OUTPUTS_PER_BLOCK * -(-_PIECE // data.shape[1])
 
         def fill(first: int) -> bool:
-            packed = columns[first // _COLUMN : (first + _PIECE) // _COLUMN]
-            return pack_blocks(form, read(slice(first, min(first + _PIECE, outs))), ins, packed)
+            packed = columns[first // _COLUMN : (first + step) // _COLUMN]
+            return pack_blocks(form, read(slice(first, min(first + step, outs))), ins, packed)
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            is_finite = all(list(threads.map(fill, range(0, outs, _PIECE))))
-        return cls(form, shape, data, is_finite)
+            # a thread takes longer to start than one piece to pack
+            filled = map(fill, (0,)) if outs <= step else threads.map(fill, range(0, outs, step))
+            return cls(form, shape, data, all([*filled]))
 
     def rows(self, indices: Sequence[int]) -> Tensor:
         """The weights of some outputs, float32 [R, in]."""

@@ -79,9 +79,9 @@ class GGUFFile:
 
     def values(self, tensor: GGUFTensor) -> Iterator[Tensor]:
         """The numbers of a tensor, float32 [rows, last dimension], some rows at a time."""
-        rows, columns = self.bytes_of(tensor), tensor.shape[-1]
-        for first in range(0, len(rows), step := max(1, _PIECE // columns)):
-            yield torch.from_numpy(np.array(dequantize(rows[first : first + step], tensor.kind), np.float32))
+        count, step = prod(tensor.shape[:-1]), max(1, _PIECE // tensor.shape[-1])
+        for some in (slice(first, first + step) for first in range(0, count, step)):
+            yield torch.from_numpy(np.array(dequantize(self.bytes_of(tensor)[some], tensor.kind), np.float32))
 
 
 def read_gguf(path: Path) -> GGUFFile:

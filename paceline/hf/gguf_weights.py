@@ -127,9 +127,10 @@ def _blocks(
     file: GGUFFile, tensor: GGUFTensor, order: Tensor | None, kept: Mapping[str, BlockFormat], arena: WeightArena
 ) -> Blocks:
     """A matrix as it is in the file, its rows in this order."""
-    data, rows = file.bytes_of(tensor), None if order is None else order.numpy()
+    rows = None if order is None else order.numpy()
 
     def read(some: slice) -> Tensor:
+        data = file.bytes_of(tensor)  # mapped for this piece, after which its pages are given back
         return torch.from_numpy(data[some] if rows is None else data[rows[some]])
 
     return Blocks.of(kept[tensor.kind.name], cast("Any", tensor.shape), read, arena.room)

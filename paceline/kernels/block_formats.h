@@ -89,6 +89,10 @@ static void read_block(int format, const uint8_t* from, BlockCodes* to) {
   const auto nibbles = [&](const uint8_t* qs, int first, int count) {  // lower halves, then upper ones
     for (int j = 0; j < count; j++) to->codes[first + j] = qs[j] & 15, to->codes[first + count + j] = qs[j] >> 4;
   };
+  const auto each_32 = [](auto code) {
+    UNROLL for (int g = 0; g < 8; g++)
+      for (int k = 0; k < 32; k++) code(g, k);
+  };
   switch (format) {
     case Q4_0:
     case IQ4_NL:
@@ -107,7 +111,12 @@ static void read_block(int format, const uint8_t* from, BlockCodes* to) {
       const uint8_t *high = from + (format == Q5_0 ? 2 : 4), *qs = high + 4;
       to->d = two(0), to->e = two(2);
       nibbles(qs, 0, 16);
-      for (int j = 0; j < 32; j++) to->codes[j] |= (high[j / 8] >> j % 8 & 1) << 4;
+      for (int j = 0; j < 8; j++) {  // four bits, each to a byte
+        uint32_t four;
+        memcpy(&four, to->codes + 4 * j, 4);
+        four |= ((high[j / 2] >> j % 2 * 4 & 15) * 0x204081u & 0x01010101u) << 4;
+        memcpy(to->codes + 4 * j, &four, 4);
+      }
       break;
     }
     case Q8_0:
@@ -117,15 +126,16 @@ static void read_block(int format, const uint8_t* from, BlockCodes* to) {
     case Q2_K:
       to->d = two(80), to->e = two(82) ^ 0x8000;
       for (int j = 0; j < 16; j++) to->scales[j] = from[j] & 15, to->mins[j] = from[j] >> 4;
-      for (int k = 0; k < 256; k++) to->codes[k] = from[16 + k / 128 * 32 + k % 32] >> k / 32 % 4 * 2 & 3;
+      each_32([&](int g, int k) { to->codes[32 * g + k] = from[16 + g / 4 * 32 + k] >> g % 4 * 2 & 3; });
       break;
     case Q3_K: {
       const uint8_t *high = from, *low = from + 32, *s = from + 96;
       to->d = two(108);
       for (int j = 0; j < 16; j++)
         to->scales[j] = (int8_t)((s[j % 8] >> j / 8 * 4 & 15) | (s[8 + j % 4] >> j / 4 * 2 & 3) << 4) - 32;
-      for (int k = 0; k < 256; k++)
-        to->codes[k] = (low[k / 128 * 32 + k % 32] >> k / 32 % 4 * 2 & 3) | (high[k % 32] >> k / 32 & 1) << 2;
+      each_32([&](int g, int k) {
+        to->codes[32 * g + k] = (low[g / 4 * 32 + k] >> g % 4 * 2 & 3) | (high[k] >> g & 1) << 2;
+      });
       break;
     }
     case Q4_K:
@@ -134,24 +144,22 @@ static void read_block(int format, const uint8_t* from, BlockCodes* to) {
       to->d = two(0), to->e = two(2) ^ 0x8000;
       for (int j = 0; j < 8; j++) six_bits(from + 4, j, to->scales + j, to->mins + j);
       for (int j = 0; j < 4; j++) nibbles(qs + 32 * j, 64 * j, 32);
-      for (int k = 0; format == Q5_K && k < 256; k++) to->codes[k] |= (high[k % 32] >> k / 32 & 1) << 4;
+      if (format == Q5_K) each_32([&](int g, int k) { to->codes[32 * g + k] |= (high[k] >> g & 1) << 4; });
       break;
     }
     case Q6_K:
       to->d = two(208);
       memcpy(to->scales, from + 192, 16);
-      for (int k = 0; k < 256; k++) {
-        const int half = k / 128, quarter = k / 32 % 4;
-        to->codes[k] = (from[64 * half + 32 * (quarter % 2) + k % 32] >> quarter / 2 * 4 & 15) |
-                       (from[128 + 32 * half + k % 32] >> 2 * quarter & 3) << 4;
-      }
+      each_32([&](int g, int k) {
+        to->codes[32 * g + k] = (from[64 * (g / 4) + 32 * (g % 2) + k] >> g % 4 / 2 * 4 & 15) |
+                                (from[128 + 32 * (g / 4) + k] >> 2 * (g % 4) & 3) << 4;
+      });
       break;
     case IQ4_XS:
       to->d = two(0);
-      for (int j = 0; j < 8; j++) {
+      for (int j = 0; j < 8; j++)
         to->scales[j] = (int8_t)((from[4 + j / 2] >> j % 2 * 4 & 15) | (two(2) >> 2 * j & 3) << 4) - 32;
-        nibbles(from + 8 + 16 * j, 32 * j, 16);
-      }
+      UNROLL for (int j = 0; j < 8; j++) nibbles(from + 8 + 16 * j, 32 * j, 16);
       break;
     case MXFP4:  // an exponent of 8 bits, as half of a bfloat16
       to->d = from[0] > 1 ? (uint16_t)((from[0] - 1) << 7) : (uint16_t)(0x20 << from[0]);
@@ -173,22 +181,38 @@ constexpr BitPlace place_of_bits(int bits, int k, int out) {
   return {four / per * 64 + 4 * out + k % 4, shift};
 }
 
-// Writes a block into a record, as that of output `out`, whose places must be zero.
-static void write_record(const BlockFormat& f, const BlockCodes& from, int out, uint8_t* record) {
+// Writes BITS bits of 32 codes, from bit `from` on, into the planes of output `out`. A word is those of four inputs.
+template <int BITS> INLINE void write_planes(const uint8_t* codes, int from, int out, uint8_t* planes) {
+  constexpr int PER = 8 / BITS;  // fours that share a plane
+  for (int p = 0; p < BITS; p++) {
+    uint32_t plane = 0;
+    for (int j = 0; j < PER; j++) {
+      uint32_t four;
+      memcpy(&four, codes + 4 * (PER * p + j), 4);
+      plane |= (four >> from & 0x01010101u * ((1 << BITS) - 1)) << BITS * j;
+    }
+    memcpy(planes + 64 * p + 4 * out, &plane, 4);
+  }
+}
+INLINE void write_planes(int bits, const uint8_t* codes, int from, int out, uint8_t* planes) {
+  if (bits == 1) write_planes<1>(codes, from, out, planes);
+  else if (bits == 2) write_planes<2>(codes, from, out, planes);
+  else if (bits == 4) write_planes<4>(codes, from, out, planes);
+  else if (bits == 8) write_planes<8>(codes, from, out, planes);
+}
+
+// Writes a block into a record, as that of output `out`.
+INLINE void write_record(const BlockFormat& f, const BlockCodes& from, int out, uint8_t* record) {
   memcpy(record + 2 * out, &from.d, 2);
   if (f.has_mins) memcpy(record + 2 * (COLUMN + out), &from.e, 2);
   uint8_t* at = record + 2 * COLUMN * (1 + f.has_mins);
   for (int part = 0; f.sub && part < 1 + f.has_mins; part++, at += scale_bytes(f))
-    for (int j = 0; j < f.each / f.sub; j++)
-      at[(j / 2 * COLUMN + out) * 2 + j % 2] = part ? from.mins[j] : (uint8_t)from.scales[j];
-  const int low = low_bits(f.bits), high = f.bits - low;
-  for (int k = 0; k < f.each; k++) {
-    uint8_t* planes = at + k / 32 * plane_bytes(f);
-    const BitPlace lower = place_of_bits(low, k % 32, out);
-    planes[lower.byte] |= (from.codes[k] & ((1 << low) - 1)) << lower.shift;
-    if (!high) continue;
-    const BitPlace upper = place_of_bits(high, k % 32, out);
-    planes[64 * low + upper.byte] |= from.codes[k] >> low << upper.shift;
+    for (int j = 0; j < f.each / f.sub; j += 2)
+      memcpy(at + (j / 2 * COLUMN + out) * 2, part ? (const void*)(from.mins + j) : from.scales + j, 2);
+  const int low = low_bits(f.bits);
+  for (int k = 0; k < f.each; k += 32, at += plane_bytes(f)) {
+    write_planes(low, from.codes + k, 0, out, at);
+    write_planes(f.bits - low, from.codes + k, low, out, at + 64 * low);
   }
 }
 

@@ -418,16 +418,22 @@ void paceline_widen(const uint8_t* table, const uint8_t* units, const int32_t* p
     }
 }
 
-// Weights of blocks [outs, ins], as a file holds them, as records of sixteen outputs; `packed` must be zeros.
-void paceline_pack_blocks(int format, const uint8_t* blocks, int64_t outs, int64_t ins, uint8_t* packed) {
+// Weights of blocks [outs, ins], as a file holds them, as records of sixteen outputs; outputs that are missing from the
+// last ones are left as they are. Returns whether all scales are finite.
+int paceline_pack_blocks(int format, const uint8_t* blocks, int64_t outs, int64_t ins, uint8_t* packed) {
   const BlockFormat f = block_format(format);
   const int64_t per_row = ins / f.each;
+  const int infinity = f.is_bf16 ? 0x7f80 : 0x7c00;
   BlockCodes codes = {};
-  for (int64_t out = 0; out < outs; out++)
-    for (int64_t i = 0; i < per_row; i++) {
-      read_block(format, blocks + (out * per_row + i) * f.bytes, &codes);
-      write_record(f, codes, (int)(out % COLUMN), packed + (out / COLUMN * per_row + i) * record_bytes(f));
-    }
+  int finite = 1;
+  for (int64_t first = 0; first < outs; first += COLUMN)
+    for (int64_t i = 0; i < per_row; i++, packed += record_bytes(f))
+      for (int out = 0; out < COLUMN && first + out < outs; out++) {
+        read_block(format, blocks + ((first + out) * per_row + i) * f.bytes, &codes);
+        write_record(f, codes, out, packed);
+        finite &= (codes.d & infinity) != infinity && (!f.has_mins || (codes.e & infinity) != infinity);
+      }
+  return finite;
 }
 
 // Outputs [first, first + outs) of packed blocks in float32 [outs, ins].

@@ -160,7 +160,6 @@ def library() -> Any:
     found.paceline_widen.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
     found.paceline_widen.restype = None
     found.paceline_pack_blocks.argtypes = [ctypes.c_int, c_void_p, c_int64, c_int64, c_void_p]
-    found.paceline_pack_blocks.restype = None
     found.paceline_unpack_blocks.argtypes = [ctypes.c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p]
     found.paceline_unpack_blocks.restype = None
     found.paceline_record_bytes.restype = c_int64
@@ -251,10 +250,14 @@ def record_bytes(form: BlockFormat) -> int:
     return library().paceline_record_bytes(form)
 
 
-def pack_blocks(form: BlockFormat, blocks: Tensor, ins: int, packed: Tensor) -> None:
-    """Fill `packed`, uint8 [out / 16, ...], from the bytes of a file's blocks, uint8 [out, ...]."""
-    ctypes.memset(packed.data_ptr(), 0, packed.nbytes)
-    library().paceline_pack_blocks(form, address(blocks), len(blocks), ins, address(packed))
+def pack_blocks(form: BlockFormat, blocks: Tensor, ins: int, packed: Tensor) -> bool:
+    """Fill `packed`, uint8 [out / 16, ...], from the bytes of a file's blocks, uint8 [out, ...].
+
+    Returns whether all scales are finite.
+    """
+    if len(blocks) < 16 * len(packed):
+        ctypes.memset(packed.data_ptr(), 0, packed.nbytes)
+    return bool(library().paceline_pack_blocks(form, address(blocks), len(blocks), ins, address(packed)))
 
 
 def unpack_blocks(form: BlockFormat, packed: Tensor, first: int, outs: int, ins: int) -> Tensor:

@@ -77,19 +77,20 @@ class Bf12:
 
 
 _COLUMN = 16  # outputs of a record
-_PIECE = 64 * _COLUMN  # outputs that are packed at once
+_PIECE = 1 << 20  # bytes, about, that are packed at once
 
 
 @dataclass(eq=False)
 class Blocks:
     """Weights in a block format.
 
-    shape: [out, in]. data: records, uint8 [blocks, bytes].
+    shape: [out, in]. data: records, uint8 [blocks, bytes]. is_finite: whether all scales are, where they were packed.
     """
 
     form: BlockFormat
     shape: tuple[int, int]
     data: Tensor
+    is_finite: bool = True
 
     @classmethod
     def of(
@@ -107,14 +108,16 @@ class Blocks:
         size = -(-outs // OUTPUTS_PER_BLOCK), 2 * (ins // form.inputs) * record_bytes(form)
         data = room(size, torch.uint8)
         columns = data.view(-1, data.shape[1] // 2)
+        step = OUTPUTS_PER_BLOCK * -(-_PIECE // data.shape[1])
 
-        def fill(first: int) -> None:
-            packed = columns[first // _COLUMN : (first + _PIECE) // _COLUMN]
-            pack_blocks(form, read(slice(first, min(first + _PIECE, outs))), ins, packed)
+        def fill(first: int) -> bool:
+            packed = columns[first // _COLUMN : (first + step) // _COLUMN]
+            return pack_blocks(form, read(slice(first, min(first + step, outs))), ins, packed)
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            list(threads.map(fill, range(0, outs, _PIECE)))
-        return cls(form, shape, data)
+            # a thread takes longer to start than one piece to pack
+            filled = map(fill, (0,)) if outs <= step else threads.map(fill, range(0, outs, step))
+            return cls(form, shape, data, all([*filled]))
 
     @classmethod
     def of_codes(cls, codes: Tensor, params: Tensor, bits: int) -> "Blocks":
@@ -141,14 +144,6 @@ class Blocks:
             outputs.append((row // _COLUMN * (ins // each) + column // each) * _COLUMN + row % _COLUMN)
         blocks = unpack_outputs(self.form, self.data, outputs, each)
         return blocks[torch.arange(len(places)), torch.tensor([place % ins % each for place in places])]
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all scales are finite."""
-        records = self.data.view(-1, record_bytes(self.form))
-        scales = records[:, : 4 * _COLUMN if self.form.has_mins else 2 * _COLUMN].view(torch.int16)
-        infinity = 0x7C00 if self.form.is_in_files and self.form is not BlockFormat.MXFP4 else 0x7F80
-        return not bool(((scales & infinity) == infinity).any())
 
     def part(self, first: int, last: int) -> "Blocks":
         """Outputs `first` .. `last` - 1, copied. Raises `IncompatibleModels` if the first is within a record."""

@@ -73,14 +73,18 @@ def test_weights_are_those_of_llama_cpp(form):
 
 
 def test_memory_that_blocks_are_packed_into_need_not_be_zero():
+    """Outputs that are missing from the last block become zeros; of many bytes, some outputs are packed at once."""
     for form in BlockFormat:
-        blocks = random_blocks(form, 33, form.inputs)
-        made = Blocks.of(form, (33, form.inputs), lambda some, blocks=blocks: torch.from_numpy(blocks[some]), dirty)
-        assert torch.equal(made.data, packed(form, blocks, form.inputs).data)
-
-
-def dirty(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.full(size, 255, dtype=dtype)
+        for outs, ins in ((33, form.inputs), (97, 256 * form.inputs)):
+            blocks = random_blocks(form, outs, ins)
+            dirty, clean = (
+                Blocks.of(
+                    form, (outs, ins), lambda some, blocks=blocks: torch.from_numpy(blocks[some]),
+                    lambda size, dtype, fill=fill: torch.full(size, fill, dtype=dtype),
+                )
+                for fill in (255, 0)
+            )  # fmt: skip
+            assert torch.equal(dirty.data, clean.data)
 
 
 def has_products(form: BlockFormat, outs: int, ins: int, count: int, input_bits: int = 8) -> bool:
@@ -186,6 +190,8 @@ def test_scales_that_are_not_finite_are_seen():
         blocks = random_blocks(form, 20, form.inputs)
         assert packed(form, blocks, form.inputs).is_finite
         if form is not BlockFormat.MXFP4:  # whose exponents are all finite
-            at, _ = PLACE_OF_SCALES.get(form.name, (0, 1))
-            blocks[17, at : at + 2] = 0xFF
-            assert not packed(form, blocks, form.inputs).is_finite
+            at, count = PLACE_OF_SCALES.get(form.name, (0, 1 if form.is_in_files else 2))
+            for place in range(at, at + 2 * count, 2):
+                broken = blocks.copy()
+                broken[17, place : place + 2] = 0xFF
+                assert not packed(form, broken, form.inputs).is_finite

@@ -120,16 +120,16 @@ class Blocks:
             return cls(form, shape, data, all([*filled]))
 
     @classmethod
-    def of_codes(cls, codes: Tensor, params: Tensor, bits: int) -> "Blocks":
-        """INT4, INT3 or INT2: codes [out, in] in 0..2^bits - 1, scales and zeros bfloat16 [in / group, out, 2].
+    def of_codes(cls, form: BlockFormat, codes: Tensor, params: Tensor) -> "Blocks":
+        """Q4_0, Q4_1, INT4, INT3 or INT2 from codes [out, in] and the floats of every group of 32 inputs or more.
 
-        A weight is (code - 2^(bits - 1)) * scale + zero; a group is 32 inputs or more.
+        params: d, or d and e, in the 16-bit type of the format, [in / group, out, 1 or 2]; see `block_formats.h`.
         """
         outs, ins = codes.shape
         parts = params.transpose(0, 1).repeat_interleave(ins // 32 // len(params), 1).contiguous()
-        low, high = codes.view(outs, -1, 2, 16).to(torch.uint8).unbind(2)
+        low, high = codes.reshape(outs, -1, 2, 16).to(torch.uint8).unbind(2)
         blocks = torch.cat([parts.view(torch.uint8), low | high << 4], -1).flatten(1)
-        return cls.of(BlockFormat[f"INT{bits}"], (outs, ins), lambda some: blocks[some])
+        return cls.of(form, (outs, ins), lambda some: blocks[some])
 
     def rows(self, indices: Sequence[int]) -> Tensor:
         """The weights of some outputs, float32 [R, in]."""

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ..kernels.library import BlockFormat
 from ..kernels.packing import Blocks
 from .blocks import BlockLinear
 from .packed import PackedLinear, Place, QuantizedLinear, device_of, has_kernels, in_place
@@ -89,7 +90,7 @@ def int4_linear(
     """
     if not has_kernels(codes.device):
         return Int4Linear(codes, params, bias)
-    blocks = Blocks.of_codes(codes - (8 - (1 << bits - 1)), params, bits)
+    blocks = Blocks.of_codes(BlockFormat[f"INT{bits}"], codes - (8 - (1 << bits - 1)), params)
     return BlockLinear(replace(blocks, data=place(blocks.data)), bias, dtype)
 
 

@@ -267,7 +267,10 @@ def _sentencepiece(held: Mapping[str, Any]) -> Tokenizer:
 
 
 def _merges(pieces: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, those of the best score first."""
+    """All pairs of pieces that make a piece, those of the best score first.
+
+    Converted without tokenizer.model, a file has one score for all, and pieces in the order of their merges.
+    """
     known = {piece: piece for piece in pieces}  # so that pairs share their strings
     merges = list[tuple[str, str]]()
     for place in sorted(range(len(pieces)), key=scores.__getitem__, reverse=True):

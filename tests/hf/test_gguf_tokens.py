@@ -164,6 +164,13 @@ def test_transformers_does_not_read_the_file(monkeypatch):
         sentencepiece(scores=None)
 
 
+def test_of_equal_scores_the_first_piece_is_merged_first():
+    ranked, equal = sentencepiece(), sentencepiece(scores=[-1000.0] * len(SPELLED))
+    rng = random.Random(2)
+    for text in ("".join(rng.choice("then yliaé") for _ in range(40)) for _ in range(20)):
+        assert spelled(equal, text) == spelled(ranked, text)
+
+
 @pytest.mark.parametrize("said", [None, True, False])
 def test_the_space_before_a_text(said):
     """llama.cpp puts it behind tokens that are never split, too, and where a file does not say."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ConfigError
 from ..schema import brief, validate
+from ..system.hardware import return_free_memory
 from .checkpoint import refused
 from .gguf_file import GGUFFile, read_gguf
 
@@ -194,6 +195,7 @@ def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
             raise _unknown(file, f"{_ENTRIES}{name} {brief(held[name])}", f"no {name} with a tokenizer of kind {kind}")
     with refused(f"{str(file.path)!r} has no usable tokenizer", fix="pass tokenizer=..., its folder or hub id"):
         made = _sentencepiece(held) if split is None else _byte_level(held, split)
+        return_free_memory()  # of the merges
         _add_tokens(made, held, file.architecture == "phi3" and split is None)
         roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
         ids = {role: held.get(f"{name}_token_id") for role, name in roles.items()}

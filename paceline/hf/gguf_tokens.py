@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ConfigError
 from ..schema import brief, validate
+from ..system.hardware import return_free_memory
 from .checkpoint import refused
 from .gguf_file import GGUFFile, read_gguf
 
@@ -27,7 +28,7 @@ _ENDS_OF_TURN = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>"),
     *("<|return|>", "<|call|>"),
 )
-_OBEYED_BY_NONE = ("add_sep_token", "remove_extra_whitespaces", "precompiled_charsmap")  # of the tokenizers here
+_OF_OTHERS = ("remove_extra_whitespaces", "precompiled_charsmap")  # add_sep_token is about pairs of texts
 _SPACE = "\u2581"  # in pieces
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -124,10 +125,16 @@ def _comparable(splits: Any) -> Any:
     return [_comparable(one) for one in splits] if isinstance(splits, list) else splits
 
 
+def _entries(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What the metadata says of the tokenizer, with what llama.cpp takes for granted of SentencePiece."""
+    held = {key.removeprefix(_ENTRIES): one for key, one in metadata.items() if key.startswith(_ENTRIES)}
+    roles = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return roles | held if held.get("model") == "llama" else held
+
+
 def check_tokens(file: GGUFFile) -> None:
     """Raise `ConfigError` for lists and ids of tokens that contradict one another."""
-    held = {key.removeprefix(_ENTRIES): one for key, one in file.metadata.items() if key.startswith(_ENTRIES)}
-    what = f"of {str(file.path)!r}"
+    held, what = _entries(file.metadata), f"of {str(file.path)!r}"
     tokens = held.get("tokens", [])
     validate(list[str], _few(tokens), f"{_ENTRIES}tokens {what}")
     token: Any = Annotated[int, Field(ge=0, lt=len(tokens))]
@@ -160,8 +167,9 @@ def _contradictions(held: Mapping[str, Any], num_tokens: int) -> Iterator[str]:
 
 def ends_of_answers(metadata: Mapping[str, Any]) -> int | list[int] | None:
     """The tokens that end an answer. Older files leave out the end of a turn, which is then known by its text."""
-    ends = [metadata.get(f"{_ENTRIES}{name}_token_id") for name in ("eos", "eot", "eom")]
-    tokens, types = metadata.get(f"{_ENTRIES}tokens", []), metadata.get(f"{_ENTRIES}token_type", [])
+    held = _entries(metadata)
+    ends = [held.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens, types = held.get("tokens", []), held.get("token_type", [])
     texts = [one for one in _ENDS_OF_TURN if one in tokens]
     if {"<|return|>", "<|call|>"} <= {*texts}:  # where <|end|> ends a message, and others follow
         texts = [one for one in texts if one != "<|end|>"]
@@ -180,7 +188,7 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
     """The tokenizer of a file, with its chat template. Raises `ConfigError` for one that is not known."""
-    held = {key.removeprefix(_ENTRIES): one for key, one in file.metadata.items() if key.startswith(_ENTRIES)}
+    held = _entries(file.metadata)
     kind, named = held.get("model"), _named_split(held)
     if kind not in ("gpt2", "llama") or (kind == "gpt2" and named not in _SPLITS):
         raise _unknown(file, f"{kind}, {named}", "llama, or gpt2 with one of " + ", ".join(_SPLITS))
@@ -189,11 +197,12 @@ def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         raise _unknown(file, f"no {_ENTRIES}token_type", "the types of tokens, which say which ones are never split")
     if split is None and not {"scores", "merges"} & held.keys():
         raise _unknown(file, f"no {_ENTRIES}scores", "the scores of pieces, which say what is merged first")
-    for name in _OBEYED_BY_NONE if split is None else (*_OBEYED_BY_NONE, "add_space_prefix"):
+    for name in _OF_OTHERS if split is None else (*_OF_OTHERS, "add_space_prefix"):
         if held.get(name):
             raise _unknown(file, f"{_ENTRIES}{name} {brief(held[name])}", f"no {name} with a tokenizer of kind {kind}")
     with refused(f"{str(file.path)!r} has no usable tokenizer", fix="pass tokenizer=..., its folder or hub id"):
         made = _sentencepiece(held) if split is None else _byte_level(held, split)
+        return_free_memory()  # of the merges
         _add_tokens(made, held, file.architecture == "phi3" and split is None)
         roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
         ids = {role: held.get(f"{name}_token_id") for role, name in roles.items()}
@@ -267,7 +276,10 @@ def _sentencepiece(held: Mapping[str, Any]) -> Tokenizer:
 
 
 def _merges(pieces: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, those of the best score first."""
+    """All pairs of pieces that make a piece, those of the best score first.
+
+    Converted without tokenizer.model, a file has one score for all, and pieces in the order of their merges.
+    """
     known = {piece: piece for piece in pieces}  # so that pairs share their strings
     merges = list[tuple[str, str]]()
     for place in sorted(range(len(pieces)), key=scores.__getitem__, reverse=True):

@@ -38,8 +38,7 @@ def sentencepiece(*added: tuple[str, int], architecture: str = "llama", **more: 
     """Of a file with pieces, the first of them the best, and added tokens of these types."""
     tokens = [*SPELLED, *(text for text, _ in added)]
     held = {"model": "llama", "tokens": tokens, "scores": [-float(i) for i in range(len(tokens))], "merges": None}
-    roles = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return tokenizer(None, architecture, **held | roles | {"token_type": [*KINDS, *(kind for _, kind in added)]} | more)
+    return tokenizer(None, architecture, **held | {"token_type": [*KINDS, *(kind for _, kind in added)]} | more)
 
 
 def spelled(one: Any, text: str) -> list[str]:
@@ -131,6 +130,12 @@ def test_all_ends_that_a_file_names():
     assert ends_of_answers({f"tokenizer.ggml.{key}_token_id": one for key, one in held.items()}) == [4, 5, 6]
 
 
+def test_tokens_whose_ids_a_sentencepiece_file_does_not_say_are_the_first():
+    read = sentencepiece()
+    assert (read.unk_token, read.bos_token, read.eos_token, read("the").input_ids[0]) == ("<unk>", "<s>", "</s>", 1)
+    assert ends_of_answers({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": SPELLED}) == 2
+
+
 def test_control_tokens_of_any_letters():
     """DeepSeek's are written with letters that are no bytes."""
     tokens = [*vocabulary(), "<｜User｜>", "<think>"]
@@ -164,6 +169,13 @@ def test_transformers_does_not_read_the_file(monkeypatch):
         sentencepiece(scores=None)
 
 
+def test_of_equal_scores_the_first_piece_is_merged_first():
+    ranked, equal = sentencepiece(), sentencepiece(scores=[-1000.0] * len(SPELLED))
+    rng = random.Random(2)
+    for text in ("".join(rng.choice("then yliaé") for _ in range(40)) for _ in range(20)):
+        assert spelled(equal, text) == spelled(ranked, text)
+
+
 @pytest.mark.parametrize("said", [None, True, False])
 def test_the_space_before_a_text(said):
     """llama.cpp puts it behind tokens that are never split, too, and where a file does not say."""
@@ -195,15 +207,20 @@ def test_tokens_of_phi_3_take_the_spaces_behind_them():
 def test_tokens_around_a_text(make):
     for begins in (False, True):
         for ends in (False, True):
-            ids = make(add_bos_token=begins, add_eos_token=ends, eos_token_id=2)("the").input_ids
+            said = {"add_bos_token": begins, "add_eos_token": ends, "eos_token_id": 2}
+            ids = make(**said)("the").input_ids
             assert (ids[0] == 1, ids[-1] == 2) == (begins, ends)
+            assert make(**said, add_sep_token=True)("the").input_ids == ids  # of pairs of texts
 
 
 @pytest.mark.parametrize(
     ("make", "entry"),
     [
-        *((sentencepiece, name) for name in ("add_sep_token", "remove_extra_whitespaces", "precompiled_charsmap")),
-        *((lambda **more: tokenizer("gpt-2", **more), name) for name in ("add_sep_token", "add_space_prefix")),
+        *((sentencepiece, name) for name in ("remove_extra_whitespaces", "precompiled_charsmap")),
+        *(
+            (lambda **more: tokenizer("gpt-2", **more), name)
+            for name in ("remove_extra_whitespaces", "add_space_prefix")
+        ),
     ],
 )
 def test_what_would_change_tokens_and_is_not_done_is_refused(make, entry):

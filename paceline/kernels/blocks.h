@@ -15,11 +15,11 @@
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
-// The scales of up to 256 inputs of LANES outputs.
+// The scales of 256 inputs of LANES outputs, in formats that have some of less.
 struct Scales {
   alignas(64) vi scales[16];  // for each `sub` inputs: as int32, or as two int16, both the same
   alignas(64) vi mins[8];     // two int16, of two times `sub` inputs
-  alignas(64) vf d[8], e[8];  // of every `each` inputs
+  alignas(64) vf d, e;
 };
 
 // Whether products are summed in 32 bits, and codes have no sign: with AVX2, two products are added in 16 bits, and the
@@ -80,19 +80,17 @@ constexpr int fours_of(const BlockFormat& f) {
 constexpr int64_t header_bytes(const BlockFormat& f) { return (2 * COLUMN + scale_bytes(f)) * (1 + f.has_mins); }
 constexpr int64_t group_stride(const BlockFormat& f) { return f.sub ? plane_bytes(f) : record_bytes(f); }
 
-// The scales of `groups` times 32 inputs, of the outputs from lane `first` of a column on.
-template <int FORMAT> INLINE void unpack_scales(const uint8_t* record, int groups, int first, Scales& to) {
+// The scales of a record, of the outputs from lane `first` of a column on.
+template <int FORMAT> INLINE void unpack_scales(const uint8_t* record, int first, Scales& to) {
   constexpr BlockFormat f = block_format(FORMAT);
-  for (int at = 0; at < groups * 32 / f.each; at++, record += record_bytes(f)) {
-    to.d[at] = scales_of(f, record + 2 * first);
-    if (f.has_mins) to.e[at] = scales_of(f, record + 2 * (COLUMN + first));
-    for (int j = 0; f.sub && j < f.each / f.sub / 2; j++) {
-      const uint8_t* pairs = record + 2 * COLUMN * (1 + f.has_mins) + 2 * (COLUMN * j + first);
-      const vi both = widen_pairs<true>(pairs);
-      to.scales[2 * j] = IN_32_BITS ? both << 16 >> 16 : (both & 0xffff) | both << 16;
-      to.scales[2 * j + 1] = IN_32_BITS ? both >> 16 : (vi)((vu)both >> 16) | (both & (int)0xffff0000);
-      to.mins[j] = f.has_mins ? widen_pairs<false>(pairs + scale_bytes(f)) : both;
-    }
+  to.d = scales_of(f, record + 2 * first);
+  if (f.has_mins) to.e = scales_of(f, record + 2 * (COLUMN + first));
+  for (int j = 0; j < 128 / f.sub; j++) {
+    const uint8_t* pairs = record + 2 * COLUMN * (1 + f.has_mins) + 2 * (COLUMN * j + first);
+    const vi both = widen_pairs<true>(pairs);
+    to.scales[2 * j] = IN_32_BITS ? both << 16 >> 16 : (both & 0xffff) | both << 16;
+    to.scales[2 * j + 1] = IN_32_BITS ? both >> 16 : (vi)((vu)both >> 16) | (both & (int)0xffff0000);
+    to.mins[j] = f.has_mins ? widen_pairs<false>(pairs + scale_bytes(f)) : both;
   }
 }
 
@@ -149,48 +147,52 @@ INLINE void settle(vi&) {}
 INLINE void settle(const int8_t*& pointer) { __asm__("" : "+r"(pointer)); }
 
 constexpr int HALVES = COLUMN / LANES;  // of a column, which share its lines of the cache
-constexpr int64_t AHEAD = 2432;         // bytes that are fetched ahead: about one record
+constexpr int64_t AHEAD = 2432;         // bytes that are fetched ahead: about one record of 256 inputs
 
-// sums[r] += the products of 32 inputs with those of R rows, which move on.
-template <int FORMAT, int R>
-INLINE void dot_group(const uint8_t* planes, const char* fetch, const vi* scales, const int8_t** rows, vi* sums) {
+// sums[r] += the products of 32 inputs with those of R rows, which move on; of C vectors of outputs.
+template <int FORMAT, int R, int C>
+INLINE void dot_group(const uint8_t* planes, const char* fetch, const Scales* w, int sub, const int8_t** rows,
+                      vi (*sums)[C]) {
   constexpr BlockFormat f = block_format(FORMAT);
   constexpr bool WIDE = !IN_32_BITS && is_wide(f);
-  constexpr int N = fours_of(f);
-  UNROLL for (int i = 0; i < (f.bits + HALVES - 1) / HALVES; i++) __builtin_prefetch(fetch + 64 * HALVES * i, 0, 3);
+  constexpr int N = fours_of(f), APART = HALVES / C, SUB = f.sub ? f.sub : 32;
+  UNROLL for (int i = 0; i < (f.bits + APART - 1) / APART; i++) __builtin_prefetch(fetch + 64 * APART * i, 0, 3);
   UNROLL for (int part = 0; part < 8 / N; part++) {
-    vi some[R];  // as int32, or as two int16 that are still to be added
+    vi some[R][C];  // as int32, or as two int16 that are still to be added
     UNROLL for (int n = 0; n < N; n++) {
-      const vi four = codes_of<FORMAT>(planes, N * part + n);
-#if defined(__AVX512F__) && !BYTES_DOT
-      const __m512i size = WIDE ? _mm512_abs_epi8((__m512i)four) : (__m512i)four;
-      const __mmask64 negative = WIDE ? _mm512_movepi8_mask((__m512i)four) : 0;
-#elif defined(__AVX2__) && !BYTES_DOT
-      const __m256i size = WIDE ? _mm256_abs_epi8((__m256i)four) : (__m256i)four;
-#endif
+      vi fours[C];
+      UNROLL for (int c = 0; c < C; c++) fours[c] = codes_of<FORMAT>(planes + 4 * LANES * c, N * part + n);
       UNROLL for (int r = 0; r < R; r++) {
         const int8_t* at = rows[r] + 4 * (N * part + n);
+        UNROLL for (int c = 0; c < C; c++) {
+          const vi four = fours[c];
 #if BYTES_DOT
-        const __m512i sum = n ? (__m512i)some[r] : _mm512_setzero_si512();
-        some[r] = (vi)_mm512_dpbusd_epi32(sum, (__m512i)four, (__m512i)set_word(at));
+          const __m512i sum = n ? (__m512i)some[r][c] : _mm512_setzero_si512();
+          some[r][c] = (vi)_mm512_dpbusd_epi32(sum, (__m512i)four, (__m512i)set_word(at));
 #elif defined(__AVX512F__)
-        __m512i row = (__m512i)set_word(at);
-        if (WIDE) row = _mm512_mask_sub_epi8(row, negative, _mm512_setzero_si512(), row);
-        const __m512i two = _mm512_maddubs_epi16(size, row);
-        some[r] = (vi)(n ? _mm512_add_epi16((__m512i)some[r], two) : two);
+          const __m512i size = WIDE ? _mm512_abs_epi8((__m512i)four) : (__m512i)four;
+          __m512i row = (__m512i)set_word(at);
+          if (WIDE) row = _mm512_mask_sub_epi8(row, _mm512_movepi8_mask((__m512i)four), _mm512_setzero_si512(), row);
+          const __m512i two = _mm512_maddubs_epi16(size, row);
+          some[r][c] = (vi)(n ? _mm512_add_epi16((__m512i)some[r][c], two) : two);
 #elif defined(__AVX2__)
-        const __m256i row = WIDE ? _mm256_sign_epi8((__m256i)set_word(at), (__m256i)four) : (__m256i)set_word(at);
-        const __m256i two = _mm256_maddubs_epi16(size, row);
-        some[r] = (vi)(n ? _mm256_add_epi16((__m256i)some[r], two) : two);
+          const __m256i size = WIDE ? _mm256_abs_epi8((__m256i)four) : (__m256i)four;
+          const __m256i row = WIDE ? _mm256_sign_epi8((__m256i)set_word(at), (__m256i)four) : (__m256i)set_word(at);
+          const __m256i two = _mm256_maddubs_epi16(size, row);
+          some[r][c] = (vi)(n ? _mm256_add_epi16((__m256i)some[r][c], two) : two);
 #else
-        if (n == 0) some[r] = vi{};
-        UNROLL for (int i = 0; i < 4; i++) some[r] += (four >> 8 * i & 255) * (int32_t)at[i];
+          if (n == 0) some[r][c] = vi{};
+          UNROLL for (int i = 0; i < 4; i++) some[r][c] += (four >> 8 * i & 255) * (int32_t)at[i];
 #endif
-        settle(some[r]);
+          settle(some[r][c]);
+        }
       }
     }
-    const vi scale = f.sub ? scales[N * part * 4 / f.sub] : set_int(IN_32_BITS ? 1 : 0x00010001);
-    UNROLL for (int r = 0; r < R; r++) sums[r] += IN_32_BITS ? some[r] * scale : dot_pairs(some[r], scale);
+    UNROLL for (int c = 0; c < C; c++) {
+      const vi one = set_int(IN_32_BITS ? 1 : 0x00010001);
+      const vi scale = f.sub ? w[c].scales[sub + N * part * 4 / SUB] : one;
+      UNROLL for (int r = 0; r < R; r++) sums[r][c] += IN_32_BITS ? some[r][c] * scale : dot_pairs(some[r][c], scale);
+    }
   }
   UNROLL for (int r = 0; r < R; r++) {
     rows[r] += 32;
@@ -198,82 +200,109 @@ INLINE void dot_group(const uint8_t* planes, const char* fetch, const vi* scales
   }
 }
 
-// out [R, LANES] += the products of `groups` times 32 inputs, at most 256, from `begin` on. planes: of the first of them.
-template <int FORMAT, int R>
-__attribute__((noinline)) static void multiply_chunk(const Scales& w, const uint8_t* planes, const char* fetch, int groups,
-                                                     const Bytes& in, int64_t row, int64_t begin, float* out) {
+// out [R, C LANES] += the products of `groups` times 32 inputs, from `begin` on. record: of the first of them, which holds
+// all where they share scales; first: the first output.
+template <int FORMAT, int R, int C>
+__attribute__((noinline)) static void multiply_chunk(const Scales* w, const uint8_t* record, const char* fetch, int first,
+                                                     int groups, const Bytes& in, int64_t row, int64_t begin,
+                                                     float* out) {
   constexpr BlockFormat f = block_format(FORMAT);
   constexpr int OFFSET = offset_of(f), SUB = f.sub ? f.sub : 32;
   const int64_t stride = in.stride, at = row * stride + begin;
+  const uint8_t* planes = record + header_bytes(f) + 4 * first;
   const int8_t* rows[R];
   UNROLL for (int r = 0; r < R; r++) rows[r] = in.codes + at + r * stride;
-  vi sums[R];
-  if (f.sub) UNROLL for (int r = 0; r < R; r++) sums[r] = vi{};
+  vi sums[R][C];
+  if (f.sub)
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int c = 0; c < C; c++) sums[r][c] = vi{};
   for (int g = 0; g < groups; g++, planes += group_stride(f), fetch += group_stride(f)) {
-    if (!f.sub) UNROLL for (int r = 0; r < R; r++) sums[r] = vi{};
-    dot_group<FORMAT, R>(planes, fetch, w.scales + 32 / SUB * g, rows, sums);
+    if (!f.sub)
+      UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) sums[r][c] = vi{};
+    dot_group<FORMAT, R, C>(planes, fetch, w, 32 / SUB * g, rows, sums);
     if (f.sub) continue;
+    vf d[C], e[C];
+    UNROLL for (int c = 0; c < C; c++) {
+      d[c] = scales_of(f, record + 2 * (first + c * LANES));
+      if (f.has_mins) e[c] = scales_of(f, record + 2 * (COLUMN + first + c * LANES));
+    }
+    record += record_bytes(f);
     UNROLL for (int r = 0; r < R; r++) {
       const int64_t here = (at + r * stride) / 32 + g;
-      const vi less = OFFSET ? sums[r] - set_int(OFFSET * in.sums[here]) : sums[r];
-      vf sum = fma(to_float(less), w.d[g] * set(in.scales[here]), load(out + r * BLOCK));
-      if (f.has_mins) sum = fma(w.e[g], set(in.scales[here] * in.sums[here]), sum);
-      storeu(out + r * BLOCK, sum);
+      const vf scale = set(in.scales[here]), total = set(in.scales[here] * in.sums[here]);
+      UNROLL for (int c = 0; c < C; c++) {
+        float* to = out + r * BLOCK + c * LANES;
+        const vi less = OFFSET ? sums[r][c] - set_int(OFFSET * in.sums[here]) : sums[r][c];
+        vf sum = fma(to_float(less), d[c] * scale, load(to));
+        if (f.has_mins) sum = fma(e[c], total, sum);
+        storeu(to, sum);
+      }
     }
   }
-  if (f.sub) UNROLL for (int r = 0; r < R; r++) {
+  if (!f.sub) return;
+  UNROLL for (int r = 0; r < R; r++) {
     const int16_t* totals = (SUB == 16 ? in.halves : in.sums) + (at + r * stride) / SUB;
     const vf scale = set(in.scales[(at + r * stride) / 256]);
-    vi low = {};
-    if (f.has_mins || OFFSET)
-      UNROLL for (int j = 0; j < 128 / SUB; j++) low += dot_pairs(w.mins[j], set_word(totals + 2 * j));
-    vf sum = load(out + r * BLOCK);
-    if (f.has_mins) sum = fma(to_float(low), w.e[0] * scale, sum);
-    else sums[r] -= low * OFFSET;
-    storeu(out + r * BLOCK, fma(to_float(sums[r]), w.d[0] * scale, sum));
+    UNROLL for (int c = 0; c < C; c++) {
+      vi low = {};
+      if (f.has_mins || OFFSET)
+        UNROLL for (int j = 0; j < 128 / SUB; j++) low += dot_pairs(w[c].mins[j], set_word(totals + 2 * j));
+      float* to = out + r * BLOCK + c * LANES;
+      vf sum = load(to);
+      if (f.has_mins) sum = fma(to_float(low), w[c].e * scale, sum);
+      else sums[r][c] -= low * OFFSET;
+      storeu(to, fma(to_float(sums[r][c]), w[c].d * scale, sum));
+    }
   }
 }
 
-template <int FORMAT, int R> struct RowsOfChunk {
+template <int FORMAT, int R, int C> struct RowsOfChunk {
   template <class... Args> static void run(int rows, const Args&... args) {
-    if (rows == R) multiply_chunk<FORMAT, R>(args...);
-    else RowsOfChunk<FORMAT, R - 1>::run(rows, args...);
+    if (rows == R) multiply_chunk<FORMAT, R, C>(args...);
+    else RowsOfChunk<FORMAT, R - 1, C>::run(rows, args...);
   }
 };
-template <int FORMAT> struct RowsOfChunk<FORMAT, 0> {
+template <int FORMAT, int C> struct RowsOfChunk<FORMAT, 0, C> {
   template <class... Args> static void run(int, const Args&...) {}
 };
 
-constexpr int BLOCK_ROWS = LANES == 4 ? 2 : 6;  // whose sums stay in registers
-
-// out [rows, 32] of one block: the products with rows of 8 bits.
-template <int FORMAT>
-__attribute__((noinline)) static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block,
-                                                     float* out) {
+// out [rows, 32] of one block: the products with rows of 8 bits, of which R are a tile, with C vectors of outputs.
+//
+// A chunk of weights stays in the first cache for all tiles and outputs of a column.
+template <int FORMAT, int R, int C>
+static void multiply_tiles(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block, float* out) {
   constexpr BlockFormat f = block_format(FORMAT);
-  const int64_t records = m.ins / f.each, bytes = records * record_bytes(f), at_once = 256 / f.each;
-  const int tiles = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  const int64_t records = m.ins / f.each, bytes = records * record_bytes(f), at_once = f.sub ? 1 : 32;
+  const int tiles = (rows + R - 1) / R;
   memset(out, 0, 4 * (size_t)rows * BLOCK);
-  Scales scales;
+  Scales scales[C];
   for (int column = 0; column < BLOCK; column += COLUMN) {
     const uint8_t* record = (const uint8_t*)m.data + (2 * block + column / COLUMN) * bytes;
     for (int64_t i = 0; i < records; i += at_once) {
       const int64_t count = min_(at_once, records - i);
-      const int groups = (int)count * f.each / 32;
-      for (int first = 0; first < COLUMN; first += LANES) {
-        unpack_scales<FORMAT>(record, groups, first, scales);
-        const uint8_t* planes = record + header_bytes(f) + 4 * first;
+      for (int first = 0; first < COLUMN; first += C * LANES) {
+        if constexpr (f.sub > 0)
+          for (int c = 0; c < C; c++) unpack_scales<FORMAT>(record, first + c * LANES, scales[c]);
         const char* fetch = (const char*)record + AHEAD + 64 * first / LANES;
-        float* to = out + column + first;
         for (int t = 0; t < tiles; t++) {
           const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
-          RowsOfChunk<FORMAT, BLOCK_ROWS>::run(number, scales, planes, fetch, groups, in, row + begin, i * f.each,
-                                               to + begin * BLOCK);
+          RowsOfChunk<FORMAT, R, C>::run(number, scales, record, fetch, first, (int)count * f.each / 32, in, row + begin,
+                                         i * f.each, out + begin * BLOCK + column + first);
         }
       }
       record += count * record_bytes(f);
     }
   }
+}
+
+// Rows of a tile, whose sums stay in registers; few rows read a whole column at once.
+constexpr int TILE_ROWS = LANES == 4 ? 2 : 6, FEW_ROWS = 2;
+template <int FORMAT>
+__attribute__((noinline)) static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block,
+                                                     float* out) {
+  if (LANES == 8 && rows <= FEW_ROWS) multiply_tiles<FORMAT, FEW_ROWS, HALVES>(m, in, row, rows, block, out);
+  else multiply_tiles<FORMAT, TILE_ROWS, 1>(m, in, row, rows, block, out);
 }
 
 static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block, float* out) {
@@ -299,35 +328,68 @@ static void multiply_blocks(const Matrix& m, const Input& in, int64_t row, int r
       storeu(out + r * BLOCK + i, load(both + 2 * r * BLOCK + i) + load(both + (2 * r + 1) * BLOCK + i));
 }
 
+// 32 integers, which were added to the magic number of `round_row`, as bytes; and the sums of 16 each.
+INLINE void store_bytes(const vf* x, int8_t* to, int16_t* sums) {
+#if defined(__AVX512F__)
+  for (int i = 0; i < 2; i++) {
+    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)ubits(x[i]));
+    _mm_storeu_si128((__m128i*)(to + 16 * i), bytes);
+    sums[i] = (int16_t)_mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(bytes));
+  }
+#elif defined(__AVX2__)
+  const __m256i zero = _mm256_set1_epi32(0x4b400000);  // of the magic number itself
+  __m256i words[4];
+  UNROLL for (int i = 0; i < 4; i++) words[i] = _mm256_sub_epi32((__m256i)ubits(x[i]), zero);
+  const __m256i low = _mm256_packs_epi32(words[0], words[1]), high = _mm256_packs_epi32(words[2], words[3]);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+  _mm256_storeu_si256((__m256i*)to, bytes);
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+  __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  fours = _mm256_hadd_epi32(fours, fours);
+  fours = _mm256_hadd_epi32(fours, fours);
+  sums[0] = (int16_t)_mm256_extract_epi16(fours, 0);
+  sums[1] = (int16_t)_mm256_extract_epi16(fours, 8);
+#else
+  for (int i = 0; i < 32 / LANES; i++) storeu(to + i * LANES, __builtin_convertvector(ubits(x[i]) & 0xff, bytes));
+  int32_t half[2] = {};
+  for (int k = 0; k < 32; k++) half[k / 16] += to[k];
+  sums[0] = (int16_t)half[0], sums[1] = (int16_t)half[1];
+#endif
+}
+
 // Rounds a row to integers, the largest of each `each` numbers to 127; a second part is the remainder.
-static void round_row(const float* x, int64_t size, int64_t row, int64_t each, const Bytes& to) {
+static void round_row(const float* row_in, int64_t size, int64_t row, int64_t each, const Bytes& to) {
   const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, the lowest bits of the sum
+  alignas(64) float padded[256] = {};
   for (int64_t first = 0; first < to.stride; first += each) {
-    alignas(64) float part[256] = {};
-    if (first < size) memcpy(part, x + first, 4 * min_(each, size - first));
+    const float* x = row_in + first;
+    if (first + each > size) {
+      memset(padded, 0, sizeof padded);
+      if (first < size) memcpy(padded, x, 4 * (size - first));
+      x = padded;
+    }
     vu most_bits = {};  // absolute values are ordered as their bits are, infinity and NaN last
     for (int64_t i = 0; i < each; i += LANES) {
-      const vu magnitude = loadu<vu>(part + i) & 0x7fffffffu;
+      const vu magnitude = loadu<vu>(x + i) & 0x7fffffffu;
       most_bits = magnitude > most_bits ? magnitude : most_bits;
     }
-    uint32_t largest = 0x0da24260;  // 1e-30
-    for (int i = 0; i < LANES; i++) largest = most_bits[i] > largest ? most_bits[i] : largest;
+    const uint32_t largest = max_(max_lanes(most_bits), 0x0da24260);  // 1e-30
     float most;
     memcpy(&most, &largest, 4);
+    const vf factor = set(127 / most);
     for (int p = 0; p < to.parts; p++) {
       const int64_t at = (row * to.parts + p) * to.stride + first;
       to.scales[at / each] = largest >= 0x7f800000u ? __builtin_nanf("") : p ? most / 127 / 254 : most / 127;
-      for (int64_t i = 0; i < each; i += LANES) {
-        const vf y = load(part + i) * (127 / most), high = y + magic;
-        const vf rounded = p ? (y - (high - magic)) * 254.0f + magic : high;
-        storeu(to.codes + at + i, __builtin_convertvector(ubits(rounded) & 0xff, bytes));
-      }
       for (int64_t i = 0; i < each; i += 32) {
-        int32_t half[2] = {};
-        for (int k = 0; k < 32; k++) half[k / 16] += to.codes[at + i + k];
-        to.halves[(at + i) / 16] = (int16_t)half[0];
-        to.halves[(at + i) / 16 + 1] = (int16_t)half[1];
-        to.sums[(at + i) / 32] = (int16_t)(half[0] + half[1]);
+        vf rounded[32 / LANES];
+        for (int v = 0; v < 32 / LANES; v++) {
+          const vf y = load(x + i + v * LANES) * factor, high = y + magic;
+          rounded[v] = p ? (y - (high - magic)) * 254.0f + magic : high;
+        }
+        int16_t* halves = to.halves + (at + i) / 16;
+        store_bytes(rounded, to.codes + at + i, halves);
+        to.sums[(at + i) / 32] = (int16_t)(halves[0] + halves[1]);
       }
     }
   }

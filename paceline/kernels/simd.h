@@ -129,6 +129,19 @@ INLINE uint16_t to_half(float x) {
   return (uint16_t)(sign | ((u + 0xc8000fff + (u >> 13 & 1)) >> 13));
 }
 
+INLINE uint32_t max_lanes(vu x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epu32((__m512i)x);
+#elif defined(__AVX2__)
+  __m128i y = _mm_max_epu32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+  y = _mm_max_epu32(y, _mm_shuffle_epi32(y, 0x4e));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(y, _mm_shuffle_epi32(y, 0xb1)));
+#else
+  uint32_t most = 0;
+  for (int i = 0; i < LANES; i++) most = x[i] > most ? x[i] : most;
+  return most;
+#endif
+}
 INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
 INLINE float sum_lanes(vf x) {
   float v[LANES];

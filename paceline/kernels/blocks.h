@@ -50,17 +50,17 @@ INLINE vu look_up(vu codes, const int8_t* values, int add) {
 }
 
 // Pairs of bytes as pairs of int16.
-template <bool SIGNED> INLINE vi widen_pairs(const uint8_t* at) {
+INLINE vi widen_pairs(const uint8_t* at) {
 #if defined(__AVX512F__)
   const __m256i x = _mm256_loadu_si256((const __m256i*)at);
-  return (vi)(SIGNED ? _mm512_cvtepi8_epi16(x) : _mm512_cvtepu8_epi16(x));
+  return (vi)_mm512_cvtepi8_epi16(x);
 #elif defined(__AVX2__)
   const __m128i x = _mm_loadu_si128((const __m128i*)at);
-  return (vi)(SIGNED ? _mm256_cvtepi8_epi16(x) : _mm256_cvtepu8_epi16(x));
+  return (vi)_mm256_cvtepi8_epi16(x);
 #else
   vi pairs;
   for (int i = 0; i < LANES; i++)
-    pairs[i] = SIGNED ? ((int8_t)at[2 * i] & 0xffff) | (int8_t)at[2 * i + 1] * 65536 : at[2 * i] | at[2 * i + 1] << 16;
+    pairs[i] = ((int8_t)at[2 * i] & 0xffff) | (int8_t)at[2 * i + 1] * 65536;
   return pairs;
 #endif
 }
@@ -87,10 +87,10 @@ template <int FORMAT> INLINE void unpack_scales(const uint8_t* record, int first
   if (f.has_mins) to.e = scales_of(f, record + 2 * (COLUMN + first));
   for (int j = 0; j < 128 / f.sub; j++) {
     const uint8_t* pairs = record + 2 * COLUMN * (1 + f.has_mins) + 2 * (COLUMN * j + first);
-    const vi both = widen_pairs<true>(pairs);
+    const vi both = widen_pairs(pairs);
     to.scales[2 * j] = IN_32_BITS ? both << 16 >> 16 : (both & 0xffff) | both << 16;
     to.scales[2 * j + 1] = IN_32_BITS ? both >> 16 : (vi)((vu)both >> 16) | (both & (int)0xffff0000);
-    to.mins[j] = f.has_mins ? widen_pairs<false>(pairs + scale_bytes(f)) : both;
+    to.mins[j] = f.has_mins ? widen_pairs(pairs + scale_bytes(f)) : both;
   }
 }
 
@@ -213,9 +213,12 @@ __attribute__((noinline)) static void multiply_chunk(const Scales* w, const uint
   const int8_t* rows[R];
   UNROLL for (int r = 0; r < R; r++) rows[r] = in.codes + at + r * stride;
   vi sums[R][C];
-  if (f.sub)
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int c = 0; c < C; c++) sums[r][c] = vi{};
+  vf totals[R][C];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < C; c++) {
+      if (f.sub) sums[r][c] = vi{};
+      totals[r][c] = load(out + r * BLOCK + c * LANES);
+    }
   for (int g = 0; g < groups; g++, planes += group_stride(f), fetch += group_stride(f)) {
     if (!f.sub)
       UNROLL for (int r = 0; r < R; r++)
@@ -230,29 +233,27 @@ __attribute__((noinline)) static void multiply_chunk(const Scales* w, const uint
     record += record_bytes(f);
     UNROLL for (int r = 0; r < R; r++) {
       const int64_t here = (at + r * stride) / 32 + g;
-      const vf scale = set(in.scales[here]), total = set(in.scales[here] * in.sums[here]);
+      const vf scale = set(in.scales[here]), sum = set(in.scales[here] * in.sums[here]);
       UNROLL for (int c = 0; c < C; c++) {
-        float* to = out + r * BLOCK + c * LANES;
         const vi less = OFFSET ? sums[r][c] - set_int(OFFSET * in.sums[here]) : sums[r][c];
-        vf sum = fma(to_float(less), d[c] * scale, load(to));
-        if (f.has_mins) sum = fma(e[c], total, sum);
-        storeu(to, sum);
+        totals[r][c] = fma(to_float(less), d[c] * scale, totals[r][c]);
+        if (f.has_mins) totals[r][c] = fma(e[c], sum, totals[r][c]);
       }
     }
   }
-  if (!f.sub) return;
   UNROLL for (int r = 0; r < R; r++) {
-    const int16_t* totals = (SUB == 16 ? in.halves : in.sums) + (at + r * stride) / SUB;
-    const vf scale = set(in.scales[(at + r * stride) / 256]);
+    const int16_t* parts = (SUB == 16 ? in.halves : in.sums) + (at + r * stride) / SUB;
     UNROLL for (int c = 0; c < C; c++) {
-      vi low = {};
-      if (f.has_mins || OFFSET)
-        UNROLL for (int j = 0; j < 128 / SUB; j++) low += dot_pairs(w[c].mins[j], set_word(totals + 2 * j));
-      float* to = out + r * BLOCK + c * LANES;
-      vf sum = load(to);
-      if (f.has_mins) sum = fma(to_float(low), w[c].e * scale, sum);
-      else sums[r][c] -= low * OFFSET;
-      storeu(to, fma(to_float(sums[r][c]), w[c].d * scale, sum));
+      if (f.sub) {
+        const vf scale = set(in.scales[(at + r * stride) / 256]);
+        vi low = {};
+        if (f.has_mins || OFFSET)
+          UNROLL for (int j = 0; j < 128 / SUB; j++) low += dot_pairs(w[c].mins[j], set_word(parts + 2 * j));
+        if (f.has_mins) totals[r][c] = fma(to_float(low), w[c].e * scale, totals[r][c]);
+        else sums[r][c] -= low * OFFSET;
+        totals[r][c] = fma(to_float(sums[r][c]), w[c].d * scale, totals[r][c]);
+      }
+      storeu(out + r * BLOCK + c * LANES, totals[r][c]);
     }
   }
 }
@@ -267,14 +268,17 @@ template <int FORMAT, int C> struct RowsOfChunk<FORMAT, 0, C> {
   template <class... Args> static void run(int, const Args&...) {}
 };
 
-// out [rows, 32] of one block: the products with rows of 8 bits, of which R are a tile, with C vectors of outputs.
-//
-// A chunk of weights stays in the first cache for all tiles and outputs of a column.
-template <int FORMAT, int R, int C>
-static void multiply_tiles(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block, float* out) {
+// Rows of a tile, and its vectors of outputs: what stays in registers.
+constexpr int TILE_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : 2, TILE_VECTORS = LANES == 8 ? 2 : 1;
+
+// out [rows, 32] of one block: the products with rows of 8 bits. A chunk of weights stays in the first cache for all tiles.
+template <int FORMAT>
+__attribute__((noinline)) static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block,
+                                                     float* out) {
   constexpr BlockFormat f = block_format(FORMAT);
-  const int64_t records = m.ins / f.each, bytes = records * record_bytes(f), at_once = f.sub ? 1 : 32;
-  const int tiles = (rows + R - 1) / R;
+  constexpr int C = TILE_VECTORS;
+  const int64_t records = m.ins / f.each, bytes = records * record_bytes(f), at_once = 256 / f.each;
+  const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
   memset(out, 0, 4 * (size_t)rows * BLOCK);
   Scales scales[C];
   for (int column = 0; column < BLOCK; column += COLUMN) {
@@ -287,22 +291,13 @@ static void multiply_tiles(const Matrix& m, const Bytes& in, int64_t row, int ro
         const char* fetch = (const char*)record + AHEAD + 64 * first / LANES;
         for (int t = 0; t < tiles; t++) {
           const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
-          RowsOfChunk<FORMAT, R, C>::run(number, scales, record, fetch, first, (int)count * f.each / 32, in, row + begin,
-                                         i * f.each, out + begin * BLOCK + column + first);
+          RowsOfChunk<FORMAT, TILE_ROWS, C>::run(number, scales, record, fetch, first, (int)count * f.each / 32, in,
+                                                 row + begin, i * f.each, out + begin * BLOCK + column + first);
         }
       }
       record += count * record_bytes(f);
     }
   }
-}
-
-// Rows of a tile, whose sums stay in registers; few rows read a whole column at once.
-constexpr int TILE_ROWS = LANES == 4 ? 2 : 6, FEW_ROWS = 2;
-template <int FORMAT>
-__attribute__((noinline)) static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block,
-                                                     float* out) {
-  if (LANES == 8 && rows <= FEW_ROWS) multiply_tiles<FORMAT, FEW_ROWS, HALVES>(m, in, row, rows, block, out);
-  else multiply_tiles<FORMAT, TILE_ROWS, 1>(m, in, row, rows, block, out);
 }
 
 static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block, float* out) {

@@ -191,7 +191,7 @@ def _about(file: GGUFFile) -> dict[str, Any]:
     if missing := required - about.keys():
         not_understood(file, f"no {prefix}{min(missing)}")
     return {
-        key: validate(entries[key][1], _decimal(value), f"{prefix}{key} of {str(file.path)!r}")
+        key: validate(entries[key][1], shortest_decimal(value), f"{prefix}{key} of {str(file.path)!r}")
         for key, value in about.items()
     }
 
@@ -206,7 +206,7 @@ def head_dim_of(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _decimal(value: Any) -> Any:
+def shortest_decimal(value: Any) -> Any:
     """Kept in 32 bits, 1e-5 reads back as 9.9999997e-06: the shortest decimal is the one that was meant."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 

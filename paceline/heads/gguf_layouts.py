@@ -145,8 +145,8 @@ def read_gguf_head(path: Path, target: TargetFacts) -> EagleHead | DFlashHead:
     held = renamed(held, lambda name: known[name.removesuffix(".weight")] + ".weight", path)
     if kind == "eagle3":
         held = {name: _paired(name, one, fields["head_dim"], False) for name, one in held.items()}
-    if factors is not None:
-        (expected,) = file.values(factors)
+    expected = None if factors is None else file.whole(factors)
+    if expected is not None:
         fields["rope_scaling"] = {"rope_type": "llama3", "factor": round(float(expected.max()), 3), **_LLAMA3}
     published.tensors, owns = held, dict[str, bool]()
     rows = None if target.lm_head is None else target.lm_head[draft_ids.to(target.lm_head.device)]
@@ -169,7 +169,7 @@ def read_gguf_head(path: Path, target: TargetFacts) -> EagleHead | DFlashHead:
             raise _contradicts(published, f"no block_size or no {_MASK}", "both")
         more = {"block_size": options.block_size, "mask_token_id": options.mask_token_id}
         config = DFlashConfig(qk_norm=True, **more, **fields)
-    if factors is not None and not torch.allclose(_factors(config), expected[0], rtol=1e-4):
+    if expected is not None and not torch.allclose(_factors(config), expected, rtol=1e-4):
         raise lacks(published, kind, _FACTORS, "the factors of Llama 3")
     return published.build(EagleHead if kind == "eagle3" else DFlashHead, config, draft_ids)
 
@@ -208,12 +208,13 @@ def gguf_layout(
     """The export of a head. tokens: the entries of the target's tokenizer in a GGUF file. Raises `NotExportable`."""
     c, kind = head.config, "dflash" if isinstance(head, DFlashHead) else "eagle3"
     what, is_eagle = "a DFlash head" if kind == "dflash" else "an EAGLE-3 head", isinstance(c, EagleConfig)
-    refuse_if(is_eagle and c.version != 3, ENGINE, "an EAGLE-1 head", "train an eagle3 or dflash head")
-    refuse_if(is_eagle and c.num_speculative_tokens is not None, ENGINE, "a P-EAGLE head", "train an eagle3 head")
-    refuse_if(is_eagle and (c.fc_norm or c.norm_output), ENGINE, f"{what} with fc_norm or norm_output (EAGLE-3.1)")
-    refuse_if(is_eagle and c.num_hidden_layers > 1, ENGINE, f"{what} of {c.num_hidden_layers} layers")
-    refuse_if(is_eagle and c.fc_bias, ENGINE, f"{what} with a bias of fc", "train it without")
-    refuse_if(is_eagle and len(c.states) != 3, ENGINE, f"{what} that reads {len(c.states)} states", "read three")
+    if isinstance(c, EagleConfig):
+        refuse_if(c.version != 3, ENGINE, "an EAGLE-1 head", "train an eagle3 or dflash head")
+        refuse_if(c.num_speculative_tokens is not None, ENGINE, "a P-EAGLE head", "train an eagle3 head")
+        refuse_if(c.fc_norm or c.norm_output, ENGINE, f"{what} with fc_norm or norm_output (EAGLE-3.1)")
+        refuse_if(c.num_hidden_layers > 1, ENGINE, f"{what} of {c.num_hidden_layers} layers")
+        refuse_if(c.fc_bias, ENGINE, f"{what} with a bias of fc", "train it without")
+        refuse_if(len(c.states) != 3, ENGINE, f"{what} that reads {len(c.states)} states", "train one that reads three")
     refuse_if(c.attention_bias, ENGINE, f"{what} with biases", "train it without")
     refuse_if(c.qk_norm == is_eagle, ENGINE, f"{what} with{'' if is_eagle else 'out'} norms of queries and keys")
     refuse_if(max(c.states) >= facts.num_layers, ENGINE, f"state {max(c.states)}, behind the final norm here")

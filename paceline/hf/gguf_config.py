@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import numpy as np
 import torch
 from pydantic import Field
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig, Qwen2ForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError
@@ -50,6 +50,7 @@ _WINDOWS: Mapping[str, _Entry] = {
 }  # fmt: skip
 _CAPS: Mapping[str, _Entry] = {name: (name, Positive) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 _LOCAL_BASE, _FINETUNED = "rope.freq_base_swa", "rope.scaling.finetuned"
+_SECTIONS = "rope.dimension_sections"  # dimensions of each axis of positions, of models that see
 _LAYER_NORM = "attention.layer_norm_epsilon"
 _SCALES: Mapping[str, _Entry] = {
     "attention.scale": ("attention_multiplier", Positive),
@@ -70,6 +71,7 @@ _OSS: Mapping[str, _Entry] = {
 FORMS: Mapping[str, Form] = {
     "llama": Form("llama", interleaved=True),
     "qwen2": Form("qwen2"),
+    "qwen2vl": Form("qwen2_vl_text", {_SECTIONS: (None, Annotated[list[int], Field(min_length=3, max_length=4)])}),
     "qwen2moe": Form("qwen2_moe", {**_EXPERTS, **_SHARED}, settings={"norm_topk_prob": False}),
     "qwen3": Form("qwen3"),
     "qwen3moe": Form("qwen3_moe", _EXPERTS, settings={"norm_topk_prob": True}),
@@ -197,8 +199,8 @@ def _about(file: GGUFFile) -> dict[str, Any]:
 
 
 def class_of(config: PretrainedConfig) -> Any:
-    """The class of a config's language model."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    """The class of a config's language model; of Qwen2-VL's half, one whose parameters have the same names."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), Qwen2ForCausalLM)
 
 
 def head_dim_of(config: Any) -> int:
@@ -239,6 +241,8 @@ def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GG
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         rope |= {"beta_fast": 32.0, "beta_slow": 1.0, **FORMS[file.architecture].rope}
         rope |= {name: about[key] for key, name in _BETAS.items() if key in about}
+    if _SECTIONS in about:
+        rope["mrope_section"] = about[_SECTIONS][:3]
     if by_kind:
         local = about.get(_LOCAL_BASE, 10_000.0 if file.architecture == "gemma3" else base)
         rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": local}}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from paceline import SamplingParams
+from paceline import LLM, SamplingParams
 from paceline.config import parse
 from paceline.drafters.dflash import DFlash
 from paceline.drafters.eagle import Eagle
@@ -22,6 +22,7 @@ from .exchange_common import DRAFT, STATES, VOCAB, WIDTH, dflash, eagle, saved, 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3["original_max_position_embeddings"] = 8192
+PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 
 
 def written(path, head):
@@ -72,10 +73,10 @@ def test_dflash_has_the_layout_of_llama_cpp(tmp_path):
 def test_what_is_read_back_drafts_the_same(kind, make, tmp_path):
     head = make(rope_scaling=LLAMA3, rope_theta=5e5) if make is eagle else make()
     file = written(tmp_path, head)
-    ids, params = prompt(9), SamplingParams(max_tokens=24, temperature=0.0)
+    ids = prompt(9)
     drafted = []
     for given in (head, str(file)):
-        (seq,) = assert_identical(runner(target()), kind(given, tree="chain"), [(ids, params)], 3)
+        (seq,) = assert_identical(runner(target()), kind(given, tree="chain"), [(ids, PARAMS)], 3)
         drafted.append([(one.num_drafted, one.num_accepted) for one in seq.rounds])
     assert drafted[0] == drafted[1]
     assert sum(many for many, _ in drafted[0]) > 0
@@ -113,13 +114,26 @@ def test_what_is_not_understood_is_refused(kind, key, value, what, tmp_path):
         load_head(raw.write(tmp_path / "x.gguf"), target())
 
 
+def test_a_draft_model_in_a_file(tmp_path):
+    """It drafts as the same model in a folder does."""
+    model = tiny_model("llama", vocab_size=262)
+    file, other = (write_gguf(tmp_path / f"{name}.gguf", model) for name in ("target", "draft"))
+    llm = LLM(file, drafter=f"model:{other}")
+    result = llm.generate(prompt_ids := {"prompt_token_ids": prompt(9)}, PARAMS)[0]
+    assert result.token_ids == llm.plain().generate(prompt_ids, PARAMS)[0].token_ids
+    assert result.outputs[0].mean_acceptance_length > 2
+
+
 def test_other_files_are_refused_by_name(tmp_path):
     model = write_gguf(tmp_path / "model.gguf", tiny_model("llama", vocab_size=262))
     with pytest.raises(ConfigError, match="unknown method"):
         parse(f"head:{model}")
     with pytest.raises(ConfigError, match="architecture 'llama'"):
         load_head(model, target())
-    raw = RawGGUF.read(written(tmp_path, eagle()))
+    file = written(tmp_path, eagle())
+    with pytest.raises(ConfigError, match="--drafter head:"):
+        LLM(file)
+    raw = RawGGUF.read(file)
     raw.tensors[0].name = "blk.0.nextn.eh_proj.weight"
     with pytest.raises(IncompatibleModels, match="nextn"):
         load_head(raw.write(tmp_path / "x.gguf"), target())

@@ -30,7 +30,6 @@ from .decoding import SpeculativeDecoder, generate
 from .drafters import Choose, Plain, PredictedOutput
 from .drafters.registry import one_of
 from .errors import ConfigError, LossyNotAllowed
-from .hf.gguf_vision import open_gguf_vision
 from .hf.load import load_tokenizer
 from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .other_names import INSTEAD
@@ -129,6 +128,8 @@ class LLM:
             if mmproj is None:
                 self.loaded = load_model(resolve(model, cache_dir), dtype, device, trust_remote_code, tokenizer, hub)
             else:
+                from .hf.gguf_vision import open_gguf_vision
+
                 made, processor = open_gguf_vision(Path(model), Path(mmproj), dtype, device, tokenizer)
                 self.loaded = wrap_model(made, name=Path(model).name, processor=processor)
         else:

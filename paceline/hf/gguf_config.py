@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import numpy as np
 import torch
 from pydantic import Field
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig, Qwen2ForCausalLM
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError
@@ -200,7 +200,8 @@ def _about(file: GGUFFile) -> dict[str, Any]:
 
 def class_of(config: PretrainedConfig) -> Any:
     """The class of a config's language model; of Qwen2-VL's half, one whose parameters have the same names."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), Qwen2ForCausalLM)
+    kind = CONFIG_MAPPING["qwen2"] if config.model_type == "qwen2_vl_text" else type(config)
+    return MODEL_FOR_CAUSAL_LM_MAPPING[kind]
 
 
 def head_dim_of(config: Any) -> int:

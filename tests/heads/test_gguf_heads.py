@@ -5,7 +5,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, Fixed, SamplingParams
 from paceline.config import parse
 from paceline.drafters.dflash import DFlash
 from paceline.drafters.eagle import Eagle
@@ -118,7 +118,7 @@ def test_a_draft_model_in_a_file(tmp_path):
     """It drafts as the same model in a folder does."""
     model = tiny_model("llama", vocab_size=262)
     file, other = (write_gguf(tmp_path / f"{name}.gguf", model) for name in ("target", "draft"))
-    llm = LLM(file, drafter=f"model:{other}")
+    llm = LLM(file, drafter=f"model:{other}", policy=Fixed(3))
     result = llm.generate(prompt_ids := {"prompt_token_ids": prompt(9)}, PARAMS)[0]
     assert result.token_ids == llm.plain().generate(prompt_ids, PARAMS)[0].token_ids
     assert result.outputs[0].mean_acceptance_length > 2

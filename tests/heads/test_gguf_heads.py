@@ -5,6 +5,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 
+from bench.peers.workers.llamacpp_worker import kind_of
 from paceline import LLM, Fixed, SamplingParams
 from paceline.config import parse
 from paceline.drafters.dflash import DFlash
@@ -33,7 +34,9 @@ def written(path, head):
 def test_eagle3_has_the_layout_of_llama_cpp(tmp_path):
     """As its converter writes it: absolute ids, rotary pairs, states counted as inputs of layers."""
     head = eagle(norm_before_residual=True, rope_scaling=LLAMA3, rope_theta=5e5)
-    reader = GGUFReader(written(tmp_path, head))
+    file = written(tmp_path, head)
+    assert kind_of(str(file)) == "DRAFT_EAGLE3"
+    reader = GGUFReader(file)
     tensors = {one.name: torch.from_numpy(np.array(one.data)) for one in reader.tensors}
     about = {name: field.contents() for name, field in reader.fields.items()}
     assert about["general.architecture"] == "eagle3"

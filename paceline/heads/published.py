@@ -96,7 +96,7 @@ def renamed(tensors: Mapping[str, Tensor], new_name: Callable[[str], str], place
 def lacks(published: Published, module: str, what: str, expected: str) -> IncompatibleModels:
     """The error for a head with a feature that our module does not have."""
     what_of = f"the head at {str(published.folder)!r} has what Paceline's {module} module lacks"
-    fix = "remove from its config.json what changes no number"
+    fix = None if published.folder.is_file() else "remove from its config.json what changes no number"
     return IncompatibleModels(what_of, got=what, expected=expected, fix=fix)
 
 

@@ -66,12 +66,13 @@ def open_gguf_vision(
     if inner.hidden_size != about["projection_dim"]:
         raise _no_pair(path, mmproj, f"a projection to {about['projection_dim']}", f"{inner.hidden_size}, of the text")
     check_config(str(path), config)
+    with refused(f"{str(mmproj)!r} does not describe a vision tower", fix="fetch it again"):
+        kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+        with torch.device("meta"), no_init_weights():
+            shell = kind(config)
     wanted = given or usual_dtype(config, place) or text.dtype
     if text.formats:
         _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(text.formats), str(wanted).split(".")[1])
-    kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-    with torch.device("meta"), no_init_weights():
-        shell = kind(config)
     with refused(f"the weights in {str(path)!r} or {str(mmproj)!r} cannot be read", fix="fetch them again"):
         half = "text_model" if hasattr(shell.base_model, "text_model") else "language_model"
         held = weights_of(text, class_of(inner), inner, wanted, lambda *_: None, {})
@@ -114,6 +115,8 @@ def _described(file: GGUFFile) -> tuple[Projector, dict[str, Any]]:
     about["act"] = "silu" if about.pop(SILU, False) else "gelu" if about.pop(GELU, False) else "quick_gelu"
     if about["act"] not in projector.acts:
         not_understood(file, f"the activation {about['act']}", " or ".join(projector.acts))
+    if about.get("block_count", 0) > len(names):
+        not_understood(file, f"{about['block_count']:,} layers", f"at most {len(names):,}, the number of tensors")
     if projector.out not in names:
         not_understood(file, f"no tensor {projector.out!r}")
     about["projection_dim"] = names[projector.out][-1 if projector.plus_one else 0]  # the entry is the tower's own

@@ -69,6 +69,8 @@ def test_names_of_older_files(tmp_path):
         ("gemma3", "use_silu", 7, True, "the activation silu"),
         ("qwen2_vl", "vision.attention.layer_norm_epsilon", FLOAT32, 1e-3, "layer_norm_epsilon"),
         ("internvl", "vision.block_count", INT32, 0, "block_count"),
+        ("internvl", "vision.block_count", INT32, 1 << 20, "1,048,576 layers"),
+        ("gemma3", "vision.projector.scale_factor", INT32, 64, "vision tower"),
     ],
 )
 def test_what_is_not_understood_is_refused(name, key, kind, value, what, tmp_path):

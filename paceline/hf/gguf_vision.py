@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 from transformers.processing_utils import ProcessorMixin
+from transformers.utils.import_utils import is_torchvision_available
 
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, validate
@@ -176,7 +177,8 @@ def _processor(projector: Projector, about: Said, tokenizer: PreTrainedTokenizer
     name, options = projector.pixels(about)
     family, of_text = projector.processor(about)
     colours = {"image_mean": about["image_mean"], "image_std": about["image_std"]}
-    kind: Any = getattr(transformers, name, None) or getattr(transformers, f"{name}Pil")
+    pillow: Any = getattr(transformers, f"{name}Pil", None)
+    kind: Any = getattr(transformers, name) if pillow is None or is_torchvision_available() else pillow
     for role, token in projector.tokens.items():
         setattr(tokenizer, role, token)
         setattr(tokenizer, f"{role}_id", tokenizer.convert_tokens_to_ids(token))

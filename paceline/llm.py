@@ -66,6 +66,7 @@ class LLM:
     dtype, device: as in torch; None and "auto" take the checkpoint's dtype, None a GPU if there is one.
     tokenizer: an object, or the folder or hub id of one; None: the model's. A loaded model has none by itself.
     processor: for a loaded vision-language model.
+    mmproj: the GGUF file of the vision projector, for a GGUF file of its language model.
     max_num_seqs: sequences decoded at the same time, 1 to 4096.
     max_model_len: tokens of prompt and answer together; None: the model's context.
     prefix_cache_bytes: memory of the prefix cache, whose keys and values later prompts with the same beginning reuse.
@@ -99,6 +100,7 @@ class LLM:
         device: str | torch.device | None = None,
         tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
         processor: ProcessorMixin | None = None,
+        mmproj: str | Path | None = None,
         max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8,
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
         prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
@@ -123,9 +125,16 @@ class LLM:
             if processor is not None:
                 raise ConfigError("a model that is loaded by name brings its processor", fix="leave processor out")
             hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
-            self.loaded = load_model(resolve(model, cache_dir), dtype, device, trust_remote_code, tokenizer, hub)
+            if mmproj is None:
+                self.loaded = load_model(resolve(model, cache_dir), dtype, device, trust_remote_code, tokenizer, hub)
+            else:
+                from .hf.gguf_vision import open_gguf_vision
+
+                made, processor = open_gguf_vision(Path(model), Path(mmproj), dtype, device, tokenizer)
+                self.loaded = wrap_model(made, name=Path(model).name, processor=processor)
         else:
             given = {"dtype": dtype, "device": device, "revision": revision, "token": token, "cache_dir": cache_dir}
+            given["mmproj"] = mmproj
             if unread := [name for name, value in given.items() if value is not None]:
                 raise ConfigError(f"{unread[0]} is for models that are loaded by name", fix=f"leave {unread[0]} out")
             if isinstance(model, LoadedModel) and not (tokenizer is processor is None):

@@ -139,13 +139,13 @@ def export(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a new one.")],
     screen: Screen,
-    to: Literal["vllm", "sglang", "speculators"] = opt(MISSING, "The engine that will load it."),
+    to: Literal["vllm", "sglang", "speculators", "llama.cpp"] = opt(MISSING, "The engine that will load it."),
     model: str | None = opt(
-        None, "The head's target model, for layouts that contain its output rows or its name.", metavar="TARGET"
+        None, "The head's target model, for layouts that contain its output rows, tokens or name.", metavar="TARGET"
     ),
     num_speculative_tokens: int = opt(3, "Tokens to draft in every step of that engine.", short="-k", min=1),
 ) -> None:
-    """Write a trained head for vLLM, SGLang or speculators, and check that it reads back as the same head.
+    """Write a trained head for vLLM, SGLang, speculators or llama.cpp, and check that it reads back as the same head.
 
     Example:  paceline export heads/mine mine-vllm --to vllm --model smollm2-135m
     """

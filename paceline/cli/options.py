@@ -261,6 +261,7 @@ class LoadOptions:
         parser=token_count,
     )
     tokenizer: str | None = opt(None, "Folder or hub id of another tokenizer.", MODEL, metavar="MODEL")
+    mmproj: str | None = opt(None, "Vision projector of a GGUF model, to ask about images.", MODEL, metavar="FILE")
     chat_template: str | None = opt(None, "Template of chats instead of the model's.", MODEL, metavar="FILE")
     revision: str | None = opt(None, "Branch, tag or commit of a hub id.", MODEL)
     trust_remote_code: bool = opt(False, "Run Python code that comes with the model.", MODEL)
@@ -311,7 +312,7 @@ def open_engine(
         if isinstance(model, str):
             use_threads(options.threads)
             source = resolve(model, progress=progress)
-            names = ("dtype", "device", "tokenizer", "revision", "trust_remote_code", "weights")
+            names = ("dtype", "device", "tokenizer", "mmproj", "revision", "trust_remote_code", "weights")
             given = {name: getattr(options, name) for name in names if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)

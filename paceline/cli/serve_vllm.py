@@ -56,6 +56,7 @@ MISSING = {
     "request_timeout": "set a limit in a proxy in front of it",
     "return_provenance": "vLLM does not say where tokens came from",
     "log_format": "see VLLM_LOGGING_CONFIG_PATH",
+    "mmproj": "for images give the Hugging Face folder of the whole model",
     "threads": "on a CPU, set OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND=nobind",
     "device": "vLLM's build decides; choose GPUs with CUDA_VISIBLE_DEVICES",
     "policy": "give -k, the number of tokens that it drafts in every round",

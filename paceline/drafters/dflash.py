@@ -104,9 +104,11 @@ class DFlashSpec(EagleSpec):
     method = "dflash"
     drafter = DFlash
     tokens = 8
-    exported = ("vLLM", "SGLang")
+    exported = ("vLLM", "SGLang", "llama.cpp")
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """A chain of a whole block, however many tokens are asked for."""
+        if self.model.endswith(".gguf"):
+            return super().elsewhere(tokens)
         found, (folder, remark) = super().elsewhere(tokens), self.export("SGLang")
         return {**found, "SGLang": (f"--speculative-algorithm DFLASH --speculative-draft-model-path {folder}", remark)}

@@ -217,7 +217,7 @@ class EagleSpec(HeadSpec):
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """SGLang re-ranks what its levels can have, k and then k * k each; it counts the root."""
-        if "SGLang" not in self.exported:
+        if "SGLang" not in self.exported or self.model.endswith(".gguf"):
             return super().elsewhere(tokens)
         wide, (folder, remark) = 1 if self.tree == "chain" else self.top_k or 8, self.export("SGLang")
         nodes = tokens if wide == 1 else min(TREE_NODES, wide + (tokens - 1) * wide**2)
@@ -236,6 +236,7 @@ class Eagle3Spec(EagleSpec):
     """Options of `Eagle` with a head of EAGLE-3."""
 
     method = "eagle3"
+    exported = ("vLLM", "SGLang", "llama.cpp")
 
 
 @checked

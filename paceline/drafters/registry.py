@@ -170,11 +170,15 @@ class HeadSpec(DrafterSpec):
         return self.drafter(str(head_folder(self.model)), **options)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        """In vLLM as a chain, once it is exported."""
-        found = {
-            "SGLang": ("", f"runs no {self.method} heads"),
-            "llama.cpp": ("", f"runs no {self.method} heads of ours"),
-        }
+        """In vLLM and llama.cpp as a chain, once it is exported."""
+        found = {engine: ("", f"runs no {self.method} heads") for engine in ("SGLang", "llama.cpp")}
+        if "llama.cpp" in self.exported:
+            folder, export = self.export("llama.cpp")
+            file = folder if self.model.endswith(".gguf") else f"{folder}/draft.gguf"
+            flags = f"--spec-type draft-{self.method} -md {file} --spec-draft-n-max {tokens}"
+            found["llama.cpp"] = flags, "; ".join(filter(None, ["a chain, no tree", export]))
+        if self.model.endswith(".gguf"):
+            return found | dict.fromkeys(("vLLM", "SGLang"), ("", "reads no heads from GGUF"))
         if "vLLM" not in self.exported:
             return {"vLLM": ("", f"{self.method} heads cannot be exported"), **found}
         folder, export = self.export("vLLM")
@@ -185,7 +189,11 @@ class HeadSpec(DrafterSpec):
         """The folder of the export for an engine and the command that makes it; a published head needs no export."""
         from ..zoo.packaged import published_head
 
+        if self.model.endswith(".gguf"):
+            return shlex.quote(self.model), ""
         if published := published_head(self.model):
+            if engine == "llama.cpp":
+                return "MODEL", f"first: llama.cpp's convert_hf_to_gguf.py {shlex.quote(str(published))}"
             return shlex.quote(str(published)), ""
         folder, to = shlex.quote(f"{self.model.rstrip('/').rsplit('/', 1)[-1]}-{engine.lower()}"), engine.lower()
         return folder, f"first: paceline export {shlex.quote(self.model)} {folder} --to {to} --model MODEL"

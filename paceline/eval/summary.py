@@ -194,7 +194,8 @@ def trained_hash(drafter: DrafterSpec) -> str | None:
     folder = getattr(drafter, "model", None)
     if folder is None or drafter.models:
         return None
-    files = sorted(path for path in head_folder(folder).iterdir() if path.suffix in _WEIGHTS)
+    place = head_folder(folder)
+    files = [place] if place.is_file() else sorted(path for path in place.iterdir() if path.suffix in _WEIGHTS)
     return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
 
 

@@ -25,12 +25,14 @@ class DFlashConfig(LayersConfig):
 
     mask_token_id: the token of the masks, whose embedding is the target's. block_size: the rows of a block, of which
     the first holds a known token. window: it reads at most so many of the last states of a text; None: all.
+    own_lm_head: it has output rows of its own; otherwise they are the target's.
     """
 
     mask_token_id: Annotated[int, Field(ge=0)]
     block_size: Annotated[int, Field(ge=2, le=512)]
     _: KW_ONLY
     window: Count | None = None
+    own_lm_head: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +65,8 @@ class DFlashHead(DraftHead):
         self.fc = nn.Linear(len(c.states) * c.hidden_size, c.hidden_size, False)
         self.hidden_norm, self.norm = c.norm(), c.norm()
         self.layers: Any = nn.ModuleList(DecoderLayer(c) for _ in range(c.num_hidden_layers))
+        if c.own_lm_head:
+            self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, False)
         self.rotation = Rotary(c)
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -91,7 +95,7 @@ class DFlashHead(DraftHead):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
-        return self.output(hidden)
+        return self.lm_head(hidden) if self.config.own_lm_head else self.output(hidden)
 
 
 def attending(context: Iterable[tuple[Tensor, Tensor]], seen: Tensor | None = None) -> Attend:

@@ -65,6 +65,7 @@ def dflash_layout(head: DFlashHead, engine: str, facts: TargetFacts) -> Layout:
     """The export of a DFlash head for vLLM or SGLang. Raises `NotExportable` for what they lack."""
     c, what = head.config, "a DFlash head"
     refuse_if(engine == "speculators", engine, what, "export it for vllm or sglang")
+    refuse_if(c.own_lm_head, engine, f"{what} with output rows of its own", "export it for llama.cpp")
     is_qwen3 = c.qk_norm and not c.attention_bias
     refuse_if(not is_qwen3, engine, f"{what} whose layers are not Qwen3's", "train it with head.qk_norm=true")
     refuse_if(min(c.states) == 0, engine, f"{what} that reads the embeddings", "train one that reads later states")

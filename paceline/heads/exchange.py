@@ -9,7 +9,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, NotExportable
 from ..hf.checkpoint import refused
+from ..hf.gguf_file import SUFFIX, read_gguf
+from ..hf.gguf_writer import token_entries
 from ..system.files import check_new, new_folder, write_text
 from ..zoo import name_elsewhere, remark_elsewhere
 from .dflash import DFlashHead
 from .dflash_layouts import dflash_layout, read_dflash
 from .eagle import EagleHead
 from .eagle_layouts import eagle_layout, flattened, read_eagle
+from .gguf_layouts import ENGINE, FILE, gguf_layout, read_gguf_head, write_gguf_head
 from .layers import attend_causally
 from .medusa_layouts import NAMES, medusa_layout, read_medusa
 from .parallel import MedusaHead
@@ -33,21 +36,27 @@ from .published import Layout, Published, TargetFacts, facts_of, open_published
 if TYPE_CHECKING:
     from .folder import Head, HeadInfo
 
-ENGINES = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "speculators": "speculators 0.9"}
+ENGINES = {
+    "vllm": "vLLM 0.32",
+    "sglang": "SGLang 0.5.23",
+    "speculators": "speculators 0.9",
+    ENGINE: "llama.cpp, October 2026",
+}
 """The engines that heads are exported for, with the version whose layout is written."""
 TOLERANCE = 1e-4  # of float32 logits around 1: the weights are the same bits, only sums may be taken in another order
 _BATCH, _LENGTH, _STEPS = 2, 6, 3  # of the comparison
 
 
 def read_published(folder: Path, target: TargetFacts, engine: str | None = None) -> nn.Module:
-    """The head at `folder` as one of our modules. engine: whose count of layers applies, if known.
+    """The head at `folder`, or in a GGUF file, as one of our modules. engine: whose count of layers applies, if known.
 
     Raises `ConfigError` for files that do not fit their layout, `IncompatibleModels` for a feature our modules lack
     or a head of another size than the target.
     """
-    published = open_published(folder)
+    is_file = folder.suffix == SUFFIX
+    published = None if is_file else open_published(folder)
     with refused(f"the head at {str(folder)!r} has a config.json or tensors that do not fit"):
-        module = _read(published, target, engine)
+        module = _read(published, target, engine) if published else read_gguf_head(folder, target)
     config: Any = module.config
     hidden = getattr(config, "target_hidden_size", config.hidden_size)
     theirs = {"hidden_size": hidden, "vocab_size": config.vocab_size}
@@ -114,13 +123,17 @@ def export_head(
     head = load_head(folder, target).cpu().float()
     own_name, of = target_name or info.target.name, info.target
     name, remark = name_elsewhere(own_name), remark_elsewhere(own_name)
+    if engine == ENGINE:
+        name, remark = own_name if own_name.endswith(SUFFIX) else f"{Path(own_name).name}{SUFFIX}", ""
     sizes = of.num_layers, of.hidden_size, of.vocab_size
     facts = TargetFacts(name, *sizes) if target is None else facts_of(target, name)
-    if isinstance(head, EagleHead) and head.config.version != "mtp":
+    if engine == ENGINE and (isinstance(head, DFlashHead) or getattr(head.config, "version", "mtp") != "mtp"):
+        layout = gguf_layout(cast("Any", head), facts, _tokens(target, own_name), num_tokens)
+    elif isinstance(head, EagleHead) and head.config.version != "mtp":
         layout = eagle_layout(head, engine, facts, num_tokens)
     elif isinstance(head, DFlashHead):
         layout = dflash_layout(head, engine, facts)
-    elif isinstance(head, MedusaHead):
+    elif isinstance(head, MedusaHead) and engine != ENGINE:
         layout = medusa_layout(head, engine, facts)
     else:
         what, fix = f"no other engine runs {method_of(head)} heads", "use it here, or train an eagle3 or dflash head"
@@ -128,14 +141,24 @@ def export_head(
     if remark:
         layout = replace(layout, notes=(*layout.notes, f"{remark}."))
     with new_folder(place) as made:
-        write_text(made / "config.json", json.dumps(layout.config, indent=2) + "\n")
-        save_file(dict(layout.tensors), made / "model.safetensors", metadata={"format": "pt"})
+        if engine == ENGINE:
+            write_gguf_head(made / FILE, layout)
+        else:
+            write_text(made / "config.json", json.dumps(layout.config, indent=2) + "\n")
+            save_file(dict(layout.tensors), made / "model.safetensors", metadata={"format": "pt"})
         for file, ids in layout.ids.items():
             torch.save(ids, made / file)
-        difference = check_written(made, head, facts, engine)
+        difference = check_written(made / FILE if engine == ENGINE else made, head, facts, engine)
         write_text(made / "README.md", _card(info, engine, layout, name, place.name, difference))
     serve = _serve_line(layout.serve, name, str(place))
     return Exported(place, info.method, engine, serve, layout.notes, difference)
+
+
+def _tokens(target: ModelFacts | None, name: str) -> dict[str, Any] | None:
+    """The entries of the target's tokenizer in a GGUF file; of a target in such a file, its own."""
+    if name.endswith(SUFFIX):
+        return {key: one for key, one in read_gguf(Path(name)).metadata.items() if key.startswith("tokenizer.")}
+    return None if target is None or target.tokenizer is None else token_entries(target.tokenizer, target.model)
 
 
 def check_written(folder: Path, head: "Head", facts: TargetFacts, engine: str) -> float:

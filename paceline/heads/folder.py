@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, IncompatibleModels
+from ..hf.gguf_file import SUFFIX
 from ..schema import checked, validate
 from ..system.files import exists, new_folder, read_object, write_text
 from ..system.provenance import sha256_of
@@ -156,14 +157,14 @@ def load_head(
 ) -> Head:
     """Read a head; for a target it comes in the target's dtype and on its device, else in float32 on the CPU.
 
-    folder: or the name of a packaged head; a head that others published, which needs its target. The target's own
-    tensors that a head uses (embeddings, output rows) are attached later, by `attach`. allow_other_target: accept a
-    head that was trained for another model of the same sizes: answers stay exact, fewer drafts are accepted.
+    folder: or the name of a packaged head; a head that others published, which needs its target, or its GGUF file. The
+    target's own tensors that a head uses (embeddings, output rows) are attached later, by `attach`. allow_other_target:
+    accept a head that was trained for another model of the same sizes: answers stay exact, fewer drafts are accepted.
     Raises `ConfigError` that lists every missing, unknown or misshapen tensor, and `IncompatibleModels` for another
     target.
     """
     place = _folder_of(folder)
-    if "paceline_head" not in _read_object(place / CONFIG):
+    if place.suffix == SUFFIX or "paceline_head" not in _read_object(place / CONFIG):
         if target is None:
             raise ConfigError(f"the head of others at {str(place)!r} cannot be read without its target")
         return read_published(place, facts_of(target)).to(device=target.device, dtype=target.dtype)

@@ -47,7 +47,7 @@ class LayersConfig(HeadConfig):
                 got=f"{self.num_attention_heads} heads of {self.head_dim} over {self.num_key_value_heads} of keys",
                 expected="as many for each of the keys, of an even size",
             )
-        _frequencies(self, torch.device("cpu"))  # which may raise
+        frequencies(self, torch.device("cpu"))  # which may raise
 
     def norm(self, width: int | None = None) -> nn.RMSNorm:
         """A norm over this many channels; None: `hidden_size`."""
@@ -135,9 +135,9 @@ class Rotary:
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[B, N] -> float32 [B, 1, N, d] each."""
         if self._frequencies is None or self._frequencies[0].device != positions.device:
-            self._frequencies = _frequencies(self._config, positions.device)
-        frequencies, factor = self._frequencies
-        angles = positions.float()[..., None] * frequencies
+            self._frequencies = frequencies(self._config, positions.device)
+        angles_of, factor = self._frequencies
+        angles = positions.float()[..., None] * angles_of
         angles = torch.cat([angles, angles], -1)[:, None]
         return angles.cos() * factor, angles.sin() * factor
 
@@ -145,7 +145,7 @@ class Rotary:
 _SCALES = ROPE.keys() - {"rope_theta", "partial_rotary_factor"} | {"rope_type", "type"}
 
 
-def _frequencies(config: LayersConfig, device: torch.device) -> tuple[Tensor, float]:
+def frequencies(config: LayersConfig, device: torch.device) -> tuple[Tensor, float]:
     """Angles per position, float32 [d / 2], and the factor of cosines and sines.
 
     With `rope_scaling`, as transformers computes them. Raises `ConfigError`.

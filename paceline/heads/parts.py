@@ -117,7 +117,7 @@ def filled(make: Callable[[Any], _M], config: object, tensors: Mapping[str, Tens
         module.load_state_dict(tensors, assign=True)
     except RuntimeError as error:
         raise ConfigError(
-            f"the tensors in {str(folder)!r} do not fit its config.json", got=" ".join(str(error).split())
+            f"the tensors in {str(folder)!r} do not fit its configuration", got=" ".join(str(error).split())
         ) from error
     return module.eval().requires_grad_(False)
 

@@ -59,7 +59,7 @@ def facts_of(loaded: ModelFacts, name: str = "") -> TargetFacts:
 
 @dataclass
 class Published:
-    """A published head. Readers change names and tensors until they are ours."""
+    """A published head. Readers change names and tensors until they are ours. folder: or the GGUF file."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -67,8 +67,8 @@ class Published:
 
     @property
     def name(self) -> str:
-        """Of its config.json, in errors."""
-        return f"config.json of the head at {str(self.folder)!r}"
+        """Of its config.json or metadata, in errors."""
+        return f"{'metadata' if self.folder.is_file() else 'config.json'} of the head at {str(self.folder)!r}"
 
     def build(self, kind: Callable[..., _M], config: object, draft_ids: Tensor) -> _M:
         """Our module of this configuration from all tensors, in the narrowest dtype that holds them.
@@ -96,7 +96,7 @@ def renamed(tensors: Mapping[str, Tensor], new_name: Callable[[str], str], place
 def lacks(published: Published, module: str, what: str, expected: str) -> IncompatibleModels:
     """The error for a head with a feature that our module does not have."""
     what_of = f"the head at {str(published.folder)!r} has what Paceline's {module} module lacks"
-    fix = "remove from its config.json what changes no number"
+    fix = None if published.folder.is_file() else "remove from its config.json what changes no number"
     return IncompatibleModels(what_of, got=what, expected=expected, fix=fix)
 
 
@@ -150,6 +150,8 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 @dataclass(frozen=True)
 class Layout:
     """A folder to be written: config.json, the tensors of model.safetensors, other files, and how it is served.
+
+    For llama.cpp, config is the metadata of a file that also holds the tensors.
 
     serve: the command; {target} and {folder} stand for their places. notes: what the engine does otherwise than
     Paceline, one sentence each. ids: an index written as a file of its own, by file name.

@@ -93,8 +93,12 @@ def _check_kind(file: GGUFFile) -> None:
         what = "a vision projector" if file.architecture == "clip" else f"of type {kind!r}"
         raise ConfigError(
             f"{name!r} is {what}", expected="a language model",
-            fix="name the file of the language model; for images give the Hugging Face folder of the whole model",
+            fix="name the file of the language model, and this one with --mmproj",
         )  # fmt: skip
+    if file.architecture in ("eagle3", "dflash"):
+        raise ConfigError(f"{name!r} is a head that drafts", expected="a model", fix=f"--drafter head:{name}")
+    if file.architecture == "qwen2vl":
+        raise ConfigError(f"{name!r} is half of a model that sees", fix="name the other half, too: --mmproj FILE")
     if file.architecture not in FORMS:
         raise IncompatibleModels(
             f"{name!r} is of an architecture that is not read from GGUF", got=file.architecture,

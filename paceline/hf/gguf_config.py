@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import numpy as np
 import torch
 from pydantic import Field
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError
@@ -50,6 +50,7 @@ _WINDOWS: Mapping[str, _Entry] = {
 }  # fmt: skip
 _CAPS: Mapping[str, _Entry] = {name: (name, Positive) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 _LOCAL_BASE, _FINETUNED = "rope.freq_base_swa", "rope.scaling.finetuned"
+_SECTIONS = "rope.dimension_sections"  # dimensions of each axis of positions, of models that see
 _LAYER_NORM = "attention.layer_norm_epsilon"
 _SCALES: Mapping[str, _Entry] = {
     "attention.scale": ("attention_multiplier", Positive),
@@ -70,6 +71,7 @@ _OSS: Mapping[str, _Entry] = {
 FORMS: Mapping[str, Form] = {
     "llama": Form("llama", interleaved=True),
     "qwen2": Form("qwen2"),
+    "qwen2vl": Form("qwen2_vl_text", {_SECTIONS: (None, Annotated[list[int], Field(min_length=3, max_length=4)])}),
     "qwen2moe": Form("qwen2_moe", {**_EXPERTS, **_SHARED}, settings={"norm_topk_prob": False}),
     "qwen3": Form("qwen3"),
     "qwen3moe": Form("qwen3_moe", _EXPERTS, settings={"norm_topk_prob": True}),
@@ -191,14 +193,15 @@ def _about(file: GGUFFile) -> dict[str, Any]:
     if missing := required - about.keys():
         not_understood(file, f"no {prefix}{min(missing)}")
     return {
-        key: validate(entries[key][1], _decimal(value), f"{prefix}{key} of {str(file.path)!r}")
+        key: validate(entries[key][1], shortest_decimal(value), f"{prefix}{key} of {str(file.path)!r}")
         for key, value in about.items()
     }
 
 
 def class_of(config: PretrainedConfig) -> Any:
-    """The class of a config's language model."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    """The class of a config's language model; of Qwen2-VL's half, one whose parameters have the same names."""
+    kind = CONFIG_MAPPING["qwen2"] if config.model_type == "qwen2_vl_text" else type(config)
+    return MODEL_FOR_CAUSAL_LM_MAPPING[kind]
 
 
 def head_dim_of(config: Any) -> int:
@@ -206,7 +209,7 @@ def head_dim_of(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _decimal(value: Any) -> Any:
+def shortest_decimal(value: Any) -> Any:
     """Kept in 32 bits, 1e-5 reads back as 9.9999997e-06: the shortest decimal is the one that was meant."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
@@ -239,6 +242,8 @@ def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GG
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         rope |= {"beta_fast": 32.0, "beta_slow": 1.0, **FORMS[file.architecture].rope}
         rope |= {name: about[key] for key, name in _BETAS.items() if key in about}
+    if _SECTIONS in about:
+        rope["mrope_section"] = about[_SECTIONS][:3]
     if by_kind:
         local = about.get(_LOCAL_BASE, 10_000.0 if file.architecture == "gemma3" else base)
         rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": local}}

@@ -83,6 +83,11 @@ class GGUFFile:
         for some in (slice(first, first + step) for first in range(0, count, step)):
             yield torch.from_numpy(np.array(dequantize(self.bytes_of(tensor)[some], tensor.kind), np.float32))
 
+    def whole(self, tensor: GGUFTensor) -> Tensor:
+        """A tensor in its dtype, or in bfloat16 where it is quantised."""
+        dtype = _DTYPES.get(tensor.kind.name, torch.bfloat16)
+        return torch.cat([rows.to(dtype) for rows in self.values(tensor)]).view(tensor.shape)
+
 
 def read_gguf(path: Path) -> GGUFFile:
     """The metadata of a file, and where its tensors are. Of a split file, any part names them all.

@@ -116,7 +116,7 @@ def write_gguf(name_or_path: str, out: Path, weights: str | None, progress: Prog
     tensors = list(_tensors(architecture, model, stored))
     metadata = {"general.name": Path(name_or_path).name, "general.quantization_version": 2}
     metadata["general.file_type"] = _file_type(stored)
-    metadata |= _about(architecture, config) | _tokens(tokenizer, model)
+    metadata |= _about(architecture, config) | token_entries(tokenizer, model)
     _check_config(name_or_path, config, {"general.architecture": architecture, **metadata}, tensors)
     with replacing(out) as part:
         _write(part, architecture, metadata, tensors, progress)
@@ -214,7 +214,7 @@ def _about(architecture: str, config: Any) -> dict[str, Any]:
     return {f"{architecture}.{key}": value for key, value in about.items()}
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
+def token_entries(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
     """The entries of a byte-level tokenizer. Raises `ConfigError` for another one."""
     split, rows = split_of(tokenizer), cast("Any", model.get_input_embeddings()).num_embeddings
     names, added = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))), tokenizer.added_tokens_decoder
@@ -270,14 +270,19 @@ def _check_tokenizer(name: str, path: Path, tokenizer: PreTrainedTokenizerBase) 
             )  # fmt: skip
 
 
-def _write(
-    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: list[_Tensor], progress: Progress
-) -> None:
-    writer = GGUFWriter(None, architecture)
+def add_entries(writer: GGUFWriter, metadata: Mapping[str, Any]) -> None:
+    """Add metadata; the kind of an entry is that of its value."""
     for key, value in metadata.items():
         kind = GGUFValueType.UINT32 if type(value) is int else GGUFValueType.get_type(value)
         inner = GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
         writer.add_key_value(key, value, kind, inner)
+
+
+def _write(
+    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: list[_Tensor], progress: Progress
+) -> None:
+    writer = GGUFWriter(None, architecture)
+    add_entries(writer, metadata)
     for one in tensors:
         per, num_bytes = GGML_QUANT_SIZES[one.kind]
         # The writer takes shapes in elements, but of uint8 in bytes: float32 here says "elements".

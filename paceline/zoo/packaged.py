@@ -27,7 +27,7 @@ _LOG = logging.getLogger("paceline")
 INSTALL = "`pip install paceline-zoo` brings the trained models (in a checkout: `pip install -e models`)"
 MASK_IDS = ("mask_token_id", "ptd_token_id", "pard_token")
 """Names of the mask token of a P-EAGLE head in other projects' config.json."""
-_CONFIG, _RECORD = "config.json", "training.json"
+_CONFIG, _RECORD, _GGUF = "config.json", "training.json", ".gguf"
 
 
 def distributions() -> list[ModuleType]:
@@ -108,9 +108,11 @@ def heads_for(fingerprint: str) -> list[PackagedHead]:
 def head_folder(name_or_path: str | Path) -> Path:
     """The folder of a head; a local folder takes precedence over an installed name. Raises `ConfigError`.
 
-    For the folder of a training run, the folder `head` or `draft` in it.
+    For the folder of a training run, the folder `head` or `draft` in it. A GGUF file is its own place.
     """
     path = Path(name_or_path)
+    if path.suffix == _GGUF and path.is_file():
+        return path
     if not exists(path / _CONFIG):
         path = next((path / made for made in ("head", "draft") if exists(path / made / _CONFIG)), path)
     if isinstance(name_or_path, Path) or exists(path / _CONFIG):
@@ -128,8 +130,12 @@ def head_folder(name_or_path: str | Path) -> Path:
 
 
 def head_method(name_or_path: str | Path) -> str:
-    """The method in its config.json, whatever it is. Raises `ConfigError` as `head_folder` does."""
+    """The method in its config.json, or the architecture of a GGUF file. Raises `ConfigError` as `head_folder` does."""
     folder = head_folder(name_or_path)
+    if folder.suffix == _GGUF:
+        from ..hf.gguf_file import read_gguf
+
+        return read_gguf(folder).architecture
     config = read_object(folder / _CONFIG)
     method = config.get("method") if "paceline_head" in config else _published_method(config)
     if not isinstance(method, str):

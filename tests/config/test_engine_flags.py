@@ -104,8 +104,8 @@ def test_heads_are_exported_first(method, vllm, sglang):
     by_engine = {one.engine: one for one in engine_flags(config, {method: 4})}
     assert bool(by_engine["vLLM"].flags) is vllm
     assert bool(by_engine["SGLang"].flags) is sglang
-    assert by_engine["llama.cpp"].flags == ""
-    for engine, target in (("vLLM", "vllm"), ("SGLang", "sglang")):
+    assert bool(by_engine["llama.cpp"].flags) is (method == "eagle3")
+    for engine, target in (("vLLM", "vllm"), ("SGLang", "sglang"), ("llama.cpp", "llama.cpp")):
         one = by_engine[engine]
         if one.flags:
             assert f"my-head-{target}" in one.flags

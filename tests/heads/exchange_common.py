@@ -6,7 +6,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer as Tokens
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from paceline.heads.dflash import DFlashConfig, DFlashHead
 from paceline.heads.eagle import EagleConfig, EagleHead
@@ -21,7 +25,15 @@ STATES = (1, 3, 6)  # not the default (2, 4, 5): a reader that ignores the confi
 
 @cache
 def target() -> LoadedModel:
-    return wrap_model(tiny_model("llama", num_hidden_layers=LAYERS), name="tiny")
+    return wrap_model(tiny_model("llama", num_hidden_layers=LAYERS), few_tokens(), name="tiny")
+
+
+def few_tokens() -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of `VOCAB` tokens, of which one is merged."""
+    names = [*sorted(ByteLevel.alphabet())[: VOCAB - 1], "!!"]
+    tokens = Tokens(BPE({name: place for place, name in enumerate(names)}, [("!", "!")]))
+    tokens.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokens)
 
 
 def draft_ids(size: int = DRAFT) -> Tensor:

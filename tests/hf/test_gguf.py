@@ -49,7 +49,7 @@ def opened(path: Path):
     return open_gguf(path, lambda config: None)
 
 
-@pytest.mark.parametrize("architecture", FORMS)
+@pytest.mark.parametrize("architecture", sorted(FORMS.keys() - {"qwen2vl"}))  # which is half of a model
 def test_the_model_is_the_one_that_was_written(architecture, tmp_path):
     path, expected = written(tmp_path, architecture)
     model, _ = opened(path)

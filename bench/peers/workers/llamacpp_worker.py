@@ -1,9 +1,10 @@
-"""Answers with llama.cpp through the xllamacpp package: plain, n-gram lookup, and a draft model."""
+"""Answers with llama.cpp through the xllamacpp package: plain, n-gram lookup, and a draft model or head."""
 
 import json
 import urllib.error
 import urllib.request
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 CONTEXT = 4096
@@ -16,7 +17,7 @@ class Worker:
         self.xllamacpp = import_module("xllamacpp")
         kinds = {"plain": None, "lookup": "NGRAM_SIMPLE"}
         if settings["draft_model"]:
-            kinds["draft"] = "DRAFT_SIMPLE"
+            kinds["draft"] = kind_of(settings["draft_model"])
         self.servers = {mode: self._server(settings, kind) for mode, kind in kinds.items()}
         self.modes = list(self.servers)
         budget = settings["num_speculative_tokens"]
@@ -37,7 +38,7 @@ class Worker:
         if kind is not None:
             types = self.xllamacpp.common_speculative_type
             params.speculative.types = [getattr(types, f"COMMON_SPECULATIVE_TYPE_{kind}")]
-        if kind == "DRAFT_SIMPLE":
+        if kind and kind.startswith("DRAFT"):
             draft = params.speculative.draft
             draft.mparams.path = settings["draft_model"]
             draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = settings["threads"]
@@ -58,6 +59,15 @@ class Worker:
                 return answer_of(json.load(response))
         except urllib.error.HTTPError as error:
             raise RuntimeError(error.read().decode(errors="replace")) from error
+
+
+def kind_of(path: str) -> str:
+    """How a draft in a GGUF file is run, by its architecture, which is the first entry."""
+    with Path(path).open("rb") as file:
+        begin = file.read(256)
+    heads = {b"eagle3": "DRAFT_EAGLE3", b"dflash": "DRAFT_DFLASH"}
+    _, _, after = begin.partition(b"general.architecture")
+    return next((kind for name, kind in heads.items() if after[12:].startswith(name)), "DRAFT_SIMPLE")
 
 
 def body_of(token_ids: "list[int]", max_tokens: int, temperature: float) -> "dict[str, Any]":

@@ -13,7 +13,6 @@ from paceline.hf.gguf_file import read_gguf
 from paceline.hf.gguf_writer import WRITTEN, write_gguf
 from paceline.kernels import load
 from paceline.quant.blocks import BlockWeights
-from paceline.zoo import resolve
 from tests.cli.helpers import answer, refusal
 from tests.gguf_files import vocabulary
 from tests.gguf_files import write_gguf as write_as_llama_cpp
@@ -136,15 +135,3 @@ def test_on_the_command_line(tmp_path):
     assert "exists" in refusal("convert", str(place), str(out))
     assert "--weights is for GGUF files" in refusal("convert", str(out), str(tmp_path / "new"), "--weights", "q6_k")
     assert "Expected: a GGUF file" in refusal("convert", str(place), str(tmp_path / "new"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", [None, "q4_k_m"])
-def test_llama_cpp_answers_the_same_from_the_file(weights, tmp_path):
-    llama_cpp = pytest.importorskip("xllamacpp")
-    file = write_gguf(str(resolve("smollm2-135m")), tmp_path / "out.gguf", weights).path
-    text = "def fibonacci(n):\n"  # no near tie in the next tokens, which other sums could decide in another way
-    params = llama_cpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.verbosity = str(file), 256, 1, 1
-    reply = llama_cpp.Server(params).handle_completions({"prompt": text, "max_tokens": 12, "temperature": 0.0})
-    assert reply["choices"][0]["text"] == LLM(file).generate(text, SamplingParams(max_tokens=12))[0].text

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -23,7 +23,12 @@ _KINDS: Mapping[str, Any] = {
     "model": str, "pre": str, "token_type": list[Annotated[int, Field(ge=0, le=6)]], "scores": list[float],
     "merges": list[str],
 }  # fmt: skip
-_ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+_ENDS_OF_TURN = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>"),
+    *("<|return|>", "<|call|>"),
+)
+_OBEYED_BY_NONE = ("add_sep_token", "remove_extra_whitespaces", "precompiled_charsmap")  # of the tokenizers here
+_SPACE = "\u2581"  # in pieces
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 _ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())
@@ -157,7 +162,10 @@ def ends_of_answers(metadata: Mapping[str, Any]) -> int | list[int] | None:
     """The tokens that end an answer. Older files leave out the end of a turn, which is then known by its text."""
     ends = [metadata.get(f"{_ENTRIES}{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens, types = metadata.get(f"{_ENTRIES}tokens", []), metadata.get(f"{_ENTRIES}token_type", [])
-    turns = [tokens.index(one) for one in _ENDS_OF_TURN if one in tokens]
+    texts = [one for one in _ENDS_OF_TURN if one in tokens]
+    if {"<|return|>", "<|call|>"} <= {*texts}:  # where <|end|> ends a message, and others follow
+        texts = [one for one in texts if one != "<|end|>"]
+    turns = [tokens.index(one) for one in texts]
     ends += [token for token in turns if not types or types[token] in (_CONTROL, _USER_DEFINED)]
     found = [one for one in dict.fromkeys(ends) if one is not None]
     return found[0] if len(found) == 1 else found or None
@@ -173,30 +181,43 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
     """The tokenizer of a file, with its chat template. Raises `ConfigError` for one that is not known."""
     held = {key.removeprefix(_ENTRIES): one for key, one in file.metadata.items() if key.startswith(_ENTRIES)}
-    kind, split = held.get("model"), _named_split(held)
-    if kind not in ("gpt2", "llama") or (kind == "gpt2" and split not in _SPLITS):
-        raise _unknown(file, f"{kind}, {split}", "llama, or gpt2 with one of " + ", ".join(_SPLITS))
-    if "token_type" not in held and (kind == "llama" or _SPLITS[str(split)].whole):
+    kind, named = held.get("model"), _named_split(held)
+    if kind not in ("gpt2", "llama") or (kind == "gpt2" and named not in _SPLITS):
+        raise _unknown(file, f"{kind}, {named}", "llama, or gpt2 with one of " + ", ".join(_SPLITS))
+    split = None if kind == "llama" else _SPLITS[str(named)]
+    if "token_type" not in held and (split is None or split.whole):
         raise _unknown(file, f"no {_ENTRIES}token_type", "the types of tokens, which say which ones are never split")
+    if split is None and not {"scores", "merges"} & held.keys():
+        raise _unknown(file, f"no {_ENTRIES}scores", "the scores of pieces, which say what is merged first")
+    for name in _OBEYED_BY_NONE if split is None else (*_OBEYED_BY_NONE, "add_space_prefix"):
+        if held.get(name):
+            raise _unknown(file, f"{_ENTRIES}{name} {brief(held[name])}", f"no {name} with a tokenizer of kind {kind}")
     with refused(f"{str(file.path)!r} has no usable tokenizer", fix="pass tokenizer=..., its folder or hub id"):
-        options: dict[str, Any] = {
-            "model_max_length": file.metadata[f"{file.architecture}.context_length"],
-            "model_input_names": ["input_ids", "attention_mask"],
-            "clean_up_tokenization_spaces": False,
-            # transformers reads this from 5.23 on; llama.cpp adds the token where such a file does not say
-            "add_bos_token": held.get("add_bos_token", kind == "llama" or _SPLITS[str(split)].whole),
-        }
-        if kind == "llama":
-            return PreTrainedTokenizerFast.from_pretrained(file.path.parent, gguf_file=file.path.name, **options)
+        made = _sentencepiece(held) if split is None else _byte_level(held, split)
+        _add_tokens(made, held, file.architecture == "phi3" and split is None)
         roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
         ids = {role: held.get(f"{name}_token_id") for role, name in roles.items()}
         return PreTrainedTokenizerFast(
-            tokenizer_object=_byte_level(held, _SPLITS[str(split)]),
+            tokenizer_object=_Uncopied(made),
             chat_template=file.metadata.get("tokenizer.chat_template"),
+            model_max_length=file.metadata[f"{file.architecture}.context_length"],
+            model_input_names=["input_ids", "attention_mask"],
+            clean_up_tokenization_spaces=False,
+            # llama.cpp adds the token where such a file does not say
+            add_bos_token=held.get("add_bos_token", split is None or split.whole),
             add_eos_token=held.get("add_eos_token", False),
             **{f"{role}_token": None if one is None else held["tokens"][one] for role, one in ids.items()},
-            **options,
         )
+
+
+class _Uncopied:
+    """Gives transformers a tokenizer as it is, where it would copy one through JSON."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+
+    def __deepcopy__(self, memo: object) -> Tokenizer:
+        return self._tokenizer
 
 
 def _unknown(file: GGUFFile, got: str, expected: str) -> ConfigError:
@@ -213,18 +234,57 @@ def _named_split(held: Mapping[str, Any]) -> str | None:
     return next(proven, named) if named in (None, "default") else named
 
 
-def _byte_level(held: Mapping[str, Any], split: _Split) -> Tokenizer:
+def _byte_level(held: dict[str, Any], split: _Split) -> Tokenizer:
     tokens, merges = held["tokens"], [tuple(one.split(" ")) for one in held.get("merges", ())]
-    types = held.get("token_type")
-    if types is None:  # what no merge gives is never split, either
+    if "token_type" not in held:  # what no merge gives is never split, either
         made = {left + right for left, right in merges} | _ALPHABET
-        types = [1 if one in made else _CONTROL for one in tokens]
-    vocabulary = {token: place for place, token in enumerate(tokens)}
-    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=split.whole))
+        held["token_type"] = [1 if one in made else _CONTROL for one in tokens]
+    tokenizer = Tokenizer(BPE(_places(tokens), merges, ignore_merges=split.whole))
     tokenizer.pre_tokenizer = split.pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     if split.normalizer is not None:
         tokenizer.normalizer = split.normalizer  # pyright: ignore[reportAttributeAccessIssue]
-    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
-        add([AddedToken(one, normalized=False) for one, its in zip(tokens, types, strict=True) if its == kind])
     return tokenizer
+
+
+def _sentencepiece(held: Mapping[str, Any]) -> Tokenizer:
+    """Pieces are merged to longer ones, the best first; a character that is no piece becomes its bytes.
+
+    A space is put before a text, and behind each token that is never split, unless the file says no.
+    """
+    tokens, unknown = held["tokens"], held.get("unknown_token_id")
+    merges = [tuple(one.split(" ")) for one in held["merges"]] if "merges" in held else _merges(tokens, held["scores"])
+    unknown = None if unknown is None else tokens[unknown]
+    tokenizer = Tokenizer(BPE(_places(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    before: list[Any] = [normalizers.Replace(" ", _SPACE)]
+    after: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if held.get("add_space_prefix", True):
+        before.insert(0, normalizers.Prepend(_SPACE))
+        after.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(before)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Sequence(after)  # pyright: ignore[reportAttributeAccessIssue]
+    return tokenizer
+
+
+def _merges(pieces: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """All pairs of pieces that make a piece, those of the best score first."""
+    known = {piece: piece for piece in pieces}  # so that pairs share their strings
+    merges = list[tuple[str, str]]()
+    for place in sorted(range(len(pieces)), key=scores.__getitem__, reverse=True):
+        piece = pieces[place]
+        for cut in range(len(piece) - 1, 0, -1):
+            if (left := known.get(piece[:cut])) is not None and (right := known.get(piece[cut:])) is not None:
+                merges.append((left, right))
+    return merges
+
+
+def _places(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: place for place, token in enumerate(tokens)}
+
+
+def _add_tokens(tokenizer: Tokenizer, held: Mapping[str, Any], strips: bool) -> None:
+    """Tokens that are never split. strips: Phi-3's take the spaces behind them, but for those of whole texts."""
+    kept = ("<s>", "<unk>", "<|endoftext|>")
+    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
+        own = [one for one, its in zip(held["tokens"], held["token_type"], strict=True) if its == kind]
+        add([AddedToken(one, normalized=False, rstrip=strips and one not in kept) for one in own])

@@ -1,5 +1,7 @@
 """Tokenizers of GGUF files: how text is split, what older files leave out, and tokens that are never split."""
 
+import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,33 @@ MERGES = ["Ġ Ġ", "h e", "l l"]
 TEXT = "HTTPServer don't I'LL x12345 y's\n\n  /* ½ */  e\u0301 हिन्दी ﬁ日本 foo_bar/\n/"
 
 
-def tokenizer(pre: str | None, **more: Any):
+def tokenizer(pre: str | None, architecture: str = "llama", **more: Any) -> Any:
     """Of a file with these entries; None: left out."""
     tokens = more.get("tokens") or vocabulary()
     held = {"model": "gpt2", "pre": pre, "tokens": tokens, "merges": MERGES}
     held["token_type"] = [3 if one.startswith("<") and len(one) > 1 else 1 for one in tokens]
     metadata = {f"tokenizer.ggml.{key}": one for key, one in (held | more).items() if one is not None}
-    return gguf_tokenizer(
-        GGUFFile(Path("x.gguf"), metadata | {"general.architecture": "llama", "llama.context_length": 9}, ())
-    )
+    layers = {"general.architecture": architecture, f"{architecture}.context_length": 9}
+    return gguf_tokenizer(GGUFFile(Path("x.gguf"), metadata | layers, ()))
+
+
+WORDS = "▁the▁then▁they▁lie▁lay▁late日本▁é"
+PIECES = [WORDS[i : i + size] for size in (2, 3, 4, 1) for i in range(len(WORDS) - size + 1)]
+SPELLED = [*["<unk>", "<s>", "</s>"], *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(PIECES)]
+KINDS = [2, 3, 3, *[6] * 256, *[1] * (len(SPELLED) - 259)]
+
+
+def sentencepiece(*added: tuple[str, int], architecture: str = "llama", **more: Any) -> Any:
+    """Of a file with pieces, the first of them the best, and added tokens of these types."""
+    tokens = [*SPELLED, *(text for text, _ in added)]
+    held = {"model": "llama", "tokens": tokens, "scores": [-float(i) for i in range(len(tokens))], "merges": None}
+    roles = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return tokenizer(None, architecture, **held | roles | {"token_type": [*KINDS, *(kind for _, kind in added)]} | more)
+
+
+def spelled(one: Any, text: str) -> list[str]:
+    """The tokens of a text alone."""
+    return one.convert_ids_to_tokens(one(text, add_special_tokens=False).input_ids)
 
 
 def pieces(one: Any, text: str = TEXT) -> list[str]:
@@ -89,15 +109,26 @@ def test_tokens_without_types():
     read = tokenizer("gpt-2", token_type=None)
     assert read("he<|im_end|>ll").input_ids == [vocabulary().index("he"), 2, vocabulary().index("ll")]
     assert read.decode([2, vocabulary().index("he")], skip_special_tokens=True) == "he"
-    for more in ({"pre": "llama-bpe"}, {"pre": None, "model": "llama"}):
+    for make in (lambda: tokenizer("llama-bpe", token_type=None), lambda: sentencepiece(token_type=None)):
         with pytest.raises(ConfigError, match=r"no tokenizer\.ggml\.token_type"):
-            tokenizer(**more, token_type=None)
+            make()
 
 
 @pytest.mark.parametrize(("types", "ends"), [(None, [0, 2]), ([3, 3, 3], [0, 2]), ([3, 3, 4], [0, 2]), ([3, 3, 1], 0)])
 def test_an_end_of_turn_ends_an_answer_where_it_is_an_added_token(types, ends):
     held = {"tokens": SPECIAL, "eos_token_id": 0} | ({"token_type": types} if types else {})
     assert ends_of_answers({f"tokenizer.ggml.{key}": one for key, one in held.items()}) == ends
+
+
+def test_the_end_of_a_message_of_gpt_oss_does_not_end_an_answer():
+    tokens = ["<|return|>", "<|end|>", "<|call|>"]
+    assert ends_of_answers({"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 0}) == [0, 2]
+    assert ends_of_answers({"tokenizer.ggml.tokens": tokens[:2], "tokenizer.ggml.eos_token_id": 0}) == [0, 1]
+
+
+def test_all_ends_that_a_file_names():
+    held = {"eos": 4, "eot": 5, "eom": 6}
+    assert ends_of_answers({f"tokenizer.ggml.{key}_token_id": one for key, one in held.items()}) == [4, 5, 6]
 
 
 def test_control_tokens_of_any_letters():
@@ -109,3 +140,73 @@ def test_control_tokens_of_any_letters():
     assert (len(read), read.decode(ids)) == (len(tokens), "<｜User｜>he<think>")
     assert read.decode(ids, skip_special_tokens=True) == "he<think>"
     assert not {*SPECIAL} & {*read.tokenize("he")}
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "phi3"])
+def test_pieces_are_merged_as_transformers_reads_them(architecture):
+    """Of phi3, transformers puts a space before texts."""
+    theirs = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    scores = [-float(i) for i in range(len(SPELLED))]
+    held = {"tokenizer_type": "llama", "tokens": SPELLED, "token_type": KINDS, "scores": scores}
+    backend, _ = theirs.convert_gguf_tokenizer(architecture, held)
+    ours, rng = sentencepiece(architecture=architecture, add_space_prefix=architecture == "phi3"), random.Random(1)
+    for length in range(60):
+        text = "".join(rng.choice("the n yliaé日本½\n😀") for _ in range(length))
+        ids = ours(text, add_special_tokens=False).input_ids
+        assert ids == backend.encode(text, add_special_tokens=False).ids, text
+        assert ours.decode(ids) == text
+
+
+def test_transformers_does_not_read_the_file(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.integrations.gguf", None)
+    assert spelled(sentencepiece(), "the then") == ["▁the", "▁t", "hen"]
+    with pytest.raises(ConfigError, match=r"no tokenizer\.ggml\.scores"):
+        sentencepiece(scores=None)
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+def test_the_space_before_a_text(said):
+    """llama.cpp puts it behind tokens that are never split, too, and where a file does not say."""
+    read, first = sentencepiece(("<think>", 4), add_space_prefix=said), [] if said is False else ["▁"]
+    joined = ["la"] if said is False else ["▁la"]
+    assert spelled(read, "la") == joined
+    assert spelled(read, " n") == [*first, "▁", "n"]
+    assert spelled(read, "<s>la<think> n") == ["<s>", *joined, "<think>", *first, "▁", "n"]
+    assert read.decode(read(" n la", add_special_tokens=False).input_ids) == " n la"
+    assert spelled(read, "") == []
+
+
+def test_tokens_that_a_file_adds_are_not_made_of_pieces():
+    """Gemma's runs of spaces, which have the lowest score."""
+    read = sentencepiece(("  ", 4), ("    ", 4), ("<|user|>", 3), add_space_prefix=False)
+    assert spelled(read, "the" + " " * 7 + "la<|user|>") == ["the", "    ", "  ", "▁la", "<|user|>"]
+    ids = read("the  la<|user|>", add_special_tokens=False).input_ids
+    assert (read.decode(ids), read.decode(ids, skip_special_tokens=True)) == ("the  la<|user|>", "the  la")
+
+
+def test_tokens_of_phi_3_take_the_spaces_behind_them():
+    added = ("<|end|>", 3), ("<|endoftext|>", 3)
+    for architecture, between in (("phi3", []), ("llama", ["▁", "<0x0A>"])):
+        read = sentencepiece(*added, architecture=architecture)
+        assert spelled(read, "<|end|>\n<|endoftext|> la") == ["<|end|>", *between, "<|endoftext|>", "▁", "▁la"]
+
+
+@pytest.mark.parametrize("make", [sentencepiece, lambda **more: tokenizer("gpt-2", bos_token_id=1, **more)])
+def test_tokens_around_a_text(make):
+    for begins in (False, True):
+        for ends in (False, True):
+            ids = make(add_bos_token=begins, add_eos_token=ends, eos_token_id=2)("the").input_ids
+            assert (ids[0] == 1, ids[-1] == 2) == (begins, ends)
+
+
+@pytest.mark.parametrize(
+    ("make", "entry"),
+    [
+        *((sentencepiece, name) for name in ("add_sep_token", "remove_extra_whitespaces", "precompiled_charsmap")),
+        *((lambda **more: tokenizer("gpt-2", **more), name) for name in ("add_sep_token", "add_space_prefix")),
+    ],
+)
+def test_what_would_change_tokens_and_is_not_done_is_refused(make, entry):
+    with pytest.raises(ConfigError, match=rf"tokenizer\.ggml\.{entry} .*no {entry}.*tokenizer=\.\.\."):
+        make(**{entry: [1, 2] if entry == "precompiled_charsmap" else True})
+    make(**{entry: False})

@@ -42,6 +42,7 @@ class PeerOptions:
     num_speculative_tokens: tokens drafted a round; None takes the peer's own default.
     threads: CPU threads of the peer.
     dtype: "bfloat16", "float16" or "float32", where the peer lets it be chosen.
+    cache_dtype: likewise; None: its default.
     peer_model, peer_draft_model: the same weights in the peer's own format (a GGUF file, an OpenVINO folder), for peers
         that do not read the Hugging Face folder.
     """
@@ -50,6 +51,7 @@ class PeerOptions:
     num_speculative_tokens: int | None = None
     threads: int = 2
     dtype: str = "bfloat16"
+    cache_dtype: str | None = None
     peer_model: str | None = None
     peer_draft_model: str | None = None
 

@@ -1,10 +1,14 @@
 """A peer that runs in an interpreter of its own, and what each kind needs: its script, packages and model files."""
 
-from collections.abc import Callable
+import base64
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
 
@@ -142,6 +146,7 @@ class IsolatedPeer(Peer):
             "num_speculative_tokens": self._options.num_speculative_tokens,
             "threads": self._options.threads,
             "dtype": self._options.dtype,
+            "cache_dtype": self._options.cache_dtype,
         }
         self._about = {"executable": self._python, "model": target, "threads": str(self._options.threads)}
         if draft is not None:
@@ -161,17 +166,13 @@ class IsolatedPeer(Peer):
                 expected=" or ".join(map(repr, self.modes)) or "a peer that was started",
                 fix=self._about.get("draft model") if mode == "draft" else None,
             )
-        key = mode if self.kind.process_each else "plain"
-        if key not in self._workers:
-            self._start_worker(key)
         request = {"mode": mode, "token_ids": list(token_ids), "max_tokens": max_tokens, "temperature": temperature}
-        reply = self._workers[key].ask(request, _patience(max_tokens))
-        if "answer" not in reply:
-            raise PeerFailed(
-                f"the peer {self.name} could not answer in mode {mode}",
-                got=reply.get("error") or f"no module named {reply.get('missing')}",
-            )
-        return PeerAnswer(**reply["answer"])
+        return PeerAnswer(**self._asked(mode, request, max_tokens))
+
+    def logprobs(self, token_ids: Seq[int]) -> NDArray[np.float32]:
+        """Log-probabilities of all tokens after a prompt, by id, where the worker knows them. Raises `PeerFailed`."""
+        packed = self._asked("plain", {"call": "logprobs", "token_ids": list(token_ids)}, 1)
+        return np.frombuffer(base64.b64decode(packed), np.float32)
 
     def close(self) -> None:
         for worker in self._workers.values():
@@ -183,6 +184,18 @@ class IsolatedPeer(Peer):
         return dict(self._about)
 
     # Helpers
+
+    def _asked(self, mode: str, request: Mapping[str, Any], max_tokens: int) -> Any:
+        key = mode if self.kind.process_each else "plain"
+        if key not in self._workers:
+            self._start_worker(key)
+        reply = self._workers[key].ask(request, _patience(max_tokens))
+        if "answer" not in reply:
+            raise PeerFailed(
+                f"the peer {self.name} could not answer in mode {mode}",
+                got=reply.get("error") or f"no module named {reply.get('missing')}",
+            )
+        return reply["answer"]
 
     def _start_worker(self, mode: str) -> dict[str, Any]:
         """The content of its "ready". Raises `ConfigError`."""

@@ -65,6 +65,7 @@ def check(
     remark_raw(sum(isinstance(one, str) for one in given or ()), llm, screen)
     from ..eval.check import check as run_check
     from ..eval.distribution_test import TEST_SECONDS
+    from ..eval.formats import held_weights, unpacked_formats
     from ..system.provenance import provenance
 
     asked = given or [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
@@ -94,6 +95,8 @@ def check(
                 "numerics": llm.numerics,
                 "lossless": llm.verifier.lossless,
                 "exact": llm.verifier.exact,
+                "formats": [vars(one) for one in held_weights(llm.loaded)],
+                "unpacked": unpacked_formats(llm.loaded, model),
                 "distribution_test": report.distribution_test,
                 "skipped_temperatures": report.skipped,
                 "prompts": report.comparisons,
@@ -101,6 +104,10 @@ def check(
             }
         )
     else:
+        for one in held_weights(llm.loaded):
+            screen.print(f"[dim]{escape(str(one))}[/dim]")
+        for form, why in unpacked_formats(llm.loaded, model).items():
+            screen.print(f"[yellow]{form} of the file {escape(why)}[/yellow]")
         _print_report(f"{model} with {chosen.config.name}", llm, report, screen)
     if not report.passed:
         raise typer.Exit(1)

@@ -31,9 +31,10 @@ def doctor(
 ) -> None:
     """Measure how fast your machine can run a model, and what limits it.
 
-    Reports the memory of the model and of drafters, the shortest time in which the weights can be read, the time of a
-    pass by its number of rows, and how much time a drafter may take to be worth it. Takes some ten seconds for a small
-    model. Timings on a busy machine mean little; the report warns of this.
+    Reports the memory of the model and of drafters, in which formats weights are held and why some are not packed, the
+    shortest time in which the weights can be read, the time of a pass by its number of rows, and how much time a
+    drafter may take to be worth it. Takes some ten seconds for a small model. Timings on a busy machine mean little;
+    the report warns of this.
 
     Example:  paceline doctor smollm2-135m
     """
@@ -52,7 +53,7 @@ def doctor(
     if model is not None:
         llm = open_engine(model, screen, loading, retests=True)
         with screen.stages() as progress:
-            report = examine_model(llm, machine, batch, not drafter_free, progress)
+            report = examine_model(llm, machine, batch, not drafter_free, progress, model)
         if not screen.json:
             _print_model(report, screen)
     sentences = doctor_report(machine, report)
@@ -101,6 +102,13 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
         "floor": f"{_size(costs.weight_bytes)} at {costs.bandwidth / 1e9:.1f} GB/s: {1e3 * costs.floor:.2f} ms a pass",
     }
     screen.out.print(_table(escape(f"{report.model}, {report.dtype} on {report.device}"), rows))
+    formats = {
+        "weights": lambda one: f"{one.count} {one.what}",
+        "format": lambda one: one.form,
+        "size": lambda one: _size(one.num_bytes),
+        "": lambda one: "packed" if one.reason is None else f"[dim]not packed: {escape(one.reason)}[/dim]",
+    }
+    screen.out.print(table_of(formats, report.formats))
     passes = {
         "rows": lambda cost: str(cost[0]),
         "ms": lambda cost: f"{1e3 * cost[1]:.2f}",
@@ -134,6 +142,7 @@ def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: 
         **{key: value for key, value in vars(report).items() if key != "costs"},
         "self_test": "passed",
         "memory": {**vars(memory), "kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits},
+        "formats": [vars(one) for one in report.formats],
         "drafters": [{**vars(one), "total": one.total} for one in report.drafters],
         **{key: getattr(costs, key) for key in ("weight_bytes", "bandwidth", "floor_fraction", "flat_rows")},
         "floor_s": costs.floor,

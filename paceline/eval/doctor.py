@@ -18,6 +18,7 @@ from ..quant.packed import PackedLinear, device_of, has_kernels
 from ..system.hardware import Load, Processors, available_memory, cpu_flags, processors, waiting, watch_load
 from ..system.provenance import provenance
 from ..zoo.registry import Progress, silent
+from .formats import HeldWeights, held_weights, unpacked_formats
 from .machine import PassCosts, about_drafts, ms, read_bandwidth, weight_bytes
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -88,7 +89,10 @@ class DrafterMemory:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """The measurements of one model. native: its passes run in the native library."""
+    """The measurements of one model. native: its passes run in the native library.
+
+    unpacked: see `unpacked_formats`.
+    """
 
     model: str
     dtype: str
@@ -101,6 +105,8 @@ class ModelReport:
     memory: MemoryPlan
     drafters: tuple[DrafterMemory, ...]
     costs: PassCosts
+    formats: list[HeldWeights]
+    unpacked: dict[str, str]
 
 
 def examine_machine(device: torch.device | str | None = None) -> MachineReport:
@@ -125,12 +131,17 @@ def examine_machine(device: torch.device | str | None = None) -> MachineReport:
 
 
 def examine_model(
-    llm: LLM, machine: MachineReport, slots: int = 8, with_draft: bool = True, progress: Progress = silent
+    llm: LLM,
+    machine: MachineReport,
+    slots: int = 8,
+    with_draft: bool = True,
+    progress: Progress = silent,
+    path: str = "",
 ) -> ModelReport:
     """Measure the passes of a loaded model while it does not decode.
 
     machine: examined before the model was loaded. slots: sequences to plan memory for. The bandwidth is measured again
-    after the passes, and the higher value counts, since machines drift.
+    after the passes, and the higher value counts, since machines drift. path: of the model, if it is a file.
     """
     runner, loaded = llm.runner, llm.loaded
     context, seconds = _measure_passes(llm, progress)
@@ -149,6 +160,8 @@ def examine_model(
         memory=memory,
         drafters=drafter_memory(loaded.vocab_size, slots, runner.max_length),
         costs=PassCosts(weight_bytes(loaded), bandwidth, seconds),
+        formats=held_weights(loaded),
+        unpacked=unpacked_formats(loaded, path),
     )
 
 
@@ -189,6 +202,7 @@ def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> l
     copies = "cannot pay here, even if all are accepted" if least is None else f"pays from {least:.0%} acceptance on"
     return [
         *lines,
+        *(f"{form} of the file {why}." for form, why in model.unpacked.items()),
         f"A plain step takes {ms(step)}, {1 / step:.1f} tokens/s; reading the weights once takes {ms(costs.floor)} of "
         f"it ({costs.floor_fraction:.0%}), so no engine can pass {1 / costs.floor:.0f} tokens/s with these weights.",
         f"Up to {costs.flat_rows} rows a pass takes about as long as for one; {most} rows take "

@@ -90,7 +90,9 @@ FORMS: Mapping[str, Form] = {
 """The architectures that are read, by llama.cpp's name."""
 _FACTORS = ("rope.scaling.factor", "rope.scale_linear")  # the latter in older files
 _YARN_FACTORS = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
-_BETAS = {f"rope.scaling.yarn_{name}": name for name in ("beta_fast", "beta_slow")}
+BETAS = {f"rope.scaling.yarn_{name}": name for name in ("beta_fast", "beta_slow")}
+YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
+"""What llama.cpp and transformers take where nothing is said."""
 _EXTRAPOLATION = "rope.scaling.yarn_ext_factor"
 _ENTRIES: Mapping[str, _Entry] = {
     "context_length": ("max_position_embeddings", _SIZE),
@@ -107,7 +109,7 @@ _ENTRIES: Mapping[str, _Entry] = {
     "rope.scaling.type": (None, str),
     "rope.scaling.original_context_length": (None, _SIZE),
     _FINETUNED: (None, bool),
-    **dict.fromkeys((*_FACTORS, *_YARN_FACTORS, *_BETAS), (None, Positive)),
+    **dict.fromkeys((*_FACTORS, *_YARN_FACTORS, *BETAS), (None, Positive)),
     _EXTRAPOLATION: (None, Annotated[float, Field(ge=1, le=1)]),
 }
 _REQUIRED = {key for key, (name, _) in _ENTRIES.items() if name} - {"attention.head_count_kv", "attention.key_length"}
@@ -128,7 +130,8 @@ def not_understood(file: GGUFFile, got: str, expected: str | None = None) -> NoR
 def config_of(file: GGUFFile) -> PretrainedConfig:
     """The config of a file's model. Raises `ConfigError` for what is not understood."""
     form, about = FORMS[file.architecture], _about(file)
-    said: dict[str, Any] = {name: about[key] for key, (name, _) in _entries(file).items() if name and key in about}
+    entries = entries_of(file.architecture)
+    said: dict[str, Any] = {name: about[key] for key, (name, _) in entries.items() if name and key in about}
     given = {**form.settings, **said}
     names = {tensor.name: tensor for tensor in file.tensors}
     heads, layers = given["num_attention_heads"], given["num_hidden_layers"]
@@ -176,14 +179,15 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     return config
 
 
-def _entries(file: GGUFFile) -> dict[str, _Entry]:
-    form = FORMS[file.architecture]
+def entries_of(architecture: str) -> dict[str, _Entry]:
+    """All entries of the metadata about the layers, with their names in the config."""
+    form = FORMS[architecture]
     return {**_ENTRIES, **form.entries, form.epsilon[0]: (form.epsilon[1], Positive)}
 
 
 def _about(file: GGUFFile) -> dict[str, Any]:
     """What the metadata says of the layers. Raises `ConfigError` for an entry that is unknown, missing or wrong."""
-    prefix, entries = f"{file.architecture}.", _entries(file)
+    prefix, entries = f"{file.architecture}.", entries_of(file.architecture)
     about = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     others = [key for key in file.metadata if not key.startswith(prefix) and key.partition(".")[2] in entries]
     if unknown := [f"{prefix}{key}" for key in about.keys() - entries.keys()] + others:
@@ -240,8 +244,8 @@ def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GG
     elif kind == "yarn":
         original = about.get("rope.scaling.original_context_length", config.max_position_embeddings)
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        rope |= {"beta_fast": 32.0, "beta_slow": 1.0, **FORMS[file.architecture].rope}
-        rope |= {name: about[key] for key, name in _BETAS.items() if key in about}
+        rope |= {**YARN, **FORMS[file.architecture].rope}
+        rope |= {name: about[key] for key, name in BETAS.items() if key in about}
     if _SECTIONS in about:
         rope["mrope_section"] = about[_SECTIONS][:3]
     if by_kind:

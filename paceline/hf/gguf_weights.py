@@ -37,7 +37,7 @@ def weights_of(
     form = FORMS[file.architecture]
     with torch.device("meta"), no_init_weights():
         ours: dict[str, Tensor] = kind(config).state_dict()
-    places = _places(file, config, ours)
+    places = places_of(file.architecture, config, ours)
     weights: dict[str, Tensor | Blocks] = {}
     filled: Counter[str] = Counter()
     arena = WeightArena()
@@ -68,25 +68,28 @@ def weights_of(
         else:
             weights[name] = whole = weights.get(name, torch.empty(ours[name].shape, dtype=dtype))
             target = part(cast("Tensor", whole))
-            if tuple(target.shape) not in (tensor.shape, (1, *tensor.shape)):  # files leave out that 1
+            if tuple(target.shape) != tensor.shape:
                 not_understood(file, f"{tensor.name!r} of shape {list(tensor.shape)}", f"{list(target.shape)}")
             filled[name] += target.copy_(weight).numel()
         progress("convert", done, len(file.tensors))
     return {name: one for name, one in weights.items() if name not in filled or filled[name] == ours[name].numel()}
 
 
-def _places(file: GGUFFile, config: Any, ours: Mapping[str, Tensor]) -> dict[str, tuple[str, _Part | None]]:
-    """Of each tensor that a file may have: its name in transformers, and what part of that one it is, None: all."""
-    (number,) = [number for number, name in MODEL_ARCH_NAMES.items() if name == file.architecture]
+def places_of(architecture: str, config: Any, ours: Mapping[str, Tensor]) -> dict[str, tuple[str, _Part | None]]:
+    """Of each tensor that a file may have: its name in transformers, and what part of that one it is, None: all.
+
+    ours: the tensors of the model. One that files have no place for is under "None".
+    """
+    (number,) = [number for number, name in MODEL_ARCH_NAMES.items() if name == architecture]
     theirs = get_tensor_name_map(number, config.num_hidden_layers)
     places: dict[str, tuple[str, _Part | None]] = {}
     for name, one in ours.items():
         stem, _, leaf = name.rpartition(".")
         if _EXPERTS in name:
             block = f"blk.{stem.split('.')[2]}"
-            places |= {f"{block}.{key}": (name, part) for key, part in _stacked(leaf, FORMS[file.architecture].mixed)}
+            places |= {f"{block}.{key}": (name, part) for key, part in _stacked(leaf, FORMS[architecture].mixed)}
         elif (known := theirs.get_name(stem)) is not None:
-            places[f"{known}.{leaf}"] = name, _whole if one.shape[0] == 1 else None
+            places[f"{known}.{leaf}"] = name, _only if one.shape[0] == 1 else None
         else:  # a parameter of its own
             places[f"{theirs.get_name(name)}.weight"] = name, None
     return places
@@ -103,6 +106,11 @@ def _stacked(leaf: str, mixed: bool) -> list[tuple[str, _Part]]:
     else:
         halves = [lambda all, i=i: turned(all).chunk(2, dim=1)[i] for i in (0, 1)]
     return [(f"ffn_{side}_exps.{ending}", half) for side, half in zip(("gate", "up"), halves, strict=True)]
+
+
+def _only(one: Tensor) -> Tensor:
+    """The only row, which files hold as a vector."""
+    return one[0]
 
 
 def _whole(all: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ What a file cannot say, and would therefore change the model, is refused by name
 metadata, and the tokenizer from the file.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,10 @@ import numpy as np
 import torch
 from gguf import (
     GGML_QUANT_SIZES,
-    MODEL_ARCH_NAMES,
     GGMLQuantizationType,
     GGUFValueType,
     GGUFWriter,
     LlamaFileType,
-    get_tensor_name_map,
 )
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,24 +27,28 @@ from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import BlockFormat
 from ..quant.block_rounding import round_rows
 from ..quant.mixes import BlockMix, head_format, layer_format
-from ..schema import brief
+from ..schema import Positive, brief
 from ..system.files import Progress, replacing
-from .checkpoint import quietly
-from .gguf_config import FORMS, config_of, head_dim_of
+from .checkpoint import local_folder, quietly, read_headers, weight_files
+from .gguf_config import BETAS, FORMS, ROPE_FACTORS, YARN, config_of, entries_of, head_dim_of
 from .gguf_file import SUFFIX, GGUFFile, GGUFTensor, read_gguf
 from .gguf_tokens import described, gguf_tokenizer, split_of
-from .gguf_weights import rotary_order
+from .gguf_weights import places_of, rotary_order
 from .load import eos_ids_of, open_checkpoint
 
 FileWeights: TypeAlias = BlockMix | Literal["bf16", "f16", "f32"]
 """How matrices are stored."""
-WRITTEN = ("llama", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3")
-"""The architectures that are written, by llama.cpp's name."""
 _PLAIN = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 _TYPES = {"q5_k": "Q5_K_S", "q4_k": "Q4_K_S", "q3_k": "Q3_K_S", "q2_k": "Q2_K_S", "mxfp4": "MXFP4_MOE"}
-_ALIASES = {"mistral": "llama"}
-_PATTERN, _FACTORS = "attention.sliding_window_pattern", "rope_freqs.weight"
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+_ARCHITECTURES = {"mistral": "llama"} | {
+    kind: name for name, form in reversed([*FORMS.items()]) for kind in (form.model_type, form.sliding) if kind
+}
+"""llama.cpp's name of each model type; of two, the first in the table."""
+_EXACT = ("ffn_gate_inp.weight", "bias")
+"""Tensors that llama.cpp wants in float32."""
+_PATTERN = "attention.sliding_window_pattern"
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_BYTES = re.compile("<0x[0-9A-F]{2}>")
 _INERT = {
     "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward", "dtype",
     "embd_pdrop", "eos_token_id", "id2label", "initializer_range", "is_encoder_decoder", "label2id",
@@ -94,7 +97,7 @@ class _Planned(GGUFFile):
 def write_gguf(name_or_path: str, out: Path, weights: str | None, progress: Progress = lambda *_: None) -> Written:
     """Write a folder or hub id, or a GGUF file that is not quantised, as one GGUF file.
 
-    weights: see `FileWeights`; None: bf16, or what the model has.
+    weights: see `FileWeights`; None: what the checkpoint has, or bf16 where it has several.
 
     Raises `ConfigError` for an unreadable or quantised model and for a tokenizer that files cannot describe,
     `IncompatibleModels` for an architecture or a config that they cannot, and OSError when the disk refuses.
@@ -105,14 +108,14 @@ def write_gguf(name_or_path: str, out: Path, weights: str | None, progress: Prog
     config: Any = model.config
     if getattr(config, "quantization_config", None):
         raise _quantized(name_or_path, "quantization_config")
-    architecture = _architecture(name_or_path, config) if processor is None else None
+    architecture = _ARCHITECTURES.get(config.model_type) if processor is None else None
     if architecture is None or tokenizer is None:
         raise IncompatibleModels(
             f"{name_or_path!r} cannot be written as a GGUF file", got=f"model type {config.model_type!r}",
-            expected="a language model of " + ", ".join(FORMS[name].model_type for name in WRITTEN),
+            expected="a language model of " + ", ".join(_ARCHITECTURES),
             fix="convert it with llama.cpp's convert_hf_to_gguf.py",
         )  # fmt: skip
-    stored = weights or next((name for name, one in _PLAIN.items() if one is model.dtype), "bf16")
+    stored = weights or _stored(name_or_path)
     tensors = list(_tensors(architecture, model, stored))
     metadata = {"general.name": Path(name_or_path).name, "general.quantization_version": 2}
     metadata["general.file_type"] = _file_type(stored)
@@ -125,17 +128,21 @@ def write_gguf(name_or_path: str, out: Path, weights: str | None, progress: Prog
     return Written(out, out.stat().st_size, {name: matrices.count(name) for name in dict.fromkeys(matrices)})
 
 
+def _stored(name: str) -> str:
+    """What the matrices of a model are stored in; what it is loaded in may be wider."""
+    if name.endswith(SUFFIX):
+        dtype = read_gguf(Path(name)).dtype
+        return next(key for key, one in _PLAIN.items() if one is dtype)
+    held = read_headers(weight_files(local_folder(name))).values()
+    kinds = {one.dtype.lower() for one in held if len(one.shape) > 1}
+    return kinds.pop() if len(kinds) == 1 and kinds <= _PLAIN.keys() else "bf16"
+
+
 def _quantized(name: str, got: str) -> ConfigError:
     return ConfigError(
         f"the weights of {name!r} are quantised already", got=got, expected="weights in bf16, f16 or f32",
         fix="give the original model: rounding twice adds both errors",
     )  # fmt: skip
-
-
-def _architecture(name: str, config: Any) -> str | None:
-    if config.model_type in _ALIASES:
-        return _ALIASES[config.model_type]
-    return next((name for name in WRITTEN if FORMS[name].model_type == config.model_type), None)
 
 
 def _file_type(stored: str) -> int:
@@ -145,37 +152,35 @@ def _file_type(stored: str) -> int:
 
 def _tensors(architecture: str, model: PreTrainedModel, stored: str) -> Iterator[_Tensor]:
     """All tensors under their names in files, matrices in the order of their rows there."""
-    form, config = FORMS[architecture], cast("Any", model.config)
-    (number,) = [number for number, name in MODEL_ARCH_NAMES.items() if name == architecture]
-    names = get_tensor_name_map(number, config.num_hidden_layers)
-    for name, values in model.state_dict().items():
-        stem, _, leaf = name.rpartition(".")
+    form, config, state = FORMS[architecture], cast("Any", model.config), model.state_dict()
+    for theirs, (name, part) in places_of(architecture, config, state).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if (theirs := names.get_name(stem)) is None:
+        if theirs.startswith("None."):
             raise IncompatibleModels(
                 f"a GGUF file of {architecture} has no place for a tensor", got=name,
                 fix="convert it with llama.cpp's convert_hf_to_gguf.py",
             )  # fmt: skip
+        values = state[name] if part is None else part(state[name])
         if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
             values = values[rotary_order(len(values), head_dim_of(config)).argsort()]
-        if form.plus_one and stem.endswith("norm"):
+        if form.plus_one and theirs.endswith("norm.weight"):
             values = values.float() + 1
         kind = GGMLQuantizationType.F32
-        if values.dim() > 1:
-            kind = GGMLQuantizationType[_kind(name, stem, values, stored, config)]
-        yield _Tensor(f"{theirs}.{leaf}", kind, values)
+        if values.dim() > 1 and not theirs.endswith(_EXACT):
+            kind = GGMLQuantizationType[_kind(name, values, stored, config)]
+        yield _Tensor(theirs, kind, values)
     rope = config.rope_parameters or {}
     if rope.get("rope_type") == "llama3":
-        plain = rope["rope_theta"] ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
+        plain = rope["rope_theta"] ** -(torch.arange(0, head_dim_of(config), 2) / head_dim_of(config))
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-        yield _Tensor(_FACTORS, GGMLQuantizationType.F32, plain / scaled)
+        yield _Tensor(ROPE_FACTORS, GGMLQuantizationType.F32, plain / scaled)
 
 
-def _kind(name: str, path: str, values: Tensor, stored: str, config: Any) -> str:
+def _kind(name: str, values: Tensor, stored: str, config: Any) -> str:
     if stored in _PLAIN:
         return stored.upper()
-    inputs, layers = values.shape[1], config.num_hidden_layers
+    path, inputs, layers = name.removesuffix(".weight"), values.shape[-1], config.num_hidden_layers
     is_head = name == "lm_head.weight" or (name.endswith("embed_tokens.weight") and config.tie_word_embeddings)
     form = head_format(stored, inputs) if is_head else layer_format(stored, path, layers, inputs)
     own = {dtype: name.upper() for name, dtype in _PLAIN.items()}
@@ -184,39 +189,32 @@ def _kind(name: str, path: str, values: Tensor, stored: str, config: Any) -> str
 
 def _about(architecture: str, config: Any) -> dict[str, Any]:
     """What a file says of the layers: the entries that `config_of` reads."""
-    form, head_dim = FORMS[architecture], getattr(config, "head_dim", None)
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
-    about: dict[str, Any] = {
-        "context_length": config.max_position_embeddings,
-        "block_count": config.num_hidden_layers,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.dimension_count": head_dim,
-        "vocab_size": config.vocab_size,
-    }
-    for key, (name, _) in form.entries.items():
-        if name and getattr(config, name, None) is not None:
-            about[key] = getattr(config, name)
-    if _PATTERN in form.entries and getattr(config, "layer_types", None):
+    entries, head_dim = entries_of(architecture), head_dim_of(config)
+    about: dict[str, Any] = dict.fromkeys(("attention.value_length", "rope.dimension_count"), head_dim)
+    about["vocab_size"] = config.vocab_size
+    for key, (name, kind) in entries.items():
+        value = head_dim if name == "head_dim" else getattr(config, name, None) if name else None
+        if value is not None:  # llama.cpp takes no integer for a fraction
+            about[key] = float(value) if kind is Positive else value
+    if _PATTERN in entries and "attention.sliding_window" in about and getattr(config, "layer_types", None):
         about[_PATTERN] = [kind == "sliding_attention" for kind in config.layer_types]
     ropes = config.rope_parameters or {}
     rope = ropes.get("full_attention", ropes)
     about["rope.freq_base"] = float(rope.get("rope_theta", 10_000.0))
     if "sliding_attention" in ropes:
         about["rope.freq_base_swa"] = float(ropes["sliding_attention"]["rope_theta"])
-    if rope.get("rope_type") == "linear":
-        about |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    if (scaled := rope.get("rope_type")) in ("linear", "yarn"):
+        about |= {"rope.scaling.type": scaled, "rope.scaling.factor": float(rope["factor"])}
+    if scaled == "yarn":
+        original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        about["rope.scaling.original_context_length"] = original
+        about |= {key: float(rope[name]) for key, name in BETAS.items() if rope.get(name) is not None}
     return {f"{architecture}.{key}": value for key, value in about.items()}
 
 
 def token_entries(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
-    """The entries of a byte-level tokenizer. Raises `ConfigError` for another one."""
-    split, rows = split_of(tokenizer), cast("Any", model.get_input_embeddings()).num_embeddings
+    """The entries of a byte-level tokenizer or of SentencePiece's. Raises `ConfigError` for another one."""
+    rows = cast("Any", model.get_input_embeddings()).num_embeddings
     names, added = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))), tokenizer.added_tokens_decoder
     tokens = [*names, *(f"[PAD{i}]" for i in range(len(names), rows))]
     types = [_NORMAL] * len(names) + [_UNUSED] * (rows - len(names))
@@ -224,10 +222,8 @@ def token_entries(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) ->
         types[place] = _CONTROL if token.special else _USER_DEFINED
     ends = sorted(eos_ids_of(model), key=lambda one: one != tokenizer.eos_token_id)
     bare, whole = (tokenizer("a", add_special_tokens=one).input_ids for one in (False, True))
-    pairs = described(tokenizer)["model"]["merges"]
     held: dict[str, Any] = {
-        "model": "gpt2", "pre": split, "tokens": tokens, "token_type": types,
-        "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs],
+        "tokens": tokens, "token_type": types, **_splits(tokenizer, tokens, types),
         "bos_token_id": tokenizer.bos_token_id, "padding_token_id": tokenizer.pad_token_id,
         "unknown_token_id": tokenizer.unk_token_id,
         **dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), ends, strict=False)),
@@ -240,13 +236,35 @@ def token_entries(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) ->
     )
 
 
+def _splits(tokenizer: PreTrainedTokenizerBase, tokens: list[str], types: list[int]) -> dict[str, Any]:
+    """How text becomes tokens. Types of pieces that SentencePiece treats in another way are set."""
+    model = described(tokenizer).get("model", {})
+    merges = [tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in model.get("merges", ())]
+    if not model.get("byte_fallback"):
+        return {"model": "gpt2", "pre": split_of(tokenizer), "merges": [" ".join(pair) for pair in merges]}
+    ranks = {left + right: rank for rank, (left, right) in reversed([*enumerate(merges)])}
+    for place, token in enumerate(tokens):
+        if token == model.get("unk_token"):
+            types[place] = _UNKNOWN
+        elif _BYTES.fullmatch(token):
+            types[place] = _BYTE
+    # a piece that no merge makes comes last
+    scores = [-float(ranks.get(one, len(merges))) for one in tokens]
+    begins = cast("Any", tokenizer).backend_tokenizer.encode("a", add_special_tokens=False).tokens[0] != "a"
+    return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": begins}
+
+
 def _check_config(name: str, config: Any, metadata: dict[str, Any], tensors: list[_Tensor]) -> None:
     """Raise `IncompatibleModels` where the file would be read as another model."""
-    factors = next((one.values for one in tensors if one.name == _FACTORS), None)
+    factors = next((one.values for one in tensors if one.name == ROPE_FACTORS), None)
     held = tuple(GGUFTensor(Path(name), one.name, tuple(one.values.shape), one.kind, 0, 0) for one in tensors)
     read, given = config_of(_Planned(Path(name), metadata, held, factors)).to_dict(), config.to_dict()
-    if (given.get("rope_parameters") or {}).get("partial_rotary_factor") == 1:  # all of it, as without this entry
-        given["rope_parameters"] = {k: v for k, v in given["rope_parameters"].items() if k != "partial_rotary_factor"}
+    ropes = given.get("rope_parameters") or {}
+    for rope in ropes.values() if "full_attention" in ropes else [ropes]:
+        if rope.get("partial_rotary_factor") == 1:  # all of it, as without this entry
+            del rope["partial_rotary_factor"]
+        if rope.get("rope_type") == "yarn":
+            rope |= {name: default for name, default in YARN.items() if rope.get(name) is None}
     differing = [key for key in given.keys() & read.keys() - _INERT if given[key] != read[key]]
     differing += ["sliding_window"] if given.get("sliding_window") and "sliding_window" not in read else []
     if differing:
@@ -300,7 +318,7 @@ def _write(
 def _bytes(one: _Tensor) -> Any:
     kind = one.kind.name.lower()
     if kind not in _PLAIN:
-        return round_rows(BlockFormat[one.kind.name], one.values, one.name).numpy()
+        return round_rows(BlockFormat[one.kind.name], one.values.flatten(0, -2), one.name).numpy()
     stored = one.values.detach().to(_PLAIN[kind]).contiguous()
     if not stored.isfinite().all():
         raise ConfigError(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.cli.helpers import save
+from tests.gguf_files import vocabulary, write_gguf
 from tests.tiny import tiny_model
 
 SCRIPT = "rounding"
@@ -16,6 +17,18 @@ def test_in_float32_both_are_exact_and_in_bfloat16_neither_is(script, tmp_path):
     for side in ("paceline", "transformers"):
         assert whole[side]["same_top"] == 1
         assert abs(whole[side]["mean_kl"]) < 1e-9 < half[side]["mean_kl"] < 0.1
+
+
+def test_a_file_in_blocks_also_without_a_cache_of_16_bits(script, tmp_path):
+    path = write_gguf(
+        tmp_path / "tiny.gguf",
+        tiny_model("llama", vocab_size=len(vocabulary()), intermediate_size=64),
+        quantized="Q8_0",
+    )
+    found = script.compare(path, 2, 8, every=2)
+    assert (found["model"], found["tokens"]) == ("tiny.gguf", 8)
+    whole, half = (found[side]["mean_kl"] for side in ("paceline, float32 cache", "paceline"))
+    assert 0 < whole < 0.01 > half > 0
 
 
 def test_divergence(script):

@@ -11,6 +11,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.hf.gguf import open_gguf
+from paceline.kernels.library import BlockFormat
 from tests.gguf_files import vocabulary, write_gguf
 from tests.gguf_raw import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT64, RawGGUF, Tensor
 from tests.tiny import tiny_model
@@ -258,23 +259,36 @@ def any_end(raw: RawGGUF, chance: random.Random):
 CHANGES = [one for name, one in globals().items() if name.startswith("any_")]
 
 
-@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 1060), marks=pytest.mark.slow)], ids=len)
+def changed(whole: Path, out: Path, seed: int, in_data: int = 0) -> Path:
+    """Random changes, also of single bits of what describes the tensors, and of so many bytes of them."""
+    chance, raw = random.Random(seed), RawGGUF.read(whole)
+    if seed % 3:
+        for change in chance.choices(CHANGES, k=chance.choice((1, 1, 2))):
+            change(raw, chance)
+    content = bytearray(raw.write(out).read_bytes())
+    begin = len(content) - len(raw.data)
+    if not seed % 3:
+        described = content.index(b"token_embd") - 8, begin
+        content[chance.randrange(*described)] ^= 1 << chance.randrange(8)
+    for _ in range(in_data if len(raw.data) else 0):
+        content[chance.randrange(begin, len(content))] = chance.choice((0, 0x7C, 0xFF, chance.randrange(256)))
+    out.write_bytes(content)
+    return out
+
+
+def some_and(many: int):
+    return pytest.mark.parametrize(
+        "seeds", [range(many), pytest.param(range(many, many + 1000), marks=pytest.mark.slow)], ids=len
+    )
+
+
+@some_and(60)
 def test_random_changes_are_refused_or_without_effect(seeds, whole, tmp_path):
-    """Also of single bytes of what describes the tensors."""
     config, state, read = opened(whole)
     refused = 0
     for seed in seeds:
-        chance, raw = random.Random(seed), RawGGUF.read(whole)
-        if seed % 3:
-            for change in chance.choices(CHANGES, k=chance.choice((1, 1, 2))):
-                change(raw, chance)
-        content = bytearray(raw.write(tmp_path / "bad.gguf").read_bytes())
-        if not seed % 3:
-            described = content.index(b"token_embd") - 8, len(content) - len(raw.data)
-            content[chance.randrange(*described)] ^= 1 << chance.randrange(8)
-            (tmp_path / "bad.gguf").write_bytes(content)
         try:
-            found_config, found_state, found_read = opened(tmp_path / "bad.gguf")
+            found_config, found_state, found_read = opened(changed(whole, tmp_path / "bad.gguf", seed))
         except PacelineError:
             refused += 1
             continue
@@ -282,3 +296,27 @@ def test_random_changes_are_refused_or_without_effect(seeds, whole, tmp_path):
         assert state.keys() == found_state.keys(), seed
         assert all(torch.equal(weight, found_state[name]) for name, weight in state.items()), seed
     assert refused > len(seeds) // 2
+
+
+@pytest.fixture(scope="module")
+def in_blocks(tmp_path_factory) -> Path:
+    """A file with matrices of every block format."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
+    model = tiny_model("llama", vocab_size=SIZE, pad_token_id=2, **sizes)
+    forms = [form.name for form in BlockFormat]
+    return write_gguf(tmp_path_factory.mktemp("blocks") / "tiny.gguf", model, quantized=forms)
+
+
+@some_and(30)
+def test_random_changes_of_blocks_are_refused_or_read(seeds, in_blocks, tmp_path):
+    """Without a crash, also under the sanitizers: `tests/kernels/test_mutants.py`."""
+    refused = 0
+    for seed in seeds:
+        path = changed(in_blocks, tmp_path / "bad.gguf", seed, in_data=seed % 2 * 8)
+        try:
+            model, _ = open_gguf(path, lambda config: None, packs=True)
+        except PacelineError:
+            refused += 1
+            continue
+        model(torch.tensor([[1, 2, 3]]))
+    assert len(seeds) // 4 < refused < len(seeds)

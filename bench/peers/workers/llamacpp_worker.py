@@ -1,13 +1,18 @@
 """Answers with llama.cpp through the xllamacpp package: plain, n-gram lookup, and a draft model or head."""
 
+import base64
 import json
 import urllib.error
 import urllib.request
+from array import array
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 CONTEXT = 4096
+_GGML = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_ALL = 1 << 20  # more than any vocabulary has
+_LETTERS = "root ::= [a-z]+"
 
 
 class Worker:
@@ -34,6 +39,11 @@ class Worker:
         params.model.path = settings["model"]
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
         params.n_ctx, params.n_parallel, params.verbosity = CONTEXT, 1, 1  # 1: errors only
+        if cache := settings.get("cache_dtype"):
+            kinds = self.xllamacpp.ggml_type
+            params.cache_type_k = params.cache_type_v = getattr(kinds, f"GGML_TYPE_{_GGML[cache]}")
+            if cache == "float32":  # flash attention would read it as float16
+                params.flash_attn_type = self.xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         budget = settings["num_speculative_tokens"]
         if kind is not None:
             types = self.xllamacpp.common_speculative_type
@@ -50,13 +60,28 @@ class Worker:
 
     def run(self, mode: str, token_ids: "list[int]", max_tokens: int, temperature: float) -> "dict[str, Any]":
         """Answer one prompt, given as token ids; the times are the server's own."""
-        body = body_of(token_ids, max_tokens, temperature)
+        return answer_of(self._asked(mode, body_of(token_ids, max_tokens, temperature)))
+
+    def logprobs(self, token_ids: "list[int]") -> str:
+        """Those of all tokens after the last of these, by id: float32 in base64.
+
+        The server keeps back a token that ends within a letter, and what it knows of it, so the next one is bound to
+        be a letter from a to z. That binds the choice alone: the probabilities come from the logits.
+        """
+        body = body_of(token_ids, 1, 0.0) | {"cache_prompt": True, "n_probs": _ALL, "grammar": _LETTERS}
+        (known,) = self._asked("plain", body)["completion_probabilities"]
+        found = array("f", [float("nan")]) * len(known["top_logprobs"])
+        for one in known["top_logprobs"]:
+            found[one["id"]] = one["logprob"]
+        return base64.b64encode(found.tobytes()).decode()
+
+    def _asked(self, mode: str, body: "dict[str, Any]") -> "dict[str, Any]":
         # The package's own call answers without token ids; the server behind it gives them.
         address = f"{self.servers[mode].listening_address}/completion"
         asked = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked) as response:
-                return answer_of(json.load(response))
+                return json.load(response)
         except urllib.error.HTTPError as error:
             raise RuntimeError(error.read().decode(errors="replace")) from error
 

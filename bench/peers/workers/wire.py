@@ -2,8 +2,9 @@
 
 WORKER_FILE defines `Worker(settings)` with `modes`, `about` (versions and settings, as strings) and
 `run(mode, token_ids, max_tokens, temperature)`, which returns the fields of a `PeerAnswer`.
-The first line holds the settings and is answered by "ready"; each further line is a request. What cannot be done is
-answered by "missing" (a module) or "error". End of input ends the worker.
+The first line holds the settings and is answered by "ready"; each further line is a request to `run`, or to the method
+that it names as "call". What cannot be done is answered by "missing" (a module) or "error". End of input ends the
+worker.
 """
 
 import ctypes
@@ -71,7 +72,8 @@ def main(path: str) -> None:
         return
     for line in requests:
         request = json.loads(line)
-        reply(_guarded(lambda request=request: {"answer": worker.run(**request)}))
+        call = request.pop("call", "run")
+        reply(_guarded(lambda call=call, request=request: {"answer": getattr(worker, call)(**request)}))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ def test_answers(tmp_path):
         assert (answer.text, answer.token_ids, answer.num_tokens, answer.num_passes) == ("lookup", [0, 5], 1, None)
         assert ask(opened, fake.PRINT).text == "plain", "what a peer prints does not reach the pipe"
         assert ask(opened, fake.ANSWER).text == "plain"
+        assert opened.logprobs([7]).tolist() == [-7, -1.5]
         with pytest.raises(ConfigError, match="no such mode"):
             ask(opened, fake.ANSWER, "draft")
     opened.close()

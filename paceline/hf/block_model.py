@@ -1,17 +1,20 @@
 """A model of transformers whose matrices stay in the blocks of llama.cpp's files."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.initialization import no_init_weights
 
 from ..kernels.library import library
 from ..kernels.packing import Blocks
 from ..quant.blocks import BlockEmbedding, BlockLinear
 from .describe import FORMS, has_fixed_ropes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def has_kernels(config: PretrainedConfig) -> bool:
@@ -21,7 +24,7 @@ def has_kernels(config: PretrainedConfig) -> bool:
 
 def block_model(
     config: PretrainedConfig, weights: Mapping[str, Tensor | Blocks], dtype: torch.dtype
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+) -> tuple["PreTrainedModel", dict[str, Any]]:
     """The model on the CPU, and the report on its weights, see `check_loaded_weights`.
 
     weights: by name in transformers. dtype: of those that are no blocks, of embedded rows and of the cache.
@@ -55,7 +58,7 @@ def _layer(module: nn.Module, blocks: Blocks, dtype: torch.dtype) -> nn.Module:
     return BlockLinear(blocks, module.bias, dtype)
 
 
-def _tie(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def _tie(model: "PreTrainedModel", dtype: torch.dtype) -> None:
     """Give the output layer the embeddings' weights where the config says so."""
     embedding: Any = model.get_input_embeddings()
     if isinstance(embedding, BlockEmbedding):

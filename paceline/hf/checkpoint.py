@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from huggingface_hub import HfApi, constants, is_offline_mode, snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import validate_repo_id
 from pydantic import Field
 from safetensors import safe_open
-from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
@@ -25,6 +24,8 @@ from ..schema import Many, checked, cut, validate
 from ..system.files import read_object
 from .settings import check_settings, one_rope
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 CONFIG = "config.json"
 _JSON = [f"{kind}_config.json" for kind in ("generation", "tokenizer", "processor", "preprocessor")]
 _JSON += ["special_tokens_map.json", "added_tokens.json", "chat_template.json"]
@@ -327,7 +328,7 @@ def check_model_size(name: str, auto: Any, config: Any, trusts: bool, stored: Ma
 
 
 def check_loaded_weights(
-    name: str, model: PreTrainedModel, loaded: Mapping[str, Any], stored: Mapping[str, Stored]
+    name: str, model: "PreTrainedModel", loaded: Mapping[str, Any], stored: Mapping[str, Stored]
 ) -> None:
     """Raise `ConfigError` for tensors that are missing, misshapen, left over or of a kind that loses what they hold.
 
@@ -354,7 +355,7 @@ def check_loaded_weights(
             )
 
 
-def _unusable(model: PreTrainedModel, stored: Mapping[str, Stored]) -> list[str]:
+def _unusable(model: "PreTrainedModel", stored: Mapping[str, Stored]) -> list[str]:
     """Complex weights, and integers where the model computes with floats: both would become real numbers silently."""
     packs = getattr(model, "hf_quantizer", None) is not None
     held = {key.rpartition(".")[2] for key, one in model.state_dict().items() if not one.is_floating_point()}

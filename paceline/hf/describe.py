@@ -6,11 +6,10 @@ A model that cannot be described is run by transformers.
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, Pointers, address, library
@@ -18,6 +17,8 @@ from ..kernels.packing import pack
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import PackedMatrix
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 MAX_RANK = 256
 """The largest rank of an adapter's factors, `INNER` of `pass.h`."""
 
@@ -63,7 +64,7 @@ def has_fixed_ropes(config: Any) -> bool:
     return all(rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn") for rope in ropes_of(config))
 
 
-def describe(model: PreTrainedModel) -> "Description | None":
+def describe(model: "PreTrainedModel") -> "Description | None":
     """The description of a model; None if there is no library, or if it does not support the model."""
     config: Any = model.config.get_text_config()
     if config.model_type not in FORMS or model.device.type != "cpu" or model.dtype not in FORMATS:
@@ -83,7 +84,7 @@ class Description:
     multiplier: the factor for embeddings that are passed in.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: "PreTrainedModel"):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
         self._held = Pointers()

@@ -4,14 +4,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..quant.blocks import BlockWeights
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 _FACTS = (
     "model_type",
     "vocab_size",
@@ -64,7 +66,7 @@ def _sample(tensor: Tensor | BlockWeights) -> bytes:
 _KEPT = "_paceline_fingerprint"
 
 
-def fingerprint(model: PreTrainedModel) -> str:
+def fingerprint(model: "PreTrainedModel") -> str:
     """`hash_checkpoint` of a model, in hexadecimal.
 
     Computed while the layers are still those of transformers; a module tree in which they were fused, packed or
@@ -77,7 +79,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     return hash_checkpoint(model.config, {**model.state_dict(), **packed})
 
 
-def remember(model: PreTrainedModel, value: str) -> None:
+def remember(model: "PreTrainedModel", value: str) -> None:
     """Store the fingerprint in a module tree whose layers are about to be replaced; copies keep it."""
     vars(model)[_KEPT] = value
 

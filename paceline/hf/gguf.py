@@ -7,10 +7,10 @@ or an unknown entry about the layers, is an error, since ignoring it would give 
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import BlockFormat
@@ -23,6 +23,9 @@ from .gguf_file import GGUFFile, read_gguf
 from .gguf_tokens import check_tokens, gguf_tokenizer
 from .gguf_weights import weights_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _LOG = logging.getLogger("paceline")
 
 
@@ -32,7 +35,7 @@ def open_gguf(
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress = lambda *_: None,
     packs: bool = False,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> tuple["PreTrainedModel", PreTrainedTokenizerBase]:
     """The model of a GGUF file on the CPU, and its tokenizer.
 
     dtype: what the model is made in, None: the file's own dtype, or bfloat16 where it is quantised.

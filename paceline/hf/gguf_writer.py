@@ -7,7 +7,7 @@ metadata, and the tokenizer from the file.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from gguf import (
     get_tensor_name_map,
 )
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError, IncompatibleModels
@@ -37,6 +37,8 @@ from .gguf_tokens import described, gguf_tokenizer, split_of
 from .gguf_weights import rotary_order
 from .load import eos_ids_of, open_checkpoint
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 FileWeights: TypeAlias = BlockMix | Literal["bf16", "f16", "f32"]
 """How matrices are stored."""
 WRITTEN = ("llama", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3")
@@ -143,7 +145,7 @@ def _file_type(stored: str) -> int:
     return int(LlamaFileType[name])
 
 
-def _tensors(architecture: str, model: PreTrainedModel, stored: str) -> Iterator[_Tensor]:
+def _tensors(architecture: str, model: "PreTrainedModel", stored: str) -> Iterator[_Tensor]:
     """All tensors under their names in files, matrices in the order of their rows there."""
     form, config = FORMS[architecture], cast("Any", model.config)
     (number,) = [number for number, name in MODEL_ARCH_NAMES.items() if name == architecture]
@@ -214,7 +216,7 @@ def _about(architecture: str, config: Any) -> dict[str, Any]:
     return {f"{architecture}.{key}": value for key, value in about.items()}
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
+def _tokens(tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel") -> dict[str, Any]:
     """The entries of a byte-level tokenizer. Raises `ConfigError` for another one."""
     split, rows = split_of(tokenizer), cast("Any", model.get_input_embeddings()).num_embeddings
     names, added = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))), tokenizer.added_tokens_decoder

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.processing_utils import ProcessorMixin
+from transformers import PreTrainedTokenizerBase
 
-from ..attention.attend import NAME
+from ..attention.attend import NAME, use_tree_attention
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
@@ -19,7 +18,7 @@ from ..hf.checkpoint import check_config, refused
 from ..hf.fingerprint import fingerprint, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
-from ..hf.vision import family_of, is_vlm, text_half, vision_half
+from ..hf.vision import family_of, is_vlm
 from ..quant.blocks import BlockLinear, BlockWeights, check_products, in_float32
 from ..quant.linears import QuantReport, Weights, quantize_target
 from ..quant.packed import PackedLinear, pack_linears
@@ -29,6 +28,9 @@ from .self_test import check, own_reference, plain_image_reference, plain_refere
 from .torch_decoder import fuse, is_fused
 from .verdicts import has_passed, keep
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.processing_utils import ProcessorMixin
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _INT4_GROUP_SIZE = 32  # with 64, the answers of small models differ visibly from those in bfloat16
 
@@ -62,15 +64,19 @@ def load_model(
 
 
 def wrap_model(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     tokenizer: PreTrainedTokenizerBase | None = None,
     name: str = "",
-    processor: ProcessorMixin | None = None,
+    processor: "ProcessorMixin | None" = None,
 ) -> LoadedModel:
     """Prepare a model that the caller loaded. It is not changed: ours is a second module tree over its tensors.
 
     processor: the processor of a vision-language model. Without one, prompts must be token ids.
     """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError("this is no model of transformers", got=type(model).__name__)
     if is_vlm(model.config):
         family_of(model.config)
     elif processor is not None:
@@ -90,11 +96,13 @@ def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, Qu
 
 
 def _prepare(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: ProcessorMixin | None, name: str
+    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, processor: "ProcessorMixin | None", name: str
 ) -> LoadedModel:
     """Prepare a text model, or the text and vision halves of a vision-language model."""
     if not is_vlm(model.config):
         return _prepare_text(model, tokenizer, name)
+    from ..hf.halves import text_half, vision_half  # with transformers' modelling code
+
     model.eval()
     name = name or model.config.model_type
     check_config(name, model.config, getattr(model, "generation_config", None))
@@ -108,7 +116,7 @@ def _prepare(
 
 
 def _prepare_text(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str, is_ours: bool = False
+    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, name: str, is_ours: bool = False
 ) -> LoadedModel:
     """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers.
 
@@ -126,7 +134,7 @@ def _prepare_text(
     remember(model, which)
     is_known, wide, reference = is_ours and has_passed(model, which), model, list[Tensor]()
     if is_known:
-        model.set_attn_implementation(NAME)
+        use_tree_attention(model)
     else:
         if any(isinstance(one, BlockWeights) for one in model.modules()):
             wide = in_float32(model)
@@ -166,7 +174,7 @@ def _prepare_text(
 
 
 @torch.inference_mode()
-def _route_attention(model: PreTrainedModel) -> bool:
+def _route_attention(model: "PreTrainedModel") -> bool:
     """Install our attention function; returns False, and leaves "eager", if not every layer calls it.
 
     This is tried out, since some architectures accept attention functions but do not pass keywords on to them.
@@ -175,7 +183,7 @@ def _route_attention(model: PreTrainedModel) -> bool:
     cache = SlotCache(1, 8)
     layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
     try:
-        model.set_attn_implementation(NAME)
+        use_tree_attention(model)
         model(
             input_ids=torch.zeros(1, 2, dtype=torch.long, device=place),
             position_ids=layout.position_ids,

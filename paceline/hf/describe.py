@@ -29,7 +29,10 @@ class Form:
 
     norms: the names of the norms before and after attention and before and after the MLP; None if absent.
     plus_one: whether norms multiply by 1 + their weight.
-    whole: whether q and k are normed over all heads together.
+    whole: whether q and k are normed over all heads together; head_norms: each head on its own.
+    qkv_bias: whether q, k and v have biases, whatever the config says.
+    joined: whether q, k and v are one matrix, and gate and up; then a part of each head may be rotated.
+    layer_norm: whether norms are layer norms, and the MLP has no gate.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -37,18 +40,23 @@ class Form:
     )  # fmt: skip
     plus_one: bool = False
     whole: bool = False
+    head_norms: bool = False
+    qkv_bias: bool = False
+    joined: bool = False
+    layer_norm: bool = False
 
 
 _FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-_LLAMA = Form()
 FORMS: dict[str, Form] = {
-    **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "starcoder2", "seed_oss"), _LLAMA
-    ),
-    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"), _LLAMA),
+    **dict.fromkeys(("llama", "mistral", "smollm3", "granite", "seed_oss"), Form()),
+    **dict.fromkeys(("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), Form(qkv_bias=True)),
+    **dict.fromkeys(("qwen3", "qwen3_vl_text"), Form(head_norms=True)),
+    "phi3": Form(joined=True),
+    "starcoder2": Form(layer_norm=True),
     "gemma": Form(plus_one=True),
-    **dict.fromkeys(("gemma2", "gemma3_text"), Form(_FOUR, plus_one=True)),
+    "gemma2": Form(_FOUR, plus_one=True),
+    "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True),
     **dict.fromkeys(("olmo2", "olmo3"), Form(_BEHIND, whole=True)),
 }
 

@@ -14,6 +14,8 @@ from ..quant.blocks import BlockWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from .described import DescribedModel
 _FACTS = (
     "model_type",
     "vocab_size",
@@ -40,16 +42,23 @@ def hash_checkpoint(config: Any, tensors: Mapping[str, Tensor | BlockWeights]) -
     config: the transformers config.
     tensors: the tensors by their names in `state_dict`, tied ones under each of their names.
     """
+    return hash_samples(config, {name: (tuple(one.shape), sample(one)) for name, one in tensors.items()})
+
+
+def hash_samples(config: Any, samples: Mapping[str, tuple[tuple[int, ...], bytes]]) -> str:
+    """`hash_checkpoint` of tensors that are gone: the shape and the `sample` of each."""
     config = config.get_text_config()
     facts = {name: getattr(config, name, None) for name in _FACTS}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-    for name in sorted(tensors):
-        digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
-        digest.update(_sample(tensors[name]))
+    for name in sorted(samples):
+        shape, some = samples[name]
+        digest.update(f"{name}{shape}".encode())
+        digest.update(some)
     return digest.hexdigest()
 
 
-def _sample(tensor: Tensor | BlockWeights) -> bytes:
+def sample(tensor: Tensor | BlockWeights) -> bytes:
+    """At most 256 values of a weight, as bfloat16."""
     size = prod(tensor.shape)
     places = range(0, size, size // _SAMPLE | 1)[:_SAMPLE]  # an odd step does not walk along one column of a matrix
     if isinstance(tensor, BlockWeights):
@@ -66,7 +75,7 @@ def _sample(tensor: Tensor | BlockWeights) -> bytes:
 _KEPT = "_paceline_fingerprint"
 
 
-def fingerprint(model: "PreTrainedModel") -> str:
+def fingerprint(model: "PreTrainedModel | DescribedModel") -> str:
     """`hash_checkpoint` of a model, in hexadecimal.
 
     Computed while the layers are still those of transformers; a module tree in which they were fused, packed or
@@ -79,7 +88,7 @@ def fingerprint(model: "PreTrainedModel") -> str:
     return hash_checkpoint(model.config, {**model.state_dict(), **packed})
 
 
-def remember(model: "PreTrainedModel", value: str) -> None:
+def remember(model: "PreTrainedModel | DescribedModel", value: str) -> None:
     """Store the fingerprint in a module tree whose layers are about to be replaced; copies keep it."""
     vars(model)[_KEPT] = value
 

@@ -103,7 +103,8 @@ def write_gguf(name_or_path: str, out: Path, weights: str | None, progress: Prog
     """
     if name_or_path.endswith(SUFFIX) and (held := read_gguf(Path(name_or_path)).formats):
         raise _quantized(name_or_path, ", ".join(held))
-    model, tokenizer, processor = open_checkpoint(name_or_path, None, "cpu", False)
+    opened, tokenizer, processor = open_checkpoint(name_or_path, None, "cpu", False)
+    model = cast("PreTrainedModel", opened)
     config: Any = model.config
     if getattr(config, "quantization_config", None):
         raise _quantized(name_or_path, "quantization_config")

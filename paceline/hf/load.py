@@ -1,6 +1,7 @@
-"""Opens checkpoints by transformers: device and dtype, weights, processor, and refusals of what cannot be decoded."""
+"""Opens checkpoints: device and dtype, weights, tokenizer, and refusals of what cannot be decoded."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedTokenizerBase,
 )
@@ -28,12 +30,15 @@ from .checkpoint import (
     check_loaded_weights,
     check_model_size,
     local_folder,
+    on_meta,
     quietly,
     read_headers,
+    read_tensors,
     refused,
     weight_files,
 )
 from .describe import FORMS, ropes_of
+from .described import DescribedModel, outlined
 from .gguf import open_gguf
 from .gguf_file import SUFFIX
 from .gguf_tokens import open_gguf_tokenizer
@@ -106,16 +111,19 @@ def open_checkpoint(
     trust_remote_code: bool,
     tokenizer: PreTrainedTokenizerBase | None = None,
     hub: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple["PreTrainedModel", PreTrainedTokenizerBase | None, "ProcessorMixin | None"]:
+    packs: bool = False,
+) -> tuple["PreTrainedModel | DescribedModel", PreTrainedTokenizerBase | None, "ProcessorMixin | None"]:
     """A text model with its tokenizer, or a vision-language model with its processor; see `load_model` for errors.
 
     name_or_path: a folder or hub id, or a GGUF file.
+    packs: read weights straight into the form of the native kernels, where there are some for the model. Other models
+        are made by transformers.
     """
     place, kind = chosen_device(device), dtype_of(dtype)
+    packs = packs and place.type == "cpu"
     if name_or_path.endswith(SUFFIX):
-        path = Path(name_or_path)
-        packs = place.type == "cpu" and kind is None
-        model, tokenizer = open_gguf(path, lambda config: kind or usual_dtype(config, place), tokenizer, packs=packs)
+        path, dtypes = Path(name_or_path), lambda config: kind or usual_dtype(config, place)
+        model, tokenizer = open_gguf(path, dtypes, tokenizer, packs=packs, keeps_blocks=kind is None)
         return _placed(name_or_path, model, place), tokenizer, None
     folder = local_folder(name_or_path, **hub)
     check_folder(folder)
@@ -141,17 +149,24 @@ def open_checkpoint(
             got="only " + ", ".join(sorted(one.name for one in folder.iterdir())[:8]),
             expected=f"{WEIGHTS}, or {WEIGHTS}.index.json and what it names: other formats can run code when read",
         )
-    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    check_model_size(name_or_path, auto, config, trust_remote_code, stored)
-    with refused(
+    wanted = kind or usual_dtype(config, place)
+    unreadable = refused(
         f"the weights of {name_or_path!r} cannot be read",
         "complete *.safetensors files that match config.json",
         "fetch the model again",
-    ):
+    )
+    if packs and (described := outlined(config, wanted or config.dtype, stored)) is not None:
+        with unreadable:
+            described.take(read_tensors(stored, described.shapes))
+            described.generation_config = _generation_config(folder)
+        return described, tokenizer or load_tokenizer(folder, trust_remote_code), None
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    check_model_size(name_or_path, partial(on_meta, auto.from_config, config, **own), config, stored)
+    with unreadable:
         model, loaded = auto.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             folder,
             config=config,
-            dtype=kind or usual_dtype(config, place) or "auto",
+            dtype=wanted or "auto",
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # named below
             output_loading_info=True,
@@ -167,7 +182,17 @@ def open_checkpoint(
     return model, tokenizer or load_tokenizer(folder, trust_remote_code), None
 
 
-def _placed(name: str, model: "PreTrainedModel", place: torch.device) -> "PreTrainedModel":
+def _generation_config(folder: Path) -> GenerationConfig:
+    """As transformers finds it: old checkpoints have it in their config.json."""
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:
+        return GenerationConfig.from_pretrained(folder, config_file_name=CONFIG, _from_model_config=True)
+
+
+def _placed(
+    name: str, model: "PreTrainedModel | DescribedModel", place: torch.device
+) -> "PreTrainedModel | DescribedModel":
     with refused(f"{name!r} does not fit on {place}", fix="use another device"):
         return model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
 
@@ -184,7 +209,7 @@ def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> PreTr
         return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
 
 
-def check_architecture(name: str, model: "PreTrainedModel") -> None:
+def check_architecture(name: str, model: "PreTrainedModel | DescribedModel") -> None:
     """Raise `IncompatibleModels` for a model that cannot be decoded in trees by its kind."""
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise _not_causal(name, model.config)
@@ -235,7 +260,7 @@ def context_of(config: Any) -> int:
     return int(context)
 
 
-def eos_ids_of(model: "PreTrainedModel") -> frozenset[int]:
+def eos_ids_of(model: "PreTrainedModel | DescribedModel") -> frozenset[int]:
     """Tokens that end an answer."""
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     eos = eos if eos is not None else getattr(model.config.get_text_config(), "eos_token_id", None)

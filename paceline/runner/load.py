@@ -1,7 +1,8 @@
 """Makes a `LoadedModel`: loads a model, prepares it for trees, and compares it with plain transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,14 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
+from ..hf.described import DescribedModel
 from ..hf.fingerprint import fingerprint, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm
-from ..quant.blocks import BlockLinear, BlockWeights, check_products, in_float32
+from ..quant.blocks import BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
-from ..quant.packed import PackedLinear, pack_linears
+from ..quant.packed import pack_linears
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
 from .self_test import check, own_reference, plain_image_reference, plain_reference
@@ -54,13 +56,12 @@ def load_model(
     a causal LM nor a vision-language model of a known family, or whose logits differ from plain transformers'; that
     they do not is kept in the cache for text models, see `verdicts`.
     """
-    model, own, processor = open_checkpoint(name_or_path, dtype, device, trust_remote_code, tokenizer, hub)
-    if is_vlm(model.config):
-        return check(_prepare(model, own, processor, Path(name_or_path).name))
-    loaded = check(_prepare_text(model, own, Path(name_or_path).name, is_ours=True))
-    if loaded.is_native:
-        keep(loaded.model, loaded.fingerprint)
-    return loaded
+    given = name_or_path, dtype, device, trust_remote_code, tokenizer, hub
+    model, own, processor = open_checkpoint(*given, packs=True)
+    name = Path(name_or_path).name
+    if isinstance(model, DescribedModel):
+        return _prepare_described(model, own, name, lambda: open_checkpoint(*given)[0])
+    return check(_prepare(model, own, processor, name, is_mapped=True))
 
 
 def wrap_model(
@@ -96,11 +97,15 @@ def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, Qu
 
 
 def _prepare(
-    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, processor: "ProcessorMixin | None", name: str
+    model: "PreTrainedModel",
+    tokenizer: PreTrainedTokenizerBase | None,
+    processor: "ProcessorMixin | None",
+    name: str,
+    is_mapped: bool = False,
 ) -> LoadedModel:
-    """Prepare a text model, or the text and vision halves of a vision-language model."""
+    """Prepare a text model, or the text and vision halves of a vision-language model. is_mapped: a text model's."""
     if not is_vlm(model.config):
-        return _prepare_text(model, tokenizer, name)
+        return _prepare_text(model, tokenizer, name, is_mapped)
     from ..hf.halves import text_half, vision_half  # with transformers' modelling code
 
     model.eval()
@@ -116,42 +121,80 @@ def _prepare(
 
 
 def _prepare_text(
-    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, name: str, is_ours: bool = False
+    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, name: str, is_mapped: bool = False
 ) -> LoadedModel:
     """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers.
 
-    is_ours: it was loaded here. Then the verdict of an earlier self-test makes plain transformers unnecessary, and of
-        the files, which are mapped, nothing stays in memory beside packed weights.
+    is_mapped: over files, of which nothing shall stay in memory beside packed weights.
     """
-    check_architecture(name or type(model).__name__, model)
+    name = _checked(model, name or type(model).__name__)
     config = model.config.get_text_config()
-    name = name or config.model_type
-    check_config(name, config, getattr(model, "generation_config", None))
     if model.config._attn_implementation == NAME:  # wrapped before: the reference needs transformers' attention
         model.set_attn_implementation("eager")
     model.eval()
     which = fingerprint(model)
     remember(model, which)
-    is_known, wide, reference = is_ours and has_passed(model, which), model, list[Tensor]()
-    if is_known:
-        use_tree_attention(model)
-    else:
-        if any(isinstance(one, BlockWeights) for one in model.modules()):
-            wide = in_float32(model)
-        with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
-            reference = plain_reference(wide)
-    attends = is_known or _route_attention(model)
+    with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
+        reference = plain_reference(model)
+    attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
-    packed = PackedLinear | BlockLinear
-    is_packed = pack_linears(model) > 0 or any(isinstance(module, packed) for module in model.modules())
-    if is_packed and is_ours:
+    is_packed = pack_linears(model) > 0
+    if is_packed and is_mapped:
         for held in (*model.parameters(), *model.buffers()):
             if not held.untyped_storage().resizable():
                 held.data = held.data.clone()
     if attends and not is_packed and not is_fused(model):
         fuse(model)
-    loaded = LoadedModel(
+    return _loaded(model, tokenizer, name, which, attends, reference)
+
+
+def _prepare_described(
+    model: DescribedModel, tokenizer: PreTrainedTokenizerBase | None, name: str, plain: Callable[[], Any]
+) -> LoadedModel:
+    """Compare a model with plain transformers, unless the verdict of an earlier comparison is kept.
+
+    plain: loads it by transformers.
+    """
+    which = fingerprint(model)
+    made = partial(_loaded, tokenizer=tokenizer, name=_checked(model, name), which=which, attends=True)
+    if has_passed(model, which):
+        loaded = made(model, reference=[])
+        return check(replace(loaded, reference=own_reference(loaded)))
+    in_blocks = any(isinstance(one, BlockWeights) for one in model.modules())
+    from ..hf.twin import in_float32, plain_twin  # with transformers' modelling code
+
+    wide = in_float32(model) if in_blocks else model
+    with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
+        reference = plain_reference(plain_twin(wide) if in_blocks else plain())
+    if in_blocks:  # which round their inputs to 8 bits and make much of a little: nothing could be compared
+        check_products(model)
+    loaded = check(made(wide, reference=reference))
+    if in_blocks:
+        loaded = made(model, reference=[])
+        loaded = check(replace(loaded, reference=own_reference(loaded)))
+    keep(model, which)
+    return loaded
+
+
+def _checked(model: "PreTrainedModel | DescribedModel", name: str) -> str:
+    """The name of a model that can be decoded; raises as `load_model`."""
+    check_architecture(name, model)
+    name = name or model.config.get_text_config().model_type
+    check_config(name, model.config, getattr(model, "generation_config", None))
+    return name
+
+
+def _loaded(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    name: str,
+    which: str,
+    attends: bool,
+    reference: list[Tensor],
+) -> LoadedModel:
+    config = model.config.get_text_config()
+    return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=name,
@@ -163,14 +206,6 @@ def _prepare_text(
         decoder=decoder_of(model, attends),
         reference=reference,
     )
-    if is_known:
-        return replace(loaded, reference=own_reference(loaded))
-    if wide is model:
-        return loaded
-    check_products(model)
-    # Layers that round their inputs to 8 bits make much of a little: in 16 bits nothing could be compared.
-    check(replace(loaded.with_model(wide), reference=reference))
-    return replace(loaded, reference=own_reference(loaded))
 
 
 @torch.inference_mode()

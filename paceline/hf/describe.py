@@ -1,7 +1,7 @@
-"""Describes a loaded model for the native library, from its modules.
+"""Describes a loaded model for the native library, from its modules: transformers' own, or those of `described`.
 
-The layers remain those of transformers. `runner.self_test` compares the results of the library with plain transformers.
-A model that cannot be described is run by transformers.
+`runner.self_test` compares the results of the library with plain transformers. A model that cannot be described is run
+by transformers.
 """
 
 import ctypes

@@ -17,7 +17,7 @@ from ..quant.blocks import BlockEmbedding, BlockLinear
 from ..quant.packed import PackedLinear, WeightArena
 from .checkpoint import Stored
 from .describe import FORMS, Form, has_fixed_ropes
-from .fingerprint import hash_samples, remember, sample
+from .fingerprint import identified, remember, sample
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 _DTYPES = ("BF16", "F16", "F32", "F64")  # of safetensors files
@@ -85,7 +85,7 @@ class DescribedModel(nn.Module):
             else:
                 self._put(name, weight.to(self.dtype) if isinstance(weight, Tensor) else weight)
         missing = [name for name in own if name not in self._samples]
-        remember(self, hash_samples(self.config, self._samples))
+        remember(self, identified(self.config, self._samples))
         self._samples, self._place = {}, WeightArena()
         self.requires_grad_(False).eval()
         return {"missing_keys": missing, "mismatched_keys": misshapen, "unexpected_keys": unexpected}

@@ -17,7 +17,7 @@ from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.described import DescribedModel
-from ..hf.fingerprint import fingerprint, remember
+from ..hf.fingerprint import identity, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm
@@ -127,12 +127,12 @@ def _prepare_text(
 
     is_mapped: over files, of which nothing shall stay in memory beside packed weights.
     """
-    name = _checked(model, name or type(model).__name__)
+    name = _checked(model, name)
     config = model.config.get_text_config()
     if model.config._attn_implementation == NAME:  # wrapped before: the reference needs transformers' attention
         model.set_attn_implementation("eager")
     model.eval()
-    which = fingerprint(model)
+    which = identity(model)
     remember(model, which)
     with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
         reference = plain_reference(model)
@@ -156,12 +156,13 @@ def _prepare_described(
 
     plain: loads it by transformers.
     """
-    which = fingerprint(model)
-    made = partial(_loaded, tokenizer=tokenizer, name=_checked(model, name), which=which, attends=True)
-    if has_passed(model, which):
+    which = identity(model)
+    in_blocks = any(isinstance(one, BlockWeights) for one in model.modules())
+    given = {"tokenizer": tokenizer, "name": _checked(model, name), "which": which, "is_rounded": in_blocks}
+    made = partial(_loaded, **given, attends=True)
+    if has_passed(model, which[0]):
         loaded = made(model, reference=[])
         return check(replace(loaded, reference=own_reference(loaded)))
-    in_blocks = any(isinstance(one, BlockWeights) for one in model.modules())
     from ..hf.twin import in_float32, plain_twin  # with transformers' modelling code
 
     wide = in_float32(model) if in_blocks else model
@@ -173,13 +174,13 @@ def _prepare_described(
     if in_blocks:
         loaded = made(model, reference=[])
         loaded = check(replace(loaded, reference=own_reference(loaded)))
-    keep(model, which)
+    keep(model, which[0])
     return loaded
 
 
 def _checked(model: "PreTrainedModel | DescribedModel", name: str) -> str:
     """The name of a model that can be decoded; raises as `load_model`."""
-    check_architecture(name, model)
+    check_architecture(name or type(model).__name__, model)
     name = name or model.config.get_text_config().model_type
     check_config(name, model.config, getattr(model, "generation_config", None))
     return name
@@ -189,9 +190,10 @@ def _loaded(
     model: Any,
     tokenizer: PreTrainedTokenizerBase | None,
     name: str,
-    which: str,
+    which: tuple[str, str],
     attends: bool,
     reference: list[Tensor],
+    is_rounded: bool = False,
 ) -> LoadedModel:
     config = model.config.get_text_config()
     return LoadedModel(
@@ -199,7 +201,9 @@ def _loaded(
         tokenizer=tokenizer,
         name=name,
         context=context_of(config),
-        fingerprint=which,
+        fingerprint=which[0],
+        sketch=which[1],
+        is_rounded=is_rounded,
         eos_ids=eos_ids_of(model),
         attends_trees=attends,
         mixes_rows=any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS) or has_shared_outliers(model.config),

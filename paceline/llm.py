@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import torch
 from pydantic import Field
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.processing_utils import ProcessorMixin
+from transformers import PreTrainedTokenizerBase
 
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
@@ -30,6 +29,7 @@ from .decoding import SpeculativeDecoder, generate
 from .drafters import Choose, Plain, PredictedOutput
 from .drafters.registry import one_of
 from .errors import ConfigError, LossyNotAllowed
+from .hf.classes import PreTrainedModel, ProcessorMixin
 from .hf.load import load_tokenizer
 from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .other_names import INSTEAD

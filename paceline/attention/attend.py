@@ -6,10 +6,10 @@ taken in the same order (`PassLayout.segments`), and a branching tree is compute
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from ..errors import IncompatibleModels
 from .masks import PassLayout, Segment
@@ -131,4 +131,9 @@ def tree_attention(
     return out.contiguous(), None
 
 
-AttentionInterface.register(NAME, tree_attention)
+def use_tree_attention(model: Any) -> None:
+    """Have the layers of a transformers model call `tree_attention`, as far as its architecture lets them."""
+    from transformers import AttentionInterface  # with all that models are made of
+
+    AttentionInterface.register(NAME, tree_attention)
+    model.set_attn_implementation(NAME)

@@ -109,7 +109,7 @@ def open_with_head(
     from ..zoo.packaged import heads_for
 
     plain = open_engine(model, screen, loading)
-    best = next((head for head in heads_for(plain.loaded.fingerprint) if head.is_default), None)
+    best = next((head for head in heads_for(plain.loaded.fingerprint, plain.loaded.origin) if head.is_default), None)
     if best is not None:
         chosen = replace(chosen, config=parse(best.demo, speculation.num_speculative_tokens, speculation.policy))
     return chosen, open_engine(plain.loaded, screen, loading, chosen, seed=seed)

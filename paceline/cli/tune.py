@@ -77,7 +77,9 @@ def tune(
             if left_out:
                 screen.warn(f"{left_out} prompts left out:", "longer than the context")
             if not drafter:
-                configs = candidates_of(None, [head.name for head in heads_for(plain.loaded.fingerprint)])
+                configs = candidates_of(
+                    None, [head.name for head in heads_for(plain.loaded.fingerprint, plain.loaded.origin)]
+                )
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
             how = BenchOptions(**vars(answers))
             announce_run(chosen, [one.name for one in configs], how, plain, screen)

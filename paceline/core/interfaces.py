@@ -84,7 +84,8 @@ class ModelFacts:
     tokenizer: its tokenizer, or None.
     name: the name it was loaded by, or that of its folder.
     context: the most tokens that a sequence may have.
-    fingerprint: identifies the checkpoint, see `hf.fingerprint`.
+    fingerprint: identifies the checkpoint, see `hf.fingerprint`. sketch: tells its rounded copies.
+    is_rounded: whether it came in blocks of a few bits.
     vision: the vision half of a vision-language model, whose text half is `model`.
     """
 
@@ -93,7 +94,14 @@ class ModelFacts:
     name: str
     context: int
     fingerprint: str
+    sketch: str = ""
+    is_rounded: bool = False
     vision: Any = None
+
+    @property
+    def origin(self) -> str:
+        """The sketch by which to find the model of which this one is a rounded copy; "" where it is none."""
+        return self.sketch if self.is_rounded else ""
 
     @cached_property
     def vocab_size(self) -> int:

@@ -8,10 +8,9 @@ Its weights are the target's rounded to the nearest, or trained ones (`paceline 
 import os
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Annotated, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 
 from pydantic import Field
-from transformers import PreTrainedModel
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, ModelFacts, TargetView, Verifier
@@ -28,6 +27,9 @@ from ..zoo.packaged import head_folder
 from .chain import Chains
 from .draft_model import llama_cpp_draft
 from .registry import DrafterSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @final
@@ -72,7 +74,7 @@ class SelfQuantized(Drafter):
         with self._runner.tentative([seq.slot for seq in seqs]):
             return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])
 
-    def _quantize(self, model: PreTrainedModel, target: ModelFacts) -> None:
+    def _quantize(self, model: "PreTrainedModel", target: ModelFacts) -> None:
         """The output head is never trained; beside trained weights it is rounded to 4 bits if `lm_head` allows."""
         weights = self.weights
         if weights is None:

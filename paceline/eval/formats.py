@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..hf.block_model import has_kernels
+from ..hf.described import Embedding, has_kernels
 from ..hf.gguf_file import SUFFIX, read_gguf
 from ..kernels import load as load_kernels
 from ..kernels.library import FORMATS, BlockFormat
@@ -67,7 +67,7 @@ def unpacked_formats(loaded: LoadedModel, path: str) -> dict[str, str]:
             reason = f"there are no kernels for {loaded.device.type}"
         elif (kernels := load_kernels()).library is None:
             reason = kernels.reason
-        elif not has_kernels(loaded.model.config):
+        elif not has_kernels(loaded.model.config, loaded.dtype):
             reason = f"models of type {loaded.model.config.model_type} run in torch"
         elif len(tensor.shape) != 2:
             reason = "experts run in torch"
@@ -91,7 +91,7 @@ def _held_by(module: nn.Module) -> Iterator[tuple[str, str, str | None, list[Ten
     elif isinstance(module, PackedLinear):
         yield "matrices", "BF12" if module.table is not None else _name(module.packed.dtype), None, weights
     for one in own:
-        if one.dim() == 2 and isinstance(module, nn.Embedding):
+        if one.dim() == 2 and isinstance(module, nn.Embedding | Embedding):
             yield "embeddings", _name(one.dtype), "a pass reads single rows", [one]
         elif one.dim() == 2:
             yield "matrices", _name(one.dtype), _reason(one), [one]

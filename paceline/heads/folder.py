@@ -7,6 +7,7 @@ training.json       data, command, versions, measured acceptance; sha256 of the 
 """
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, IncompatibleModels
+from ..hf.fingerprint import LIKE, likeness
 from ..hf.gguf_file import SUFFIX
 from ..schema import checked, validate
 from ..system.files import exists, new_folder, read_object, write_text
@@ -36,6 +38,7 @@ from .published import facts_of, read_tensors
 from .space import SpaceAdapter
 
 FORMAT = 1
+_LOG = logging.getLogger("paceline")
 CONFIG, WEIGHTS, CARD, RECORD = "config.json", "model.safetensors", "README.md", "training.json"
 DRAFT_MODEL = "draft_model"
 """The method of a draft model in its training.json."""
@@ -67,17 +70,18 @@ def method_of(head: Head) -> str:
 
 @checked
 class HeadTarget:
-    """The target that a head, or a draft model, was trained for."""
+    """The target that a head, or a draft model, was trained for. sketch: see `hf.fingerprint`; old heads have none."""
 
     name: str
     fingerprint: str
     hidden_size: Width
     num_layers: Count
     vocab_size: Vocabulary
+    sketch: str = ""
 
     @classmethod
     def of(cls, target: ModelFacts) -> "HeadTarget":
-        return cls(target.name, target.fingerprint, *(getattr(target, size) for size in _SIZES))
+        return cls(target.name, target.fingerprint, *(getattr(target, size) for size in _SIZES), sketch=target.sketch)
 
 
 @checked
@@ -194,15 +198,20 @@ def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) 
     theirs, ours = ({size: getattr(of, size) for size in _SIZES} for of in (info.target, target))
     fix = f"load {info.target.name}, or train a head for {target.name} with `paceline train`"
     check_sizes(f"the head {info.folder.name!r} does not fit {target.name}", theirs, ours, fix)
-    if info.target.fingerprint != target.fingerprint and not allow_other_target:
-        remark = f" ({known})" if (known := remark_elsewhere(info.target.name)) else ""
-        raise IncompatibleModels(
-            f"the head {info.folder.name!r} was trained for another model",
-            got=f"{target.name}, fingerprint {target.fingerprint[:12]}",
-            expected=f"{info.target.name}, fingerprint {info.target.fingerprint[:12]}{remark}",
-            fix=f"load {info.target.name}, train a head for {target.name} with `paceline train`, or allow another "
-            "target (allow_other_target): the answers stay exact, but fewer drafts are accepted",
-        )
+    if info.target.fingerprint == target.fingerprint or allow_other_target:
+        return
+    if (like := likeness(info.target.sketch, target.origin)) > LIKE:
+        what = "%s is a rounded copy of %s (%.0f%% alike), for which the head %r was trained: the answers stay exact."
+        _LOG.warning(what, target.name, info.target.name, 100 * like, info.folder.name)
+        return
+    remark = f" ({known})" if (known := remark_elsewhere(info.target.name)) else ""
+    raise IncompatibleModels(
+        f"the head {info.folder.name!r} was trained for another model",
+        got=f"{target.name}, fingerprint {target.fingerprint[:12]}",
+        expected=f"{info.target.name}, fingerprint {info.target.fingerprint[:12]}{remark}",
+        fix=f"load {info.target.name}, train a head for {target.name} with `paceline train`, or allow another "
+        "target (allow_other_target): the answers stay exact, but fewer drafts are accepted",
+    )
 
 
 def _stored(name: str, tensor: Tensor) -> Tensor:

@@ -2,21 +2,21 @@
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from huggingface_hub import HfApi, constants, is_offline_mode, snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import validate_repo_id
 from pydantic import Field
 from safetensors import safe_open
-from transformers import PreTrainedModel
+from torch import Tensor
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
@@ -25,6 +25,10 @@ from ..schema import Many, checked, cut, validate
 from ..system.files import read_object
 from .settings import check_settings, one_rope
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from .described import DescribedModel
 CONFIG = "config.json"
 _JSON = [f"{kind}_config.json" for kind in ("generation", "tokenizer", "processor", "preprocessor")]
 _JSON += ["special_tokens_map.json", "added_tokens.json", "chat_template.json"]
@@ -217,10 +221,11 @@ WEIGHTS = "model" + SAFE
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as a header describes it. `dtype` is a safetensors name, for example BF16."""
+    """A tensor as a header describes it. `dtype` is a safetensors name, for example BF16. path: the file."""
 
     dtype: str
     shape: tuple[int, ...]
+    path: Path = Path()
 
 
 def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
@@ -264,8 +269,15 @@ def read_headers(files: Sequence[Path]) -> Mapping[str, Stored]:
                     what, got = "two files hold a tensor of the same name", f"{name!r} again in {str(path)!r}"
                     raise ConfigError(what, got=got, fix="fetch the model again")
                 part = file.get_slice(name)
-                stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
+                stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()), path)
     return stored
+
+
+def read_tensors(stored: Mapping[str, Stored], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors over the mapped files. Each has a mapping of its own, so that memory is given back with the tensor."""
+    for name in names:
+        with safe_open(stored[name].path, framework="pt") as file:
+            yield name, file.get_tensor(name)
 
 
 _SLACK = 1 << 24  # numbers that a model may hold beyond twice those of its files: buffers
@@ -307,14 +319,20 @@ def check_config(name: str, config: Any, generation: Any = None) -> None:
     check_settings(f"the configuration of {name!r}", config.to_dict())
 
 
-def check_model_size(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping[str, Stored]) -> None:
-    """Raise `ConfigError` where config.json describes a far larger model than the weights are, before it takes memory.
+def on_meta(kind: Callable[..., Any], config: Any, **options: Any) -> Any:
+    """A model of transformers without memory for its weights. kind: makes it from a config, which is copied."""
+    with torch.device("meta"), no_init_weights():
+        return kind(copy.deepcopy(config), **options)
 
-    What the files lack would be made up: memory of the sizes in config.json, filled with random numbers.
+
+def check_model_size(name: str, build: Callable[[], Any], config: Any, stored: Mapping[str, Stored]) -> Any:
+    """Build a model without memory for its weights, and return it.
+
+    Raises `ConfigError` where config.json describes a far larger model than the weights are: what the files lack would
+    be made up, memory of the sizes in config.json, filled with random numbers.
     """
     with refused(f"no model can be built from the configuration of {name!r}", fix="fetch the model again"):
-        with torch.device("meta"), no_init_weights():  # shapes only
-            built = auto.from_config(copy.deepcopy(config), trust_remote_code=trusts)
+        built = build()
         needed = sum(tensor.numel() for tensor in (*built.parameters(), *built.buffers()))
     packs = getattr(config, "quantization_config", None) is not None
     held = sum(prod(one.shape) for one in stored.values()) * (16 if packs else 1)
@@ -324,17 +342,18 @@ def check_model_size(name: str, auto: Any, config: Any, trusts: bool, stored: Ma
             got=f"{needed:,} numbers to hold", expected=f"about the {held:,} in its safetensors files",
             fix="fetch the model again, or name the right folder",
         )  # fmt: skip
+    return built
 
 
 def check_loaded_weights(
-    name: str, model: PreTrainedModel, loaded: Mapping[str, Any], stored: Mapping[str, Stored]
+    name: str, model: "PreTrainedModel | DescribedModel", loaded: Mapping[str, Any], stored: Mapping[str, Stored]
 ) -> None:
     """Raise `ConfigError` for tensors that are missing, misshapen, left over or of a kind that loses what they hold.
 
     Transformers fills missing tensors with random numbers, drops left-over ones (the layers of a deeper model), and
     continues.
 
-    loaded: the loading report of transformers, without the keys that it knows to be harmless.
+    loaded: the loading report, as of transformers, without the keys that it knows to be harmless.
     """
     unexpected = [str(key) for key in loaded["unexpected_keys"]]
     # Layers for multi-token prediction, in checkpoints of DeepSeek-V3's form, come behind the model's own.
@@ -354,11 +373,11 @@ def check_loaded_weights(
             )
 
 
-def _unusable(model: PreTrainedModel, stored: Mapping[str, Stored]) -> list[str]:
+def _unusable(model: "PreTrainedModel | DescribedModel", stored: Mapping[str, Stored]) -> list[str]:
     """Complex weights, and integers where the model computes with floats: both would become real numbers silently."""
     packs = getattr(model, "hf_quantizer", None) is not None
     held = {key.rpartition(".")[2] for key, one in model.state_dict().items() if not one.is_floating_point()}
-    dropped = [*(model._keys_to_ignore_on_load_unexpected or ()), r"(^|\.)position_ids$"]
+    dropped = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), r"(^|\.)position_ids$"]
     return [
         f"{key} ({one.dtype})"
         for key, one in stored.items()

@@ -1,16 +1,15 @@
-"""Describes a loaded model for the native library, from its modules.
+"""Describes a loaded model for the native library, from its modules: transformers' own, or those of `described`.
 
-The layers remain those of transformers. `runner.self_test` compares the results of the library with plain transformers.
-A model that cannot be described is run by transformers.
+`runner.self_test` compares the results of the library with plain transformers. A model that cannot be described is run
+by transformers.
 """
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, Pointers, address, library
@@ -18,6 +17,8 @@ from ..kernels.packing import pack
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import PackedMatrix
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 MAX_RANK = 256
 """The largest rank of an adapter's factors, `INNER` of `pass.h`."""
 
@@ -28,7 +29,10 @@ class Form:
 
     norms: the names of the norms before and after attention and before and after the MLP; None if absent.
     plus_one: whether norms multiply by 1 + their weight.
-    whole: whether q and k are normed over all heads together.
+    whole: whether q and k are normed over all heads together; head_norms: each head on its own.
+    qkv_bias: whether q, k and v have biases, whatever the config says.
+    joined: whether q, k and v are one matrix, and gate and up; then a part of each head may be rotated.
+    layer_norm: whether norms are layer norms, and the MLP has no gate.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -36,18 +40,23 @@ class Form:
     )  # fmt: skip
     plus_one: bool = False
     whole: bool = False
+    head_norms: bool = False
+    qkv_bias: bool = False
+    joined: bool = False
+    layer_norm: bool = False
 
 
 _FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-_LLAMA = Form()
 FORMS: dict[str, Form] = {
-    **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "starcoder2", "seed_oss"), _LLAMA
-    ),
-    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"), _LLAMA),
+    **dict.fromkeys(("llama", "mistral", "smollm3", "granite", "seed_oss"), Form()),
+    **dict.fromkeys(("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), Form(qkv_bias=True)),
+    **dict.fromkeys(("qwen3", "qwen3_vl_text"), Form(head_norms=True)),
+    "phi3": Form(joined=True),
+    "starcoder2": Form(layer_norm=True),
     "gemma": Form(plus_one=True),
-    **dict.fromkeys(("gemma2", "gemma3_text"), Form(_FOUR, plus_one=True)),
+    "gemma2": Form(_FOUR, plus_one=True),
+    "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True),
     **dict.fromkeys(("olmo2", "olmo3"), Form(_BEHIND, whole=True)),
 }
 
@@ -63,7 +72,7 @@ def has_fixed_ropes(config: Any) -> bool:
     return all(rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn") for rope in ropes_of(config))
 
 
-def describe(model: PreTrainedModel) -> "Description | None":
+def describe(model: "PreTrainedModel") -> "Description | None":
     """The description of a model; None if there is no library, or if it does not support the model."""
     config: Any = model.config.get_text_config()
     if config.model_type not in FORMS or model.device.type != "cpu" or model.dtype not in FORMATS:
@@ -83,7 +92,7 @@ class Description:
     multiplier: the factor for embeddings that are passed in.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: "PreTrainedModel"):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
         self._held = Pointers()

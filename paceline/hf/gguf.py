@@ -6,22 +6,25 @@ or an unknown entry about the layers, is an error, since ignoring it would give 
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import BlockFormat
-from ..kernels.packing import Blocks
 from ..system.files import Progress, read_json, to_json, write_text
-from .block_model import block_model, has_kernels
-from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, quietly, refused
+from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, on_meta, quietly, refused
+from .described import DescribedModel, has_kernels
 from .gguf_config import FORMS, class_of, config_of
 from .gguf_file import GGUFFile, read_gguf
 from .gguf_tokens import check_tokens, gguf_tokenizer
-from .gguf_weights import weights_of
+from .gguf_weights import read_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LOG = logging.getLogger("paceline")
 
@@ -32,12 +35,14 @@ def open_gguf(
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress = lambda *_: None,
     packs: bool = False,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    keeps_blocks: bool = True,
+) -> tuple["PreTrainedModel | DescribedModel", PreTrainedTokenizerBase]:
     """The model of a GGUF file on the CPU, and its tokenizer.
 
     dtype: what the model is made in, None: the file's own dtype, or bfloat16 where it is quantised.
     tokenizer: in place of the file's.
-    packs: keep the blocks of quantised matrices, where there are kernels for them.
+    packs: put weights into the form of the kernels, where there are some for this architecture.
+    keeps_blocks: then leave quantised matrices in their blocks.
 
     Raises `ConfigError` for what is no whole GGUF file of a language model, and for entries that are not understood;
     `IncompatibleModels` for other architectures.
@@ -48,22 +53,25 @@ def open_gguf(
     with refused(f"{str(path)!r} does not describe a model", "the metadata of a language model", "fetch it again"):
         config = config_of(file)
     check_config(str(path), config)
-    kind = class_of(config)
-    check_model_size(
-        str(path), AutoModelForCausalLM, config, False, {one.name: Stored("F32", one.shape) for one in file.tensors}
-    )
-    tokenizer = tokenizer or gguf_tokenizer(file)
     wanted = dtype(config) or file.dtype
-    kept = BlockFormat.__members__ if packs and has_kernels(config) else {}
+    is_packed = packs and has_kernels(config, wanted)
+    held = {one.name: Stored("F32", one.shape) for one in file.tensors}
+    build = partial(DescribedModel, config, wanted) if is_packed else partial(on_meta, class_of(config), config)
+    built = check_model_size(str(path), build, config, held)
+    tokenizer = tokenizer or gguf_tokenizer(file)
+    kept = BlockFormat.__members__ if is_packed and keeps_blocks else {}
     if changed := [one for one in file.formats if one not in kept]:
         _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(changed), str(wanted).split(".")[1])
     with refused(f"the weights in {str(path)!r} cannot be read", fix="fetch it again"):
-        weights = weights_of(file, kind, config, wanted, progress, kept)
-        if any(isinstance(one, Blocks) for one in weights.values()):
-            model, loaded = block_model(config, weights, wanted)
+        shapes = {name: tuple(one.shape) for name, one in built.state_dict().items()}
+        weights = read_weights(file, config, shapes, wanted, progress, kept)
+        if isinstance(built, DescribedModel):
+            model, loaded = built, built.take(weights)
         else:
             told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-            model, loaded = kind.from_pretrained(None, config=config, state_dict=weights, dtype=wanted, **told)
+            model, loaded = type(built).from_pretrained(
+                None, config=config, state_dict=dict(weights), dtype=wanted, **told
+            )
     check_loaded_weights(str(path), model, loaded, {})
     return model, tokenizer
 
@@ -75,7 +83,7 @@ def convert_gguf(path: Path, folder: Path, progress: Progress = lambda *_: None)
     Raises as `open_gguf`, and OSError when the disk refuses.
     """
     model, tokenizer = open_gguf(path, lambda _: None, progress=progress)
-    model.save_pretrained(folder)
+    cast("PreTrainedModel", model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # What readers older than transformers 5 look for: without rope_theta they assume 10000.
     old: dict[str, dict[str, Any]] = {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}}

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..errors import ConfigError
 from ..schema import Positive, brief, validate
@@ -173,7 +174,7 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
         eos_token_id=ends_of_answers(file.metadata),
         pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
         dtype=file.dtype,
-        architectures=[class_of(plain).__name__],
+        architectures=[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, "Qwen2ForCausalLM")],
     )
     _set_rope(file, config, about, names.get(ROPE_FACTORS))
     return config

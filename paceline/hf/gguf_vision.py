@@ -18,19 +18,19 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.initialization import no_init_weights
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils.import_utils import is_torchvision_available
 
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, validate
-from .checkpoint import check_config, check_loaded_weights, quietly, refused
+from .checkpoint import check_config, check_loaded_weights, on_meta, quietly, refused
 from .gguf_config import class_of, config_of, not_understood, shortest_decimal
 from .gguf_file import GGUFFile, read_gguf
 from .gguf_projectors import ENTRIES, GELU, IDS, OPTIONAL, PLAIN, PREFIX, PROJECTORS, SILU, TYPES, Projector, Said
 from .gguf_tokens import check_tokens, gguf_tokenizer
-from .gguf_weights import weights_of
-from .load import chosen_device, dtype_of, usual_dtype, without_video
+from .gguf_weights import read_weights
+from .load import chosen_device, dtype_of, usual_dtype
+from .processors import without_video
 
 _LOG = logging.getLogger("paceline")
 
@@ -69,15 +69,15 @@ def open_gguf_vision(
     check_config(str(path), config)
     with refused(f"{str(mmproj)!r} does not describe a vision tower", fix="fetch it again"):
         kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-        with torch.device("meta"), no_init_weights():
-            shell = kind(config)
+        shell = on_meta(kind, config)
     wanted = given or usual_dtype(config, place) or text.dtype
     if text.formats:
         _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(text.formats), str(wanted).split(".")[1])
     with refused(f"the weights in {str(path)!r} or {str(mmproj)!r} cannot be read", fix="fetch them again"):
         half = "text_model" if hasattr(shell.base_model, "text_model") else "language_model"
-        held = weights_of(text, class_of(inner), inner, wanted, lambda *_: None, {})
-        weights = {name.replace("model.", f"model.{half}.", 1): one for name, one in held.items()}
+        shapes = {name: tuple(one.shape) for name, one in on_meta(class_of(inner), inner).state_dict().items()}
+        held = read_weights(text, inner, shapes, wanted, lambda *_: None, {})
+        weights = {name.replace("model.", f"model.{half}.", 1): one for name, one in held}
         weights |= _seen(seen, projector, about, {name: one.shape for name, one in shell.state_dict().items()}, wanted)
         told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         model, loaded = kind.from_pretrained(None, config=config, state_dict=weights, dtype=wanted, **told)

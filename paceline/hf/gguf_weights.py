@@ -1,14 +1,13 @@
 """The tensors of a GGUF file under their names in transformers."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, cast
 
 import torch
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from torch import Tensor
 from transformers import PretrainedConfig
-from transformers.initialization import no_init_weights
 
 from ..errors import ConfigError
 from ..kernels.library import BlockFormat
@@ -19,26 +18,25 @@ from .gguf_config import FORMS, ROPE_FACTORS, head_dim_of, not_understood
 from .gguf_file import GGUFFile, GGUFTensor
 
 _Part = Callable[[Tensor], Tensor]
+Shape: TypeAlias = tuple[int, ...]
 _EXPERTS = ".experts."
 
 
-def weights_of(
+def read_weights(
     file: GGUFFile,
-    kind: Any,
     config: PretrainedConfig,
+    shapes: Mapping[str, Shape],
     dtype: torch.dtype,
     progress: Progress,
     kept: Mapping[str, BlockFormat],
-) -> dict[str, Tensor | Blocks]:
-    """Every tensor in `dtype`, or in blocks of the kept formats, under its name in transformers.
+) -> Iterator[tuple[str, Tensor | Blocks]]:
+    """Every tensor in `dtype`, or in blocks of the kept formats, with its name in transformers, one after another.
 
-    Raises `ConfigError` for one that has none.
+    shapes: of all weights, by these names. Raises `ConfigError` for a tensor that has none.
     """
     form = FORMS[file.architecture]
-    with torch.device("meta"), no_init_weights():
-        ours: dict[str, Tensor] = kind(config).state_dict()
-    places = places_of(file.architecture, config, ours)
-    weights: dict[str, Tensor | Blocks] = {}
+    places = places_of(file.architecture, config, shapes)
+    parts: dict[str, Tensor] = {}  # weights that the file has in several tensors
     filled: Counter[str] = Counter()
     arena = WeightArena()
     for done, tensor in enumerate(file.tensors, start=1):
@@ -64,32 +62,33 @@ def weights_of(
                 fix="fetch it again",
             )
         if part is None or isinstance(weight, Blocks):
-            weights[name] = weight
+            yield name, weight
         else:
-            weights[name] = whole = weights.get(name, torch.empty(ours[name].shape, dtype=dtype))
-            target = part(cast("Tensor", whole))
+            whole = parts.setdefault(name, torch.empty(shapes[name], dtype=dtype))
+            target = part(whole)
             if tuple(target.shape) != tensor.shape:
                 not_understood(file, f"{tensor.name!r} of shape {list(tensor.shape)}", f"{list(target.shape)}")
             filled[name] += target.copy_(weight).numel()
+            if filled[name] == whole.numel():
+                yield name, parts.pop(name)
         progress("convert", done, len(file.tensors))
-    return {name: one for name, one in weights.items() if name not in filled or filled[name] == ours[name].numel()}
 
 
-def places_of(architecture: str, config: Any, ours: Mapping[str, Tensor]) -> dict[str, tuple[str, _Part | None]]:
+def places_of(architecture: str, config: Any, shapes: Mapping[str, Shape]) -> dict[str, tuple[str, _Part | None]]:
     """Of each tensor that a file may have: its name in transformers, and what part of that one it is, None: all.
 
-    ours: the tensors of the model. One that files have no place for is under "None".
+    shapes: of the model's tensors. One that files have no place for is under "None".
     """
     (number,) = [number for number, name in MODEL_ARCH_NAMES.items() if name == architecture]
     theirs = get_tensor_name_map(number, config.num_hidden_layers)
     places: dict[str, tuple[str, _Part | None]] = {}
-    for name, one in ours.items():
+    for name, shape in shapes.items():
         stem, _, leaf = name.rpartition(".")
         if _EXPERTS in name:
             block = f"blk.{stem.split('.')[2]}"
             places |= {f"{block}.{key}": (name, part) for key, part in _stacked(leaf, FORMS[architecture].mixed)}
         elif (known := theirs.get_name(stem)) is not None:
-            places[f"{known}.{leaf}"] = name, _only if one.shape[0] == 1 else None
+            places[f"{known}.{leaf}"] = name, _only if shape[0] == 1 else None
         else:  # a parameter of its own
             places[f"{theirs.get_name(name)}.weight"] = name, None
     return places

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from gguf import (
     LlamaFileType,
 )
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..errors import ConfigError, IncompatibleModels
@@ -36,6 +36,8 @@ from .gguf_tokens import described, gguf_tokenizer, split_of
 from .gguf_weights import places_of, rotary_order
 from .load import eos_ids_of, open_checkpoint
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 FileWeights: TypeAlias = BlockMix | Literal["bf16", "f16", "f32"]
 """How matrices are stored."""
 _PLAIN = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -104,7 +106,8 @@ def write_gguf(name_or_path: str, out: Path, weights: str | None, progress: Prog
     """
     if name_or_path.endswith(SUFFIX) and (held := read_gguf(Path(name_or_path)).formats):
         raise _quantized(name_or_path, ", ".join(held))
-    model, tokenizer, processor = open_checkpoint(name_or_path, None, "cpu", False)
+    opened, tokenizer, processor = open_checkpoint(name_or_path, None, "cpu", False)
+    model = cast("PreTrainedModel", opened)
     config: Any = model.config
     if getattr(config, "quantization_config", None):
         raise _quantized(name_or_path, "quantization_config")
@@ -150,10 +153,12 @@ def _file_type(stored: str) -> int:
     return int(LlamaFileType[name])
 
 
-def _tensors(architecture: str, model: PreTrainedModel, stored: str) -> Iterator[_Tensor]:
+def _tensors(architecture: str, model: "PreTrainedModel", stored: str) -> Iterator[_Tensor]:
     """All tensors under their names in files, matrices in the order of their rows there."""
     form, config, state = FORMS[architecture], cast("Any", model.config), model.state_dict()
-    for theirs, (name, part) in places_of(architecture, config, state).items():
+    for theirs, (name, part) in places_of(
+        architecture, config, {name: tuple(one.shape) for name, one in state.items()}
+    ).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if theirs.startswith("None."):
@@ -212,7 +217,7 @@ def _about(architecture: str, config: Any) -> dict[str, Any]:
     return {f"{architecture}.{key}": value for key, value in about.items()}
 
 
-def token_entries(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
+def token_entries(tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel") -> dict[str, Any]:
     """The entries of a byte-level tokenizer or of SentencePiece's. Raises `ConfigError` for another one."""
     rows = cast("Any", model.get_input_embeddings()).num_embeddings
     names, added = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))), tokenizer.added_tokens_decoder

@@ -1,29 +1,23 @@
-"""Opens checkpoints by transformers: device and dtype, weights, processor, and refusals of what cannot be decoded."""
+"""Opens checkpoints: device and dtype, weights, tokenizer, and refusals of what cannot be decoded."""
 
-import re
 from collections.abc import Mapping
-from functools import cache
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    PROCESSOR_MAPPING,
     AutoConfig,
-    AutoImageProcessor,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoProcessor,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.processing_utils import ProcessorMixin
-from transformers.utils.import_utils import is_torchvision_available
 
 from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import library
@@ -36,22 +30,27 @@ from .checkpoint import (
     check_loaded_weights,
     check_model_size,
     local_folder,
-    one_line,
+    on_meta,
     quietly,
     read_headers,
+    read_tensors,
     refused,
     weight_files,
 )
 from .describe import FORMS, ropes_of
+from .described import DescribedModel, outlined
 from .gguf import open_gguf
 from .gguf_file import SUFFIX
 from .gguf_tokens import open_gguf_tokenizer
 from .quantized import check_dtype, check_quantization
 from .vision import family_of, is_vlm
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.processing_utils import ProcessorMixin
+
 KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
 """The argument of a model of transformers that takes its KV cache."""
-_VIDEO = "video_processor"
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "half", "float")}
 
 
@@ -104,51 +103,6 @@ def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return known
 
 
-class _NoVideo:
-    """The attributes that SmolVLM's processor reads even if there is no video."""
-
-    num_frames: int | None = None
-    fps: float | None = None
-
-
-@cache
-def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """A processor class without its video part, which transformers cannot make without torchvision."""
-    parts: list[str] = kind.get_attributes()
-    if _VIDEO not in parts:
-        return kind
-    kept = [part for part in parts if part != _VIDEO]
-    made = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: list(kept)), _VIDEO: _NoVideo()})
-    return cast("type[ProcessorMixin]", made)
-
-
-def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_code: bool = False) -> ProcessorMixin:
-    """The processor of a checkpoint. Raises `ConfigError` for missing or broken files, and for missing packages."""
-    own = {"trust_remote_code": trust_remote_code}
-    with refused(
-        f"{str(folder)!r} has no usable processor for images",
-        "processor_config.json or preprocessor_config.json beside the weights, and a tokenizer",
-    ):
-        try:
-            kind = cast("type[ProcessorMixin] | None", PROCESSOR_MAPPING.get(type(config), None))
-            if kind is None or trust_remote_code or is_torchvision_available() or _VIDEO not in kind.get_attributes():
-                loaded = AutoProcessor.from_pretrained(folder, **own)
-                if not isinstance(loaded, ProcessorMixin):  # where there is nothing else, it gives the tokenizer
-                    raise ValueError(f"only a {type(loaded).__name__}")
-                return loaded
-            options, _ = kind.get_processor_dict(folder)
-            options.pop(_VIDEO, None)
-            parts = [AutoImageProcessor.from_pretrained(folder, **own), AutoTokenizer.from_pretrained(folder, **own)]
-            return cast(ProcessorMixin, without_video(kind).from_args_and_dict([*parts, None], options))
-        except ImportError as error:  # SmolVLM's asks for num2words, though it is for videos alone
-            named = re.search(r"pip install (?:-U |--upgrade )?[`'\"]?([\w.-]+)", str(error))
-            package = named[1].rstrip(".") if named else (error.name or "").partition(".")[0]
-            raise ConfigError(
-                f"the processor of {str(folder)!r} needs a package that is not here", got=one_line(error),
-                fix=f"pip install {package}" if package else "install what it names",
-            ) from error  # fmt: skip
-
-
 @quietly()
 def open_checkpoint(
     name_or_path: str,
@@ -157,16 +111,19 @@ def open_checkpoint(
     trust_remote_code: bool,
     tokenizer: PreTrainedTokenizerBase | None = None,
     hub: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, ProcessorMixin | None]:
+    packs: bool = False,
+) -> tuple["PreTrainedModel | DescribedModel", PreTrainedTokenizerBase | None, "ProcessorMixin | None"]:
     """A text model with its tokenizer, or a vision-language model with its processor; see `load_model` for errors.
 
     name_or_path: a folder or hub id, or a GGUF file.
+    packs: read weights straight into the form of the native kernels, where there are some for the model. Other models
+        are made by transformers.
     """
     place, kind = chosen_device(device), dtype_of(dtype)
+    packs = packs and place.type == "cpu"
     if name_or_path.endswith(SUFFIX):
-        path = Path(name_or_path)
-        packs = place.type == "cpu" and kind is None
-        model, tokenizer = open_gguf(path, lambda config: kind or usual_dtype(config, place), tokenizer, packs=packs)
+        path, dtypes = Path(name_or_path), lambda config: kind or usual_dtype(config, place)
+        model, tokenizer = open_gguf(path, dtypes, tokenizer, packs=packs, keeps_blocks=kind is None)
         return _placed(name_or_path, model, place), tokenizer, None
     folder = local_folder(name_or_path, **hub)
     check_folder(folder)
@@ -192,17 +149,24 @@ def open_checkpoint(
             got="only " + ", ".join(sorted(one.name for one in folder.iterdir())[:8]),
             expected=f"{WEIGHTS}, or {WEIGHTS}.index.json and what it names: other formats can run code when read",
         )
-    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    check_model_size(name_or_path, auto, config, trust_remote_code, stored)
-    with refused(
+    wanted = kind or usual_dtype(config, place)
+    unreadable = refused(
         f"the weights of {name_or_path!r} cannot be read",
         "complete *.safetensors files that match config.json",
         "fetch the model again",
-    ):
+    )
+    if packs and (described := outlined(config, wanted or config.dtype, stored)) is not None:
+        with unreadable:
+            described.take(read_tensors(stored, described.shapes))
+            described.generation_config = _generation_config(folder)
+        return described, tokenizer or load_tokenizer(folder, trust_remote_code), None
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    check_model_size(name_or_path, partial(on_meta, auto.from_config, config, **own), config, stored)
+    with unreadable:
         model, loaded = auto.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             folder,
             config=config,
-            dtype=kind or usual_dtype(config, place) or "auto",
+            dtype=wanted or "auto",
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # named below
             output_loading_info=True,
@@ -212,11 +176,23 @@ def open_checkpoint(
     check_dtype(name_or_path, model, kind)
     model = _placed(name_or_path, model, place)
     if sees:
+        from .processors import load_processor  # with transformers' modelling code
+
         return model, tokenizer, load_processor(folder, config, trust_remote_code)
     return model, tokenizer or load_tokenizer(folder, trust_remote_code), None
 
 
-def _placed(name: str, model: PreTrainedModel, place: torch.device) -> PreTrainedModel:
+def _generation_config(folder: Path) -> GenerationConfig:
+    """As transformers finds it: old checkpoints have it in their config.json."""
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:
+        return GenerationConfig.from_pretrained(folder, config_file_name=CONFIG, _from_model_config=True)
+
+
+def _placed(
+    name: str, model: "PreTrainedModel | DescribedModel", place: torch.device
+) -> "PreTrainedModel | DescribedModel":
     with refused(f"{name!r} does not fit on {place}", fix="use another device"):
         return model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
 
@@ -233,7 +209,7 @@ def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> PreTr
         return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
 
 
-def check_architecture(name: str, model: PreTrainedModel) -> None:
+def check_architecture(name: str, model: "PreTrainedModel | DescribedModel") -> None:
     """Raise `IncompatibleModels` for a model that cannot be decoded in trees by its kind."""
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise _not_causal(name, model.config)
@@ -284,7 +260,7 @@ def context_of(config: Any) -> int:
     return int(context)
 
 
-def eos_ids_of(model: PreTrainedModel) -> frozenset[int]:
+def eos_ids_of(model: "PreTrainedModel | DescribedModel") -> frozenset[int]:
     """Tokens that end an answer."""
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     eos = eos if eos is not None else getattr(model.config.get_text_config(), "eos_token_id", None)

@@ -1,13 +1,14 @@
 """Checkpoints that were quantised by other tools: transformers reads them, each kind with packages of its own."""
 
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ..errors import ConfigError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 METHODS = {
     "fp8": ("accelerate",),
     "mxfp4": ("accelerate",),
@@ -49,7 +50,7 @@ def check_quantization(name: str, config: Any) -> None:
         )  # fmt: skip
 
 
-def check_dtype(name: str, model: PreTrainedModel, wanted: torch.dtype | None) -> None:
+def check_dtype(name: str, model: "PreTrainedModel", wanted: torch.dtype | None) -> None:
     """Raise `ConfigError` where a quantised model stayed in another dtype than the one that was asked for."""
     if wanted is not None and model.dtype != wanted and getattr(model.config, "quantization_config", None):
         kept = str(model.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The internals of transformers' vision-language models: their halves, differences of families, shared towers.
+"""What is known of families of vision-language models, their vision half, and towers that two models share.
 
 VisionPrompt ── tower and projector ── features, which replace the embeddings of placeholders ── text half
 """
@@ -14,12 +14,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.processing_utils import ProcessorMixin
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from ..core.vision import PromptImage
 from ..errors import IncompatibleModels
+from .classes import ProcessorMixin
 
 _NAME = "vision_tower"
 _CACHE_BYTES = 256 << 20  # of the outputs of a shared tower
@@ -128,78 +127,6 @@ def family_of(config: Any) -> Family:
             fix="decode it with plain transformers",
         )  # fmt: skip
     return FAMILIES[kind]
-
-
-def text_half(model: PreTrainedModel) -> PreTrainedModel:
-    """The language model and output head as a causal LM over the same modules.
-
-    If transformers has a causal class for the text config, the result is of that class.
-    """
-    language, head = language_model(model), model.get_output_embeddings()
-    if head is None:
-        raise _other_class(model, "an output head")
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(language.config), None)
-    if kind is not None:
-        with torch.device("meta"):  # a shell: every module with weights is replaced
-            made: PreTrainedModel = kind(language.config)
-        made.set_submodule(made.base_model_prefix, language)
-        made.set_output_embeddings(head)
-        if not any(parameter.is_meta for parameter in made.parameters()):
-            return made.eval()
-    return TextHalf(language, head)
-
-
-def language_model(model: PreTrainedModel) -> PreTrainedModel:
-    """The decoder inside a vision-language model, without its head."""
-    for name in ("language_model", "text_model"):
-        if hasattr(model.base_model, name):
-            return getattr(model.base_model, name)
-    raise _other_class(model, "a module named language_model or text_model")
-
-
-def _other_class(model: PreTrainedModel, expected: str) -> IncompatibleModels:
-    return IncompatibleModels(
-        "a part of this vision-language model is missing", got=type(model).__name__, expected=expected,
-        fix="load the class that AutoModelForImageTextToText gives",
-    )  # fmt: skip
-
-
-def vision_half(model: PreTrainedModel, processor: ProcessorMixin | None) -> Vision:
-    """The tower and projector of a model, without its language model, so that quantising that frees its memory."""
-    base, config = model.base_model, model.config
-    shared = {id(t): t for t in (*base.parameters(), *base.buffers())}
-    tower = copy.deepcopy(base, {**shared, id(language_model(model)): nn.Module()})
-    ids = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video")}
-    placeholders = frozenset(i for i in ids if isinstance(i, int))
-    return Vision(family_of(config), processor, tower.eval(), int(config.image_token_id), placeholders)
-
-
-@final
-class TextHalf(PreTrainedModel):
-    """The language model and the output head of another model, over the same tensors."""
-
-    base_model_prefix = "model"
-    # The language model's config selects the attention; these flags only prevent an error of transformers.
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
-
-    def __init__(self, language_model: PreTrainedModel, lm_head: nn.Module):
-        super().__init__(language_model.config)
-        self.model: Any = language_model
-        self.lm_head = lm_head
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_attn_implementation(self, attn_implementation: str | dict[str, str], allow_all_kernels: bool = False):
-        self.model.set_attn_implementation(attn_implementation, allow_all_kernels)
-
-    def forward(
-        self, input_ids: Tensor | None = None, logits_to_keep: int = 0, **options: object
-    ) -> CausalLMOutputWithPast:
-        """Logits [B, N, V]. Options that are None are not passed to the language model, which may not accept them."""
-        out = self.model(input_ids=input_ids, **{name: value for name, value in options.items() if value is not None})
-        logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
-        return CausalLMOutputWithPast(logits=logits, hidden_states=out.hidden_states)
 
 
 def num_bytes(value: Any) -> int:

@@ -1,8 +1,6 @@
 """Layers over weights in block formats, for the native kernels."""
 
-import copy
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +8,6 @@ from torch import Tensor, nn
 from ..errors import IncompatibleModels
 from ..kernels.packing import Blocks, unpack
 from .packed import PackedMatrix, QuantizedLinear
-
-_Model = TypeVar("_Model", bound=nn.Module)
 
 
 class BlockWeights(nn.Module):
@@ -91,15 +87,3 @@ def check_products(model: nn.Module) -> None:
                     f"the kernels for {form.name} multiply wrongly on this machine", got=f"an error of {error:.1e}",
                     expected=f"at most {most}", fix="set PACELINE_ISA=avx2, or portable, and report it",
                 )  # fmt: skip
-
-
-def in_float32(model: _Model) -> _Model:
-    """A copy whose other weights are float32, and inputs of products have 16 bits; blocks are shared."""
-    layers = [one for one in model.modules() if isinstance(one, BlockWeights)]
-    made = copy.deepcopy(model, {id(one.data): one.data for one in layers}).float()
-    for one in made.modules():
-        if isinstance(one, BlockWeights):
-            one.dtype = torch.float32
-        if isinstance(one, BlockLinear):
-            one.input_bits = 16
-    return made

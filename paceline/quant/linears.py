@@ -3,11 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import BlockFormat
@@ -20,6 +19,8 @@ from .int8 import Int8Linear, fits_int8, to_int8
 from .mixes import BlockMix, head_format, is_block_weights, layer_format
 from .packed import PackedLinear, QuantizedLinear, WeightArena, has_kernels
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 Weights: TypeAlias = Literal["int8", "int4", "fp8"] | BlockMix
 """Formats of the target's weights."""
 LmHead: TypeAlias = Literal["int4", "shared"]
@@ -48,7 +49,7 @@ class QuantReport:
 
 
 @torch.inference_mode()
-def quantize_target(model: PreTrainedModel, weights: Weights, group_size: int = 64) -> QuantReport:
+def quantize_target(model: "PreTrainedModel", weights: Weights, group_size: int = 64) -> QuantReport:
     """Replace the target's own linear layers. The output head becomes INT8; with FP8 layers it is unchanged.
 
     Block formats replace embeddings and output head, too: the model becomes that of the file that
@@ -78,7 +79,7 @@ def quantize_target(model: PreTrainedModel, weights: Weights, group_size: int = 
 
 @torch.inference_mode()
 def quantize_linears(
-    model: PreTrainedModel, group_size: int = 32, lm_head: LmHead = "int4", bits: int = 4
+    model: "PreTrainedModel", group_size: int = 32, lm_head: LmHead = "int4", bits: int = 4
 ) -> QuantReport:
     """Replace the linear layers of a module tree by INT4 ones, which makes it a self-draft.
 
@@ -93,12 +94,12 @@ def quantize_linears(
 
 
 @torch.inference_mode()
-def quantize_head(model: PreTrainedModel, group_size: int, report: QuantReport) -> QuantReport:
+def quantize_head(model: "PreTrainedModel", group_size: int, report: QuantReport) -> QuantReport:
     """Replace the output head only, in 4 bits, as `quantize_linears` does; returns the updated report."""
     return _replace_head(model, {"int4": _maker("int4", group_size, 4, WeightArena())}, report)
 
 
-def _to_blocks(model: PreTrainedModel, weights: str) -> QuantReport:
+def _to_blocks(model: "PreTrainedModel", weights: str) -> QuantReport:
     if not has_kernels(model.device):
         raise ConfigError(
             f"weights in blocks, as {weights}, are for native kernels on a CPU", got=str(model.device),
@@ -172,7 +173,7 @@ def bits_of(linear: _Layer) -> int:
     return {Int4Linear: 4, Int8Linear: 8, Fp8Linear: 8}.get(type(linear), 16)
 
 
-def _replace_layers(model: PreTrainedModel, make: _Make, needs: str) -> QuantReport:
+def _replace_layers(model: "PreTrainedModel", make: _Make, needs: str) -> QuantReport:
     """Replace the layers except the output head. needs: the format and its shapes, for the error."""
     head, made, kept = model.get_output_embeddings(), list[QuantizedLinear](), 0
     for path, module in list(model.named_modules()):
@@ -192,7 +193,7 @@ def _replace_layers(model: PreTrainedModel, make: _Make, needs: str) -> QuantRep
     return QuantReport(len(made), kept, sum(layer.num_bytes for layer in made))
 
 
-def _replace_head(model: PreTrainedModel, makers: Mapping[str, _Make], report: QuantReport) -> QuantReport:
+def _replace_head(model: "PreTrainedModel", makers: Mapping[str, _Make], report: QuantReport) -> QuantReport:
     """Replace the output head by the first kind that fits."""
     head = model.get_output_embeddings()
     for kind, make in makers.items():

@@ -14,11 +14,10 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ..errors import DraftError, IncompatibleModels
 from ..heads.int4_draft import Int4Draft, Int4DraftConfig
@@ -26,6 +25,8 @@ from ..heads.space import Factors, SpaceAdapter, SpaceConfig
 from ..quant.int4 import int4_linear
 from ..quant.packed import PackedLinear, QuantizedLinear, WeightArena, device_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 _MAX_GAIN = 2.0**20  # factors that amplify the largest input by no more cannot overflow and need no bound
 _LINEARS = (nn.Linear, PackedLinear, QuantizedLinear)
 
@@ -148,7 +149,7 @@ def bounded(rows: Tensor) -> Tensor:
     return rows.nan_to_num_(0.0).clamp_(-most, most)
 
 
-def share_copy(model: PreTrainedModel) -> PreTrainedModel:
+def share_copy(model: "PreTrainedModel") -> "PreTrainedModel":
     """A second module tree over the same tensors, whose modules can be replaced without changing the original.
 
     An attached adapter is not copied, so that a self-draft of a target with an adapter drafts without it.
@@ -162,7 +163,7 @@ def share_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def attach_adapter(
-    model: PreTrainedModel, adapter: SpaceAdapter, device: torch.device, dtype: torch.dtype
+    model: "PreTrainedModel", adapter: SpaceAdapter, device: torch.device, dtype: torch.dtype
 ) -> AttachedAdapter:
     """Replace the linear layers that the adapter names by adapted ones, in this module tree.
 
@@ -189,7 +190,7 @@ def attach_adapter(
 
 
 def _linears(
-    model: PreTrainedModel, config: SpaceConfig | Int4DraftConfig, what: str
+    model: "PreTrainedModel", config: SpaceConfig | Int4DraftConfig, what: str
 ) -> Iterator[tuple[int, nn.Module, str, list[tuple[int, str]]]]:
     """The submodules that contain the linear layers of a config: layer, path, and (first output, name) of each part.
 
@@ -209,7 +210,7 @@ def _linears(
             yield index, layer, path, sorted(parts)
 
 
-def decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
+def decoder_layers(model: "PreTrainedModel", count: int) -> nn.ModuleList:
     """The module list of this many decoder layers. Raises `IncompatibleModels` if there is none."""
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -244,7 +245,7 @@ def _joined(parts: list[tuple[int, Factors]], outputs: int) -> tuple[Tensor, Ten
     return a, b
 
 
-def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[QuantizedLinear]:
+def put_int4(model: "PreTrainedModel", draft: Int4Draft) -> list[QuantizedLinear]:
     """Replace the linear layers that the draft has weights for; returns the new layers.
 
     Raises `IncompatibleModels` if layers, names or shapes differ from those that the draft was trained for.

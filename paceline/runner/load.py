@@ -1,34 +1,38 @@
 """Makes a `LoadedModel`: loads a model, prepares it for trees, and compares it with plain transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.processing_utils import ProcessorMixin
+from transformers import PreTrainedTokenizerBase
 
-from ..attention.attend import NAME
+from ..attention.attend import NAME, use_tree_attention
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
-from ..hf.fingerprint import fingerprint, remember
+from ..hf.described import DescribedModel
+from ..hf.fingerprint import identity, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
-from ..hf.vision import family_of, is_vlm, text_half, vision_half
-from ..quant.blocks import BlockLinear, BlockWeights, check_products, in_float32
+from ..hf.vision import family_of, is_vlm
+from ..quant.blocks import BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
-from ..quant.packed import PackedLinear, pack_linears
+from ..quant.packed import pack_linears
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
 from .self_test import check, own_reference, plain_image_reference, plain_reference
 from .torch_decoder import fuse, is_fused
 from .verdicts import has_passed, keep
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.processing_utils import ProcessorMixin
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _INT4_GROUP_SIZE = 32  # with 64, the answers of small models differ visibly from those in bfloat16
 
@@ -52,25 +56,28 @@ def load_model(
     a causal LM nor a vision-language model of a known family, or whose logits differ from plain transformers'; that
     they do not is kept in the cache for text models, see `verdicts`.
     """
-    model, own, processor = open_checkpoint(name_or_path, dtype, device, trust_remote_code, tokenizer, hub)
-    if is_vlm(model.config):
-        return check(_prepare(model, own, processor, Path(name_or_path).name))
-    loaded = check(_prepare_text(model, own, Path(name_or_path).name, is_ours=True))
-    if loaded.is_native:
-        keep(loaded.model, loaded.fingerprint)
-    return loaded
+    given = name_or_path, dtype, device, trust_remote_code, tokenizer, hub
+    model, own, processor = open_checkpoint(*given, packs=True)
+    name = Path(name_or_path).name
+    if isinstance(model, DescribedModel):
+        return _prepare_described(model, own, name, lambda: open_checkpoint(*given)[0])
+    return check(_prepare(model, own, processor, name, is_mapped=True))
 
 
 def wrap_model(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     tokenizer: PreTrainedTokenizerBase | None = None,
     name: str = "",
-    processor: ProcessorMixin | None = None,
+    processor: "ProcessorMixin | None" = None,
 ) -> LoadedModel:
     """Prepare a model that the caller loaded. It is not changed: ours is a second module tree over its tensors.
 
     processor: the processor of a vision-language model. Without one, prompts must be token ids.
     """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError("this is no model of transformers", got=type(model).__name__)
     if is_vlm(model.config):
         family_of(model.config)
     elif processor is not None:
@@ -90,11 +97,17 @@ def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, Qu
 
 
 def _prepare(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: ProcessorMixin | None, name: str
+    model: "PreTrainedModel",
+    tokenizer: PreTrainedTokenizerBase | None,
+    processor: "ProcessorMixin | None",
+    name: str,
+    is_mapped: bool = False,
 ) -> LoadedModel:
-    """Prepare a text model, or the text and vision halves of a vision-language model."""
+    """Prepare a text model, or the text and vision halves of a vision-language model. is_mapped: a text model's."""
     if not is_vlm(model.config):
-        return _prepare_text(model, tokenizer, name)
+        return _prepare_text(model, tokenizer, name, is_mapped)
+    from ..hf.halves import text_half, vision_half  # with transformers' modelling code
+
     model.eval()
     name = name or model.config.model_type
     check_config(name, model.config, getattr(model, "generation_config", None))
@@ -108,65 +121,99 @@ def _prepare(
 
 
 def _prepare_text(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str, is_ours: bool = False
+    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, name: str, is_mapped: bool = False
 ) -> LoadedModel:
     """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers.
 
-    is_ours: it was loaded here. Then the verdict of an earlier self-test makes plain transformers unnecessary, and of
-        the files, which are mapped, nothing stays in memory beside packed weights.
+    is_mapped: over files, of which nothing shall stay in memory beside packed weights.
     """
-    check_architecture(name or type(model).__name__, model)
+    name = _checked(model, name)
     config = model.config.get_text_config()
-    name = name or config.model_type
-    check_config(name, config, getattr(model, "generation_config", None))
     if model.config._attn_implementation == NAME:  # wrapped before: the reference needs transformers' attention
         model.set_attn_implementation("eager")
     model.eval()
-    which = fingerprint(model)
+    which = identity(model)
     remember(model, which)
-    is_known, wide, reference = is_ours and has_passed(model, which), model, list[Tensor]()
-    if is_known:
-        model.set_attn_implementation(NAME)
-    else:
-        if any(isinstance(one, BlockWeights) for one in model.modules()):
-            wide = in_float32(model)
-        with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
-            reference = plain_reference(wide)
-    attends = is_known or _route_attention(model)
+    with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
+        reference = plain_reference(model)
+    attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
-    packed = PackedLinear | BlockLinear
-    is_packed = pack_linears(model) > 0 or any(isinstance(module, packed) for module in model.modules())
-    if is_packed and is_ours:
+    is_packed = pack_linears(model) > 0
+    if is_packed and is_mapped:
         for held in (*model.parameters(), *model.buffers()):
             if not held.untyped_storage().resizable():
                 held.data = held.data.clone()
     if attends and not is_packed and not is_fused(model):
         fuse(model)
-    loaded = LoadedModel(
+    return _loaded(model, tokenizer, name, which, attends, reference)
+
+
+def _prepare_described(
+    model: DescribedModel, tokenizer: PreTrainedTokenizerBase | None, name: str, plain: Callable[[], Any]
+) -> LoadedModel:
+    """Compare a model with plain transformers, unless the verdict of an earlier comparison is kept.
+
+    plain: loads it by transformers.
+    """
+    which = identity(model)
+    in_blocks = any(isinstance(one, BlockWeights) for one in model.modules())
+    given = {"tokenizer": tokenizer, "name": _checked(model, name), "which": which, "is_rounded": in_blocks}
+    made = partial(_loaded, **given, attends=True)
+    if has_passed(model, which[0]):
+        loaded = made(model, reference=[])
+        return check(replace(loaded, reference=own_reference(loaded)))
+    from ..hf.twin import in_float32, plain_twin  # with transformers' modelling code
+
+    wide = in_float32(model) if in_blocks else model
+    with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
+        reference = plain_reference(plain_twin(wide) if in_blocks else plain())
+    if in_blocks:  # which round their inputs to 8 bits and make much of a little: nothing could be compared
+        check_products(model)
+    loaded = check(made(wide, reference=reference))
+    if in_blocks:
+        loaded = made(model, reference=[])
+        loaded = check(replace(loaded, reference=own_reference(loaded)))
+    keep(model, which[0])
+    return loaded
+
+
+def _checked(model: "PreTrainedModel | DescribedModel", name: str) -> str:
+    """The name of a model that can be decoded; raises as `load_model`."""
+    check_architecture(name or type(model).__name__, model)
+    name = name or model.config.get_text_config().model_type
+    check_config(name, model.config, getattr(model, "generation_config", None))
+    return name
+
+
+def _loaded(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    name: str,
+    which: tuple[str, str],
+    attends: bool,
+    reference: list[Tensor],
+    is_rounded: bool = False,
+) -> LoadedModel:
+    config = model.config.get_text_config()
+    return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=name,
         context=context_of(config),
-        fingerprint=which,
+        fingerprint=which[0],
+        sketch=which[1],
+        is_rounded=is_rounded,
         eos_ids=eos_ids_of(model),
         attends_trees=attends,
         mixes_rows=any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS) or has_shared_outliers(model.config),
         decoder=decoder_of(model, attends),
         reference=reference,
     )
-    if is_known:
-        return replace(loaded, reference=own_reference(loaded))
-    if wide is model:
-        return loaded
-    check_products(model)
-    # Layers that round their inputs to 8 bits make much of a little: in 16 bits nothing could be compared.
-    check(replace(loaded.with_model(wide), reference=reference))
-    return replace(loaded, reference=own_reference(loaded))
 
 
 @torch.inference_mode()
-def _route_attention(model: PreTrainedModel) -> bool:
+def _route_attention(model: "PreTrainedModel") -> bool:
     """Install our attention function; returns False, and leaves "eager", if not every layer calls it.
 
     This is tried out, since some architectures accept attention functions but do not pass keywords on to them.
@@ -175,7 +222,7 @@ def _route_attention(model: PreTrainedModel) -> bool:
     cache = SlotCache(1, 8)
     layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
     try:
-        model.set_attn_implementation(NAME)
+        use_tree_attention(model)
         model(
             input_ids=torch.zeros(1, 2, dtype=torch.long, device=place),
             position_ids=layout.position_ids,

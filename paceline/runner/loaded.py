@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
@@ -14,6 +14,7 @@ from ..attention.states import StateStore
 from ..core.interfaces import ModelFacts
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
+from ..hf.classes import PreTrainedModel
 from ..hf.describe import describe
 from ..hf.vision import Vision
 from ..sampling.pieces import Pieces

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache, round_up
 from ..attention.masks import PromptRows
@@ -27,6 +27,8 @@ from .prefix_cache import PrefixCache, page_ends
 from .static_pass import StaticPasses
 from .torch_decoder import FusedDecoder
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 PREFILL_CHUNK = 512
 
 
@@ -140,7 +142,7 @@ class ModelRunner:
     def numerics(self) -> str:
         return "invariant" if self.invariant else "fast"
 
-    def sharing_cache(self, change: Callable[[PreTrainedModel], None]) -> "ModelRunner":
+    def sharing_cache(self, change: Callable[["PreTrainedModel"], None]) -> "ModelRunner":
         """A runner for a copy of the model that uses this runner's cache, for the quantised self-draft.
 
         change: replaces layers of the copy in place; all other parts are shared.

@@ -6,12 +6,11 @@ those of plain decoding, whatever other rows are in the pass.
 
 import ctypes
 from itertools import chain
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
@@ -20,11 +19,14 @@ from ..hf.describe import Description
 from ..kernels.library import Addresses, Pass, Pointers, address, addresses, run
 from .adapters import AttachedAdapter
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class NativeDecoder:
     """Runs a model whose layers `hf.describe` has described: embeddings, layers, final norm, head."""
 
-    def __init__(self, model: PreTrainedModel, described: Description, attached: AttachedAdapter | None = None):
+    def __init__(self, model: "PreTrainedModel", described: Description, attached: AttachedAdapter | None = None):
         self.attached = attached
         self._model, self._described = model, described
         base: Any = model.base_model

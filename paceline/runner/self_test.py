@@ -4,20 +4,23 @@ Architectures differ in how they handle positions, masks and windows. So a branc
 compared with each path on its own. The chat with a made-up image is skipped if it would take long.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..core.tree import TokenTree
 from ..errors import ConfigError, IncompatibleModels, NumericsError
 from ..hf.image_prompts import process_chat, prompt_of
-from ..hf.vision import Vision, language_model
+from ..hf.vision import Vision
 from ..quant.packed import QuantizedLinear
 from .loaded import ImageReference, LoadedModel
 from .model_runner import ModelRunner
 from .prefill import reference_logits
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 _PREFIX = 5
 _PARENTS = [-1, 0, 0, 1, 2]  # root -> 1 -> 3 and root -> 2 -> 4
 _PATHS = ([1, 3], [2, 4])
@@ -48,20 +51,20 @@ def tolerance(loaded: LoadedModel) -> float:
     return _IN_16_BITS if rounds else _TOLERANCE.get(loaded.dtype, _IN_16_BITS)
 
 
-def _tokens(model: PreTrainedModel) -> list[int]:
+def _tokens(model: "PreTrainedModel") -> list[int]:
     """Made-up tokens: the prefix, then one for each node of the tree."""
     vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[union-attr, arg-type]
     return [(7919 * i + 13) % vocab_size for i in range(1, _PREFIX + len(_PARENTS) + 1)]
 
 
-def _path_texts(model: PreTrainedModel) -> list[list[int]]:
+def _path_texts(model: "PreTrainedModel") -> list[list[int]]:
     """The prefix, root and path of each of `_PATHS`."""
     tokens = _tokens(model)
     return [tokens[: _PREFIX + 1] + [tokens[_PREFIX + node] for node in path] for path in _PATHS]
 
 
 @torch.inference_mode()
-def plain_reference(model: PreTrainedModel) -> list[Tensor]:
+def plain_reference(model: "PreTrainedModel") -> list[Tensor]:
     """Logits [V] after each of `_PATHS`, by plain transformers without a cache."""
     texts = torch.tensor(_path_texts(model), device=model.device)  # type: ignore[arg-type]
     return [*model(texts, use_cache=False).logits[:, -1].float()]
@@ -97,8 +100,10 @@ def check_tree(runner: ModelRunner) -> None:
 
 
 @torch.inference_mode()
-def plain_image_reference(model: PreTrainedModel, vision: Vision) -> ImageReference | None:
+def plain_image_reference(model: "PreTrainedModel", vision: Vision) -> ImageReference | None:
     """Run the whole model before its halves are separated. None if that is expensive, or if there is no processor."""
+    from ..hf.halves import language_model  # with transformers' modelling code
+
     image = Image.linear_gradient("L").resize((48, 32)).convert("RGB")
     if vision.processor is None:
         return None

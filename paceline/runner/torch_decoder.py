@@ -5,11 +5,10 @@ they replace those of transformers in the module tree. `self_test` compares thei
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ..attention.attend import Scores, attend
 from ..attention.kv_cache import SlotCache
@@ -19,6 +18,8 @@ from ..hf.describe import has_fixed_ropes
 from ..hf.load import KV_CACHE
 from .adapters import AdaptedLinear, AttachedAdapter
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -90,7 +91,7 @@ class FusedLayer(nn.Module):
 class FusedDecoder:
     """Runs a model whose layers are fused: embeddings, layers, final norm, head."""
 
-    def __init__(self, model: PreTrainedModel, attached: AttachedAdapter | None = None):
+    def __init__(self, model: "PreTrainedModel", attached: AttachedAdapter | None = None):
         base: Any = model.base_model
         self.embeddings: Tensor = base.embed_tokens.weight
         self.layers: list[FusedLayer] = list(base.layers)
@@ -156,7 +157,7 @@ class TransformersDecoder:
     attends_trees: whether they call our attention function; if not, they get a 4-D mask.
     """
 
-    def __init__(self, model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None):
+    def __init__(self, model: "PreTrainedModel", attends_trees: bool, attached: AttachedAdapter | None = None):
         self.attached = attached
         self._model, self._attends_trees = model, attends_trees
 
@@ -191,7 +192,7 @@ class TransformersDecoder:
         return torch.empty(0) if head_rows == 0 else out.logits[:, -(head_rows or 0) :]
 
 
-def fuse(model: PreTrainedModel) -> bool:
+def fuse(model: "PreTrainedModel") -> bool:
     """Replace the decoder layers of a Llama-like model; returns False for any other model, which is left unchanged."""
     config = model.config
     if config.model_type not in MODEL_TYPES or not has_fixed_ropes(config):
@@ -204,7 +205,7 @@ def fuse(model: PreTrainedModel) -> bool:
     return True
 
 
-def is_fused(model: PreTrainedModel) -> bool:
+def is_fused(model: "PreTrainedModel") -> bool:
     """Whether `fuse` has replaced the layers."""
     return any(isinstance(module, FusedLayer) for module in model.modules())
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from .. import __version__
+from ..hf.described import DescribedModel
 from ..kernels.build import cache_folder, load
 from ..quant.blocks import BlockWeights
 from ..system.files import to_json, write_text
@@ -23,7 +23,7 @@ _SMALLEST = 1 << 22  # numbers of the embeddings; smaller models are compared in
 _CODE = Path(__file__).parents[1]
 
 
-def has_passed(model: PreTrainedModel, fingerprint: str) -> bool:
+def has_passed(model: DescribedModel, fingerprint: str) -> bool:
     """Whether there is a verdict for this model."""
     if not _is_kept(model):
         return False
@@ -33,7 +33,7 @@ def has_passed(model: PreTrainedModel, fingerprint: str) -> bool:
     return False
 
 
-def keep(model: PreTrainedModel, fingerprint: str) -> None:
+def keep(model: DescribedModel, fingerprint: str) -> None:
     """Note that a model has passed, where the cache can be written."""
     if not _is_kept(model):
         return
@@ -48,10 +48,9 @@ def forget() -> None:
     shutil.rmtree(_folder(), ignore_errors=True)
 
 
-def _is_kept(model: PreTrainedModel) -> bool:
-    """False for small models, and for code of a model's own, which may change."""
-    config = model.config
-    return type(model).__module__.startswith("transformers.") and config.vocab_size * config.hidden_size >= _SMALLEST
+def _is_kept(model: DescribedModel) -> bool:
+    """False for small models."""
+    return model.config.vocab_size * model.config.hidden_size >= _SMALLEST
 
 
 def _folder() -> Path:
@@ -62,7 +61,7 @@ def _place(facts: str) -> Path:
     return _folder() / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
 
 
-def _facts(model: PreTrainedModel, fingerprint: str) -> str:
+def _facts(model: DescribedModel, fingerprint: str) -> str:
     versions = {"paceline": f"{__version__} {_code()}", "torch": torch.__version__}
     versions |= {"transformers": transformers.__version__}
     config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}

@@ -86,6 +86,7 @@ class PackagedHead:
     method: str
     target_name: str
     fingerprint: str
+    sketch: str
     size_bytes: int
     licence: str
     is_default: bool
@@ -99,9 +100,12 @@ def packaged_heads() -> list[PackagedHead]:
     return [_read_head(folder, defaults.get(name)) for name, folder in _head_folders().items()]
 
 
-def heads_for(fingerprint: str) -> list[PackagedHead]:
-    """The installed heads for the target of this fingerprint, the default one first."""
-    fitting = [head for head in packaged_heads() if head.fingerprint == fingerprint]
+def heads_for(fingerprint: str, sketch: str = "") -> list[PackagedHead]:
+    """The installed heads for a target, the default one first. sketch: of a rounded copy of it."""
+    from ..hf.fingerprint import LIKE, likeness  # with torch
+
+    heads = packaged_heads()
+    fitting = [head for head in heads if head.fingerprint == fingerprint or likeness(head.sketch, sketch) > LIKE]
     return sorted(fitting, key=lambda head: not head.is_default)
 
 
@@ -175,6 +179,7 @@ def _read_head(folder: Path, demo: str | None) -> PackagedHead:
             str(config["method"]),
             str(config["target"]["name"]),
             str(config["target"]["fingerprint"]),
+            str(config["target"].get("sketch", "")),
             (folder / "model.safetensors").stat().st_size,
             str(record.get("licence", "")),
             demo is not None,

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from paceline.hf import fingerprint
+from paceline.hf.gguf import open_gguf
 from paceline.quant.linears import quantize_linears
 from paceline.runner import load_model, with_weights, wrap_model
 from paceline.runner.adapters import share_copy
 from paceline.runner.torch_decoder import FusedDecoder
+from tests.gguf_files import write_gguf
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 
@@ -92,6 +94,20 @@ def test_mutant_that_samples_one_column(monkeypatch):
     weight = torch.randn(512, 512)
     other = weight.clone()
     other[:, 1:4] += 1.0
-    assert fingerprint._sample(weight) != fingerprint._sample(other)
+    assert fingerprint.sample(weight) != fingerprint.sample(other)
     even = weight.reshape(-1)[::1024], other.reshape(-1)[::1024]
     assert torch.equal(*even)
+
+
+def test_a_sketch_tells_copies_in_fewer_bits(tmp_path):
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "vocab_size": 300}
+    model = tiny_model("llama", **sizes)
+    _, sketch = fingerprint.identity(model)
+    for form, least in (("Q8_0", 0.97), ("Q5_1", 0.9), ("Q4_0", 0.85)):
+        path = write_gguf(tmp_path / f"{form}.gguf", model, "llama", quantized=form)
+        other, known = fingerprint.identity(open_gguf(path, lambda _: None)[0])
+        assert other != fingerprint.fingerprint(model)
+        assert least < fingerprint.likeness(sketch, known) <= 1
+    for other in (tiny_model("llama", seed=1, **sizes), tiny_model("llama", **sizes, num_hidden_layers=3)):
+        assert fingerprint.likeness(sketch, fingerprint.identity(other)[1]) < 0.7
+    assert fingerprint.likeness("", "") == 0

@@ -1,6 +1,7 @@
 """What is saved comes back, whole and for the same target; nothing is overwritten and nothing half written."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -107,6 +108,19 @@ def test_another_target_is_refused(tmp_path):
     for word in ("another model", "fine-tuned", "llama", other.fingerprint[:12], loaded().fingerprint[:12], "train"):
         assert word in str(caught.value)
     assert load_head(place, other, allow_other_target=True) is not None
+
+
+def test_a_rounded_copy_of_the_target_is_told(tmp_path, caplog):
+    place = saved(tmp_path / "head")
+    copy = replace(loaded(), name="copy", fingerprint="0" * 64, is_rounded=True)
+    assert load_head(place, copy) is not None
+    assert "copy is a rounded copy of" in caplog.text
+    for other in (
+        replace(copy, is_rounded=False),
+        replace(copy, sketch=wrap_model(tiny_model("llama", seed=1)).sketch),
+    ):
+        with pytest.raises(IncompatibleModels, match="another model"):
+            load_head(place, other)
 
 
 @pytest.mark.parametrize("size", [{"hidden_size": 64}, {"num_hidden_layers": 3}, {"vocab_size": 99}])

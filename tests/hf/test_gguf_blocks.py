@@ -14,9 +14,10 @@ from paceline.errors import IncompatibleModels, PacelineError
 from paceline.hf.describe import FORMS as NATIVE_FORMS
 from paceline.hf.fingerprint import fingerprint
 from paceline.hf.gguf import FORMS, open_gguf
+from paceline.hf.twin import in_float32, plain_twin
 from paceline.kernels import load
 from paceline.kernels.packing import unpack
-from paceline.quant.blocks import BlockEmbedding, BlockLinear, BlockWeights, in_float32
+from paceline.quant.blocks import BlockEmbedding, BlockLinear, BlockWeights
 from paceline.quant.packed import PackedLinear
 from paceline.runner import ModelRunner, load_model
 from tests.gguf_files import TINY, gguf_tensors, write_gguf
@@ -53,7 +54,7 @@ def test_nothing_is_rounded_again(architecture, tmp_path):
     layers = {name: one for name, one in model.named_modules() if isinstance(one, BlockWeights)}
     assert {type(one) for one in layers.values()} == {BlockLinear, BlockEmbedding}
     assert not [one for one in model.modules() if type(one) is torch.nn.Linear]
-    exact = in_float32(model)
+    exact = plain_twin(in_float32(model))
     for name in layers:
         assert torch.equal(exact.get_submodule(name).weight, want.get_submodule(name).weight), name
     with torch.inference_mode():
@@ -118,7 +119,7 @@ def test_a_dtype_or_other_weights_unpack_the_file(tmp_path):
 def test_what_cannot_be_kept_is_told(tmp_path, caplog):
     model = packed(written(tmp_path, "llama", ["Q8_0", "BF16"]))
     assert not caplog.messages
-    assert {type(one) for one in model.modules()} >= {BlockLinear, torch.nn.Linear}
+    assert {type(one) for one in model.modules()} >= {BlockLinear, PackedLinear}
 
 
 def test_kernels_that_multiply_wrongly_are_refused(tmp_path, monkeypatch):

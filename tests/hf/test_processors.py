@@ -4,7 +4,7 @@ import pytest
 from transformers.models.smolvlm import processing_smolvlm
 
 from paceline.errors import ConfigError
-from paceline.hf.load import load_processor
+from paceline.hf.processors import load_processor
 from tests.vision.families import make
 
 
@@ -31,7 +31,7 @@ def test_other_packages(error, fix, tmp_path, monkeypatch):
         raise error
 
     model, _ = make("llava")
-    monkeypatch.setattr("paceline.hf.load.PROCESSOR_MAPPING.get", broken)
+    monkeypatch.setattr("paceline.hf.processors.PROCESSOR_MAPPING.get", broken)
     with pytest.raises(ConfigError) as caught:
         load_processor(str(tmp_path), model.config)
     assert caught.value.fix == fix

@@ -11,7 +11,7 @@ from paceline.core.tree import TokenTree
 from paceline.drafters.draft_model import DraftModel
 from paceline.errors import ConfigError
 from paceline.eval.prompts import PromptLine
-from paceline.hf.vision import text_half
+from paceline.hf.halves import text_half
 from paceline.runner import ModelRunner, wrap_model
 from paceline.train.losses import LOSSES
 from paceline.train.prepare import ImageChat, encode_line

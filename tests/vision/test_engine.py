@@ -98,10 +98,10 @@ def test_halves_of_native_passes_hold_packed_weights_in_the_place_of_plain_ones(
 def test_a_loaded_model_keeps_no_plain_weight_that_is_packed(folder, monkeypatch):
     plain, prepare = [], load._prepare
 
-    def noted(model, *args):
+    def noted(model, *args, **options):
         layers = model.base_model.language_model.layers
         plain.extend(weakref.ref(p) for p in layers.parameters() if p.dim() > 1)
-        return prepare(model, *args)
+        return prepare(model, *args, **options)
 
     monkeypatch.setattr(load, "_prepare", noted)
     taken = load_model(str(folder), device="cpu")

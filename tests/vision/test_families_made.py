@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig
 
 from paceline.errors import ConfigError
-from paceline.hf.load import load_processor
+from paceline.hf.processors import load_processor
 from tests.vision.families import NAMES, make, make_image, plain_answer, plain_inputs, user
 
 

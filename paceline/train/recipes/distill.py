@@ -28,8 +28,9 @@ from transformers.processing_utils import ProcessorMixin
 from ...drafters.draft_model import check_same_tokenizer
 from ...drafters.draft_vision import VisionMode
 from ...errors import ConfigError, IncompatibleModels
-from ...hf.load import load_processor
-from ...hf.vision import is_vlm, text_half
+from ...hf.halves import text_half
+from ...hf.processors import load_processor
+from ...hf.vision import is_vlm
 from ...runner import LoadedModel, wrap_model
 from ...schema import checked
 from ...zoo import resolve

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from ...errors import ConfigError, IncompatibleModels
 from ...heads.space import last_part
 from ...hf.checkpoint import check_folder, local_folder, quietly, refused
-from ...hf.vision import is_vlm, text_half
+from ...hf.halves import text_half
+from ...hf.vision import is_vlm
 from ...runner.adapters import decoder_layers
 from ...system.hardware import available_memory
 from ...zoo import resolve

@@ -1,0 +1,262 @@
+"""A model that the native library runs, as modules with transformers' names that hold weights and compute nothing.
+
+Weights come one after another, in any order; each goes straight into the form of the kernels.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ..kernels.library import ACTIVATIONS, FORMATS, library
+from ..kernels.packing import Blocks
+from ..quant.blocks import BlockEmbedding, BlockLinear
+from ..quant.packed import PackedLinear, WeightArena
+from .checkpoint import Stored
+from .describe import FORMS, Form, has_fixed_ropes
+from .fingerprint import identified, remember, sample
+
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+_DTYPES = ("BF16", "F16", "F32", "F64")  # of safetensors files
+
+
+def has_kernels(config: PretrainedConfig, dtype: torch.dtype) -> bool:
+    """Whether the native library runs models of this config with weights in this dtype, or in blocks."""
+    activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+    known = config.model_type in FORMS and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and activation in ACTIVATIONS
+    known = known and type(config).__module__.startswith("transformers.")
+    sees_all = bool(getattr(config, "use_bidirectional_attention", None))
+    return known and not sees_all and dtype in FORMATS and has_fixed_ropes(config) and library() is not None
+
+
+class DescribedModel(nn.Module):
+    """A causal language model of `describe.FORMS`, without weights until it takes them.
+
+    shapes: of every weight, by its name in transformers. A tied output layer has none of its own.
+    """
+
+    def __init__(self, config: PretrainedConfig, dtype: torch.dtype):
+        super().__init__()
+        self.config: Any = config
+        self.device = torch.device("cpu")
+        self.generation_config = GenerationConfig.from_model_config(config)
+        self.model = _Decoder(self.config, dtype)
+        self.lm_head: nn.Module = _linear(self.config.hidden_size, self.config.vocab_size, False, dtype)
+        self._place, self._samples = WeightArena(), dict[str, tuple[tuple[int, ...], bytes]]()
+        self.shapes = {name: tuple(one.shape) for name, one in self.state_dict().items()}
+        if self.config.tie_word_embeddings:
+            del self.shapes[HEAD]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of embedded rows, of the cache and of weights that are not in blocks."""
+        return cast("Tensor", self.model.norm.weight).dtype
+
+    @property
+    def base_model(self) -> "_Decoder":
+        return self.model
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.embed_tokens = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.lm_head = value
+
+    def take(self, weights: Iterable[tuple[str, Tensor | Blocks]]) -> dict[str, list[Any]]:
+        """Take weights by their names, one after another; returns the report of `checkpoint.check_loaded_weights`.
+
+        Tensors are copied, so that nothing of the file that they may map stays in use.
+        """
+        unexpected, misshapen, own = list[str](), list[tuple[str, Any, Any]](), self.shapes
+        for name, weight in weights:
+            if name not in own:
+                unexpected.append(name)
+            elif tuple(weight.shape) != own[name]:
+                misshapen.append((name, tuple(weight.shape), own[name]))
+            else:
+                self._put(name, weight.to(self.dtype) if isinstance(weight, Tensor) else weight)
+        missing = [name for name in own if name not in self._samples]
+        remember(self, identified(self.config, self._samples))
+        self._samples, self._place = {}, WeightArena()
+        self.requires_grad_(False).eval()
+        return {"missing_keys": missing, "mismatched_keys": misshapen, "unexpected_keys": unexpected}
+
+    def _put(self, name: str, weight: Tensor | Blocks) -> None:
+        path, _, leaf = name.rpartition(".")
+        module = self.get_submodule(path)
+        if leaf == "weight" and isinstance(module, nn.Linear):
+            self._put_matrix(path, weight, module.bias)
+        elif isinstance(weight, Blocks):
+            self.model.embed_tokens = BlockEmbedding(weight, self.dtype, self.model.embed_tokens.embed_scale)
+            self._note(name, self.model.embed_tokens)
+        else:
+            setattr(module, leaf, nn.Parameter(weight.clone(), requires_grad=False))
+            self._note(name, weight)
+        if name == TABLE and self.config.tie_word_embeddings:
+            self._put_matrix(HEAD.rpartition(".")[0], weight)
+
+    def _put_matrix(self, path: str, weight: Tensor | Blocks, bias: Tensor | None = None) -> None:
+        if isinstance(weight, Blocks):
+            made: nn.Module = BlockLinear(weight, bias, self.dtype)
+            self._note(f"{path}.weight", made)
+        else:
+            self._note(f"{path}.weight", weight)
+            made = PackedLinear(linear_of(weight, bias), self._place)
+        self.set_submodule(path, made)
+
+    def _note(self, name: str, weight: Any) -> None:
+        self._samples[name] = tuple(weight.shape), sample(weight)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with this weight."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], False, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    made.bias = bias  # type: ignore[assignment]
+    return made
+
+
+def outlined(config: PretrainedConfig, dtype: Any, stored: Mapping[str, Stored]) -> DescribedModel | None:
+    """The model of a checkpoint, without weights. None where transformers must read it.
+
+    That is a model without native passes, one whose weights do not have the names and shapes of its architecture, and
+    one that would have to be refused: transformers knows old names, and what is wrong.
+    """
+    pad, quantization = getattr(config, "pad_token_id", None), getattr(config, "quantization_config", None)
+    if quantization is not None or not has_kernels(config, dtype) or (pad is not None and pad >= config.vocab_size):
+        return None
+    try:
+        model = DescribedModel(config, dtype)
+    except (AttributeError, TypeError, KeyError, ValueError, ArithmeticError, RuntimeError):
+        return None
+    fits = model.shapes == {name: one.shape for name, one in stored.items()}
+    return model if fits and all(one.dtype in _DTYPES for one in stored.values()) else None
+
+
+class _Decoder(nn.Module):
+    def __init__(self, config: Any, dtype: torch.dtype):
+        super().__init__()
+        form = FORMS[config.model_type]
+        scale = config.hidden_size**0.5 if form.plus_one else None
+        self.embed_tokens: Any = Embedding(config.vocab_size, config.hidden_size, scale, dtype)
+        self.layers = nn.ModuleList(_Layer(config, form, index, dtype) for index in range(config.num_hidden_layers))
+        self.norm = _norm(config, form, config.hidden_size, dtype)
+        self.rotary_emb = Rotary(config)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: Any, form: Form, index: int, dtype: torch.dtype):
+        super().__init__()
+        self.self_attn = _Attention(config, form, index, dtype)
+        self.mlp = _Mlp(config, form, dtype)
+        for name in filter(None, form.norms):
+            self.add_module(name, _norm(config, form, config.hidden_size, dtype))
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: Any, form: Form, index: int, dtype: torch.dtype):
+        super().__init__()
+        d = self.head_dim = _head_dim(config)
+        wide, narrow, hidden = config.num_attention_heads * d, config.num_key_value_heads * d, config.hidden_size
+        scalar = getattr(config, "query_pre_attn_scalar", None) or d
+        self.scaling = float(getattr(config, "attention_multiplier", None) or scalar**-0.5)
+        self.attn_logit_softcapping = getattr(config, "attn_logit_softcapping", None)
+        self.sliding_window = getattr(config, "sliding_window", None)
+        if hasattr(config, "layer_types"):
+            slides = getattr(config, "use_sliding_window", True) and config.layer_types[index] == "sliding_attention"
+            self.sliding_window = self.sliding_window if slides else None
+        self.use_rope = bool(config.no_rope_layers[index]) if hasattr(config, "no_rope_layers") else True
+        all_biased = getattr(config, "use_bias", False)
+        biased = all_biased or getattr(config, "attention_bias", False)
+        if form.joined:
+            self.qkv_proj = _linear(hidden, wide + 2 * narrow, False, dtype)
+        else:
+            for name, size in (("q", wide), ("k", narrow), ("v", narrow)):
+                self.add_module(f"{name}_proj", _linear(hidden, size, biased or form.qkv_bias, dtype))
+        out_biased = all_biased or getattr(config, "attention_out_bias", biased)
+        self.o_proj = _linear(wide, hidden, not form.joined and out_biased, dtype)
+        if form.whole or form.head_norms:
+            self.q_norm = _norm(config, form, wide if form.whole else d, dtype)
+            self.k_norm = _norm(config, form, narrow if form.whole else d, dtype)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: Any, form: Form, dtype: torch.dtype):
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        biased = getattr(config, "use_bias", False) or getattr(config, "mlp_bias", False)
+        if form.layer_norm:
+            self.c_fc, self.c_proj = _linear(hidden, inner, biased, dtype), _linear(inner, hidden, biased, dtype)
+            return
+        if form.joined:
+            self.gate_up_proj = _linear(hidden, 2 * inner, biased, dtype)
+        else:
+            self.gate_proj, self.up_proj = (_linear(hidden, inner, biased, dtype) for _ in range(2))
+        self.down_proj = _linear(inner, hidden, biased, dtype)
+
+
+class Embedding(nn.Module):
+    """Token embeddings. scale: what rows are multiplied with, in their dtype."""
+
+    def __init__(self, count: int, width: int, scale: float | None, dtype: torch.dtype):
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.embed_scale = count, width, scale
+        self.weight = nn.Parameter(torch.empty(count, width, dtype=dtype, device="meta"), requires_grad=False)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[...] -> [..., E]."""
+        rows = nn.functional.embedding(token_ids, self.weight)
+        return rows if self.embed_scale is None else rows * torch.tensor(self.embed_scale, dtype=rows.dtype)
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of rotary positions, of each kind of layer where they differ (`layer_types`)."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        if isinstance(next(iter(config.rope_parameters.values())), dict):
+            self.layer_types = sorted(set(config.layer_types))
+        self._config, self._known = config, dict[str | None, tuple[Tensor, float]]()
+
+    def forward(self, like: Tensor, position_ids: Tensor, kind: str | None = None) -> tuple[Tensor, Tensor]:
+        """[B, N] -> [B, N, d] each, in the dtype of `like`."""
+        if kind not in self._known:
+            self._known[kind] = _frequencies(self._config, kind)
+        frequencies, factor = self._known[kind]
+        angles = position_ids[..., None].float() * frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * factor).to(like.dtype), (angles.sin() * factor).to(like.dtype)
+
+
+def _frequencies(config: Any, kind: str | None) -> tuple[Tensor, float]:
+    """Angles per position, float32 [d / 2], and the factor of cosines and sines, as transformers computes them."""
+    rope = config.rope_parameters if kind is None else config.rope_parameters[kind]
+    if rope["rope_type"] != "default":
+        options = {} if kind is None else {"layer_type": kind}
+        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"), **options)
+    share = rope.get("partial_rotary_factor", 1.0) if FORMS[config.model_type].joined else 1.0
+    d = int(_head_dim(config) * share)
+    return 1.0 / (rope["rope_theta"] ** (torch.arange(0, d, 2, dtype=torch.float32) / d)), 1.0
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _linear(ins: int, outs: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
+    return nn.Linear(ins, outs, bias, device="meta", dtype=dtype)
+
+
+def _norm(config: Any, form: Form, width: int, dtype: torch.dtype) -> nn.Module:
+    if form.layer_norm:
+        return nn.LayerNorm(width, config.norm_epsilon, device="meta", dtype=dtype)
+    return nn.RMSNorm(width, config.rms_norm_eps, device="meta", dtype=dtype)

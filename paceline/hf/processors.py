@@ -1,0 +1,60 @@
+"""Opens the processors of vision-language models."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from transformers import PROCESSOR_MAPPING, AutoImageProcessor, AutoProcessor, AutoTokenizer, PretrainedConfig
+from transformers.processing_utils import ProcessorMixin
+from transformers.utils.import_utils import is_torchvision_available
+
+from ..errors import ConfigError
+from .checkpoint import one_line, refused
+
+_VIDEO = "video_processor"
+
+
+class _NoVideo:
+    """The attributes that SmolVLM's processor reads even if there is no video."""
+
+    num_frames: int | None = None
+    fps: float | None = None
+
+
+@cache
+def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
+    """A processor class without its video part, which transformers cannot make without torchvision."""
+    parts: list[str] = kind.get_attributes()
+    if _VIDEO not in parts:
+        return kind
+    kept = [part for part in parts if part != _VIDEO]
+    made = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: list(kept)), _VIDEO: _NoVideo()})
+    return cast("type[ProcessorMixin]", made)
+
+
+def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_code: bool = False) -> ProcessorMixin:
+    """The processor of a checkpoint. Raises `ConfigError` for missing or broken files, and for missing packages."""
+    own = {"trust_remote_code": trust_remote_code}
+    with refused(
+        f"{str(folder)!r} has no usable processor for images",
+        "processor_config.json or preprocessor_config.json beside the weights, and a tokenizer",
+    ):
+        try:
+            kind = cast("type[ProcessorMixin] | None", PROCESSOR_MAPPING.get(type(config), None))
+            if kind is None or trust_remote_code or is_torchvision_available() or _VIDEO not in kind.get_attributes():
+                loaded = AutoProcessor.from_pretrained(folder, **own)
+                if not isinstance(loaded, ProcessorMixin):  # where there is nothing else, it gives the tokenizer
+                    raise ValueError(f"only a {type(loaded).__name__}")
+                return loaded
+            options, _ = kind.get_processor_dict(folder)
+            options.pop(_VIDEO, None)
+            parts = [AutoImageProcessor.from_pretrained(folder, **own), AutoTokenizer.from_pretrained(folder, **own)]
+            return cast(ProcessorMixin, without_video(kind).from_args_and_dict([*parts, None], options))
+        except ImportError as error:  # SmolVLM's asks for num2words, though it is for videos alone
+            named = re.search(r"pip install (?:-U |--upgrade )?[`'\"]?([\w.-]+)", str(error))
+            package = named[1].rstrip(".") if named else (error.name or "").partition(".")[0]
+            raise ConfigError(
+                f"the processor of {str(folder)!r} needs a package that is not here", got=one_line(error),
+                fix=f"pip install {package}" if package else "install what it names",
+            ) from error  # fmt: skip

@@ -24,6 +24,7 @@ from ..hf.vision import family_of, is_vlm
 from ..quant.blocks import BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
 from ..quant.packed import pack_linears
+from ..system.hardware import uncollected
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
 from .self_test import check, own_reference, plain_image_reference, plain_reference
@@ -57,7 +58,8 @@ def load_model(
     they do not is kept in the cache for text models, see `verdicts`.
     """
     given = name_or_path, dtype, device, trust_remote_code, tokenizer, hub
-    model, own, processor = open_checkpoint(*given, packs=True)
+    with uncollected():
+        model, own, processor = open_checkpoint(*given, packs=True)
     name = Path(name_or_path).name
     if isinstance(model, DescribedModel):
         return _prepare_described(model, own, name, lambda: open_checkpoint(*given)[0])

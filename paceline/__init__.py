@@ -1,6 +1,5 @@
 """Exact speculative decoding for Hugging Face language and vision-language models: faster answers, the same answers."""
 
-import gc
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -29,17 +28,12 @@ __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        if "torch" not in sys.modules:  # which reads once how its threads wait
-            from .system.hardware import set_waiting
+        from .system.hardware import set_waiting, uncollected
 
+        if "torch" not in sys.modules:  # which reads once how its threads wait
             set_waiting()
-        collects = gc.isenabled()
-        gc.disable()  # it would look again and again at what torch and transformers define, a fifth of the time
-        try:
+        with uncollected():
             return getattr(import_module(f".{_HOME[name]}", __name__), name)
-        finally:
-            if collects:
-                gc.enable()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -11,7 +11,7 @@ import torch
 from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 from transformers import PreTrainedModel, ProcessorMixin
 
-from paceline.hf.vision import text_half
+from paceline.hf.halves import text_half
 from tests.gguf_files import finish, write_gguf
 
 ARCHITECTURES = {

@@ -23,7 +23,8 @@ from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm
 from ..quant.blocks import BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
-from ..quant.packed import pack_linears
+from ..quant.packed import PackedLinear, pack_linears
+from ..system.hardware import uncollected
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
 from .self_test import check, own_reference, plain_image_reference, plain_reference
@@ -57,7 +58,8 @@ def load_model(
     they do not is kept in the cache for text models, see `verdicts`.
     """
     given = name_or_path, dtype, device, trust_remote_code, tokenizer, hub
-    model, own, processor = open_checkpoint(*given, packs=True)
+    with uncollected():
+        model, own, processor = open_checkpoint(*given, packs=True)
     name = Path(name_or_path).name
     if isinstance(model, DescribedModel):
         return _prepare_described(model, own, name, lambda: open_checkpoint(*given)[0])
@@ -77,7 +79,9 @@ def wrap_model(
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
-        raise ConfigError("this is no model of transformers", got=type(model).__name__)
+        raise ConfigError(
+            "this is no model of transformers", got=type(model).__name__, fix="pass a LoadedModel, or a folder's name"
+        )
     if is_vlm(model.config):
         family_of(model.config)
     elif processor is not None:
@@ -139,7 +143,7 @@ def _prepare_text(
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
-    is_packed = pack_linears(model) > 0
+    is_packed = pack_linears(model) > 0 or any(isinstance(one, PackedLinear) for one in model.modules())
     if is_packed and is_mapped:
         for held in (*model.parameters(), *model.buffers()):
             if not held.untyped_storage().resizable():

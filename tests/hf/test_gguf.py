@@ -97,7 +97,7 @@ def test_a_file_is_a_model_like_any_other(tmp_path):
     chat = [{"role": "user", "content": "hello hello hello"}]
     with_drafts, plain = llm.generate(chat, params)[0], llm.plain().generate(chat, params)[0]
     assert with_drafts.token_ids == plain.token_ids
-    assert LLM(str(path), weights="int4", device="cpu").quantized is not None
+    assert LLM(str(path), weights="q3_k", device="cpu").quantized is not None
 
 
 def test_the_tokenizer_comes_from_the_file(tmp_path):

@@ -48,7 +48,7 @@ def folder_of(place: Path, architecture: str = "llama", dtype=torch.bfloat16, **
 
 
 @pytest.mark.parametrize("weights", [None, "f32"])
-@pytest.mark.parametrize("architecture", [*FORMS, "mistral", "olmo3"])
+@pytest.mark.parametrize("architecture", [*(name for name in FORMS if name != "qwen2vl"), "mistral", "olmo3"])
 def test_the_file_holds_the_model(architecture, weights, tmp_path):
     place = folder_of(tmp_path, architecture, tie_word_embeddings=architecture.startswith("gemma"))
     done = write_gguf(str(place), tmp_path / "out.gguf", weights)

@@ -35,9 +35,10 @@ from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_li
 from .other_names import INSTEAD
 from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
+from .quant.blocks import Activations
 from .quant.linears import QuantReport, Weights
 from .requests import Request, default_params, drop_waiting_pixels, open_request, read_for, ready_sequences
-from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
+from .runner import LoadedModel, load_model, make_runner, with_activations, with_weights, wrap_model
 from .schema import brief, checked_call, checked_names
 from .stats import Counter, EngineStats, Vector
 from .system.hardware import return_free_memory
@@ -62,6 +63,8 @@ class LLM:
     weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded. On a CPU also a
         block format of llama.cpp, such as "q8_0" or "q4_k", or a mix, such as "q4_k_m", of all matrices. The answers
         are those of the quantized model. `llm.quantized` reports on the layers.
+    activations: "int8" (default) or "int16", what inputs are rounded to before they are multiplied with weights in
+        blocks, which are those of GGUF files and all rounded ones on a CPU. "int16" takes as long as twice the rows.
     profile: a file of `paceline tune`: `CostModel` starts from it, and its drafter is used unless one is given.
     dtype, device: as in torch; None and "auto" take the checkpoint's dtype, None a GPU if there is one.
     tokenizer: an object, or the folder or hub id of one; None: the model's. A loaded model has none by itself.
@@ -95,6 +98,7 @@ class LLM:
         verifier: Verifier | None = None,
         numerics: Numerics | None = None,
         weights: Weights | None = None,
+        activations: Activations | None = None,
         profile: str | PathLike[str] | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
@@ -143,6 +147,8 @@ class LLM:
         self.quantized: QuantReport | None = None
         if weights is not None:
             self.loaded, self.quantized = with_weights(self.loaded, weights)
+        if activations is not None:
+            self.loaded = with_activations(self.loaded, activations)
         invariant = None if numerics is None else numerics == "invariant"
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, invariant)
         if prefix_cache_bytes is not None:

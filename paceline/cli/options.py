@@ -282,6 +282,9 @@ class ModelOptions(LoadOptions):
         MODEL,
         metavar="FORMAT",
     )
+    activations: Literal["int8", "int16"] | None = opt(
+        None, "What inputs are rounded to before they meet quantized weights on a CPU (int8).", MODEL
+    )
 
 
 def open_engine(
@@ -312,7 +315,16 @@ def open_engine(
         if isinstance(model, str):
             use_threads(options.threads)
             source = resolve(model, progress=progress)
-            names = ("dtype", "device", "tokenizer", "mmproj", "revision", "trust_remote_code", "weights")
+            names = (
+                "dtype",
+                "device",
+                "tokenizer",
+                "mmproj",
+                "revision",
+                "trust_remote_code",
+                "weights",
+                "activations",
+            )
             given = {name: getattr(options, name) for name in names if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)

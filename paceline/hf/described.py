@@ -125,20 +125,27 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return made
 
 
-def outlined(config: PretrainedConfig, dtype: Any, stored: Mapping[str, Stored]) -> DescribedModel | None:
+def outlined(
+    config: PretrainedConfig, dtype: Any, stored: Mapping[str, Stored], has_spare_biases: bool = False
+) -> DescribedModel | None:
     """The model of a checkpoint, without weights. None where transformers must read it.
 
     That is a model without native passes, one whose weights do not have the names and shapes of its architecture, and
     one that would have to be refused: transformers knows old names, and what is wrong.
+
+    has_spare_biases: layers that have no bias may be stored with one.
     """
-    pad, quantization = getattr(config, "pad_token_id", None), getattr(config, "quantization_config", None)
-    if quantization is not None or not has_kernels(config, dtype) or (pad is not None and pad >= config.vocab_size):
+    pad = getattr(config, "pad_token_id", None)
+    if not has_kernels(config, dtype) or (pad is not None and pad >= config.vocab_size):
         return None
     try:
         model = DescribedModel(config, dtype)
     except (AttributeError, TypeError, KeyError, ValueError, ArithmeticError, RuntimeError):
         return None
-    fits = model.shapes == {name: one.shape for name, one in stored.items()}
+    spare = {f"{name.removesuffix('.weight')}.bias" for name in model.shapes} if has_spare_biases else set[str]()
+    if model.shapes.keys() != stored.keys() - (spare - model.shapes.keys()):
+        return None
+    fits = all(stored[name].shape == shape for name, shape in model.shapes.items())
     return model if fits and all(one.dtype in _DTYPES for one in stored.values()) else None
 
 

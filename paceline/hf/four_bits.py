@@ -11,7 +11,7 @@ A weight is (code - zero) * scale. With all zeros at 8 these are blocks of Q4_0;
 Sources: AutoAWQ's packing_utils, gptqmodel's and compressed-tensors' compressors.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -46,11 +46,21 @@ class FourBits:
         return kept | {f"{path}.weight": Stored("F16", self.sizes(one.shape)) for path, one in rounded.items()}
 
     def weights(
-        self, stored: Mapping[str, Stored], read: Callable[[Iterable[str]], Iterator[tuple[str, Tensor]]]
+        self,
+        stored: Mapping[str, Stored],
+        read: Callable[[Iterable[str]], Iterator[tuple[str, Tensor]]],
+        known: Container[str],
     ) -> Iterator[tuple[str, Tensor | Blocks]]:
-        """All weights, one after another. read: gives tensors of the files."""
+        """All weights, one after another. Raises `ValueError` for a bias that the model does not know and is not 0.
+
+        read: gives tensors of the files. known: the weights of the model.
+        """
         rounded = set(self._paths(stored))
-        yield from read(name for name in stored if not self._is_part(name, rounded))
+        for name, one in read(name for name in stored if not self._is_part(name, rounded)):
+            if name in known:
+                yield name, one
+            elif bool(one.any()):
+                raise ValueError(f"{name} is a bias, which this model does not have")
         for path in rounded:
             names = [name for end in (*self.suffixes, *self.optional) if (name := f"{path}.{end}") in stored]
             yield f"{path}.weight", self.blocks({name.rpartition(".")[2]: one for name, one in read(names)})
@@ -83,6 +93,8 @@ class FourBits:
 def four_bits(about: Mapping[str, Any]) -> FourBits | None:
     """How the layers lie by `quantization_config` of config.json; None where these are not 4 bits, or lie otherwise."""
     method = about.get("quant_method")
+    if about.get("desc_act"):  # groups of inputs that do not lie side by side
+        return None
     if method == "gptq" and about.get("bits") == 4 and about.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2"):
         return _gptq(0 if about.get("checkpoint_format") == "gptq_v2" else 1)
     if method == "awq" and about.get("bits") == 4 and str(about.get("version", "gemm")).lower() == "gemm":
@@ -90,6 +102,7 @@ def four_bits(about: Mapping[str, Any]) -> FourBits | None:
     if method == "compressed-tensors" and about.get("format") == "pack-quantized":
         groups = [one.get("weights") or {} for one in about.get("config_groups", {}).values()]
         plain = all(one.get("num_bits") == 4 and one.get("type") == "int" for one in groups)
+        plain = plain and all(one.get("actorder") in (None, "weight", "static") for one in groups)
         alone = all(not one.get("input_activations") for one in about.get("config_groups", {}).values())
         return _PACKED if groups and plain and alone and not about.get("kv_cache_scheme") else None
     return None

@@ -42,7 +42,7 @@ from .described import DescribedModel, outlined
 from .gguf import open_gguf
 from .gguf_file import SUFFIX
 from .gguf_tokens import open_gguf_tokenizer
-from .quantized import check_dtype, check_quantization
+from .quantized import check_dtype, check_quantization, is_quantized, rounded_layers
 from .vision import family_of, is_vlm
 
 if TYPE_CHECKING:
@@ -139,7 +139,9 @@ def open_checkpoint(
     if is_pair or not (sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
         raise _not_causal(name_or_path, config)
     check_config(name_or_path, config)
-    check_quantization(name_or_path, config)
+    rounded = rounded_layers(config) if packs else None
+    if rounded is None:
+        check_quantization(name_or_path, config)
     if sees:
         family_of(config)
     check_layer_types(config)
@@ -155,11 +157,15 @@ def open_checkpoint(
         "complete *.safetensors files that match config.json",
         "fetch the model again",
     )
-    if packs and (described := outlined(config, wanted or config.dtype, stored)) is not None:
-        with unreadable:
-            described.take(read_tensors(stored, described.shapes))
-            described.generation_config = _generation_config(folder)
-        return described, tokenizer or load_tokenizer(folder, trust_remote_code), None
+    if packs and (rounded or not is_quantized(config)):
+        held = rounded.outline(stored) if rounded else stored
+        if (described := outlined(config, wanted or config.dtype, held, rounded is not None)) is not None:
+            read = partial(read_tensors, stored)
+            with unreadable:
+                described.take(rounded.weights(stored, read, described.shapes) if rounded else read(described.shapes))
+                described.generation_config = _generation_config(folder)
+            return described, tokenizer or load_tokenizer(folder, trust_remote_code), None
+        check_quantization(name_or_path, config)
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     check_model_size(name_or_path, partial(on_meta, auto.from_config, config, **own), config, stored)
     with unreadable:

@@ -1,4 +1,5 @@
-"""Checkpoints that were quantised by other tools: transformers reads them, each kind with packages of its own."""
+"""Checkpoints that were quantised by other tools. Layers of 4 bits become blocks of the native kernels; what else there
+is, transformers reads, each kind with packages of its own."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -6,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ConfigError
+from .four_bits import FourBits, four_bits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,6 +26,16 @@ _INSTEAD = 'or give the model that was not quantised: weights="int4" (--weights 
 def _settings(config: Any) -> dict[str, Any] | None:
     about = getattr(config, "quantization_config", None)
     return about if about is None or isinstance(about, dict) else about.to_dict()
+
+
+def rounded_layers(config: Any) -> FourBits | None:
+    """How the layers lie if they are of 4 bits and can become blocks."""
+    return four_bits(_settings(config) or {})
+
+
+def is_quantized(config: Any) -> bool:
+    """Whether another tool rounded the weights, as config.json says."""
+    return _settings(config) is not None
 
 
 def check_quantization(name: str, config: Any) -> None:

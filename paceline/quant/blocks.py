@@ -1,6 +1,7 @@
 """Layers over weights in block formats, for the native kernels."""
 
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,9 @@ from torch import Tensor, nn
 from ..errors import IncompatibleModels
 from ..kernels.packing import Blocks, unpack
 from .packed import PackedMatrix, QuantizedLinear
+
+Activations: TypeAlias = Literal["int8", "int16"]
+"""What inputs are rounded to before they are multiplied with blocks."""
 
 
 class BlockWeights(nn.Module):

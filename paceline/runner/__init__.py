@@ -1,9 +1,12 @@
 """Runs a transformers model over token trees: layers, adapters, numerics. It never chooses tokens."""
 
 from ..attention.kv_cache import SlotCache
-from .load import load_model, with_weights, wrap_model
+from .load import load_model, with_activations, with_weights, wrap_model
 from .loaded import LoadedModel
 from .model_runner import ModelRunner
 from .numerics import make_runner
 
-__all__ = ["LoadedModel", "ModelRunner", "SlotCache", "load_model", "make_runner", "with_weights", "wrap_model"]
+__all__ = [
+    "LoadedModel", "ModelRunner", "SlotCache", "load_model", "make_runner", "with_activations", "with_weights",
+    "wrap_model",
+]  # fmt: skip

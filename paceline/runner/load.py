@@ -21,7 +21,7 @@ from ..hf.fingerprint import identity, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm
-from ..quant.blocks import BlockWeights, check_products
+from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
 from ..quant.packed import PackedLinear, pack_linears
 from ..system.hardware import uncollected
@@ -98,6 +98,21 @@ def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, Qu
     report = quantize_target(model, weights, _INT4_GROUP_SIZE)
     made = loaded.with_model(model)
     return check(replace(made, reference=own_reference(made), name=f"{loaded.name}-{weights}")), report
+
+
+def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedModel:
+    """A copy whose inputs are rounded to so many bits before blocks. Raises `ConfigError` where there are none."""
+    model = share_copy(loaded.model)
+    layers = [one for one in model.modules() if isinstance(one, BlockLinear)]
+    if not layers:
+        raise ConfigError(
+            f"activations={activations!r} is for weights in blocks, which {loaded.name} does not have",
+            expected="a GGUF file, or weights=..., on a CPU with native kernels", fix="leave activations out",
+        )  # fmt: skip
+    for layer in layers:
+        layer.input_bits = int(activations.removeprefix("int"))
+    made = loaded.with_model(model)
+    return check(replace(made, reference=own_reference(made)))
 
 
 def _prepare(

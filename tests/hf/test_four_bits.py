@@ -1,14 +1,24 @@
 """Layers that other tools rounded to 4 bits, packed here as they pack them."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline import LLM, Fixed, SamplingParams
+from paceline.core.tree import TokenTree
+from paceline.errors import ConfigError
+from paceline.hf import quantized
 from paceline.hf.checkpoint import Stored
 from paceline.hf.four_bits import four_bits
 from paceline.kernels import load
 from paceline.kernels.library import BlockFormat
 from paceline.kernels.packing import unpack
+from paceline.quant.blocks import BlockLinear
+from tests.helpers import REPEATING, tokenizer
+from tests.tiny import tiny_model
 
 needs_native = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 OUTS, INS = 48, 128
@@ -32,17 +42,19 @@ def words(codes: Tensor, order=range(8)) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64).to(torch.int32)  # the highest bit becomes the sign
 
 
-def layer(kind: str, symmetric: bool, group: int = 64) -> tuple[dict[str, Tensor], Tensor]:
+def layer(
+    kind: str, symmetric: bool, outs: int = OUTS, ins: int = INS, group: int = 64
+) -> tuple[dict[str, Tensor], Tensor]:
     """A layer's tensors, and its weights."""
     generator = torch.Generator().manual_seed(len(kind))
-    codes = torch.randint(16, (OUTS, INS), generator=generator)
-    zeros = torch.full((OUTS, INS // group), 8)
+    codes = torch.randint(16, (outs, ins), generator=generator)
+    zeros = torch.full((outs, ins // group), 8)
     if not symmetric:
-        zeros = torch.randint(1, 16, (OUTS, INS // group), generator=generator)
-    scales = (torch.rand(OUTS, INS // group, generator=generator) / 50).half()
+        zeros = torch.randint(1, 16, (outs, ins // group), generator=generator)
+    scales = (torch.rand(outs, ins // group, generator=generator) / 50).half()
     weight = (codes - zeros.repeat_interleave(group, 1)) * scales.float().repeat_interleave(group, 1)
     if kind == "packed":
-        parts = {"weight_packed": words(codes), "weight_scale": scales, "weight_shape": torch.tensor([OUTS, INS])}
+        parts = {"weight_packed": words(codes), "weight_scale": scales, "weight_shape": torch.tensor([outs, ins])}
         return parts if symmetric else {**parts, "weight_zero_point": words(zeros.t()).t().contiguous()}, weight
     if kind == "awq":
         order = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -50,7 +62,7 @@ def layer(kind: str, symmetric: bool, group: int = 64) -> tuple[dict[str, Tensor
     else:
         stored = zeros - 1 if kind == "gptq" else zeros
         parts = {"qweight": words(codes).t().contiguous(), "qzeros": words(stored.t())}
-        parts["g_idx"] = (torch.arange(INS) // group).int()
+        parts["g_idx"] = (torch.arange(ins) // group).int()
     return {**parts, "scales": scales.t().contiguous()}, weight
 
 
@@ -65,7 +77,7 @@ def test_weights_are_those_of_the_tool(kind, symmetric):
     stored = {name: Stored("I32", tuple(one.shape)) for name, one in tensors.items()}
     outlined = form.outline(stored)
     assert {name: one.shape for name, one in outlined.items()} == {"a.scale": (1,), "m.x.weight": (OUTS, INS)}
-    read = dict(form.weights(stored, lambda names: ((name, tensors[name]) for name in names)))
+    read = dict(form.weights(stored, lambda names: ((name, tensors[name]) for name in names), outlined))
     assert read.keys() == outlined.keys()
     blocks = read["m.x.weight"]
     assert blocks.form is (BlockFormat.Q4_0 if symmetric else BlockFormat.Q4_1)
@@ -112,3 +124,55 @@ def test_what_blocks_cannot_hold_is_refused(kind, change, message):
 )
 def test_other_layouts_are_left_to_their_packages(about):
     assert four_bits(about) is None
+
+
+def saved(folder, kind: str, spare_bias: float | None = None, **about):
+    """A tiny model whose linear layers are rounded, and the model with the weights that they stand for."""
+    model = tiny_model("llama", torch.float16, hidden_size=64, intermediate_size=128, head_dim=16)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    tensors, state = {}, model.state_dict()
+    for name, weight in state.items():
+        if not name.endswith("proj.weight"):
+            tensors[name] = weight
+            continue
+        path = name.removesuffix(".weight")
+        parts, state[name] = layer(kind, False, *weight.shape)
+        tensors |= {f"{path}.{end}": one.contiguous() for end, one in parts.items()}
+        if spare_bias is not None:
+            tensors[f"{path}.bias"] = torch.full((len(weight),), spare_bias, dtype=torch.float16)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {**SETTINGS[kind], **about}}))
+    model.load_state_dict(state)
+    return model.float()
+
+
+@needs_native
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_checkpoint_is_read_without_the_packages_of_its_tool(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    plain = saved(tmp_path, kind, 0.0 if kind == "gptq" else None)
+    llm = LLM(str(tmp_path), activations="int16", device="cpu")
+    assert llm.loaded.is_native
+    forms = {one.form for one in llm.loaded.model.modules() if isinstance(one, BlockLinear)}
+    assert forms == {BlockFormat.Q4_1}
+    slot = llm.runner.admit([0])
+    got = llm.runner.forward([slot], TokenTree.chain([REPEATING]))[0]
+    with torch.inference_mode():
+        want = plain(torch.tensor([REPEATING])).logits[0]
+    assert float((got - want).abs().max()) < 0.02 * float(want.std())
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    drafted = LLM(str(tmp_path), drafter="lookup", policy=Fixed(3), device="cpu").generate(REPEATING, params)[0]
+    assert drafted.token_ids == LLM(str(tmp_path), device="cpu").generate(REPEATING, params)[0].token_ids
+
+
+@needs_native
+def test_what_cannot_become_blocks_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    saved(tmp_path / "a", "gptq", desc_act=True)
+    with pytest.raises(ConfigError, match="gptqmodel"):
+        LLM(str(tmp_path / "a"), device="cpu")
+    saved(tmp_path / "b", "gptq", spare_bias=1.0)
+    with pytest.raises(ConfigError, match=r"proj\.bias is a bias, which this model does not have"):
+        LLM(str(tmp_path / "b"), device="cpu")

@@ -25,7 +25,8 @@ from bench.peers.isolated import LLAMA_CPP, IsolatedPeer
 from paceline import LLM, SamplingParams
 from paceline.eval.prompts import EXAMPLES, user_prompt
 from paceline.hf.load import open_checkpoint
-from paceline.quant.blocks import BlockLinear, in_float32
+from paceline.hf.twin import in_float32
+from paceline.quant.blocks import BlockLinear
 from paceline.runner.loaded import LoadedModel
 from paceline.runner.prefill import reference_logits
 from paceline.system.provenance import provenance
@@ -102,7 +103,7 @@ def _rounds_inputs_only(loaded: LoadedModel) -> LoadedModel:
     model = in_float32(loaded.model)
     for one in model.modules():
         if isinstance(one, BlockLinear):
-            one.rounds_inputs = True
+            one.input_bits = 8
     return loaded.with_model(model)
 
 

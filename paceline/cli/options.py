@@ -315,16 +315,7 @@ def open_engine(
         if isinstance(model, str):
             use_threads(options.threads)
             source = resolve(model, progress=progress)
-            names = (
-                "dtype",
-                "device",
-                "tokenizer",
-                "mmproj",
-                "revision",
-                "trust_remote_code",
-                "weights",
-                "activations",
-            )
+            names = "dtype", "device", "tokenizer", "mmproj", "revision", "trust_remote_code", "weights", "activations"
             given = {name: getattr(options, name) for name in names if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)

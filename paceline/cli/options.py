@@ -277,10 +277,7 @@ class ModelOptions(LoadOptions):
     """How a model is loaded and run."""
 
     weights: Weights | None = opt(
-        None,
-        f"Quantize the weights when loading; the answers are the quantized model's. {FORMATS}",
-        MODEL,
-        metavar="FORMAT",
+        None, f"Quantize the weights at loading; answers are the quantized model's. {FORMATS}", MODEL, metavar="FORMAT"
     )
     activations: Literal["int8", "int16"] | None = opt(
         None, "What inputs are rounded to before they meet quantized weights on a CPU (int8).", MODEL

@@ -5,9 +5,10 @@
 
 All read the same texts, the built-in prompts with the answers of plain decoding. Paceline computes as it loads the
 model, transformers in the same dtype, float32 over the same weights: those of a GGUF file as its blocks say. For a file
-in blocks there is also Paceline with a cache in float32, where only the inputs of matrices are rounded. llama.cpp reads
-the file too, once for each dtype of its cache. Printed is the mean over the answers' tokens of KL(float32 || other), in
-nats, with its standard error, and how often the most likely token is the same. The last line is JSON.
+in blocks there is also Paceline with inputs of 16 bits, and with a cache in float32, where only the inputs of matrices
+are rounded. llama.cpp reads the file too, once for each dtype of its cache. Printed is the mean over the answers'
+tokens of KL(float32 || other), in nats, with its standard error, and how often the most likely token is the same. The
+last line is JSON.
 """
 
 import argparse
@@ -25,7 +26,9 @@ from bench.peers.isolated import LLAMA_CPP, IsolatedPeer
 from paceline import LLM, SamplingParams
 from paceline.eval.prompts import EXAMPLES, user_prompt
 from paceline.hf.load import open_checkpoint
-from paceline.quant.blocks import BlockLinear, in_float32
+from paceline.hf.twin import in_float32
+from paceline.quant.blocks import BlockLinear
+from paceline.runner import with_activations
 from paceline.runner.loaded import LoadedModel
 from paceline.runner.prefill import reference_logits
 from paceline.system.provenance import provenance
@@ -64,6 +67,7 @@ def compare(
         "transformers": _transformers(path, dtype),
     }
     if any(isinstance(one, BlockLinear) for one in loaded.model.modules()):
+        sides["paceline, int16"] = nullcontext(_ours(with_activations(loaded, "int16")))
         sides["paceline, float32 cache"] = nullcontext(_ours(_rounds_inputs_only(loaded)))
     for cache in peer_caches if peer else ():
         sides[f"llama.cpp, {cache} cache"] = _llama_cpp(str(peer), path, cache)
@@ -102,7 +106,7 @@ def _rounds_inputs_only(loaded: LoadedModel) -> LoadedModel:
     model = in_float32(loaded.model)
     for one in model.modules():
         if isinstance(one, BlockLinear):
-            one.rounds_inputs = True
+            one.input_bits = 8
     return loaded.with_model(model)
 
 

@@ -39,7 +39,7 @@ class SelfQuantized(Drafter):
     group_size: how many weights share a scale (32, 64, 128 or 256); smaller groups draft better and need a little more
         memory.
     lm_head: `"int4"`, or `"shared"` for the target's own.
-    bits: 3 and 2 round further, but take the memory and time of 4; they are for experiments.
+    bits: 3 and 2 round further, and take less memory and time with native kernels; few such drafts are accepted.
     weights: a folder of trained weights, or an `Int4Draft`, which have their own bits and group size. Raises
         `IncompatibleModels` for a folder that was trained for another target.
     """

@@ -273,7 +273,7 @@ constexpr int TILE_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : 2, TILE_VECTORS = L
 
 // out [rows, 32] of one block: the products with rows of 8 bits. A chunk of weights stays in the first cache for all tiles.
 template <int FORMAT>
-__attribute__((noinline)) static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block,
+__attribute__((noinline)) static void multiply_codes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block,
                                                      float* out) {
   constexpr BlockFormat f = block_format(FORMAT);
   constexpr int C = TILE_VECTORS;
@@ -300,9 +300,9 @@ __attribute__((noinline)) static void multiply_bytes(const Matrix& m, const Byte
   }
 }
 
-static void multiply_bytes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block, float* out) {
+static void multiply_codes(const Matrix& m, const Bytes& in, int64_t row, int rows, int64_t block, float* out) {
   switch (m.format) {
-#define CASE(FORMAT) case FORMAT: return multiply_bytes<FORMAT>(m, in, row, rows, block, out);
+#define CASE(FORMAT) case FORMAT: return multiply_codes<FORMAT>(m, in, row, rows, block, out);
     CASE(Q4_0) CASE(Q4_1) CASE(Q5_0) CASE(Q5_1) CASE(Q8_0) CASE(Q2_K) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
     CASE(IQ4_NL) CASE(IQ4_XS) CASE(MXFP4) CASE(INT2) CASE(INT3) CASE(INT4)
 #undef CASE
@@ -314,10 +314,10 @@ static void multiply_blocks(const Matrix& m, const Input& in, int64_t row, int r
   Bytes x = block_format(m.format).each == 256 ? in.by_256 : in.by_32;
   if (m.input_bits == 8) {
     x.stride *= x.parts;  // past the remainders
-    return multiply_bytes(m, x, row, rows, block, out);
+    return multiply_codes(m, x, row, rows, block, out);
   }
   alignas(LINE) float both[2 * GROUP * BLOCK];
-  multiply_bytes(m, x, 2 * row, 2 * rows, block, both);
+  multiply_codes(m, x, 2 * row, 2 * rows, block, both);
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < BLOCK; i += LANES)
       storeu(out + r * BLOCK + i, load(both + 2 * r * BLOCK + i) + load(both + (2 * r + 1) * BLOCK + i));

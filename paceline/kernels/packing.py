@@ -150,7 +150,7 @@ class Blocks:
         if first % _COLUMN:
             raise IncompatibleModels(
                 "a matrix of quantised weights cannot be taken apart here", got=f"output {first}",
-                expected=f"a multiple of {_COLUMN}",
+                expected=f"a multiple of {_COLUMN}", fix="leave its weights in 16 bits",
             )  # fmt: skip
         columns = self.data.view(-1, self.data.shape[1] // 2)[first // _COLUMN : -(-last // _COLUMN)]
         padded = nn.functional.pad(columns, (0, 0, 0, len(columns) % 2))

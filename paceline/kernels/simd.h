@@ -27,7 +27,6 @@ constexpr bool HAS_DP = false;
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
-typedef int16_t vs __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 typedef uint8_t bytes __attribute__((vector_size(LANES)));
 

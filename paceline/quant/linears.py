@@ -50,7 +50,7 @@ class QuantReport:
 
 @torch.inference_mode()
 def quantize_target(model: "PreTrainedModel", weights: Weights, group_size: int = 64) -> QuantReport:
-    """Replace the target's own linear layers. The output head becomes INT8; with FP8 layers it is unchanged.
+    """Replace the target's own linear layers that have more bits. The output head becomes INT8, but for FP8 layers.
 
     Block formats replace embeddings and output head, too: the model becomes that of the file that
     `hf.gguf_writer.write_gguf` writes.
@@ -72,6 +72,9 @@ def quantize_target(model: "PreTrainedModel", weights: Weights, group_size: int 
     }[weights]
     report = _replace_layers(model, make, f"{weights.upper()}: {needs}, more bits than that")
     if weights == "fp8":
+        return report
+    head = model.get_output_embeddings()
+    if isinstance(head, _Layer) and bits_of(head) <= 8:
         return report
     # Not INT4, which decides near ties of tokens wrongly.
     return _replace_head(model, {"int8": _maker("int8", group_size, 4, arena), "int4": make}, report)
@@ -155,8 +158,8 @@ def _maker(weights: Weights, group_size: int, bits: int, arena: WeightArena) -> 
         raise ConfigError("unknown group size", got=group_size, expected="one of " + ", ".join(map(str, GROUP_SIZES)))
 
     def make(linear: _Layer) -> QuantizedLinear | None:
-        if bits_of(linear) <= {"fp8": 8, "int8": 8}.get(weights, bits):
-            return None
+        if bits_of(linear) <= {"fp8": 8, "int8": 8}.get(weights, bits) or isinstance(linear, Int4Linear):
+            return None  # ATen's layout of INT4 is not read back
         if weights == "fp8":
             return Fp8Linear(linear) if Fp8Linear.fits(linear) else None
         if weights == "int8":

@@ -161,7 +161,7 @@ def _prepare_text(
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
-    is_packed = pack_linears(model) > 0 or any(isinstance(one, PackedLinear) for one in model.modules())
+    is_packed = pack_linears(model) > 0 or any(isinstance(one, PackedLinear | BlockLinear) for one in model.modules())
     if is_packed and is_mapped:
         for held in (*model.parameters(), *model.buffers()):
             if not held.untyped_storage().resizable():

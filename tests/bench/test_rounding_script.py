@@ -28,7 +28,7 @@ def test_a_file_in_blocks_also_without_a_cache_of_16_bits(script, tmp_path):
     found = script.compare(path, 2, 8, every=2)
     assert (found["model"], found["tokens"]) == ("tiny.gguf", 8)
     whole, half = (found[side]["mean_kl"] for side in ("paceline, float32 cache", "paceline"))
-    assert 0 < whole < 0.01 > half > 0
+    assert 0 < whole < 0.01 > half > found["paceline, int16"]["mean_kl"] > 0
 
 
 def test_divergence(script):

@@ -50,7 +50,7 @@ def test_other_weights():
     whole = told(LLM(tiny_model("llama")))
     assert whole["matrices", "float32"] == (15, None)
     assert whole["embeddings", "float32"] == (1, "a pass reads single rows")
-    assert told(LLM(tiny_model("llama"), weights="int8"))["matrices", "Q8_0"] == (13, None)
+    assert told(LLM(tiny_model("llama"), weights="q8_0"))["matrices", "Q8_0"][1] is None
     assert told(LLM(tiny_model("qwen3_moe")))["experts", "float32"] == (4, "experts run in torch")
     assert told(LLM(tiny_model("gpt2")))["matrices", "float32"][1] in (None, "torch runs this layer")
 

@@ -35,6 +35,7 @@ BF12 = "codes of the other pair", "patches of the block before", "the last patch
 BLOCKS = (
     "the scale of the sub-block before", "mins of a tile's first row", "the upper four first", "d of the first chunk",
     "codes of the other column", "remainders that count whole", "the row before in a second part",
+    "offsets forgotten", "codes without their sign",
 )  # fmt: skip
 GUMBEL = "noise of another token", "noise without exponents"
 NOISE = "noise of the column before", "a bound above the winner", "sums that rounding decides"
@@ -111,6 +112,8 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     BLOCKS[3]: ("blocks.h", "    record += record_bytes(f);", "    if (!FAULT) record += record_bytes(f);"),
     BLOCKS[4]: ("blocks.h", "(2 * block + column / COLUMN)", "(2 * block + (FAULT ? 0 : column / COLUMN))"),
     BLOCKS[5]: ("blocks.h", "p ? most / 127 / 254", "p && !FAULT ? most / 127 / 254"),
+    BLOCKS[7]: ("blocks.h", "OFFSET ? sums[r][c] - set_int", "OFFSET && !FAULT ? sums[r][c] - set_int"),
+    BLOCKS[8]: ("blocks.h", "codes ^= 0x80808080u", "codes ^= FAULT ? 0 : 0x80808080u"),
     BLOCKS[6]: ("blocks.h", "(2 * r + 1) * BLOCK + i", "(FAULT && r ? 2 * r - 1 : 2 * r + 1) * BLOCK + i"),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
@@ -216,7 +219,7 @@ def test_faults_of_bf12_are_seen(fault, switch):
 @pytest.mark.parametrize("fault", ["none", *BLOCKS])
 def test_faults_of_blocks_are_seen(fault, switch):
     switch(fault)
-    forms = itertools.product((BlockFormat.Q4_K, BlockFormat.Q4_0), (8, 16))
+    forms = itertools.product((BlockFormat.Q4_K, BlockFormat.Q4_0, BlockFormat.INT4, BlockFormat.Q8_0), (8, 16))
     right = all(has_products(form, 40, 3 * form.inputs, 3, bits) for form, bits in forms)
     assert right == (fault == "none")
 

@@ -61,6 +61,28 @@ def test_int4_counts_what_it_keeps_and_takes_the_head_in_int8():
     assert len(plain_layers(model)) == 2  # of 48 inputs
 
 
+@needs_native
+def test_what_has_no_more_bits_stays():
+    """A head of 8 or 6 bits does not become one of 4, nor a layer that has so many already."""
+    for form in ("q8_0", "q6_k"):
+        sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+        model = tiny_model("llama", **sizes)
+        quantize_target(model, form)
+        head = model.get_output_embeddings()
+        assert quantize_target(model, "int4", 32).num_quantized == len(layers_of(model, "INT4")) == 14
+        assert model.get_output_embeddings() is head
+    with pytest.raises(IncompatibleModels, match=r"INT4.*more bits than that"):
+        quantize_target(model, "int4", 32)
+
+
+def test_int4_of_aten_is_not_rounded_further(kernel):
+    model = tiny_model("llama", intermediate_size=64, vocab_size=96)
+    quantize_target(model, "int4", 32)
+    if kernel == "aten":
+        with pytest.raises(IncompatibleModels, match=r"INT2.*more bits than that"):
+            quantize_linears(share_copy(model), 32, "shared", 2)
+
+
 def test_int4_takes_the_head_in_int4_where_there_is_no_int8(kernel, monkeypatch):
     monkeypatch.setattr(linears_file, "fits_int8", lambda linear: False)
     assert quantize_target(tiny_model("llama", vocab_size=96), "int4", 32).lm_head == "int4"
@@ -92,8 +114,8 @@ def test_a_draft_of_a_quantised_target():
         quantize_linears(share_copy(four), 32, "shared")
     two = share_copy(four)
     assert quantize_linears(two, 32, "shared", 2).num_quantized == len(layers_of(two, "INT2")) == 14
-    assert [one.num_bytes * 3 for one in layers_of(two, "INT2")] == [  # 2 bits and 32 for every 32, not 4
-        one.num_bytes * 3 * 12 // 20 for one in layers_of(four, "INT4")
+    assert [one.num_bytes for one in layers_of(two, "INT2")] == [  # 2 bits and 32 for every 32, not 4
+        one.num_bytes * 12 // 20 for one in layers_of(four, "INT4")
     ]
 
 

@@ -126,6 +126,8 @@ def open_checkpoint(
     place, kind = chosen_device(device), dtype_of(dtype)
     packs = packs and place.type == "cpu"
     if name_or_path.endswith(SUFFIX):
+        if (revision := hub.get("revision")) is not None:
+            raise ConfigError("a file has no revision", got=f"revision={revision!r}", fix="leave it out")
         path, dtypes = Path(name_or_path), lambda config: kind or usual_dtype(config, place)
         model, tokenizer = open_gguf(path, dtypes, tokenizer, packs=packs, keeps_blocks=kind is None)
         return _placed(name_or_path, model, place), tokenizer, None

@@ -188,6 +188,26 @@ def test_what_cannot_become_blocks_is_said(tmp_path, monkeypatch):
         LLM(str(tmp_path / "b"), device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("kind", "codes", "scales", "fits"),
+    [
+        ("gptq", (16, 48), (2, 48), True),
+        ("awq", (128, 6), (1, 48), True),
+        ("packed", (48, 16), (48, 4), True),
+        ("packed", (48, 16), (48, 8), False),  # groups of 16
+        ("packed", (48, 18), (48, 1), False),  # 144 inputs in one
+        ("packed", (48, 16), (48,), False),
+        ("gptq", (16, 48), (0, 48), False),
+        ("gptq", (48,), (2, 48), False),
+    ],
+)
+def test_shapes_tell_before_weights_are_read(kind, codes, scales, fits):
+    form = four_bits(SETTINGS[kind])
+    assert form is not None
+    first, *_, last = form.suffixes
+    assert form.fits({f"x.{first}": Stored("I32", codes), f"x.{last}": Stored("F16", scales)}) is fits
+
+
 @needs_native
 @pytest.mark.parametrize(
     ("kind", "options", "said"),

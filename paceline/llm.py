@@ -129,18 +129,21 @@ class LLM:
             if processor is not None:
                 raise ConfigError("a model that is loaded by name brings its processor", fix="leave processor out")
             hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
+            place = resolve(model, cache_dir)
             if mmproj is None:
-                self.loaded = load_model(resolve(model, cache_dir), dtype, device, trust_remote_code, tokenizer, hub)
+                self.loaded = load_model(place, dtype, device, trust_remote_code, tokenizer, hub)
             else:
                 from .hf.gguf_vision import open_gguf_vision
 
-                made, processor = open_gguf_vision(Path(model), Path(mmproj), dtype, device, tokenizer)
-                self.loaded = wrap_model(made, name=Path(model).name, processor=processor)
+                code = trust_remote_code and tokenizer is None
+                unread = {**hub, "trust_remote_code": code or None}
+                _refuse_unread(unread, "is for hub ids and folders, and mmproj for GGUF files")
+                made, processor = open_gguf_vision(Path(place), Path(mmproj), dtype, device, tokenizer)
+                self.loaded = wrap_model(made, name=Path(place).name, processor=processor)
         else:
             given = {"dtype": dtype, "device": device, "revision": revision, "token": token, "cache_dir": cache_dir}
             given["mmproj"] = mmproj
-            if unread := [name for name, value in given.items() if value is not None]:
-                raise ConfigError(f"{unread[0]} is for models that are loaded by name", fix=f"leave {unread[0]} out")
+            _refuse_unread(given, "is for models that are loaded by name")
             if isinstance(model, LoadedModel) and not (tokenizer is processor is None):
                 raise ConfigError("a LoadedModel has its tokenizer and processor", fix="give them to wrap_model")
             self.loaded = model if isinstance(model, LoadedModel) else wrap_model(model, tokenizer, processor=processor)
@@ -366,6 +369,11 @@ class LLM:
         """The tokens of a prompt. Others need not wait for images: only their tokenizer is locked."""
         with nullcontext() if holds_images(prompt) else self._tokenizing:
             return read_for(self.runner, prompt, check)
+
+
+def _refuse_unread(given: Mapping[str, object], what: str) -> None:
+    if unread := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(f"{unread[0]} {what}", fix=f"leave {unread[0]} out")
 
 
 def _either(sampling_params: object, params: object) -> object:

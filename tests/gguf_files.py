@@ -178,8 +178,8 @@ def write_gguf(
 ) -> Path:
     """Write `model` with a byte-level tokenizer of `vocabulary()`.
 
-    quantized: the format of matrices, for example Q4_0, or several that they have by turns; those of K-quants and IQ4
-    are random weights. more: metadata that is added, or replaced; None: left out.
+    quantized: the format of matrices that fit, for example Q4_0, or several that they have by turns; those of K-quants
+    and IQ4 are random weights. more: metadata that is added, or replaced; None: left out.
     tensors: in place of the model's.
     per_part: tensors in each part of a split file, whose first part's path is returned. empty_first: it has none.
     """
@@ -203,7 +203,7 @@ def write_gguf(
         _add(writer, key, value)
     formats = cycle([quantized] if isinstance(quantized, str) else quantized or [""])
     for name, weight in (gguf_tensors(model, architecture) if tensors is None else tensors).items():
-        if quantized is None or weight.dim() == 1 or name.endswith("bias"):
+        if quantized is None or weight.dim() == 1 or name.endswith("bias") or weight.shape[-1] % 32:
             writer.add_tensor(name, weight.numpy())
             continue
         form = next(formats)

@@ -44,8 +44,13 @@ _INTERN_MM = {"layer_norm": "mm.model.mlp.0", "linear_1": "mm.model.mlp.1", "lin
 _MM = {"multi_modal_projector.linear_1": "mm.0", "multi_modal_projector.linear_2": "mm.2"}
 
 
-def write_pair(folder: Path, name: str, model: PreTrainedModel, processor: ProcessorMixin) -> tuple[Path, Path]:
-    """The text model and the projector of a tiny model of `tests.vision.families`. Each character is a token."""
+def write_pair(
+    folder: Path, name: str, model: PreTrainedModel, processor: ProcessorMixin, quantized: str | None = None
+) -> tuple[Path, Path]:
+    """The text model and the projector of a tiny model of `tests.vision.families`. Each character is a token.
+
+    quantized: the format of the text model's matrices.
+    """
     ids = processor.tokenizer.get_vocab()
     tokens = [""] * len(ids)
     for token, place in ids.items():
@@ -59,7 +64,7 @@ def write_pair(folder: Path, name: str, model: PreTrainedModel, processor: Proce
     half, architecture = text_half(model), ARCHITECTURES[name]
     if architecture == "qwen2vl":
         more["qwen2vl.rope.dimension_sections"] = [*half.config.rope_parameters["mrope_section"], 0]
-    text = write_gguf(folder / "text.gguf", half, architecture, more=more)
+    text = write_gguf(folder / "text.gguf", half, architecture, quantized, more)
     return text, write_mmproj(folder / "mmproj.gguf", name, model, processor)
 
 

@@ -114,6 +114,7 @@ def _rounding(model: nn.Module) -> str:
         if isinstance(module, BlockLinear):
             size = module.in_features * module.out_features
             kind, sample = module.form.name, module.values(range(0, size, max(1, size // _SAMPLE)))
+            kind += "" if module.input_bits == 8 else f" x int{module.input_bits}"
         elif isinstance(module, Int4Linear | Int8Linear | Fp8Linear):
             kind = type(module).__name__.removesuffix("Linear")
             sample = module.params if isinstance(module, Int4Linear) else module.scales

@@ -77,6 +77,8 @@ def calibrate(
         from ..eval.prompts import read_prompts
         from ..system.files import check_out, claimed
 
+    if loading.mmproj is not None:
+        raise typer.BadParameter("--mmproj is of one model, and here are two: name their Hugging Face folders")
     for name in signal or ():
         if name not in list(Signal):
             raise typer.BadParameter(f"unknown signal {name!r}: one of {', '.join(Signal)}")

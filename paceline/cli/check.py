@@ -96,7 +96,7 @@ def check(
                 "lossless": llm.verifier.lossless,
                 "exact": llm.verifier.exact,
                 "formats": [vars(one) for one in held_weights(llm.loaded)],
-                "unpacked": unpacked_formats(llm.loaded, model),
+                "unpacked": unpacked_formats(llm, model),
                 "distribution_test": report.distribution_test,
                 "skipped_temperatures": report.skipped,
                 "prompts": report.comparisons,
@@ -106,7 +106,7 @@ def check(
     else:
         for one in held_weights(llm.loaded):
             screen.print(f"[dim]{escape(str(one))}[/dim]")
-        for form, why in unpacked_formats(llm.loaded, model).items():
+        for form, why in unpacked_formats(llm, model).items():
             screen.print(f"[yellow]{form} of the file {escape(why)}[/yellow]")
         _print_report(f"{model} with {chosen.config.name}", llm, report, screen)
     if not report.passed:

@@ -277,10 +277,7 @@ class ModelOptions(LoadOptions):
     """How a model is loaded and run."""
 
     weights: Weights | None = opt(
-        None,
-        f"Quantize the weights when loading; the answers are the quantized model's. {FORMATS}",
-        MODEL,
-        metavar="FORMAT",
+        None, f"Quantize the weights at loading; answers are the quantized model's. {FORMATS}", MODEL, metavar="FORMAT"
     )
     activations: Literal["int8", "int16"] | None = opt(
         None, "What inputs are rounded to before they meet quantized weights on a CPU (int8).", MODEL
@@ -315,16 +312,7 @@ def open_engine(
         if isinstance(model, str):
             use_threads(options.threads)
             source = resolve(model, progress=progress)
-            names = (
-                "dtype",
-                "device",
-                "tokenizer",
-                "mmproj",
-                "revision",
-                "trust_remote_code",
-                "weights",
-                "activations",
-            )
+            names = "dtype", "device", "tokenizer", "mmproj", "revision", "trust_remote_code", "weights", "activations"
             given = {name: getattr(options, name) for name in names if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)

@@ -85,7 +85,7 @@ class ModelFacts:
     name: the name it was loaded by, or that of its folder.
     context: the most tokens that a sequence may have.
     fingerprint: identifies the checkpoint, see `hf.fingerprint`. sketch: tells its rounded copies.
-    is_rounded: whether it came in blocks of a few bits.
+    is_rounded: whether its files hold weights of a few bits.
     vision: the vision half of a vision-language model, whose text half is `model`.
     """
 

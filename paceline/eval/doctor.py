@@ -161,7 +161,7 @@ def examine_model(
         drafters=drafter_memory(loaded.vocab_size, slots, runner.max_length),
         costs=PassCosts(weight_bytes(loaded), bandwidth, seconds),
         formats=held_weights(loaded),
-        unpacked=unpacked_formats(loaded, path),
+        unpacked=unpacked_formats(llm, path),
     )
 
 

@@ -1,5 +1,6 @@
 """Says in which formats the weights of a loaded model are held, and why some are not packed for the kernels."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..hf.described import Embedding, has_kernels
 from ..hf.gguf_file import SUFFIX, read_gguf
 from ..kernels import load as load_kernels
 from ..kernels.library import FORMATS, BlockFormat
+from ..llm import LLM
 from ..quant.blocks import BlockEmbedding, BlockWeights
 from ..quant.packed import PackedLinear, QuantizedLinear
 from ..runner.loaded import LoadedModel
@@ -51,15 +53,22 @@ def held_weights(loaded: LoadedModel) -> list[HeldWeights]:
     return sorted(rows, key=lambda row: -row.num_bytes)
 
 
-def unpacked_formats(loaded: LoadedModel, path: str) -> dict[str, str]:
+def unpacked_formats(llm: LLM, path: str) -> dict[str, str]:
     """Of a GGUF file, the block formats of which some or all tensors are not held as they are, and why."""
     if not path.endswith(SUFFIX):
         return {}
-    held = {one.form.name for one in loaded.model.modules() if isinstance(one, BlockWeights)}
+    loaded, again, tensors = llm.loaded, llm.quantized, read_gguf(Path(path)).tensors
+    held = Counter(one.form.name for one in loaded.model.modules() if isinstance(one, BlockWeights))
+    if again is not None and again.formats:  # all matrices were rounded, maybe to a format that they had
+        held.clear()
+    matrices = Counter(tensor.kind.name for tensor in tensors if len(tensor.shape) == 2)
     dtype, reasons = _name(loaded.dtype), dict[str, str]()
-    for tensor in read_gguf(Path(path)).tensors:
+    for tensor in tensors:
         form = tensor.kind.name
-        if form in _FLOATS or (form in held and len(tensor.shape) == 2):
+        if form in _FLOATS or (len(tensor.shape) == 2 and held[form] >= matrices[form]):
+            continue
+        if again is not None and len(tensor.shape) == 2:
+            reasons[form] = "was rounded again: weights=... was given"
             continue
         if form not in BlockFormat.__members__:
             reason = "there are no kernels for it"
@@ -71,6 +80,8 @@ def unpacked_formats(loaded: LoadedModel, path: str) -> dict[str, str]:
             reason = f"models of type {loaded.model.config.model_type} run in torch"
         elif len(tensor.shape) != 2:
             reason = "experts run in torch"
+        elif loaded.vision is not None:
+            reason = "transformers reads models that see (--mmproj)"
         else:
             reason = "a dtype was asked for"
         reasons[form] = f"became {dtype}: {reason}"

@@ -128,7 +128,7 @@ def export_head(
     sizes = of.num_layers, of.hidden_size, of.vocab_size
     facts = TargetFacts(name, *sizes) if target is None else facts_of(target, name)
     if engine == ENGINE and (isinstance(head, DFlashHead) or getattr(head.config, "version", "mtp") != "mtp"):
-        layout = gguf_layout(cast("Any", head), facts, _tokens(target, own_name), num_tokens)
+        layout = gguf_layout(cast("Any", head), facts, _tokens(target, target_name), num_tokens)
     elif isinstance(head, EagleHead) and head.config.version != "mtp":
         layout = eagle_layout(head, engine, facts, num_tokens)
     elif isinstance(head, DFlashHead):
@@ -154,9 +154,12 @@ def export_head(
     return Exported(place, info.method, engine, serve, layout.notes, difference)
 
 
-def _tokens(target: ModelFacts | None, name: str) -> dict[str, Any] | None:
-    """The entries of the target's tokenizer in a GGUF file; of a target in such a file, its own."""
-    if name.endswith(SUFFIX):
+def _tokens(target: ModelFacts | None, name: str | None) -> dict[str, Any] | None:
+    """The entries of the target's tokenizer in a GGUF file; of a target in such a file, its own.
+
+    name: of the target, if it was given: the one that a head was trained for may lie elsewhere.
+    """
+    if name is not None and name.endswith(SUFFIX):
         return {key: one for key, one in read_gguf(Path(name)).metadata.items() if key.startswith("tokenizer.")}
     return None if target is None or target.tokenizer is None else token_entries(target.tokenizer, target.model)
 

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..hf.gguf_config import shortest_decimal
+from ..hf.gguf_config import LLAMA3, shortest_decimal
 from ..hf.gguf_file import GGUFFile, read_gguf
 from ..hf.gguf_weights import rotary_order
 from ..hf.gguf_writer import add_entries
@@ -79,7 +79,6 @@ _PARTS = {
     "mlp.down_proj": "ffn_down",
 }
 _WHOLE = {"fc": "fc", "norm": "output_norm", "lm_head": "output", "embed_tokens": "token_embd"}
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _READ = "EAGLE-3 or DFlash as llama.cpp runs it, without windows"
 
 
@@ -147,7 +146,7 @@ def read_gguf_head(path: Path, target: TargetFacts) -> EagleHead | DFlashHead:
         held = {name: _paired(name, one, fields["head_dim"], False) for name, one in held.items()}
     expected = None if factors is None else file.whole(factors)
     if expected is not None:
-        fields["rope_scaling"] = {"rope_type": "llama3", "factor": round(float(expected.max()), 3), **_LLAMA3}
+        fields["rope_scaling"] = {"rope_type": "llama3", "factor": round(float(expected.max()), 3), **LLAMA3}
     published.tensors, owns = held, dict[str, bool]()
     rows = None if target.lm_head is None else target.lm_head[draft_ids.to(target.lm_head.device)]
     for name, table in {"lm_head": rows, "embed_tokens": target.embeddings}.items():

@@ -67,6 +67,11 @@ def ropes_of(config: Any) -> list[dict[str, Any]]:
     return [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
 
 
+def head_dim_of(config: Any) -> int:
+    """The size of a head, which not all families name."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def has_fixed_ropes(config: Any) -> bool:
     """Whether the rope frequencies of a text config are fixed, that is, do not depend on the length of the text."""
     return all(rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn") for rope in ropes_of(config))

@@ -16,7 +16,7 @@ from ..kernels.packing import Blocks
 from ..quant.blocks import BlockEmbedding, BlockLinear
 from ..quant.packed import PackedLinear, WeightArena
 from .checkpoint import Stored
-from .describe import FORMS, Form, has_fixed_ropes
+from .describe import FORMS, Form, has_fixed_ropes, head_dim_of
 from .fingerprint import identified, remember, sample
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -172,7 +172,7 @@ class _Layer(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, config: Any, form: Form, index: int, dtype: torch.dtype):
         super().__init__()
-        d = self.head_dim = _head_dim(config)
+        d = self.head_dim = head_dim_of(config)
         wide, narrow, hidden = config.num_attention_heads * d, config.num_key_value_heads * d, config.hidden_size
         scalar = getattr(config, "query_pre_attn_scalar", None) or d
         self.scaling = float(getattr(config, "attention_multiplier", None) or scalar**-0.5)
@@ -251,12 +251,8 @@ def _frequencies(config: Any, kind: str | None) -> tuple[Tensor, float]:
         options = {} if kind is None else {"layer_type": kind}
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"), **options)
     share = rope.get("partial_rotary_factor", 1.0) if FORMS[config.model_type].joined else 1.0
-    d = int(_head_dim(config) * share)
+    d = int(head_dim_of(config) * share)
     return 1.0 / (rope["rope_theta"] ** (torch.arange(0, d, 2, dtype=torch.float32) / d)), 1.0
-
-
-def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _linear(ins: int, outs: int, bias: bool, dtype: torch.dtype) -> nn.Linear:

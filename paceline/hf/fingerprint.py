@@ -110,7 +110,7 @@ def likeness(one: str, other: str) -> float:
 
 LIKE = 0.8
 """The `likeness` of a model and its rounded copy is higher."""
-_KEPT = "_paceline_fingerprint"
+_KEPT, _ROUNDED = "_paceline_fingerprint", "_paceline_rounded"
 
 
 def identity(model: "PreTrainedModel | DescribedModel") -> tuple[str, str]:
@@ -139,6 +139,16 @@ def fingerprint(model: "PreTrainedModel | DescribedModel") -> str:
 def remember(model: "PreTrainedModel | DescribedModel", value: tuple[str, str]) -> None:
     """Store the identity in a module tree whose layers are about to be replaced; copies keep it."""
     vars(model)[_KEPT] = value
+
+
+def note_rounded(model: "PreTrainedModel | DescribedModel", rounded: bool) -> None:
+    """Store whether a model's files hold weights of a few bits; copies keep it."""
+    vars(model)[_ROUNDED] = rounded
+
+
+def came_rounded(model: "PreTrainedModel | DescribedModel") -> bool:
+    """What `note_rounded` noted, whatever the weights became since."""
+    return bool(vars(model).get(_ROUNDED))
 
 
 def hash_vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:

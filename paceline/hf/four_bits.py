@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..kernels.library import BlockFormat
 from ..kernels.packing import Blocks
 from .checkpoint import Stored
@@ -26,18 +27,34 @@ _Parts: TypeAlias = Mapping[str, Tensor]
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
+class UnlikeBlocks(ConfigError):
+    """Sound layers that blocks cannot hold; the packages of their tool may read them."""
+
+
 @dataclass(frozen=True)
 class FourBits:
     """How a checkpoint holds its rounded layers.
 
-    suffixes: of the tensors of a layer, the codes first; the optional ones may be missing. codes: [out, in] and zeros
-    [out, groups], None for 8, from a layer's tensors. sizes: (out, in) by the shape of the codes' tensor.
+    suffixes: of the tensors of a layer, the codes first and the scales last; the optional ones may be missing.
+    codes: [out, in] and zeros [out, groups], None for 8, from a layer's tensors.
+    sizes: (out, in) by the shape of the codes' tensor.
     """
 
     suffixes: tuple[str, ...]
     optional: tuple[str, ...]
     codes: Callable[[_Parts], tuple[Tensor, Tensor | None]]
     sizes: Callable[[tuple[int, ...]], tuple[int, int]]
+
+    def fits(self, stored: Mapping[str, Stored]) -> bool:
+        """Whether blocks can hold the layers, as far as shapes tell."""
+        for path in self._paths(stored):
+            codes, scales = (stored.get(f"{path}.{self.suffixes[place]}") for place in (0, -1))
+            if codes is None or scales is None:  # damaged, which reading says
+                continue
+            by_output = scales.shape if self is _PACKED else scales.shape[::-1]
+            if len(codes.shape) != 2 or not _in_groups(self.sizes(codes.shape), by_output):
+                return False
+        return True
 
     def outline(self, stored: Mapping[str, Stored]) -> dict[str, Stored]:
         """The tensors as if no layer were rounded."""
@@ -66,21 +83,28 @@ class FourBits:
             yield f"{path}.weight", self.blocks({name.rpartition(".")[2]: one for name, one in read(names)})
 
     def blocks(self, parts: _Parts) -> Blocks:
-        """One layer. Raises `ValueError` for groups that blocks cannot hold."""
+        """One layer. Raises `UnlikeBlocks`, and `ValueError` for damaged tensors."""
         codes, zeros = self.codes(parts)
-        scales = next(one for end, one in parts.items() if end.endswith(("scales", "_scale"))).half()
-        scales = scales if "weight_scale" in parts else scales.t()
+        given = parts[self.suffixes[-1]]
+        given = given if self is _PACKED else given.t()
         outs, ins = codes.shape
-        group, rest = divmod(ins, scales.shape[1])
+        if not _in_groups((outs, ins), given.shape) or (zeros is not None and zeros.shape != given.shape):
+            raise ValueError(f"codes {outs} x {ins} with scales {tuple(given.shape)}: groups are not multiples of 32")
         order = next((one for end, one in parts.items() if end.endswith("g_idx")), None)
-        if rest or group % 32 or len(scales) != outs or (zeros is not None and zeros.shape != scales.shape):
-            raise ValueError(f"codes {outs} x {ins} with scales {tuple(scales.shape)}: groups are not multiples of 32")
-        if order is not None and not torch.equal(order.long(), torch.arange(ins) // group):
-            raise ValueError("the groups are not of adjacent inputs (desc_act, actorder)")
+        if order is not None and not torch.equal(order.long(), torch.arange(ins) // (ins // given.shape[1])):
+            raise UnlikeBlocks("groups that are not of adjacent inputs (desc_act, actorder)")
+        scales = given.half()
+        if not bool(given.isfinite().all()):
+            raise ValueError("scales are not finite")
+        if not torch.equal(scales.double(), given.double()):
+            raise UnlikeBlocks(f"scales in {str(given.dtype).removeprefix('torch.')} that float16 does not hold")
         if zeros is None or bool((zeros == 8).all()):
             return Blocks.of_codes(BlockFormat.Q4_0, codes, scales.t()[..., None])
         lowest = -(zeros.float() * scales.float()).half()
-        return Blocks.of_codes(BlockFormat.Q4_1, codes, torch.stack([scales, lowest], -1).transpose(0, 1))
+        made = Blocks.of_codes(BlockFormat.Q4_1, codes, torch.stack([scales, lowest], -1).transpose(0, 1))
+        if not made.is_finite:
+            raise UnlikeBlocks("zero points times scales that float16 does not hold")
+        return made
 
     def _paths(self, stored: Mapping[str, Stored]) -> list[str]:
         return [name.rpartition(".")[0] for name in stored if name.endswith("." + self.suffixes[0])]
@@ -93,7 +117,7 @@ class FourBits:
 def four_bits(about: Mapping[str, Any]) -> FourBits | None:
     """How the layers lie by `quantization_config` of config.json; None where these are not 4 bits, or lie otherwise."""
     method = about.get("quant_method")
-    if about.get("desc_act"):  # groups of inputs that do not lie side by side
+    if about.get("desc_act") or about.get("transform_config"):  # inputs in another order, or rotated
         return None
     if method == "gptq" and about.get("bits") == 4 and about.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2"):
         return _gptq(0 if about.get("checkpoint_format") == "gptq_v2" else 1)
@@ -106,6 +130,14 @@ def four_bits(about: Mapping[str, Any]) -> FourBits | None:
         alone = all(not one.get("input_activations") for one in about.get("config_groups", {}).values())
         return _PACKED if groups and plain and alone and not about.get("kv_cache_scheme") else None
     return None
+
+
+def _in_groups(sizes: tuple[int, int], scales: tuple[int, ...]) -> bool:
+    """Whether scales [out, groups] are of groups that blocks hold. sizes: (out, in)."""
+    if len(scales) != 2 or scales[0] != sizes[0] or not scales[1]:
+        return False
+    group, rest = divmod(sizes[1], scales[1])
+    return group > 0 and rest == group % 32 == 0
 
 
 def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:

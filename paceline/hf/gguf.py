@@ -18,6 +18,7 @@ from ..kernels.library import BlockFormat
 from ..system.files import Progress, read_json, to_json, write_text
 from .checkpoint import Stored, check_config, check_loaded_weights, check_model_size, on_meta, quietly, refused
 from .described import DescribedModel, has_kernels
+from .fingerprint import note_rounded
 from .gguf_config import FORMS, class_of, config_of
 from .gguf_file import GGUFFile, read_gguf
 from .gguf_tokens import check_tokens, gguf_tokenizer
@@ -73,6 +74,7 @@ def open_gguf(
                 None, config=config, state_dict=dict(weights), dtype=wanted, **told
             )
     check_loaded_weights(str(path), model, loaded, {})
+    note_rounded(model, bool(file.formats))
     return model, tokenizer
 
 

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ..errors import ConfigError
 from ..schema import Positive, brief, validate
+from .describe import head_dim_of
 from .gguf_file import GGUFFile, GGUFTensor
 from .gguf_tokens import ends_of_answers
 
@@ -116,7 +117,7 @@ _ENTRIES: Mapping[str, _Entry] = {
 _REQUIRED = {key for key, (name, _) in _ENTRIES.items() if name} - {"attention.head_count_kv", "attention.key_length"}
 _SLIDING = ("gemma3", "gpt-oss")  # the only ones that always have windows of lengths that differ
 _WIDEST = {("gemma2", 46), ("gemma3", 62)}  # those of 27B scale attention by the hidden size of a head, not by its own
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -209,11 +210,6 @@ def class_of(config: PretrainedConfig) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING[kind]
 
 
-def head_dim_of(config: Any) -> int:
-    """The size of a head, which not all families name."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 def shortest_decimal(value: Any) -> Any:
     """Kept in 32 bits, 1e-5 reads back as 9.9999997e-06: the shortest decimal is the one that was meant."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
@@ -235,7 +231,7 @@ def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GG
     if factors is not None:  # of each frequency: how Llama 3.1 and its successors reach further
         (expected,) = file.values(factors)
         longest = round(float(expected.max()), 3)
-        config.rope_parameters = rope = rope | _LLAMA3 | {"rope_type": "llama3", "factor": longest}
+        config.rope_parameters = rope = rope | LLAMA3 | {"rope_type": "llama3", "factor": longest}
         plain = base ** -(torch.arange(0, head_dim_of(config), 2) / head_dim_of(config))
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         if factors.shape != scaled.shape or not torch.allclose(plain / scaled, expected[0], rtol=1e-4):

@@ -24,6 +24,7 @@ from transformers.utils.import_utils import is_torchvision_available
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, validate
 from .checkpoint import check_config, check_loaded_weights, on_meta, quietly, refused
+from .fingerprint import note_rounded
 from .gguf_config import class_of, config_of, not_understood, shortest_decimal
 from .gguf_file import GGUFFile, read_gguf
 from .gguf_projectors import ENTRIES, GELU, IDS, OPTIONAL, PLAIN, PREFIX, PROJECTORS, SILU, TYPES, Projector, Said
@@ -83,6 +84,7 @@ def open_gguf_vision(
         model, loaded = kind.from_pretrained(None, config=config, state_dict=weights, dtype=wanted, **told)
     check_loaded_weights(str(mmproj), model, loaded, {})
     model = cast("PreTrainedModel", model.to(place).requires_grad_(False))
+    note_rounded(model, bool(text.formats))
     return model, _processor(projector, about, tokenizer)
 
 

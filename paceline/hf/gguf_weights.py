@@ -14,7 +14,8 @@ from ..kernels.library import BlockFormat
 from ..kernels.packing import Blocks
 from ..quant.packed import WeightArena
 from ..system.files import Progress
-from .gguf_config import FORMS, ROPE_FACTORS, head_dim_of, not_understood
+from .describe import head_dim_of
+from .gguf_config import FORMS, ROPE_FACTORS, not_understood
 from .gguf_file import GGUFFile, GGUFTensor
 
 _Part = Callable[[Tensor], Tensor]

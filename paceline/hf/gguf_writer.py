@@ -30,7 +30,8 @@ from ..quant.mixes import BlockMix, head_format, layer_format
 from ..schema import Positive, brief
 from ..system.files import Progress, replacing
 from .checkpoint import local_folder, quietly, read_headers, weight_files
-from .gguf_config import BETAS, FORMS, ROPE_FACTORS, YARN, config_of, entries_of, head_dim_of
+from .describe import head_dim_of
+from .gguf_config import BETAS, FORMS, ROPE_FACTORS, YARN, config_of, entries_of
 from .gguf_file import SUFFIX, GGUFFile, GGUFTensor, read_gguf
 from .gguf_tokens import described, gguf_tokenizer, split_of
 from .gguf_weights import places_of, rotary_order

@@ -1,5 +1,6 @@
 """Opens checkpoints: device and dtype, weights, tokenizer, and refusals of what cannot be decoded."""
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,8 @@ from .checkpoint import (
 )
 from .describe import FORMS, ropes_of
 from .described import DescribedModel, outlined
+from .fingerprint import note_rounded
+from .four_bits import UnlikeBlocks
 from .gguf import open_gguf
 from .gguf_file import SUFFIX
 from .gguf_tokens import open_gguf_tokenizer
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.processing_utils import ProcessorMixin
 
+_LOG = logging.getLogger("paceline")
 KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
 """The argument of a model of transformers that takes its KV cache."""
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "half", "float")}
@@ -122,6 +126,8 @@ def open_checkpoint(
     place, kind = chosen_device(device), dtype_of(dtype)
     packs = packs and place.type == "cpu"
     if name_or_path.endswith(SUFFIX):
+        if (revision := hub.get("revision")) is not None:
+            raise ConfigError("a file has no revision", got=f"revision={revision!r}", fix="leave it out")
         path, dtypes = Path(name_or_path), lambda config: kind or usual_dtype(config, place)
         model, tokenizer = open_gguf(path, dtypes, tokenizer, packs=packs, keeps_blocks=kind is None)
         return _placed(name_or_path, model, place), tokenizer, None
@@ -139,7 +145,8 @@ def open_checkpoint(
     if is_pair or not (sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
         raise _not_causal(name_or_path, config)
     check_config(name_or_path, config)
-    rounded = rounded_layers(config) if packs else None
+    came_rounded = is_quantized(config)
+    rounded = rounded_layers(config, stored) if packs else None
     if rounded is None:
         check_quantization(name_or_path, config)
     if sees:
@@ -151,24 +158,31 @@ def open_checkpoint(
             got="only " + ", ".join(sorted(one.name for one in folder.iterdir())[:8]),
             expected=f"{WEIGHTS}, or {WEIGHTS}.index.json and what it names: other formats can run code when read",
         )
-    wanted = kind or usual_dtype(config, place)
-    unreadable = refused(
+    wanted, unlike = kind or usual_dtype(config, place), ""
+    unreadable = partial(
+        refused,
         f"the weights of {name_or_path!r} cannot be read",
         "complete *.safetensors files that match config.json",
         "fetch the model again",
     )
-    if packs and (rounded or not is_quantized(config)):
+    if packs and (rounded or not came_rounded):
         held = rounded.outline(stored) if rounded else stored
         if (described := outlined(config, wanted or config.dtype, held, rounded is not None)) is not None:
-            read = partial(read_tensors, stored)
-            with unreadable:
-                described.take(rounded.weights(stored, read, described.shapes) if rounded else read(described.shapes))
-                described.generation_config = _generation_config(folder)
-            return described, tokenizer or load_tokenizer(folder, trust_remote_code), None
-        check_quantization(name_or_path, config)
+            read, shapes = partial(read_tensors, stored), described.shapes
+            try:
+                with unreadable():
+                    described.take(rounded.weights(stored, read, shapes) if rounded else read(shapes))
+                    described.generation_config = _generation_config(folder)
+                note_rounded(described, came_rounded)
+                return described, tokenizer or load_tokenizer(folder, trust_remote_code), None
+            except UnlikeBlocks as error:
+                unlike, described = error.what, None
+        check_quantization(name_or_path, config, unlike)
+        if unlike:
+            _LOG.warning("%s: blocks cannot hold %s; transformers reads the model.", name_or_path, unlike)
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     check_model_size(name_or_path, partial(on_meta, auto.from_config, config, **own), config, stored)
-    with unreadable:
+    with unreadable():
         model, loaded = auto.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             folder,
             config=config,
@@ -180,6 +194,7 @@ def open_checkpoint(
         )
     check_loaded_weights(name_or_path, model, loaded, stored)
     check_dtype(name_or_path, model, kind)
+    note_rounded(model, came_rounded)
     model = _placed(name_or_path, model, place)
     if sees:
         from .processors import load_processor  # with transformers' modelling code

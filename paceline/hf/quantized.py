@@ -1,12 +1,14 @@
 """Checkpoints that were quantised by other tools. Layers of 4 bits become blocks of the native kernels; what else there
 is, transformers reads, each kind with packages of its own."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import ConfigError
+from .checkpoint import Stored
 from .four_bits import FourBits, four_bits
 
 if TYPE_CHECKING:
@@ -28,20 +30,21 @@ def _settings(config: Any) -> dict[str, Any] | None:
     return about if about is None or isinstance(about, dict) else about.to_dict()
 
 
-def rounded_layers(config: Any) -> FourBits | None:
-    """How the layers lie if they are of 4 bits and can become blocks."""
-    return four_bits(_settings(config) or {})
+def rounded_layers(config: Any, stored: Mapping[str, Stored]) -> FourBits | None:
+    """How the layers lie if they are of 4 bits and can become blocks, as far as shapes tell."""
+    form = four_bits(_settings(config) or {})
+    return form if form is not None and form.fits(stored) else None
 
 
 def is_quantized(config: Any) -> bool:
     """Whether another tool rounded the weights, as config.json says."""
-    return _settings(config) is not None
+    return (_settings(config) or _settings(config.get_text_config())) is not None
 
 
-def check_quantization(name: str, config: Any) -> None:
+def check_quantization(name: str, config: Any, unlike: str = "") -> None:
     """Raise `ConfigError` for a kind of quantised weights that is not read, or not without a package that is missing.
 
-    config: of transformers, as config.json describes the model.
+    config: of transformers, as config.json describes the model. unlike: why layers of 4 bits cannot become blocks.
     """
     given = _settings(config) or _settings(config.get_text_config())
     if given is None:
@@ -56,8 +59,9 @@ def check_quantization(name: str, config: Any) -> None:
     missing = [package for package in METHODS[method] if find_spec(package) is None]
     if missing:
         install = " ".join(package.replace("_", "-") for package in missing)
+        how = f"by {method} with {unlike}" if unlike else f"by {method}"
         raise ConfigError(
-            f"the weights of {name!r} are quantised by {method}, and what reads them is not installed",
+            f"the weights of {name!r} are quantised {how}, and what reads them is not installed",
             got="no " + ", ".join(missing), fix=f"pip install {install}; {_INSTEAD}",
         )  # fmt: skip
 

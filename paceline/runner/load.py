@@ -17,7 +17,7 @@ from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.described import DescribedModel
-from ..hf.fingerprint import identity, remember
+from ..hf.fingerprint import came_rounded, identity, note_rounded, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.processing_utils import ProcessorMixin
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_WIDE = "-int16"  # the end of the name of a model whose inputs are rounded to that
 _INT4_GROUP_SIZE = 32  # with 64, the answers of small models differ visibly from those in bfloat16
 
 
@@ -112,7 +113,8 @@ def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedMod
     for layer in layers:
         layer.input_bits = int(activations.removeprefix("int"))
     made = loaded.with_model(model)
-    return check(replace(made, reference=own_reference(made)))
+    name = loaded.name.removesuffix(_WIDE) + (_WIDE if activations == "int16" else "")
+    return check(replace(made, reference=own_reference(made), name=name))
 
 
 def _prepare(
@@ -133,6 +135,7 @@ def _prepare(
     vision = vision_half(model, processor)
     with refused(f"{name} cannot be run by transformers", kind=IncompatibleModels):
         text, image_reference = text_half(model), plain_image_reference(model, vision)
+    note_rounded(text, came_rounded(model))
     if vision.family.blocks == "prompt":
         text.set_attn_implementation("eager")  # without a mask, other implementations would attend in both directions
     loaded = _prepare_text(text, tokenizer or getattr(processor, "tokenizer", None), name)
@@ -177,8 +180,8 @@ def _prepare_described(
     """
     which = identity(model)
     in_blocks = any(isinstance(one, BlockWeights) for one in model.modules())
-    given = {"tokenizer": tokenizer, "name": _checked(model, name), "which": which, "is_rounded": in_blocks}
-    made = partial(_loaded, **given, attends=True)
+    given = {"tokenizer": tokenizer, "name": _checked(model, name), "which": which, "attends": True}
+    made = partial(_loaded, **given)
     if has_passed(model, which[0]):
         loaded = made(model, reference=[])
         return check(replace(loaded, reference=own_reference(loaded)))
@@ -212,7 +215,6 @@ def _loaded(
     which: tuple[str, str],
     attends: bool,
     reference: list[Tensor],
-    is_rounded: bool = False,
 ) -> LoadedModel:
     config = model.config.get_text_config()
     return LoadedModel(
@@ -222,7 +224,7 @@ def _loaded(
         context=context_of(config),
         fingerprint=which[0],
         sketch=which[1],
-        is_rounded=is_rounded,
+        is_rounded=came_rounded(model),
         eos_ids=eos_ids_of(model),
         attends_trees=attends,
         mixes_rows=any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS) or has_shared_outliers(model.config),

@@ -65,8 +65,8 @@ def _facts(model: DescribedModel, fingerprint: str) -> str:
     versions = {"paceline": f"{__version__} {_code()}", "torch": torch.__version__}
     versions |= {"transformers": transformers.__version__}
     config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
-    in_blocks = any(isinstance(one, BlockWeights) for one in model.modules())
-    facts = {"passed": fingerprint, "dtype": str(model.dtype), "in_blocks": in_blocks, "kernels": str(load())}
+    forms = sorted({one.form.name for one in model.modules() if isinstance(one, BlockWeights)})
+    facts = {"passed": fingerprint, "dtype": str(model.dtype), "forms": forms, "kernels": str(load())}
     return to_json({**facts, "versions": versions, "config": config}) + "\n"
 
 

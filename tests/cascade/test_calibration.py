@@ -12,6 +12,9 @@ from paceline.cascade.calibration import THRESHOLDS, ModelId, confidences, diges
 from paceline.cascade.measure import Journal, Observed, check_sample, curve_of, draw
 from paceline.core.request import TokenLogprob
 from paceline.errors import ConfigError, IncompatibleModels
+from paceline.kernels import load as load_kernels
+from paceline.policy.profile import Profile
+from paceline.tuned import check_profile
 from tests.cascade.common import LIMIT, PARAMS, PROMPTS, large, made_up, small
 from tests.tiny import tiny_model
 
@@ -156,6 +159,17 @@ def test_other_models_are_told_apart():
         with pytest.raises(IncompatibleModels, match=next(iter(change))):
             made.check_models(replace(ours, **change), ModelId.of(large()))
     assert ours.difference(replace(ours, name="moved")) is None
+
+
+@pytest.mark.skipif(load_kernels().library is None, reason="blocks need native kernels")
+def test_inputs_in_more_bits_make_another_model():
+    rounded = LLM(tiny_model("llama", intermediate_size=64), weights="int8")
+    wide = LLM(rounded.loaded, activations="int16")
+    assert "x int16" in ModelId.of(rounded).difference(ModelId.of(wide))
+    with pytest.raises(ConfigError, match=r"llama-int8 there, llama-int8-int16 here"):
+        check_profile(Profile(model=rounded.loaded.name), wide.loaded)
+    again = LLM(wide.loaded, activations="int8")
+    assert ModelId.of(again) == ModelId.of(rounded)
 
 
 def test_an_interrupted_run_goes_on(tmp_path):

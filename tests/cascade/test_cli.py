@@ -44,6 +44,7 @@ def test_refusals_come_before_loading(models, prompts, tmp_path):
         "calibrate", *models, "--prompts", prompts, "-o", str(tmp_path / "c.json")
     )
     most = ("--prompts", prompts, "--max-disagreement", "0.2")
+    assert "--mmproj is of one model" in refusal("calibrate", *models, *most, "--mmproj", "x.gguf", code=2)
     assert "unknown signal" in refusal("calibrate", *models, *most, "--signal", "guess", code=2)
     assert "is a .json file" in refusal("calibrate", *models, *most, "--out", str(tmp_path / "c.txt"))
     (tmp_path / "mine.json").write_text("{}")

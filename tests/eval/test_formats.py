@@ -11,7 +11,9 @@ from paceline.eval.formats import held_weights, unpacked_formats
 from paceline.kernels import load
 from tests.cli.helpers import answer, paceline
 from tests.gguf_files import vocabulary, write_gguf
+from tests.gguf_mmproj import write_pair
 from tests.tiny import tiny_model
+from tests.vision.families import make
 
 SIZES = {"vocab_size": len(vocabulary()), "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 SIZES |= {"pad_token_id": 2}
@@ -40,7 +42,7 @@ def test_a_mixed_file(file):
     }
     small = sum(one.nbytes for one in llm.loaded.model.buffers()) // 100  # buffers of rotations
     assert sum(one.num_bytes for one in held_weights(llm.loaded)) == pytest.approx(held_bytes(llm.loaded.model), small)
-    assert unpacked_formats(llm.loaded, str(file)) == {}
+    assert unpacked_formats(llm, str(file)) == {}
 
 
 @needs_native
@@ -55,14 +57,29 @@ def test_other_weights():
 
 def test_why_a_file_is_not_packed(file, monkeypatch, tmp_path):
     asked = LLM(file, dtype="float32")
-    assert unpacked_formats(asked.loaded, str(file)) == {
+    assert unpacked_formats(asked, str(file)) == {
         form: "became float32: a dtype was asked for" for form in ("Q8_0", "Q4_K")
     }
     sizes = {"vocab_size": len(vocabulary()), "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
     path = write_gguf(tmp_path / "moe.gguf", tiny_model("qwen2_moe", **sizes), "qwen2moe", quantized="Q8_0")
-    assert "qwen2_moe run in torch" in unpacked_formats(LLM(path).loaded, str(path))["Q8_0"]
+    assert "qwen2_moe run in torch" in unpacked_formats(LLM(path), str(path))["Q8_0"]
     monkeypatch.setattr(formats, "load_kernels", lambda: replace(load(), library=None, reason="no compiler"))
-    assert unpacked_formats(asked.loaded, str(file))["Q4_K"] == "became float32: no compiler"
+    assert unpacked_formats(asked, str(file))["Q4_K"] == "became float32: no compiler"
+
+
+@needs_native
+def test_a_file_beside_a_projector(tmp_path):
+    text, mmproj = write_pair(tmp_path, "llava", *make("llava"), "Q8_0")
+    told = unpacked_formats(LLM(text, mmproj=mmproj), str(text))
+    assert told.keys() == {"Q8_0"}
+    assert told["Q8_0"].endswith(": transformers reads models that see (--mmproj)")
+
+
+@needs_native
+def test_a_file_that_is_rounded_again(file):
+    again = "was rounded again: weights=... was given"
+    assert unpacked_formats(LLM(file, weights="int4"), str(file)) == {"Q8_0": again}  # Q4_K has no more bits than that
+    assert unpacked_formats(LLM(file, weights="q4_k"), str(file)) == {"Q8_0": again, "Q4_K": again}
 
 
 @needs_native

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from paceline import LLM
 from paceline.hf import fingerprint
 from paceline.hf.gguf import open_gguf
 from paceline.quant.linears import quantize_linears
@@ -10,8 +11,10 @@ from paceline.runner import load_model, with_weights, wrap_model
 from paceline.runner.adapters import share_copy
 from paceline.runner.torch_decoder import FusedDecoder
 from tests.gguf_files import write_gguf
+from tests.gguf_mmproj import write_pair
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
+from tests.vision.families import make
 
 NAMES = ("llama", "qwen3", "gpt2", "gpt_oss")
 
@@ -111,3 +114,19 @@ def test_a_sketch_tells_copies_in_fewer_bits(tmp_path):
     for other in (tiny_model("llama", seed=1, **sizes), tiny_model("llama", **sizes, num_hidden_layers=3)):
         assert fingerprint.likeness(sketch, fingerprint.identity(other)[1]) < 0.7
     assert fingerprint.likeness("", "") == 0
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "float64"])  # in blocks, in native passes, by transformers
+def test_a_rounded_file_is_told_whatever_its_weights_became(dtype, tmp_path):
+    for form in ("Q8_0", None):
+        model = tiny_model("llama", vocab_size=262, intermediate_size=64)
+        target = load_model(str(write_gguf(tmp_path / f"{form}.gguf", model, quantized=form)), dtype)
+        assert target.origin == (target.sketch if form else "")
+        assert with_weights(target, "int4")[0].origin == target.origin
+
+
+def test_a_rounded_file_with_a_projector_is_told(tmp_path):
+    for form in ("Q8_0", None):
+        text, mmproj = write_pair(tmp_path, "llava", *make("llava"), form)
+        target = LLM(text, mmproj=mmproj).loaded
+        assert target.origin == (target.sketch if form else "")

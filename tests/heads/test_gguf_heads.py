@@ -1,5 +1,7 @@
 """EAGLE-3 and DFlash heads as llama.cpp's draft models."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,9 @@ from paceline import LLM, Fixed, SamplingParams
 from paceline.config import parse
 from paceline.drafters.dflash import DFlash
 from paceline.drafters.eagle import Eagle
-from paceline.errors import ConfigError, IncompatibleModels
+from paceline.errors import ConfigError, IncompatibleModels, NotExportable
 from paceline.heads.exchange import export_head, read_published
-from paceline.heads.folder import load_head
+from paceline.heads.folder import load_head, save_head
 from paceline.heads.published import facts_of
 from tests.gguf_files import write_gguf
 from tests.gguf_raw import INT32, RawGGUF
@@ -140,3 +142,11 @@ def test_other_files_are_refused_by_name(tmp_path):
     raw.tensors[0].name = "blk.0.nextn.eh_proj.weight"
     with pytest.raises(IncompatibleModels, match="nextn"):
         load_head(raw.write(tmp_path / "x.gguf"), target())
+
+
+def test_a_head_for_a_file_is_exported_with_the_target_that_is_named(tmp_path):
+    """The file that it was trained for may lie elsewhere."""
+    place = save_head(tmp_path / "head", eagle(), replace(target(), name="elsewhere.gguf"), {})
+    with pytest.raises(NotExportable, match="--model"):
+        export_head(place, "llama.cpp", tmp_path / "a")
+    assert "elsewhere.gguf" in export_head(place, "llama.cpp", tmp_path / "b", target()).serve

@@ -96,9 +96,14 @@ def test_weights_are_those_of_the_tool(kind, symmetric):
         ("gptq", lambda parts: {"scales": parts["scales"][:, :-8]}, "groups"),
         ("awq", lambda parts: {"qzeros": parts["qzeros"][:1]}, "groups"),
         ("packed", lambda parts: {"weight_scale": torch.ones(OUTS, 8)}, "multiples of 32"),
+        ("packed", lambda parts: {"weight_scale": parts["weight_scale"] * float("inf")}, "not finite"),
+        ("awq", lambda parts: {"scales": parts["scales"] * float("nan")}, "not finite"),
+        ("awq", lambda parts: {"scales": parts["scales"].bfloat16() * 1e7}, "bfloat16 that float16"),
+        ("gptq", lambda parts: {"scales": torch.full_like(parts["scales"], 1.1e-6, dtype=torch.bfloat16)}, "float16"),
+        ("gptq", lambda parts: {"scales": torch.full_like(parts["scales"], 6e4)}, "zero points times"),
     ],
 )
-def test_what_blocks_cannot_hold_is_refused(kind, change, message):
+def test_layers_that_are_no_blocks(kind, change, message):
     parts, _ = layer(kind, symmetric=False)
     form = four_bits(SETTINGS[kind])
     assert form is not None
@@ -119,6 +124,7 @@ def test_what_blocks_cannot_hold_is_refused(kind, change, message):
         },
         {**SETTINGS["packed"], "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"}}}},
         {**SETTINGS["packed"], "kv_cache_scheme": {"num_bits": 8}},
+        {**SETTINGS["packed"], "transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}},
         {"quant_method": "fp8"},
     ],
 )
@@ -126,8 +132,11 @@ def test_other_layouts_are_left_to_their_packages(about):
     assert four_bits(about) is None
 
 
-def saved(folder, kind: str, spare_bias: float | None = None, **about):
-    """A tiny model whose linear layers are rounded, and the model with the weights that they stand for."""
+def saved(folder, kind: str, spare_bias: float | None = None, group: int = 64, changed=dict, **about):
+    """A tiny model whose linear layers are rounded, and the model with the weights that they stand for.
+
+    changed: gives the tensors of a layer that are stored, from those that fit.
+    """
     model = tiny_model("llama", torch.float16, hidden_size=64, intermediate_size=128, head_dim=16)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
@@ -137,8 +146,8 @@ def saved(folder, kind: str, spare_bias: float | None = None, **about):
             tensors[name] = weight
             continue
         path = name.removesuffix(".weight")
-        parts, state[name] = layer(kind, False, *weight.shape)
-        tensors |= {f"{path}.{end}": one.contiguous() for end, one in parts.items()}
+        parts, state[name] = layer(kind, False, *weight.shape, group)
+        tensors |= {f"{path}.{end}": one.contiguous() for end, one in changed(parts).items()}
         if spare_bias is not None:
             tensors[f"{path}.bias"] = torch.full((len(weight),), spare_bias, dtype=torch.float16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -155,6 +164,7 @@ def test_a_checkpoint_is_read_without_the_packages_of_its_tool(kind, tmp_path, m
     plain = saved(tmp_path, kind, 0.0 if kind == "gptq" else None)
     llm = LLM(str(tmp_path), activations="int16", device="cpu")
     assert llm.loaded.is_native
+    assert llm.loaded.origin == llm.loaded.sketch
     forms = {one.form for one in llm.loaded.model.modules() if isinstance(one, BlockLinear)}
     assert forms == {BlockFormat.Q4_1}
     slot = llm.runner.admit([0])
@@ -176,3 +186,61 @@ def test_what_cannot_become_blocks_is_said(tmp_path, monkeypatch):
     saved(tmp_path / "b", "gptq", spare_bias=1.0)
     with pytest.raises(ConfigError, match=r"proj\.bias is a bias, which this model does not have"):
         LLM(str(tmp_path / "b"), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "codes", "scales", "fits"),
+    [
+        ("gptq", (16, 48), (2, 48), True),
+        ("awq", (128, 6), (1, 48), True),
+        ("packed", (48, 16), (48, 4), True),
+        ("packed", (48, 16), (48, 8), False),  # groups of 16
+        ("packed", (48, 18), (48, 1), False),  # 144 inputs in one
+        ("packed", (48, 16), (48,), False),
+        ("gptq", (16, 48), (0, 48), False),
+        ("gptq", (48,), (2, 48), False),
+    ],
+)
+def test_shapes_tell_before_weights_are_read(kind, codes, scales, fits):
+    form = four_bits(SETTINGS[kind])
+    assert form is not None
+    first, *_, last = form.suffixes
+    assert form.fits({f"x.{first}": Stored("I32", codes), f"x.{last}": Stored("F16", scales)}) is fits
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("gptq", {"group": 16}, "by gptq, and what reads them is not installed.*gptqmodel"),
+        ("awq", {"group": 16}, "by awq, and.*gptqmodel"),
+        ("packed", {"group": 16}, "by compressed-tensors, and"),
+        ("packed", {"changed": lambda parts: {**parts, "weight_scale": torch.ones(1)}}, "by compressed-tensors, and"),
+        ("packed", {"transform_config": {"config_groups": {"R1": {}}}}, "by compressed-tensors, and"),
+        (
+            "gptq",
+            {"changed": lambda parts: {**parts, "g_idx": parts["g_idx"] * 0}},
+            r"by gptq with groups that are not of adjacent inputs \(desc_act, actorder\), and.*gptqmodel",
+        ),
+        (
+            "awq",
+            {"changed": lambda parts: {**parts, "scales": parts["scales"].bfloat16() * 1e-5}},
+            "by awq with scales in bfloat16 that float16 does not hold",
+        ),
+    ],
+)
+def test_what_blocks_cannot_hold_is_left_to_the_packages(kind, options, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    saved(tmp_path, kind, **options)
+    with pytest.raises(ConfigError, match=said):
+        LLM(str(tmp_path), device="cpu")
+
+
+@needs_native
+def test_the_packages_read_what_turns_out_unlike_blocks(tmp_path, monkeypatch, caplog):
+    """Here the package is not there, and transformers says so."""
+    monkeypatch.setattr(quantized, "find_spec", lambda name: True)
+    saved(tmp_path, "gptq", changed=lambda parts: {**parts, "g_idx": parts["g_idx"] * 0})
+    with pytest.raises(ConfigError, match=r"cannot be read.*(optimum|gptqmodel)"):
+        LLM(str(tmp_path), device="cpu")
+    assert "blocks cannot hold groups that are not of adjacent inputs" in caplog.text

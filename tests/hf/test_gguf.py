@@ -365,3 +365,8 @@ def test_the_command_line(tmp_path):
     given = ("--max-tokens", "8", "--ignore-eos", "--device", "cpu")
     ours, folder = (answer("generate", str(one), "hello", *given) for one in (path, out))
     assert ours["token_ids"] == folder["token_ids"] == answer("generate", str(path), "-p", "hello", *given)["token_ids"]
+
+
+def test_a_file_has_no_revision(tmp_path):
+    with pytest.raises(ConfigError, match="a file has no revision"):
+        LLM(write_gguf(tmp_path / "tiny.gguf", tiny_model("llama", vocab_size=262)), revision="main")

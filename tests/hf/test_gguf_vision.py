@@ -109,3 +109,15 @@ def test_a_tower_of_other_sizes(tmp_path):
     wrong = write_mmproj(tmp_path / "x.gguf", "llava", *make("llava"), {"clip.vision.patch_size": 16})
     with pytest.raises(ConfigError, match=r"patch_embd|position_embd"):
         open_gguf_vision(text, wrong)
+
+
+@pytest.mark.parametrize("name", ["revision", "token", "cache_dir", "trust_remote_code"])
+def test_what_two_files_do_not_need_is_refused(name, tmp_path):
+    text, mmproj = write_pair(tmp_path, "llava", *make("llava"))
+    with pytest.raises(ConfigError, match=f"{name} is for hub ids and folders"):
+        LLM(text, mmproj=mmproj, **{name: True if name == "trust_remote_code" else "x"})
+
+
+def test_a_misspelt_name_with_a_projector():
+    with pytest.raises(ConfigError, match="smollm2-135m"):
+        LLM("smolm2-135m", mmproj="mmproj.gguf")

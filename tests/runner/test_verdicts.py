@@ -7,6 +7,7 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.errors import IncompatibleModels
+from paceline.hf.gguf import open_gguf
 from paceline.kernels import load as kernels
 from paceline.runner import LoadedModel, load_model, verdicts
 from paceline.runner import load as loading
@@ -86,3 +87,12 @@ def test_models_that_fail_and_small_ones_leave_nothing(compared, path, tmp_path,
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     load_model(path)
     assert not kept(tmp_path)
+
+
+def test_a_verdict_is_for_the_formats_of_the_weights(compared, tmp_path):
+    model = tiny_model("llama", **SIZES)
+    files = [write_gguf(tmp_path / f"{form}.gguf", model, quantized=form) for form in ("Q8_0", "Q4_0")]
+    first, other = (open_gguf(file, lambda _: torch.bfloat16, packs=True)[0] for file in files)
+    verdicts.keep(first, "the same")
+    assert verdicts.has_passed(first, "the same")
+    assert not verdicts.has_passed(other, "the same")

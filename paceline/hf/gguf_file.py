@@ -238,11 +238,18 @@ class _Reader:
         return taken
 
     def _text(self) -> str:
-        length, start = int.from_bytes(self._content[self._at : self._at + _TEXT], "little"), self._at + _TEXT
-        if (end := start + length) > len(self._content):
-            raise ValueError(f"{length:,} bytes of text in {max(0, len(self._content) - start):,} bytes")
-        self._at = end
-        return self._content[start:end].decode("utf-8")
+        return self._texts(1)[0]
+
+    def _texts(self, count: int) -> list[str]:
+        content, at, texts = self._content, self._at, list[str]()
+        for _ in range(count):
+            start = at + _TEXT
+            at = start + int.from_bytes(content[at:start], "little")
+            if at > len(content):
+                raise ValueError(f"{at - start:,} bytes of text in {max(0, len(content) - start):,} bytes")
+            texts.append(content[start:at].decode("utf-8"))
+        self._at = at
+        return texts
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -253,7 +260,7 @@ class _Reader:
         if inner != _STRING:
             return self._numbers(inner, count)
         self._check_room(count, _TEXT, "texts")
-        return [self._text() for _ in range(count)]
+        return self._texts(count)
 
     def _numbers(self, kind: int, count: int) -> list[Any]:
         if kind not in _NUMBERS:

@@ -436,9 +436,10 @@ int paceline_pack_blocks(int format, const uint8_t* blocks, int64_t outs, int64_
   return finite;
 }
 
-// Outputs [first, first + outs) of packed blocks in float32 [outs, ins].
-void paceline_unpack_blocks(int format, const uint8_t* packed, int64_t first, int64_t outs, int64_t ins, float* weights) {
-  for (int64_t out = 0; out < outs; out++) float_row(format, packed, ins, first + out, weights + out * ins);
+// Some outputs of packed blocks in float32 [count, ins].
+void paceline_unpack_blocks(int format, const uint8_t* packed, const int64_t* outputs, int64_t count, int64_t ins,
+                            float* weights) {
+  for (int64_t i = 0; i < count; i++) float_row(format, packed, ins, outputs[i], weights + i * ins);
 }
 
 // Bytes of a record, and of a block in a file; 0 for an unknown format.

@@ -160,7 +160,7 @@ def library() -> Any:
     found.paceline_widen.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
     found.paceline_widen.restype = None
     found.paceline_pack_blocks.argtypes = [ctypes.c_int, c_void_p, c_int64, c_int64, c_void_p]
-    found.paceline_unpack_blocks.argtypes = [ctypes.c_int, c_void_p, c_int64, c_int64, c_int64, c_void_p]
+    found.paceline_unpack_blocks.argtypes = [ctypes.c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
     found.paceline_unpack_blocks.restype = None
     found.paceline_record_bytes.restype = c_int64
     found.paceline_advise.argtypes = [c_void_p, c_int64]
@@ -260,19 +260,10 @@ def pack_blocks(form: BlockFormat, blocks: Tensor, ins: int, packed: Tensor) -> 
     return bool(library().paceline_pack_blocks(form, address(blocks), len(blocks), ins, address(packed)))
 
 
-def unpack_blocks(form: BlockFormat, packed: Tensor, first: int, outs: int, ins: int) -> Tensor:
-    """The weights of outputs `first` .. `first + outs - 1`, float32 [outs, ins]."""
-    weight = torch.empty(outs, ins)
-    library().paceline_unpack_blocks(form, address(packed), first, outs, ins, address(weight))
-    return weight
-
-
-def unpack_outputs(form: BlockFormat, packed: Tensor, outputs: Sequence[int], ins: int) -> Tensor:
-    """The weights of some outputs, float32 [outputs, ins]."""
-    weights = torch.empty(len(outputs), ins)
-    unpack, source, place = library().paceline_unpack_blocks, packed.data_ptr(), weights.data_ptr()
-    for row, output in enumerate(outputs):
-        unpack(form, source, output, 1, ins, place + row * 4 * ins)
+def unpack_blocks(form: BlockFormat, packed: Tensor, outputs: Tensor, ins: int) -> Tensor:
+    """The weights of some outputs, int64 [R], as float32 [R, ins]."""
+    weights, outputs = torch.empty(len(outputs), ins), outputs.contiguous()
+    library().paceline_unpack_blocks(form, address(packed), address(outputs), len(outputs), ins, address(weights))
     return weights
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import IncompatibleModels
-from .library import BlockFormat, pack_blocks, record_bytes, shorten, unpack_blocks, unpack_outputs, widen
+from .library import BlockFormat, pack_blocks, record_bytes, shorten, unpack_blocks, widen
 
 OUTPUTS_PER_BLOCK = 32
 _MOST_RARE = 1 / 256  # of the weights; with more of them, patches take too long
@@ -38,7 +38,7 @@ def unpack(packed: "Tensor | Bf12 | Blocks", outs: int, ins: int) -> Tensor:
     if isinstance(packed, Bf12):
         return widen(packed.table, packed.units, packed.patches, outs, ins)
     if isinstance(packed, Blocks):
-        return unpack_blocks(packed.form, packed.data, 0, outs, ins)
+        return unpack_blocks(packed.form, packed.data, torch.arange(outs), ins)
     packed = packed.transpose(1, 2)
     if packed.dim() == 4:
         packed = packed.flatten(2)
@@ -133,17 +133,16 @@ class Blocks:
 
     def rows(self, indices: Sequence[int]) -> Tensor:
         """The weights of some outputs, float32 [R, in]."""
-        return unpack_outputs(self.form, self.data, indices, self.shape[1])
+        return unpack_blocks(self.form, self.data, torch.tensor(indices, dtype=torch.long), self.shape[1])
 
     def values(self, places: Sequence[int]) -> Tensor:
         """The weights at these places of the flattened matrix, float32. Of each, one block is unpacked."""
-        each, ins = self.form.inputs, self.shape[1]
-        outputs = list[int]()  # of a matrix with one block in a row, as which the same records can be read
-        for place in places:
-            row, column = divmod(place, ins)
-            outputs.append((row // _COLUMN * (ins // each) + column // each) * _COLUMN + row % _COLUMN)
-        blocks = unpack_outputs(self.form, self.data, outputs, each)
-        return blocks[torch.arange(len(places)), torch.tensor([place % ins % each for place in places])]
+        each, ins, at = self.form.inputs, self.shape[1], torch.tensor(places, dtype=torch.long)
+        rows, columns = at // ins, at % ins
+        # outputs of a matrix with one block in a row, as which the same records can be read
+        outputs = (rows // _COLUMN * (ins // each) + columns // each) * _COLUMN + rows % _COLUMN
+        blocks = unpack_blocks(self.form, self.data, outputs, each)
+        return blocks[torch.arange(len(at)), columns % each]
 
     def part(self, first: int, last: int) -> "Blocks":
         """Outputs `first` .. `last` - 1, copied. Raises `IncompatibleModels` if the first is within a record."""

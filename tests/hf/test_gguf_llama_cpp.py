@@ -60,7 +60,7 @@ def largest_difference(path, model) -> float:
     return worst
 
 
-@pytest.mark.parametrize("architecture", FORMS)
+@pytest.mark.parametrize("architecture", [one for one in FORMS if one != "qwen2vl"])
 def test_the_same_probabilities(architecture, tmp_path):
     path = write_as_llama_cpp(tmp_path / "tiny.gguf", tiny(architecture, **OPTIONS.get(architecture, {})), architecture)
     model, _ = opened(path)
@@ -87,7 +87,7 @@ def test_the_same_answer_from_a_file_that_we_wrote(weights, tmp_path):
         assert peer.run("plain", answer.prompt_token_ids, 12, 0.0).token_ids == answer.token_ids
 
 
-@pytest.mark.parametrize("architecture", [one for one in FORMS if one not in ("exaone", "exaone4")])
+@pytest.mark.parametrize("architecture", [one for one in FORMS if one not in ("exaone", "exaone4", "qwen2vl")])
 def test_the_same_probabilities_from_a_file_that_we_wrote(architecture, tmp_path):
     """Exaone is written as llama; tiny models of exaone4 have windows that llama.cpp does not see."""
     tied = {"tie_word_embeddings": architecture.startswith("gemma")}

@@ -34,7 +34,6 @@ OF_SCALAR(__m512i, char, set1_epi8)
   }
 OF_HALF(__m512, cvtph_ps)
 OF_HALF(__m512i, cvtepu16_epi32)
-OF_HALF(__m512i, cvtepu8_epi16)
 OF_HALF(__m512i, cvtepi8_epi16)
 
 // These stay within 128 bits, so that halves are independent.
@@ -81,6 +80,24 @@ EMULATED __m512i emulated_shuffle_i32x4(__m512i a, __m512i b, int which) {
   __m128i parts[4];
   for (int i = 0; i < 4; i++) parts[i] = half<__m128i>(i < 2 ? a : b, which >> 2 * i & 3);
   return half<__m512i>(parts, 0);
+}
+EMULATED __m512i emulated_cvtepi8_epi32(__m128i x) {
+  return join(_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)));
+}
+EMULATED __m128i emulated_cvtepi32_epi8(__m512i x) {
+  int8_t to[16];
+  for (int i = 0; i < 16; i++) to[i] = (int8_t)half<int32_t>(x, i);
+  return half<__m128i>(to, 0);
+}
+EMULATED int emulated_reduce_add_epi32(__m512i x) {
+  int sum = 0;
+  for (int i = 0; i < 16; i++) sum += half<int32_t>(x, i);
+  return sum;
+}
+EMULATED unsigned emulated_reduce_max_epu32(__m512i x) {
+  unsigned most = 0;
+  for (int i = 0; i < 16; i++) most = half<uint32_t>(x, i) > most ? half<uint32_t>(x, i) : most;
+  return most;
 }
 EMULATED __mmask64 emulated_movepi8_mask(__m512i x) {
   return (uint32_t)_mm256_movemask_epi8(half<__m256i>(x, 0)) |

@@ -200,7 +200,7 @@ def write_gguf(
     split = {"split_max_tensors": per_part, "small_first_shard": empty_first}
     writer = GGUFWriter(path, metadata.pop("general.architecture", architecture), **split)
     for key, value in metadata.items():
-        _add(writer, key, value)
+        add_entry(writer, key, value)
     formats = cycle([quantized] if isinstance(quantized, str) else quantized or [""])
     for name, weight in (gguf_tensors(model, architecture) if tensors is None else tensors).items():
         if quantized is None or weight.dim() == 1 or name.endswith("bias") or weight.shape[-1] % 32:
@@ -222,7 +222,7 @@ def finish(writer: GGUFWriter, path: Path) -> Path:
     return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*"))
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -12,7 +12,7 @@ from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 from transformers import PreTrainedModel, ProcessorMixin
 
 from paceline.hf.halves import text_half
-from tests.gguf_files import finish, write_gguf
+from tests.gguf_files import add_entry, finish, write_gguf
 
 ARCHITECTURES = {
     "llava": "llama",
@@ -110,7 +110,7 @@ def write_mmproj(
     writer = GGUFWriter(path, "clip")
     for key, value in {**about, **(more or {})}.items():
         if value is not None:
-            _add(writer, key, value)
+            add_entry(writer, key, value)
     for key, tensor in mmproj_tensors(name, model).items():
         writer.add_tensor(key, tensor.contiguous().numpy())
     return finish(writer, path)
@@ -155,16 +155,3 @@ def mmproj_tensors(name: str, model: PreTrainedModel) -> dict[str, torch.Tensor]
         else:
             found[f"{_MM.get(stem) or names.get_name(stem)}.{leaf}"] = tensor
     return found
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)

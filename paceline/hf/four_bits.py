@@ -72,7 +72,7 @@ class FourBits:
 
         read: gives tensors of the files. known: the weights of the model.
         """
-        rounded = set(self._paths(stored))
+        rounded = dict.fromkeys(self._paths(stored))  # in the order of the files, as passes read them
         for name, one in read(name for name in stored if not self._is_part(name, rounded)):
             if name in known:
                 yield name, one

@@ -15,11 +15,11 @@ from pydantic import Field
 
 from ..core.request import SamplingParams
 from ..errors import ConfigError
-from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..hf.chats import split_chat
 from ..hf.images import open_image
 from ..hf.prompts import Prompt, is_chat
 from ..llm import LLM
+from ..measure.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..policy import Fixed
 from ..schema import checked, checked_call, validate
 from ..system.files import parse_json, write_text

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from rich.markup import escape
 
-from ..drafters.registry import spec_class
 from ..errors import ConfigError
-from ..other_names import OPTIONS
+from ..integrations.other_names import OPTIONS
+from ..integrations.vllm_options import as_flag
+from ..methods.table import spec_class
 from ..schema import meant, validate
 from ..system.files import parse_json, read_text
-from ..vllm_options import as_flag
 from .options import ModelArgument, ModelOptions, Speculation, SpeculationOptions, command, open_engine, opt
 from .others import SERVING, Others
 from .screen import Screen

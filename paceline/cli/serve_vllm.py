@@ -167,7 +167,7 @@ def _drafting(model: str, options: SpeculationOptions) -> EngineFlags:
         raise ConfigError("vLLM has no rejection_sample_method 'typical'", fix="leave it out")
     flags = _measured(options)
     if flags is None:
-        from ..eval.tune import for_others
+        from ..measure.tune import for_others
 
         config = for_others(chosen.config)
         label = config.drafter.label or config.method

@@ -15,8 +15,8 @@ from .. import __version__
 from ..core.figures import tokens_per_pass
 from ..core.outputs import Round
 from ..core.request import SamplingParams, TokenLogprob
-from ..drafters import PredictedOutput
 from ..errors import PacelineError
+from ..methods import PredictedOutput
 from ..outputs import Completion, RequestOutput
 from ..sampling.detokenize import Detokenizer
 from .errors import ApiError, body_of

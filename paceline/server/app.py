@@ -117,7 +117,7 @@ def _prompt(body: protocol.TokenizeRequest, settings: Settings) -> str | Templat
 
 def _page() -> tuple[str, dict[str, str]]:
     """The page, and headers that allow only its own script."""
-    ours, shared = resources.files("paceline.server"), resources.files("paceline.eval")
+    ours, shared = resources.files("paceline.server"), resources.files("paceline.measure")
     text = (ours / "page.html").read_text(encoding="utf-8")
     text = text.replace("{{colours}}", (shared / "colours.css").read_text(encoding="utf-8"))
     script = text.partition("<script>")[2].partition("</script>")[0]

@@ -11,10 +11,10 @@ from fastapi.responses import JSONResponse, Response
 
 from ..async_llm import AsyncLLM
 from ..core.request import SamplingParams
-from ..drafters import PredictedOutput
 from ..errors import ConfigError
 from ..hf.images import ImageLimits
 from ..hf.prompts import Prompt
+from ..methods import PredictedOutput
 from ..sampling.detokenize import Detokenizer
 from ..schema import brief
 from . import protocol

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..attention.kv_cache import SlotCache
 from ..attention.states import StateStore
 from ..errors import ConfigError
-from ..runner import LoadedModel
+from ..target import LoadedModel
 from .config import TrainConfig
 from .loop import Task
 from .prepare import PreparedAnswer, read_answers

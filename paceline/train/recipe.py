@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.processing_utils import ProcessorMixin
 
-from ..runner import LoadedModel
 from ..schema import validate
+from ..target import LoadedModel
 from .config import RunConfig
 from .prepare import ImageChat
 
@@ -69,7 +69,7 @@ class Plan:
 
 
 class Recipe(ABC):
-    """Trains one module against one target. A new method is one file with a subclass, named in `recipes.RECIPES`."""
+    """Trains one module against one target. A new method is one file with a subclass, named in `methods.table`."""
 
     KINDS: ClassVar[Mapping[str, tuple[type[Any], type[Any]]]]
     """The classes of `head` and `train.loss` of a configuration, by method."""

@@ -83,7 +83,7 @@ class ZooModel(ZooEntry):
         return max(2 * self.download_bytes, self.download_bytes + self.gguf_bytes, self.gguf_bytes + self.folder_bytes)
 
     def build(self, base: Path | None, folder: Path, progress: Progress) -> None:
-        from ..hf.gguf import convert_gguf
+        from ..hf.gguf.load import convert_gguf
         from .download import fetch_gguf
 
         with TemporaryDirectory(dir=folder.parent) as scratch:

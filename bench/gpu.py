@@ -24,9 +24,9 @@ from paceline import LLM, Fixed, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
 from paceline.errors import PacelineError
 from paceline.eval.machine import weight_bytes
+from paceline.eval.record import measured_on
 from paceline.quant.linears import Weights
 from paceline.runner import LoadedModel, ModelRunner, with_weights, wrap_model
-from paceline.system.provenance import provenance
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 GOALS = {"fraction": 0.8, "growth": 1.2}  # at least, at most
@@ -188,7 +188,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, obje
         "not_measured": missing,
         "round_ms": {name: round(value, 4) for name, value in spent.items()},
         "peak_bytes": peak,
-        "provenance": provenance(),
+        "provenance": measured_on(),
     }
 
 

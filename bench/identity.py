@@ -17,8 +17,9 @@ from paceline import LLM, SamplingParams
 from paceline.config import parse
 from paceline.eval.check import check
 from paceline.eval.prompts import read_prompts
+from paceline.eval.record import measured_on
 from paceline.runner import load_model
-from paceline.system.provenance import hash_prompts, provenance
+from paceline.system.provenance import hash_prompts
 from paceline.zoo import resolve
 
 
@@ -83,7 +84,7 @@ def main() -> None:
         "prompts_hash": hash_prompts([json.dumps(text) for text in texts]),
         "max_tokens": options.max_tokens,
         "rows": rows,
-        "provenance": provenance(),
+        "provenance": measured_on(),
     }
     print(json.dumps(result))
 

@@ -25,13 +25,13 @@ from bench.peers import PeerOptions, open_peer
 from bench.peers.isolated import LLAMA_CPP, IsolatedPeer
 from paceline import LLM, SamplingParams
 from paceline.eval.prompts import EXAMPLES, user_prompt
+from paceline.eval.record import measured_on
 from paceline.hf.load import open_checkpoint
 from paceline.hf.twin import in_float32
 from paceline.quant.blocks import BlockLinear
 from paceline.runner import with_activations
 from paceline.runner.loaded import LoadedModel
 from paceline.runner.prefill import reference_logits
-from paceline.system.provenance import provenance
 from paceline.zoo import resolve
 
 _LEAST = -100.0  # llama.cpp gives probabilities in float32, where smaller ones are zero
@@ -154,7 +154,7 @@ def main() -> None:
                 f"{side:<26} mean KL {one['mean_kl']:.2e} ± {one['standard_error']:.1e} nats, "
                 f"same most likely token {one['same_top']:.2%}"
             )
-    print(json.dumps({**found, "provenance": provenance()}))
+    print(json.dumps({**found, "provenance": measured_on()}))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from ..kernels import load
 from ..system.files import read_json, write_text
 from ..system.provenance import provenance
 
-Cell: TypeAlias = str | float | tuple[float, float] | None
+Cell: TypeAlias = str | int | float | tuple[float, float] | None
 """A name, a value, the bounds of an interval, or nothing."""
 
 
@@ -76,7 +76,7 @@ class Record(_Strict):
 
     def save(self, folder: Path) -> Path:
         """Write it, a line for each row. Raises `OSError`."""
-        about = self.model_dump(exclude={"rows"})
+        about = self.model_dump(exclude={"rows"}, exclude_none=True)
         rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in self.rows)
         head = json.dumps(about, indent=1, ensure_ascii=False).removesuffix("\n}")
         path = folder / self.file

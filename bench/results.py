@@ -55,15 +55,15 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 NEEDS = {
-    "lookup": "nothing",
-    "self-int4": "84 MB: the model's own layers in INT4",
-    "head:smollm2-135m-eagle": "an EAGLE-1 head (8 MB, packaged)",
-    "head:smollm2-135m-dflash": "a DFlash head (17 MB, packaged)",
-    "lookup+self-int4": "84 MB",
-    "lookup+head:smollm2-135m-eagle": "the EAGLE-1 head",
-    "lookup+head:smollm2-135m-dflash": "the DFlash head",
+    "lookup": ("lookup", "nothing"),
+    "self-int4": ("the model's own layers in INT4", "84 MB of memory"),
+    "head:smollm2-135m-eagle": ("EAGLE-1", "a head of 8 MB (packaged)"),
+    "head:smollm2-135m-dflash": ("DFlash", "a head of 17 MB (packaged)"),
+    "lookup+self-int4": ("lookup and own layers", "84 MB of memory"),
+    "lookup+head:smollm2-135m-eagle": ("lookup and EAGLE-1", "the head"),
+    "lookup+head:smollm2-135m-dflash": ("lookup and DFlash", "the head"),
 }
-"""The rows of README's table, and what each drafter needs."""
+"""The drafters of README's table, what it calls them, and what each needs."""
 
 
 def shown(cell: Cell, unit: str) -> str:
@@ -111,10 +111,10 @@ def how_fast(records: Sequence[Record]) -> str:
     columns = [{name: row["all"] for name, row in one.values.items() if name in NEEDS} for one in machines]
     best = [max(cell for cell in column.values() if isinstance(cell, float)) for column in columns]
     rows = []
-    for name, needs in NEEDS.items():
+    for name, about in NEEDS.items():
         cells = [shown(column.get(name), "x") or "–" for column in columns]
         cells = [f"**{cell}**" if cell == f"{most:.2f}" else cell for cell, most in zip(cells, best, strict=True)]
-        rows.append([f"`{name.replace('smollm2-135m-', '')}`", needs, *cells])
+        rows.append([*about, *cells])
     names = [f"{one.machine.name} ({ISAS[(one.machine.isa or '').split('_')[0]]})" for one in machines]
     by_table = {one.table: one.values for one in records}  # those of one machine
     files, engines, clients = by_table["llama.cpp"], by_table["engines"], by_table["clients"]["16"]

@@ -20,6 +20,7 @@ from typing import Any
 from rich.progress import Progress
 
 from bench import results
+from bench.methods import open_engines
 from paceline.cli.options import quieten
 from paceline.cli.screen import duration
 from paceline.errors import PacelineError
@@ -57,19 +58,11 @@ def estimated(llm: Any, questions: Sequence[Any], sides: int, max_tokens: int) -
 
 def measure(model: str, drafters: Sequence[str], questions: Sequence[Any], max_tokens: int) -> dict[str, Any]:
     """The summary of a benchmark run, see `paceline.eval.summary`."""
-    from paceline import LLM
-    from paceline.config import parse
     from paceline.eval.run import PLAIN, BenchOptions, BenchRun, EngineSide, fitting
     from paceline.eval.summary import summarise
-    from paceline.zoo import resolve
 
-    loaded, sides = resolve(model), list[EngineSide]()
-    for name in drafters:
-        drafter, policy, verifier = parse(name).build()
-        llm = LLM(loaded, drafter=drafter, policy=policy, verifier=verifier, max_num_seqs=1)
-        loaded = llm.loaded
-        sides.append(EngineSide(name, llm))
-    llm = sides[0].llm
+    _, llms = open_engines(model, drafters)
+    llm, sides = llms[0], [EngineSide(name, one) for name, one in zip(drafters, llms, strict=True)]
     prompts, _ = fitting(llm, questions)
     took = duration(estimated(llm, prompts, 1 + len(sides), max_tokens))
     print(f"{model}: {len(prompts)} questions, plainly and with {', '.join(drafters)}. This takes up to {took}.")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import ConfigError
-from paceline.eval.record import Cell, Record, read_records
+from paceline.measure.record import Cell, Record, read_records
 
 ROOT = Path(__file__).parents[1]
 RECORDS, PAGE, README = ROOT / "bench" / "results", ROOT / "docs" / "results.md", ROOT / "README.md"

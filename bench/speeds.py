@@ -24,7 +24,7 @@ from bench.methods import open_engines
 from paceline.cli.options import quieten
 from paceline.cli.screen import duration
 from paceline.errors import PacelineError
-from paceline.eval.record import Cell, Record, measured_on, read_records, record_of
+from paceline.measure.record import Cell, Record, measured_on, read_records, record_of
 from paceline.system.hardware import set_waiting, use_threads, watch_load
 
 MODEL = "smollm2-135m"
@@ -38,7 +38,7 @@ EACH, TOKENS, QUICK_TOKENS = 12, 96, 48
 
 def questions_of(data: Path | None, quick: bool) -> list[Any]:
     """The same questions every time, each with the name of its column as category."""
-    from paceline.eval.suites import BUILT_IN, choose, read_suite
+    from paceline.measure.suites import BUILT_IN, choose, read_suite
 
     if quick:
         return [replace(question, category="built-in") for question in read_suite(BUILT_IN)]
@@ -57,9 +57,9 @@ def estimated(llm: Any, questions: Sequence[Any], sides: int, max_tokens: int) -
 
 
 def measure(model: str, drafters: Sequence[str], questions: Sequence[Any], max_tokens: int) -> dict[str, Any]:
-    """The summary of a benchmark run, see `paceline.eval.summary`."""
-    from paceline.eval.run import PLAIN, BenchOptions, BenchRun, EngineSide, fitting
-    from paceline.eval.summary import summarise
+    """The summary of a benchmark run, see `paceline.measure.summary`."""
+    from paceline.measure.run import PLAIN, BenchOptions, BenchRun, EngineSide, fitting
+    from paceline.measure.summary import summarise
 
     _, llms = open_engines(model, drafters)
     llm, sides = llms[0], [EngineSide(name, one) for name, one in zip(drafters, llms, strict=True)]

@@ -26,22 +26,22 @@ from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
 from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
 from .decoding import SpeculativeDecoder, generate
-from .drafters import Choose, Plain, PredictedOutput
-from .drafters.registry import one_of
 from .errors import ConfigError, LossyNotAllowed
 from .hf.classes import PreTrainedModel, ProcessorMixin
 from .hf.load import load_tokenizer
 from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
-from .other_names import INSTEAD
+from .integrations.other_names import INSTEAD
+from .methods import Choose, Plain, PredictedOutput
+from .methods.table import one_of
 from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
 from .quant.blocks import Activations
 from .quant.linears import QuantReport, Weights
 from .requests import Request, default_params, drop_waiting_pixels, open_request, read_for, ready_sequences
-from .runner import LoadedModel, load_model, make_runner, with_activations, with_weights, wrap_model
 from .schema import brief, checked_call, checked_names
 from .stats import Counter, EngineStats, Vector
 from .system.hardware import return_free_memory
+from .target import LoadedModel, load_model, make_runner, with_activations, with_weights, wrap_model
 from .tuned import check_profile, load_tuned
 from .verify import Coupled
 from .zoo import resolve
@@ -133,7 +133,7 @@ class LLM:
             if mmproj is None:
                 self.loaded = load_model(place, dtype, device, trust_remote_code, tokenizer, hub)
             else:
-                from .hf.gguf_vision import open_gguf_vision
+                from .hf.gguf.vision import open_gguf_vision
 
                 code = trust_remote_code and tokenizer is None
                 unread = {**hub, "trust_remote_code": code or None}

@@ -14,12 +14,12 @@ from .errors import ConfigError
 from .hf.image_prompts import pixel_bytes
 from .hf.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
 from .outputs import Completion, RequestOutput
-from .runner import LoadedModel, ModelRunner
-from .runner.prefill import text_logits
 from .sampling.detokenize import Detokenizer
 from .sampling.grammar import make_grammar
 from .sampling.scores import token_logprob
 from .schema import brief
+from .target import LoadedModel, ModelRunner
+from .target.prefill import text_logits
 
 MAX_WAITING_PIXEL_BYTES = 1 << 30
 """Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""

@@ -15,8 +15,8 @@ from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
-from paceline.runner import LoadedModel, ModelRunner, load, wrap_model
 from paceline.sampling.detokenize import Detokenizer
+from paceline.target import LoadedModel, ModelRunner, load, wrap_model
 from tests.oracle import autoregressive
 from tests.tiny import tiny_model
 

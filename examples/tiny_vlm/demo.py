@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline import LLM, SamplingParams
-from paceline.drafters import DraftModel
 from paceline.errors import ConfigError
+from paceline.methods import DraftModel
 from paceline.outputs import RequestOutput
 
 from .questions import KINDS, Question, ask

@@ -13,10 +13,10 @@ from ..core.outputs import Origin, Round, TargetDistribution, Timings, Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import CacheFull
-from ..runner import ModelRunner
 from ..sampling.distribution import target_distribution
 from ..sampling.scores import token_logprob
 from ..system.hardware import one_thread
+from ..target import ModelRunner
 from . import first_pass
 from .contract import call, check_contract, spared
 from .forbidden import without_forbidden

@@ -37,16 +37,16 @@ from ..core.outputs import Walk
 from ..core.request import SamplingParams, Sequence
 from ..core.vision import VisionPrompt
 from ..decoding import SpeculativeDecoder, generate
-from ..drafters.plain import Plain
 from ..errors import CacheFull, ConfigError
-from ..eval.prompts import PromptLine, read_lines
 from ..hf.chats import has_images
 from ..hf.image_prompts import encode, text_prompt
 from ..hf.prompts import Chat, read_prompt
+from ..measure.prompts import PromptLine, read_lines
+from ..methods.plain import Plain
 from ..policy import Fixed
-from ..runner import ModelRunner
 from ..schema import Many, checked, validate
 from ..system.files import parse_json, read_bytes, replacing, write_text
+from ..target import ModelRunner
 from ..verify import Coupled
 from .config import PrepareSection
 from .run_folder import check_same, read_if_there, understood

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.eval.record import read_records
+from paceline.measure.record import read_records
 from tests.bench.test_methods_script import data  # noqa: F401
 
 SCRIPT = "speeds"

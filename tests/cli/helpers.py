@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from paceline.cli.app import app
-from paceline.eval.results import SavedResults, open_results
+from paceline.measure.results import SavedResults, open_results
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(4, 97))]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

@@ -8,9 +8,9 @@ import paceline.requests as front
 from paceline import LLM, Choose, DraftModel, PromptLookup, SamplingParams
 from paceline.core.vision import PromptImage
 from paceline.decoding import SpeculativeDecoder
-from paceline.drafters import draft_vision
 from paceline.errors import CacheFull, ConfigError
 from paceline.hf import image_prompts
+from paceline.methods.draft_model import vision as draft_vision
 from paceline.policy import Fixed
 from tests.vision.families import make_image, seeing, user
 

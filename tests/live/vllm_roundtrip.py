@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     from transformers import AutoTokenizer
 
-    from paceline.eval.prompts import read_prompts
+    from paceline.measure.prompts import read_prompts
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     given = PROMPTS if options.prompts is None else read_prompts(options.prompts, options.num_prompts)

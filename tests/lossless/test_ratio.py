@@ -15,7 +15,7 @@ from paceline.core.interfaces import Verifier
 from paceline.core.outputs import Timings
 from paceline.decoding import SpeculativeDecoder, generate
 from paceline.policy import Fixed
-from paceline.runner import LoadedModel, ModelRunner
+from paceline.target import LoadedModel, ModelRunner
 from tests.adversaries import RandomTrees, Wide
 from tests.helpers import changed, loaded, sequence
 from tests.tiny import tiny_model

@@ -6,7 +6,7 @@ import pytest
 
 from bench import results
 from paceline.errors import ConfigError
-from paceline.eval.record import read_records
+from paceline.measure.record import read_records
 
 FILES = [results.README, results.PAGE]
 

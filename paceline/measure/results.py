@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, AliasPath, BaseModel, ConfigDict, Field, model_validator
 
 from ..core.figures import MIN_TIMED, Round
 from ..errors import ConfigError, PacelineError
@@ -233,12 +233,17 @@ def _texts(token_ids: tuple[int, ...], pieces: tuple[str, ...]) -> tuple[str, ..
     return pieces if len(pieces) == len(token_ids) else tuple(f"[{token}]" for token in token_ids)
 
 
+def _gain(name: str, part: str) -> Any:
+    """A field that `paceline tune` writes as part of a `Gain`."""
+    return Field(None, validation_alias=AliasChoices(name, part, AliasPath("overall", part)))
+
+
 class SavedSpeedup(_Saved):
     """A speed-up and the bounds of its confidence interval; None where none was computed."""
 
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
+    speedup: float | None = _gain("speedup", "value")
+    speedup_low: float | None = _gain("speedup_low", "low")
+    speedup_high: float | None = _gain("speedup_high", "high")
 
 
 class SavedRun(SavedSpeedup):
@@ -250,7 +255,7 @@ class SavedRun(SavedSpeedup):
     rounds: tuple[int, ...] = Field((), validation_alias="rounds_by_position")
     batch: int = 1
     mean_acceptance_length: float | None = None
-    tokens_per_s: float | None = Field(None, validation_alias="speculative_tokens_per_s")
+    tokens_per_s: float | None = Field(None, validation_alias=AliasChoices("speculative_tokens_per_s", "tokens_per_s"))
     verdicts: dict[str, int] = {}
 
 
@@ -264,7 +269,7 @@ class SavedPeer(_Saved):
 
 
 class SavedResults(_Saved):
-    """A result folder, or a file of measurements such as `paceline doctor --json` prints.
+    """A result folder, or what `paceline bench`, `check`, `demo`, `doctor` or `tune` prints with --json, as a file.
 
     model: the last part of its path. pass_times: seconds of a pass by its rows. floor_s: seconds of reading the weights
     once. complete: False where the run was interrupted or killed.
@@ -282,6 +287,14 @@ class SavedResults(_Saved):
     numerics: str | None = None
     complete: bool = True
     provenance: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_runs(cls, given: object) -> object:
+        """`check` and `demo` are one run, with its numbers at the top; the runs of `tune` are its candidates."""
+        if not isinstance(given, dict) or given.get("runs"):
+            return given
+        return {**given, "runs": given.get("candidates") or ([given] if "drafter" in given else [])}
 
     def answers(self) -> list[SavedAnswer]:
         """The answers in the order of the file, none without a file. Raises `ConfigError` for an invalid line."""
@@ -324,5 +337,5 @@ def open_results(path: Path | str) -> SavedResults:
         raise ConfigError(
             f"{str(file)!r} cannot be read as results",
             got=getattr(error, "got", error),
-            expected="a folder that `paceline bench` wrote, or a file of `paceline doctor --json`",
+            expected="a folder that `paceline bench` wrote, or a file of what a measurement prints with --json",
         ) from None

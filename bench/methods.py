@@ -61,7 +61,7 @@ def open_engines(model, drafters, budget="cost_model", nodes=7):
 
 def run_piece(args, folder, suite, temperature, budget, progress):
     """Measure all drafters on one suite."""
-    from paceline.measure.results import claim
+    from paceline.measure.result_folder import claim
     from paceline.measure.run import PLAIN, BenchOptions, BenchRun, EngineSide, fitting
     from paceline.measure.suites import choose, read_suite
     from paceline.measure.summary import about_run, summarise

@@ -15,7 +15,7 @@ _MODULES = {
     "core.structured": "StructuredOutputsParams",
     "core.outputs": "Origin Round",
     "outputs": "Completion RequestOutput StreamChunk",
-    "drafters": "Blockwise Choose DFlash DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain "
+    "methods": "Blockwise Choose DFlash DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain "
     "PredictedOutput PromptLookup SelfQuantized Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",

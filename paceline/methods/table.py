@@ -354,4 +354,4 @@ def one_of(names: Sequence[object]) -> str:
 
 @cache
 def _installed() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group="paceline.methods") if entry.name not in REGISTRY}
+    return {entry.name: entry for entry in entry_points(group="paceline.drafters") if entry.name not in REGISTRY}

@@ -66,7 +66,7 @@ class BigramsSpec(DrafterSpec):
 
 @pytest.fixture
 def installed(monkeypatch):
-    entry = EntryPoint("bigrams", f"{__name__}:BigramsSpec", "paceline.methods")
+    entry = EntryPoint("bigrams", f"{__name__}:BigramsSpec", "paceline.drafters")
     monkeypatch.setattr(registry, "_installed", lambda: {"bigrams": entry})
 
 

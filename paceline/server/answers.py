@@ -16,7 +16,7 @@ from ..core.figures import tokens_per_pass
 from ..core.outputs import Round
 from ..core.request import SamplingParams, TokenLogprob
 from ..errors import PacelineError
-from ..methods import PredictedOutput
+from ..methods.prediction import PredictedOutput
 from ..outputs import Completion, RequestOutput
 from ..sampling.detokenize import Detokenizer
 from .errors import ApiError, body_of

@@ -14,7 +14,7 @@ from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..hf.images import ImageLimits
 from ..hf.prompts import Prompt
-from ..methods import PredictedOutput
+from ..methods.prediction import PredictedOutput
 from ..sampling.detokenize import Detokenizer
 from ..schema import brief
 from . import protocol

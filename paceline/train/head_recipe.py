@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..methods.heads.folder import HEADS, load_head, method_of
+from ..methods.heads.folder import load_head
+from ..methods.heads.info import head_class, method_of
 from ..methods.heads.layers import attend_causally
 from ..methods.heads.parts import draft_index, frequent_ids
 from ..target import LoadedModel
@@ -221,7 +222,7 @@ class HeadRecipe(Recipe):
         made = cls.configure(plan)
         plan.target.output_rows()
         if plan.config.start is None:
-            size = size_of(lambda: HEADS[plan.method](made))
+            size = size_of(lambda: head_class(plan.method)(made))
             check_memory(size, "this head", plan.target.device, "smaller sizes in head.*")
         else:
             made = cls.continued(plan, made).config
@@ -232,7 +233,7 @@ class HeadRecipe(Recipe):
         target, made = plan.target, cls.configure(plan)
         ids = frequent_ids(answers.texts, made.draft_vocab_size, target.vocab_size)
         if plan.config.start is None:
-            head = seeded(plan.shape.seed, lambda: HEADS[plan.method](made, ids)).to(target.device)
+            head = seeded(plan.shape.seed, lambda: head_class(plan.method)(made, ids)).to(target.device)
         else:
             head = cls.continued(plan, made, ids)
             ids = head.draft_ids
@@ -259,6 +260,6 @@ class HeadRecipe(Recipe):
         if not fields:
             return head
         weights, same = head.state_dict(), {name: getattr(made, name) for name in fields}
-        head = HEADS[plan.method](replace(head.config, **same), ids).to(plan.target.device)
+        head = head_class(plan.method)(replace(head.config, **same), ids).to(plan.target.device)
         head.load_state_dict(head.state_dict() | weights | {"draft_ids": ids})
         return head

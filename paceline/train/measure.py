@@ -11,8 +11,8 @@ from ..errors import ConfigError
 from ..llm import LLM
 from ..measure.prompts import EXAMPLES, Prompt, read_prompts
 from ..measure.trials import Progress, Trial, run_trial
-from ..methods.heads.folder import DRAFT_MODEL
-from ..methods.table import of_head_alone
+from ..methods.heads.info import DRAFT_MODEL
+from ..methods.spec import of_head_alone
 from ..system.provenance import hash_prompts
 from ..target import LoadedModel
 from ..target.adapters import share_copy

@@ -24,7 +24,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..hf.chats import has_images
 from ..llm import LLM
 from ..measure.trials import Trial, trials_of
-from ..methods.heads.folder import read_record, trained_info
+from ..methods.heads.info import read_record, trained_info
 from ..methods.table import recipe_of
 from ..system.files import Progress, check_folder, write_text
 from ..target import LoadedModel, load_model

@@ -27,7 +27,8 @@ from ...schema import checked, checked_call
 from ...target import LoadedModel, ModelRunner, load_model, with_weights
 from ...verify import Coupled
 from ...zoo import resolve
-from ..table import DrafterSpec, from_short_name, spec_class, vllm_flag
+from ..spec import DrafterSpec, from_short_name, vllm_flag
+from ..table import spec_class
 from .chain import Chains
 from .vision import DraftPrompt, VisionMode, vision_of_draft
 from .vocabularies import Translation, VocabularyMode, translation

@@ -25,7 +25,7 @@ from ...zoo.packaged import head_folder
 from ..draft_model.chain import Chains
 from ..draft_model.drafter import llama_cpp_draft
 from ..heads.folder import load_head
-from ..table import DrafterSpec
+from ..spec import DrafterSpec
 from .head import Int4Draft
 
 if TYPE_CHECKING:

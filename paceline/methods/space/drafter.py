@@ -30,7 +30,7 @@ from ..heads.context_ngrams import ContextNgrams
 from ..heads.fitting import read_adapter
 from ..heads.top_tokens import TokenRanking
 from ..heads.trees import Children, DraftTree, DynamicTree, grow, padded_confidences
-from ..table import HeadSpec
+from ..spec import HeadSpec
 from .adapter import SpaceAdapter
 
 MASK_WORTH = 0.25

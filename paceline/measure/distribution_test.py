@@ -14,9 +14,9 @@ from ..llm import LLM
 from ..methods.draft_model.drafter import DraftModel
 from ..outputs import Completion
 from ..policy import Fixed
+from ..system.files import Progress, silent
 from ..system.hardware import one_thread
 from ..target import wrap_model
-from ..zoo.registry import Progress, silent
 
 FALSE_ALARM = 1e-6
 """The probability that a lossless verifier fails the test."""

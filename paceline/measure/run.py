@@ -19,7 +19,7 @@ from ..errors import CacheFull, PacelineError
 from ..hf.prompts import has_chat_template
 from ..llm import LLM
 from ..schema import checked
-from ..zoo.registry import Progress, silent
+from ..system.files import Progress, silent
 from . import machine
 from .check import judge
 from .reference import Decoded

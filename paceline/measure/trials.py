@@ -32,8 +32,8 @@ from ..llm import LLM, Prompt
 from ..methods.spec import of_head_alone
 from ..policy import Fixed
 from ..schema import Many, checked, validate
+from ..system.files import Progress, silent
 from ..system.provenance import hash_prompts
-from ..zoo.registry import Progress, silent
 from .prompts import EXAMPLES, user_prompt
 
 Source: TypeAlias = Literal["built_in", "texts", "file"]

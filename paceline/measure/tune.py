@@ -19,10 +19,10 @@ from ..methods.spec import HeadSpec
 from ..methods.table import rows
 from ..policy import CostModel, Profile
 from ..policy.estimates import Estimates
+from ..system.files import Progress, silent
 from ..system.provenance import provenance
 from ..tuned import Tuned, made_for
 from ..zoo import name_elsewhere, resolve
-from ..zoo.registry import Progress, silent
 from .machine import PassCosts, about_drafts, ms
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide
 from .suites import Question

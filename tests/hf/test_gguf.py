@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGUFReader, dequantize
-from paceline.hf.gguf.load.file import read_gguf
-from paceline.hf.gguf.load.load import FORMS, convert_gguf, open_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, IncompatibleModels, PacelineError
+from paceline.hf.gguf.file import read_gguf
+from paceline.hf.gguf.load import FORMS, convert_gguf, open_gguf
 from paceline.hf.image_prompts import encode
 from paceline.hf.load import load_tokenizer, open_checkpoint
 from paceline.methods import PromptLookup

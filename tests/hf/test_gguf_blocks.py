@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from paceline.hf.gguf.load.load import FORMS, open_gguf
 
 from paceline import LLM, SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.errors import IncompatibleModels, PacelineError
 from paceline.hf.describe import FORMS as NATIVE_FORMS
 from paceline.hf.fingerprint import fingerprint
+from paceline.hf.gguf.load import FORMS, open_gguf
 from paceline.hf.twin import in_float32, plain_twin
 from paceline.kernels import load
 from paceline.kernels.packing import unpack

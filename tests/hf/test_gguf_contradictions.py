@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from paceline.hf.gguf.load.load import open_gguf
 
 from paceline.errors import PacelineError
+from paceline.hf.gguf.load import open_gguf
 from paceline.hf.twin import plain_twin
 from paceline.kernels.library import BlockFormat
 from tests.gguf_files import vocabulary, write_gguf

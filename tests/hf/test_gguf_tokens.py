@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paceline.hf.gguf.load.file import GGUFFile
-from paceline.hf.gguf.load.tokens import ends_of_answers, gguf_tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from paceline.errors import ConfigError
+from paceline.hf.gguf.file import GGUFFile
+from paceline.hf.gguf.tokens import ends_of_answers, gguf_tokenizer
 from tests.gguf_files import SPECIAL, vocabulary
 
 MERGES = ["Ġ Ġ", "h e", "l l"]

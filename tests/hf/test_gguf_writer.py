@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGUFReader
-from paceline.hf.gguf.load.file import read_gguf
-from paceline.hf.gguf.load.load import FORMS, open_gguf
-from paceline.hf.gguf.load.writer import write_gguf
 from tokenizers import Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, IncompatibleModels
+from paceline.hf.gguf.file import read_gguf
+from paceline.hf.gguf.load import FORMS, open_gguf
+from paceline.hf.gguf.writer import write_gguf
 from paceline.hf.load import open_checkpoint
 from paceline.kernels import load
 from paceline.quant.blocks import BlockWeights

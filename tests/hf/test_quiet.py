@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from paceline.hf.gguf.load.load import convert_gguf
 from transformers.utils import logging
 
 from paceline import LLM
+from paceline.hf.gguf.load import convert_gguf
 from paceline.train.models import plain_models
 from tests.cli.helpers import save
 from tests.hf.test_gguf import written

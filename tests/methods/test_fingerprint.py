@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from paceline.hf.gguf.load.load import open_gguf
 
 from paceline import LLM
 from paceline.hf import fingerprint
+from paceline.hf.gguf.load import open_gguf
 from paceline.quant.linears import quantize_linears
 from paceline.target import load_model, with_weights, wrap_model
 from paceline.target.adapters import share_copy

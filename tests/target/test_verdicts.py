@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from paceline.hf.gguf.load.load import open_gguf
 
 from paceline import LLM, SamplingParams
 from paceline.errors import IncompatibleModels
+from paceline.hf.gguf.load import open_gguf
 from paceline.kernels import load as kernels
 from paceline.target import LoadedModel, load_model, verdicts
 from paceline.target import load as loading

@@ -192,12 +192,12 @@ def trained() -> dict[str, Method]:
     return {row.trained_as or row.name: row for row in rows() if row.recipe}
 
 
-def recipe_of(method: str) -> Any:
-    """The `train.recipe.Recipe` of a method. Raises `ConfigError` for an unknown one."""
+def trained_method(name: str) -> Method:
+    """The method that `paceline train` knows by this name. Raises `ConfigError`."""
     known = trained()
-    if method not in known:
-        raise ConfigError("unknown method of training", got=repr(method), expected="one of " + ", ".join(known))
-    return named(known[method].recipe)
+    if name not in known:
+        raise ConfigError("unknown method of training", got=repr(name), expected="one of " + ", ".join(known))
+    return known[name]
 
 
 def spec_class(method: str) -> "type[DrafterSpec]":

@@ -20,7 +20,7 @@ from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, 
 from ...core.request import Sequence
 from ...errors import ConfigError, IncompatibleModels
 from ...schema import checked, checked_call
-from ...target.runner import median_seconds
+from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.draft_layer import Level
 from ..heads.fitting import attach_head

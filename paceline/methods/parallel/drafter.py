@@ -17,7 +17,7 @@ from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ...core.request import Sequence
 from ...schema import checked, checked_call
-from ...target.runner import median_seconds
+from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.fitting import attach_head, row_dtype
 from ..heads.top_tokens import TokenRanking

@@ -1,17 +1,10 @@
 from typing import ClassVar
 
 from paceline.schema import checked
-from paceline.train.config import AtLeast1, Seed
-from paceline.train.head_recipe import HeadRecipe, TokenLoss, head_sizes
+from paceline.train.head_recipe import HeadRecipe, HeadShape, TokenLoss, config_of
 from paceline.train.recipe import Losses
 
 from .drafter import OneConfig
-
-
-@checked
-class OneShape:
-    draft_vocab_size: AtLeast1 = 8192
-    seed: Seed = 0
 
 
 @checked
@@ -20,11 +13,11 @@ class OneLoss:
 
 
 class OneRecipe(HeadRecipe):
-    KINDS: ClassVar = {"next_but_one": (OneShape, OneLoss)}
+    KINDS: ClassVar = {"next_but_one": (HeadShape, OneLoss)}
 
     @classmethod
     def configure(cls, plan):
-        return OneConfig(**head_sizes(plan))
+        return config_of(OneConfig, plan)
 
     def loss(self, batch):
         labels, states = self.labels(batch), batch.states[self._last]

@@ -52,22 +52,22 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .errors import PacelineError as PacelineError
     from .integrations.custom_generate import hf_model as hf_model
     from .llm import LLM as LLM
-    from .methods import Blockwise as Blockwise
-    from .methods import Choose as Choose
-    from .methods import DFlash as DFlash
-    from .methods import DraftModel as DraftModel
-    from .methods import Eagle as Eagle
-    from .methods import JumpForward as JumpForward
-    from .methods import Lookahead as Lookahead
-    from .methods import Medusa as Medusa
-    from .methods import Ouroboros as Ouroboros
-    from .methods import Plain as Plain
-    from .methods import PredictedOutput as PredictedOutput
-    from .methods import PromptLookup as PromptLookup
-    from .methods import SelfQuantized as SelfQuantized
-    from .methods import Space as Space
-    from .methods import Suffix as Suffix
-    from .methods import TokenRecycling as TokenRecycling
+    from .methods.choose import Choose as Choose
+    from .methods.dflash.drafter import DFlash as DFlash
+    from .methods.draft_model.drafter import DraftModel as DraftModel
+    from .methods.eagle.drafter import Eagle as Eagle
+    from .methods.jump_forward import JumpForward as JumpForward
+    from .methods.lookahead import Lookahead as Lookahead
+    from .methods.lookup import PromptLookup as PromptLookup
+    from .methods.ouroboros import Ouroboros as Ouroboros
+    from .methods.parallel.drafter import Blockwise as Blockwise
+    from .methods.parallel.drafter import Medusa as Medusa
+    from .methods.plain import Plain as Plain
+    from .methods.prediction import PredictedOutput as PredictedOutput
+    from .methods.recycling import TokenRecycling as TokenRecycling
+    from .methods.self_int4.drafter import SelfQuantized as SelfQuantized
+    from .methods.space.drafter import Space as Space
+    from .methods.suffix.drafter import Suffix as Suffix
     from .outputs import Completion as Completion
     from .outputs import RequestOutput as RequestOutput
     from .outputs import StreamChunk as StreamChunk

@@ -31,8 +31,10 @@ from .hf.classes import PreTrainedModel, ProcessorMixin
 from .hf.load import load_tokenizer
 from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .integrations.other_names import INSTEAD
-from .methods import Choose, Plain, PredictedOutput
-from .methods.table import one_of
+from .methods.choose import Choose
+from .methods.plain import Plain
+from .methods.prediction import PredictedOutput
+from .methods.spec import one_of
 from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
 from .quant.blocks import Activations

@@ -23,7 +23,7 @@ from ..core.request import SEED_BITS, SamplingParams, TokenLogprob, params_of
 from ..errors import CacheFull, ConfigError, LossyNotAllowed
 from ..hf.prompts import Prompt, as_list
 from ..llm import LLM
-from ..methods import DraftModel
+from ..methods.draft_model.drafter import DraftModel
 from ..outputs import RequestOutput
 from ..policy import CostModel
 from ..schema import checked_call

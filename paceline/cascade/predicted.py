@@ -16,8 +16,9 @@ from ..core.request import SamplingParams, Sequence
 from ..decoding import SpeculativeDecoder
 from ..errors import ConfigError
 from ..llm import LLM
-from ..methods import Choose, PredictedOutput
+from ..methods.choose import Choose
 from ..methods.draft_model.drafter import check_same_tokenizer
+from ..methods.prediction import PredictedOutput
 from ..outputs import RequestOutput
 from ..policy import CostModel
 

@@ -31,7 +31,7 @@ from .route import route
 from .screen import DebugFlag, NoProgressFlag, Screen
 from .serve import serve
 from .show import plot, show
-from .train import train
+from .train import TrainCommand, train
 from .tune import tune
 
 
@@ -162,4 +162,4 @@ def _global(
 
 _MEASURING = (demo, chat, generate, serve, route, check, check_draft, bench, plot, show, doctor, tune, calibrate)
 for _command in (*_MEASURING, train, index, convert, export, models, pull):
-    app.command(_command.__name__.replace("_", "-"), cls=Command)(_command)
+    app.command(_command.__name__.replace("_", "-"), cls=TrainCommand if _command is train else Command)(_command)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..llm import LLM
     from ..measure.check import CheckReport, Comparison
     from ..measure.trials import Trial, TrialCheck
-    from ..methods.heads.folder import HeadInfo
+    from ..methods.heads.info import HeadInfo
 
 
 @command
@@ -189,7 +189,7 @@ def check_draft(
         from ..measure.prompts import read_prompts
         from ..measure.record import measured_on
         from ..measure.trials import check_trial, trials_of
-        from ..methods.heads.folder import read_record, trained_info
+        from ..methods.heads.info import read_record, trained_info
         from ..system.provenance import hash_prompts
 
     info = trained_info(head)

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from ..errors import ConfigError
-from ..methods.table import table as drafter_table
+from ..methods.table import rows as methods
 from ..system.files import check_new, check_out, folder_bytes, new_folder
 from .options import FileWeights, command, opt, quieten
 from .screen import Screen
@@ -58,7 +58,7 @@ def models(screen: Screen, cache_dir: str | None = opt(None, _CACHE_DIR)) -> Non
             entry = zoo.ZOO[row.name]
             more = {"hub_id": entry.hub_id, "parameters": entry.parameters, "download_bytes": entry.download_bytes}
             listed.append({**vars(row), **more})
-        known = [{"drafter": usage, "method": method, "description": what} for usage, method, what in drafter_table()]
+        known = [{"drafter": one.usage, "method": one.name, "description": one.summary} for one in methods()]
         screen.put_json({"models": listed, "heads": heads, "drafters": known})
         return
     screen.heading("Models")
@@ -79,8 +79,8 @@ def models(screen: Screen, cache_dir: str | None = opt(None, _CACHE_DIR)) -> Non
     if not heads:
         screen.out.print(f"    {INSTALL}", soft_wrap=True)
     screen.heading("Drafters, for --drafter")
-    for usage, method, what in drafter_table():
-        screen.entry(usage, f"{escape(what)} [dim]({method})[/dim]")
+    for method in methods():
+        screen.entry(method.usage, f"{escape(method.summary)} [dim]({method.name})[/dim]")
 
 
 @command

@@ -23,7 +23,7 @@ from rich.markup import escape
 from ..config import SpecConfig, parse
 from ..errors import ConfigError
 from ..integrations.vllm_options import as_flag
-from ..methods.table import usages
+from ..methods.spec import usages
 from ..system.files import read_text
 from .others import TABLE, Others
 from .process import silence_loggers

@@ -4,29 +4,35 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from ..methods.table import trained, trained_method
+from .help import Command
 from .options import command, opt, quieten
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
     from ..train.stages import Done, Stages
 
-Method = Literal["eagle", "eagle3", "peagle", "dflash", "medusa", "blockwise", "mtp", "space", "qat", "distill"]
 _STAGES = ("prepare", "train", "eval")
+
+
+class TrainCommand(Command):
+    """Names the methods in its help, also those of installed packages, which are loaded for it."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print it."""
+        method: Any = next(one for one in self.params if one.name == "method")
+        method.help = f"One of {', '.join(trained())}."
+        super().format_help(ctx, formatter)
 
 
 @command
 def train(
-    method: Annotated[
-        Method,
-        typer.Argument(
-            metavar="METHOD", help="eagle, eagle3, peagle, dflash, medusa, blockwise, mtp, space, qat or distill."
-        ),
-    ],
+    method: Annotated[str, typer.Argument(metavar="METHOD")],
     screen: Screen,
     words: Annotated[
         list[str] | None,
@@ -49,6 +55,7 @@ def train(
 
     Example:  paceline train eagle3 --config run.yaml train.epochs=3
     """
+    trained_method(method)  # which raises for an unknown one
     stages = [word for word in words or [] if "=" not in word]
     given = {"model": target, "out": out and str(out), "answers": [str(one) for one in prepared or ()] or None}
     overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None]
@@ -89,7 +96,7 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
         for event in run.run(stage, report_eval):
             if isinstance(event, Done):
                 result = {"path": str(event.path), **event.result}
-                _say_done(event, run.config.model, screen)
+                _say_done(event, run.method, run.config.model, screen)
             elif isinstance(event, Preparing):
                 most = event.total * run.config.prepare.part[1] * run.config.prepare.max_tokens
                 had_few = had_few or _warn_few(f"{event.total} prompts, whose answers have at most", most, screen)
@@ -126,7 +133,7 @@ def _warn_few(what: str, tokens: int, screen: Screen) -> bool:
     return True
 
 
-def _say_done(done: "Done", target: str, screen: Screen) -> None:
+def _say_done(done: "Done", method: str, target: str, screen: Screen) -> None:
     if screen.json:
         return
     if done.stage == "eval":
@@ -145,11 +152,5 @@ def _say_done(done: "Done", target: str, screen: Screen) -> None:
 
         tuned = model_beside(done.path)
         model = str(tuned) if (tuned / "config.json").exists() else target
-        words = shlex.join(["paceline", "generate", model, "--drafter", f"{_kind(done.path)}:{done.path}"])
+        words = shlex.join(["paceline", "generate", model, "--drafter", f"{trained_method(method).word}:{done.path}"])
         screen.say(f"[dim]use it:[/dim] {escape(words)} --chat ...")
-
-
-def _kind(folder: Path) -> str:
-    """The prefix of --drafter for the drafter in this folder."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return "model" if "paceline_head" not in config else "self-int4" if config["method"] == "self_int4" else "head"

@@ -206,6 +206,14 @@ class TargetView(Protocol):
         """A `ModelRunner` for a copy of this model on the same cache. `change` replaces layers of the copy in place."""
         ...
 
+    def open_model(self, model: Any, dtype: Any = None, device: Any = None, weights: Any = None) -> Any:
+        """Load another model, in this one's dtype and on its device by default; of a loaded one, a quantised copy."""
+        ...
+
+    def run_model(self, model: Any) -> Any:
+        """A runner of another loaded model, for as many sequences, and no longer ones."""
+        ...
+
     def share_vision_tower(self, vision: Any) -> Any:
         """A draft's vision half with this model's tower in it, which encodes each image once for both."""
         ...

@@ -35,7 +35,8 @@ from ..errors import ConfigError
 from ..hf.load import KV_CACHE
 from ..hf.vision import is_vlm
 from ..llm import LLM
-from ..methods import DraftModel, PromptLookup
+from ..methods.draft_model.drafter import DraftModel
+from ..methods.lookup import PromptLookup
 from ..policy import Fixed
 from ..schema import brief, checked_call
 from ..target import wrap_model

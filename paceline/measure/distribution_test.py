@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ..core.interfaces import Verifier
 from ..core.request import SamplingParams
 from ..llm import LLM
-from ..methods import DraftModel
+from ..methods.draft_model.drafter import DraftModel
 from ..outputs import Completion
 from ..policy import Fixed
 from ..system.files import Progress, silent

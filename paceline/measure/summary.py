@@ -20,7 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from ..config import SpecConfig
 from ..core.figures import tokens_per_pass
 from ..llm import LLM
-from ..methods import Choose, DrafterSpec, DraftModel
+from ..methods.choose import Choose
+from ..methods.draft_model.drafter import DraftModel
+from ..methods.spec import DrafterSpec
 from ..system.provenance import sha256_of
 from ..zoo.packaged import head_folder
 from .check import Verdict

@@ -29,7 +29,7 @@ from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..llm import LLM, Prompt
-from ..methods.table import of_head_alone
+from ..methods.spec import of_head_alone
 from ..policy import Fixed
 from ..schema import Many, checked, validate
 from ..system.files import Progress, silent

@@ -15,7 +15,8 @@ from ..config import EngineFlags, SpecConfig, engine_flags, parse
 from ..core.outputs import Round
 from ..errors import ConfigError
 from ..llm import LLM
-from ..methods.table import REGISTRY, HeadSpec, methods
+from ..methods.spec import HeadSpec
+from ..methods.table import rows
 from ..policy import CostModel, Profile
 from ..policy.estimates import Estimates
 from ..system.files import Progress, silent
@@ -105,7 +106,7 @@ def candidates_of(given: Seq[str] | None, heads: Seq[str] = ()) -> list[SpecConf
     Those that need no model are lookup, suffix, recycling, self-int4, the ones of installed packages, and `heads`, the
     names of packaged heads for this model. Raises `ConfigError` for one that is unknown, is "none", or is given twice.
     """
-    by_default = ["lookup", "suffix", "recycling", "self-int4", *(one for one in methods() if one not in REGISTRY)]
+    by_default = [row.word for row in rows() if row.is_tried]
     by_default += [f"head:{name}" for name in heads]
     configs = [parse(one, policy="cost_model") for one in given or by_default]
     for config in configs:

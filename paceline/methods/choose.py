@@ -20,7 +20,7 @@ from ..core.tree import TokenTree
 from ..decoding.contract import spared
 from ..errors import ConfigError
 from ..schema import Many, checked, checked_call
-from .table import DrafterSpec
+from .spec import DrafterSpec
 
 _Part = tuple[Draft, int]
 """A member's draft and the row of it that is meant."""

@@ -12,7 +12,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..schema import checked
-from .table import DrafterSpec
+from .spec import DrafterSpec
 
 
 @final

@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..sampling.scores import argmax
 from ..schema import checked, checked_call
 from .ngram_pool import NgramPool, PoolSize, Scope, add_branches
-from .table import DrafterSpec
+from .spec import DrafterSpec
 
 WindowSize: TypeAlias = Annotated[int, Field(ge=1, le=64)]
 NgramSize: TypeAlias = Annotated[int, Field(ge=2, le=16)]

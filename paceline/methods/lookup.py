@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..sampling.scores import before_banned
 from ..schema import checked, checked_call
 from .heads.trees import up_to_end
-from .table import DrafterSpec, vllm_flag
+from .spec import DrafterSpec, vllm_flag
 
 LONGEST_HINT = 8
 """Hints tell apart matches up to this length; longer ones are not more reliable."""

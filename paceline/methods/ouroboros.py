@@ -26,7 +26,7 @@ from ..sampling.scores import argmax
 from ..schema import checked, checked_call
 from .draft_model.drafter import DraftModel, DraftModelSpec
 from .ngram_pool import NgramPool, PoolSize, add_branches
-from .table import DrafterSpec
+from .spec import DrafterSpec
 
 PhraseTokens = Annotated[int, Field(ge=2, le=16)]
 Phrases = Annotated[int, Field(ge=1, le=16)]

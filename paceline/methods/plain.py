@@ -8,7 +8,7 @@ from ..core.interfaces import DraftBudget, Drafter, DraftOptions
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..schema import checked
-from .table import DrafterSpec
+from .spec import DrafterSpec
 
 
 class Plain(Drafter):

@@ -19,7 +19,7 @@ from ..sampling.scores import before_banned
 from ..schema import checked
 from .heads.trees import up_to_end
 from .lookup import LONGEST_HINT
-from .table import DrafterSpec
+from .spec import DrafterSpec
 
 MAX_MATCH = 32
 """How many tokens of the answer are compared with the prediction at each place."""

@@ -19,7 +19,7 @@ from ..core.request import Sequence
 from ..kernels.library import largest, reads
 from ..schema import checked, checked_call
 from .heads.trees import DraftTree, DynamicTree, draft_of
-from .table import DrafterSpec
+from .spec import DrafterSpec
 
 SUCCESSORS = 8
 """Tokens kept for each token."""

@@ -18,7 +18,7 @@ from ..core.outputs import Round
 from ..core.request import SamplingParams, TokenLogprob
 from ..errors import PacelineError
 from ..hf.prompts import Prompt
-from ..methods import PredictedOutput
+from ..methods.prediction import PredictedOutput
 from ..outputs import Completion, RequestOutput
 from ..sampling.detokenize import Detokenizer
 from . import protocol

@@ -9,7 +9,7 @@ from ..async_llm import AsyncLLM
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..hf.images import ImageLimits
-from ..methods import PredictedOutput
+from ..methods.prediction import PredictedOutput
 from ..sampling.detokenize import Detokenizer
 from ..schema import brief
 from . import protocol

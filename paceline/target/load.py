@@ -101,6 +101,14 @@ def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, Qu
     return check(replace(made, reference=own_reference(made), name=f"{loaded.name}-{weights}")), report
 
 
+def open_model(
+    model: str | LoadedModel, dtype: torch.dtype | str, device: torch.device | str, weights: Weights | None = None
+) -> LoadedModel:
+    """A model that is loaded, or a copy of one with quantised weights, beside another. Raises as `load_model`."""
+    loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype, device)
+    return loaded if weights is None else with_weights(loaded, weights)[0]
+
+
 def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedModel:
     """A copy whose inputs are rounded to so many bits before blocks. Raises `ConfigError` where there are none."""
     model = share_copy(loaded.model)
@@ -230,6 +238,7 @@ def _loaded(
         mixes_rows=any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS) or has_shared_outliers(model.config),
         decoder=decoder_of(model, attends),
         reference=reference,
+        opener=open_model,
     )
 
 

@@ -1,6 +1,6 @@
 """A loaded model, prepared for passes over trees."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -39,6 +39,7 @@ class LoadedModel(ModelFacts):
     attends_trees: whether the model calls our attention function; otherwise it is given a 4-D mask.
     mixes_rows: whether the numerics of a row depend on other rows (experts, outliers of INT8 weights).
     decoder: runs its layers.
+    opener: loads or quantises other models, see `load.open_model`.
     reference: logits [V] of plain transformers after each path of a small tree, for `self_test`.
     image_reference: the same after an image.
     """
@@ -50,6 +51,7 @@ class LoadedModel(ModelFacts):
     mixes_rows: bool
     decoder: NativeDecoder | FusedDecoder | TransformersDecoder
     reference: list[Tensor]
+    opener: Callable[..., "LoadedModel"]
     vision: Vision | None = None
     image_reference: ImageReference | None = None
 

@@ -1,12 +1,11 @@
 """Runs one model over token trees and manages its cache. It never chooses tokens."""
 
-import statistics
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,8 @@ from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
 from ..hf.prompts import check_length
 from ..hf.vision import Features, Vision, share_tower
+from ..quant.linears import Weights
+from ..system.hardware import median_seconds
 from .adapters import MaskAdapter, attach_adapter, share_copy
 from .loaded import LoadedModel
 from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
@@ -149,6 +150,16 @@ class ModelRunner:
         model = share_copy(self.loaded.model)
         change(model)
         return ModelRunner(self.loaded.with_model(model), static=self._wants_static, share=self)
+
+    def open_model(
+        self, model: str | LoadedModel, dtype: Any = None, device: Any = None, weights: Weights | None = None
+    ) -> LoadedModel:
+        """Another model, as of `TargetView`."""
+        how = dtype or self.loaded.dtype, device or self.loaded.device, weights
+        return self.loaded.opener(model, *how)
+
+    def run_model(self, model: LoadedModel) -> "ModelRunner":
+        return ModelRunner(model, self.num_slots, min(self.max_length, model.context))
 
     @property
     def banned_token_ids(self) -> frozenset[int]:
@@ -357,14 +368,3 @@ class ModelRunner:
     def room(self, slot: int) -> int:
         """How many tokens still fit after the root of this slot."""
         return self.max_length - self.cache.lengths[slot] - 1
-
-
-def median_seconds(once: Callable[[], object]) -> float:
-    """Median seconds of three calls after a warm-up call. `once` must wait for the device."""
-    times: list[float] = []
-    with torch.inference_mode():
-        for _ in range(4):
-            begin = time.perf_counter()
-            once()
-            times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])

@@ -15,7 +15,8 @@ from transformers.processing_utils import ProcessorMixin
 from ..errors import ConfigError
 from ..hf.checkpoint import quietly
 from ..measure.trials import Trial
-from ..methods.heads.folder import DRAFT_MODEL, WEIGHTS, HeadTarget, read_record, save_head, write_record
+from ..methods.heads.folder import save_head, write_record
+from ..methods.heads.info import DRAFT_MODEL, WEIGHTS, HeadTarget, read_record
 from ..system.files import new_folder
 from ..system.provenance import provenance, sha256_of
 from ..target import LoadedModel

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import cycle
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, final
 
@@ -11,10 +11,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..methods.heads.folder import HEADS, load_head, method_of
+from ..methods.heads.folder import load_head
+from ..methods.heads.info import head_class, method_of
 from ..methods.heads.layers import attend_causally
 from ..methods.heads.parts import draft_index, frequent_ids
+from ..schema import checked
 from ..target import LoadedModel
+from .config import AtLeast1, Few, Seed, Several
 from .data import Answers, online_states
 from .losses import LOSSES, Loss, LossName
 from .models import check_memory, size_of
@@ -125,21 +128,36 @@ def started(plan: Plan, *others: str) -> Any:
     return head.float().requires_grad_(True)
 
 
-def head_sizes(plan: Plan) -> dict[str, Any]:
-    """Fields of a `HeadConfig` that reads the target's last state."""
-    target = plan.target
-    return {
-        "hidden_size": target.hidden_size, "states": (target.num_layers,), "vocab_size": target.vocab_size,
-        "draft_vocab_size": min(plan.shape.draft_vocab_size, target.vocab_size),
-    }  # fmt: skip
+@checked
+class HeadShape:
+    """Shape of a head over the target's states."""
+
+    draft_vocab_size: AtLeast1 = 8192
+    seed: Seed = 0
 
 
-def layer_sizes(plan: Plan) -> dict[str, Any]:
-    """Fields of an `EagleConfig`, norm and rotary positions: those of the shape, or where it has None, the target's."""
+@checked
+class LayersShape(HeadShape):
+    """Shape of a head of decoder layers. None, and no states: as the recipe of the method takes them of the target."""
+
+    states: Several[Annotated[int, Field(ge=0)]] = ()
+    intermediate_size: AtLeast1 | None = None
+    num_attention_heads: Few | None = None
+    num_key_value_heads: Few | None = None
+
+
+def config_of(kind: type[_T], plan: Plan, **own: object) -> _T:
+    """A head's configuration: fields as the shape says, where it does not as `own` does, or else the target's.
+
+    Raises `ConfigError` for states that the target does not have.
+    """
     target, config = plan.target, cast("Any", plan.target.model.config.get_text_config())
-    heads = int(getattr(config, "num_attention_heads", 8))
+    heads, layers = int(getattr(config, "num_attention_heads", 8)), target.num_layers
     rope = getattr(config, "rope_parameters", None) or {}
     like = {
+        "hidden_size": target.hidden_size,
+        "states": (layers,),
+        "vocab_size": target.vocab_size,
         "intermediate_size": int(getattr(config, "intermediate_size", None) or 4 * target.hidden_size),
         "num_attention_heads": heads,
         "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
@@ -147,7 +165,13 @@ def layer_sizes(plan: Plan) -> dict[str, Any]:
         "rms_norm_eps": float(getattr(config, "rms_norm_eps", None) or 1e-5),
         "rope_theta": float(rope.get("rope_theta") or 10000.0),
     }
-    return {name: getattr(plan.shape, name, None) or value for name, value in like.items()}
+    asked = {key: value for key, value in vars(plan.shape).items() if value not in (None, ())}
+    values: dict[str, Any] = {**like, **own, **asked}
+    values["draft_vocab_size"] = min(plan.shape.draft_vocab_size, target.vocab_size)
+    if max(values["states"]) > layers:
+        got = list(values["states"])
+        raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
+    return kind(**{one.name: values[one.name] for one in fields(cast("Any", kind)) if one.name in values})
 
 
 def mask_token(plan: Plan) -> int:
@@ -221,7 +245,7 @@ class HeadRecipe(Recipe):
         made = cls.configure(plan)
         plan.target.output_rows()
         if plan.config.start is None:
-            size = size_of(lambda: HEADS[plan.method](made))
+            size = size_of(lambda: head_class(plan.method)(made))
             check_memory(size, "this head", plan.target.device, "smaller sizes in head.*")
         else:
             made = cls.continued(plan, made).config
@@ -232,7 +256,7 @@ class HeadRecipe(Recipe):
         target, made = plan.target, cls.configure(plan)
         ids = frequent_ids(answers.texts, made.draft_vocab_size, target.vocab_size)
         if plan.config.start is None:
-            head = seeded(plan.shape.seed, lambda: HEADS[plan.method](made, ids)).to(target.device)
+            head = seeded(plan.shape.seed, lambda: head_class(plan.method)(made, ids)).to(target.device)
         else:
             head = cls.continued(plan, made, ids)
             ids = head.draft_ids
@@ -259,6 +283,6 @@ class HeadRecipe(Recipe):
         if not fields:
             return head
         weights, same = head.state_dict(), {name: getattr(made, name) for name in fields}
-        head = HEADS[plan.method](replace(head.config, **same), ids).to(plan.target.device)
+        head = head_class(plan.method)(replace(head.config, **same), ids).to(plan.target.device)
         head.load_state_dict(head.state_dict() | weights | {"draft_ids": ids})
         return head

@@ -82,7 +82,7 @@ class BatchReader:
         self._target = ModelRunner(target, 1)
         self._seen = BoundedCache[object, VisionPrompt](_KEPT, pixel_bytes)
         self._vision = None if draft is None else vision_of_draft(vision, self._target, draft)
-        self._draft = None if self._vision is None else ModelRunner(self._vision.loaded, 1)
+        self._draft = None if self._vision is None else ModelRunner(cast("LoadedModel", self._vision.loaded), 1)
 
     @property
     def banned_token_ids(self) -> list[int]:

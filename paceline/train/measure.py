@@ -11,8 +11,8 @@ from ..errors import ConfigError
 from ..llm import LLM
 from ..measure.prompts import EXAMPLES, Prompt, read_prompts
 from ..measure.trials import Progress, Trial, run_trial
-from ..methods.heads.folder import DRAFT_MODEL
-from ..methods.table import of_head_alone
+from ..methods.spec import keys_of, of_head_alone
+from ..methods.table import spec_class, trained_method
 from ..system.provenance import hash_prompts
 from ..target import LoadedModel
 from ..target.adapters import share_copy
@@ -52,8 +52,8 @@ def spec_of(head: Path, method: str, config: EvalSection, dtype: str = "auto") -
 
     dtype: for a draft model, the target's.
     """
-    method = {"qat": "self_int4", "distill": DRAFT_MODEL}.get(method, method)
-    own = {"dtype": dtype} if method == DRAFT_MODEL else of_head_alone(method)
+    method = trained_method(method).name
+    own = {"dtype": dtype} if "dtype" in keys_of(spec_class(method)) else of_head_alone(method)
     given: dict[str, object] = {"method": method, "model": str(head), "policy": "fixed", **own, **config.drafter}
     sizes = {"num_speculative_tokens": config.depth, "num_draft_nodes": config.nodes}
     return parse(given | {key: size for key, size in sizes.items() if size is not None})

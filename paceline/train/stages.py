@@ -24,8 +24,9 @@ from ..errors import ConfigError, IncompatibleModels
 from ..hf.chats import has_images
 from ..llm import LLM
 from ..measure.trials import Trial, trials_of
-from ..methods.heads.folder import read_record, trained_info
-from ..methods.table import recipe_of
+from ..methods.heads.info import read_record, trained_info
+from ..methods.method import named
+from ..methods.table import trained_method
 from ..system.files import Progress, check_folder, silent, write_text
 from ..target import LoadedModel, load_model
 from ..zoo import resolve
@@ -70,7 +71,12 @@ class Stages:
     """One run of one method. The target is loaded once, when a stage first needs it."""
 
     def __init__(self, method: str, config: RunConfig):
-        self.method, self.recipe, self.config, self.out = method, recipe_of(method), config, Path(config.out)
+        self.method, self.recipe, self.config, self.out = (
+            method,
+            named(trained_method(method).recipe),
+            config,
+            Path(config.out),
+        )
         self._is_checked = False
 
     @cached_property
@@ -214,9 +220,9 @@ class Stages:
 
     @property
     def _evaluation(self) -> EvalSection:
-        """The settings of `eval`; a distilled draft reads images as in training."""
+        """The settings of `eval`; a draft that reads images does so as in training."""
         how = self.config.eval
-        vision = self.config.head.get("vision", "auto") if self.method == "distill" else "auto"
+        vision = self.config.head.get("vision", "auto")
         return how if vision == "auto" else replace(how, drafter={"vision": vision, **how.drafter})
 
     def _target_of(self, head: Path) -> LoadedModel:

@@ -14,7 +14,6 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from ..errors import ConfigError
 from ..schema import meant
@@ -23,8 +22,6 @@ from .entry import ZooEntry
 
 _LOG = logging.getLogger("paceline")
 INSTALL = "`pip install paceline-zoo` brings the trained models (in a checkout: `pip install -e models`)"
-MASK_IDS = ("mask_token_id", "ptd_token_id", "pard_token")
-"""Names of the mask token of a P-EAGLE head in other projects' config.json."""
 _CONFIG, _RECORD, _GGUF = "config.json", "training.json", ".gguf"
 
 
@@ -131,20 +128,6 @@ def head_folder(name_or_path: str | Path) -> Path:
     )
 
 
-def head_method(name_or_path: str | Path) -> str:
-    """The method in its config.json, or the architecture of a GGUF file. Raises `ConfigError` as `head_folder` does."""
-    folder = head_folder(name_or_path)
-    if folder.suffix == _GGUF:
-        from ..hf.gguf.file import read_gguf
-
-        return read_gguf(folder).architecture
-    config = read_object(folder / _CONFIG)
-    method = config.get("method") if "paceline_head" in config else _published_method(config)
-    if not isinstance(method, str):
-        raise ConfigError(f"{folder / _CONFIG} names no method", got=repr(method), expected="for example eagle3")
-    return method
-
-
 def published_head(name_or_path: str | Path) -> Path | None:
     """The folder of a head in another project's layout, such as an export; None for Paceline's own, or no head."""
     try:
@@ -152,19 +135,6 @@ def published_head(name_or_path: str | Path) -> Path | None:
         return None if "paceline_head" in read_object(folder / _CONFIG) else folder
     except ConfigError:
         return None
-
-
-def _published_method(config: dict[str, Any]) -> str:
-    """The method of a head that others published, whose config.json names none; `methods.heads.exchange` checks it."""
-    if config.get("model_type") == "medusa" or "medusa_num_heads" in config:
-        return "medusa"
-    if "dflash_config" in config:
-        return "dflash"
-    names = " ".join(map(str, config.get("architectures") or []))
-    marks = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "speculators_model_type")
-    if config.get("speculators_model_type") == "peagle" or any(config.get(name) is not None for name in MASK_IDS):
-        return "peagle"
-    return "eagle3" if "Eagle3" in names or any(mark in config for mark in marks) else "eagle"
 
 
 def _read_head(folder: Path, demo: str | None) -> PackagedHead:

@@ -131,6 +131,27 @@ def test_sources_follow_the_rules():
     assert not [fault for path in SOURCES for fault in faults(path)]
 
 
+_BELOW = re.compile(r"(engine|decoding|policy|target(\.(runner|load|loaded|numerics))?)(\..*)?$")
+_LEFT = {"methods/choose.py", "methods/draft_model/chain.py", "methods/draft_model/drafter.py"}  # decoding, policy
+
+
+def reaches_the_engine(path: Path, tree: ast.AST) -> list[str]:
+    """What a drafter imports of the engine, of policies, or of the runner: it sees a `TargetView` alone."""
+    if room(module_of(path)) != "methods":  # a recipe trains models
+        return []
+    found = [name for name in imported_modules(path, tree) if _BELOW.match(name) and name != "target.adapters"]
+    is_left = str(path.relative_to(PACKAGE)) in _LEFT
+    return [name for name in found if not (is_left and name.startswith(("decoding", "policy")))]
+
+
+def test_methods_see_a_target_and_no_engine():
+    assert not {
+        str(path): found for path in SOURCES if (found := reaches_the_engine(path, ast.parse(path.read_text())))
+    }
+    for mutant in ("from ..engine import x\n", "from ..target import ModelRunner\n", "import paceline.policy.simple\n"):
+        assert reaches_the_engine(PACKAGE / "methods" / "x.py", ast.parse(mutant)), mutant
+
+
 def test_core_imports_torch_and_pydantic_only():
     for path in (PACKAGE / "core").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.measure.trials import run_trial
 from paceline.methods.heads.folder import save_head
 from paceline.methods.parallel.drafter import Medusa
+from paceline.methods.spec import method_of_head
 from paceline.zoo import packaged
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.methods.common import edit, even_tempered_target, fresh_medusa, saved
@@ -84,7 +85,7 @@ def test_packaged_heads(head, monkeypatch):
     found = packaged.packaged_heads()
     assert [(one.name, one.method, one.is_default) for one in found] == [("tiny-medusa", "medusa", True)]
     assert packaged.head_folder("tiny-medusa") == head
-    assert packaged.head_method(head) == "medusa"
+    assert method_of_head(str(head)) == "medusa"
     assert packaged.heads_for(found[0].fingerprint) == found
     assert packaged.heads_for("0" * 64) == []
     run = head.parent / "run"

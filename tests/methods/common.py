@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from paceline.methods.dflash.head import DFlashConfig, DFlashHead
 from paceline.methods.eagle.head import EagleConfig, EagleHead
-from paceline.methods.heads.folder import Head, save_head
+from paceline.methods.heads.folder import save_head
+from paceline.methods.heads.info import Head
 from paceline.methods.parallel.head import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from paceline.methods.self_int4.head import Int4Draft, Int4DraftConfig
 from paceline.methods.space.adapter import SpaceAdapter, SpaceConfig

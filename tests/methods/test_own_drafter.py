@@ -66,7 +66,7 @@ class BigramsSpec(DrafterSpec):
 
 @pytest.fixture
 def installed(monkeypatch):
-    entry = EntryPoint("bigrams", f"{__name__}:BigramsSpec", "paceline.methods")
+    entry = EntryPoint("bigrams", f"{__name__}:BigramsSpec", "paceline.drafters")
     monkeypatch.setattr(registry, "_installed", lambda: {"bigrams": entry})
 
 
@@ -110,7 +110,7 @@ def test_it_is_listed_where_ours_are(monkeypatch):
 
 
 def test_every_drafter_of_the_registry_can_be_loaded():
-    for method in registry.REGISTRY:
+    for method in registry.METHODS:
         kind = registry.spec_class(method)
         assert kind.method == method
         assert issubclass(kind, DrafterSpec)

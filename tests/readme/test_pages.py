@@ -13,7 +13,7 @@ import paceline
 from paceline.cli.app import app
 from paceline.errors import PacelineError
 from paceline.target import LoadedModel
-from paceline.train.stages import Stages, recipe_of
+from paceline.train.stages import Stages
 from paceline.zoo import pull
 from tests.cascade.common import PROMPTS, large, made_up, small
 from tests.cli.helpers import paceline as run_command
@@ -63,8 +63,7 @@ def target(name: str) -> LoadedModel:
 
 def checked(run: Stages, stage: str, screen: object) -> dict[str, object]:
     """In place of a stage: what is checked before it."""
-    recipe = recipe_of(run.method)
-    recipe.check(recipe.plan(run.method, run.config, target(run.config.model)))
+    run.recipe.check(run.recipe.plan(run.method, run.config, target(run.config.model)))
     return {}
 
 

@@ -8,7 +8,8 @@ from paceline import LLM, SelfQuantized
 from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods.draft_model.recipe import DistillLoss, DistillRecipe, fewer_layers
-from paceline.methods.heads.folder import head_info, load_head, read_record
+from paceline.methods.heads.folder import load_head
+from paceline.methods.heads.info import head_info, read_record
 from paceline.methods.self_int4.recipe import QatLoss, QatRecipe, QatShape, faked
 from paceline.train.config import TrainConfig, read_config
 from paceline.train.data import Answers

@@ -9,7 +9,7 @@ from paceline import LLM, SamplingParams, SelfQuantized
 from paceline.errors import ConfigError
 from paceline.methods.draft_model.drafter import DraftModel
 from paceline.methods.eagle.drafter import Eagle
-from paceline.methods.heads.folder import read_record
+from paceline.methods.heads.info import read_record
 from paceline.target import load_model
 from paceline.train.config import read_config
 from paceline.train.data import Answers

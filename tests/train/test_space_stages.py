@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.methods.heads.folder import head_info, load_head
+from paceline.methods.heads.folder import load_head
+from paceline.methods.heads.info import head_info
 from paceline.methods.space.adapter import SpaceConfig
 from paceline.methods.space.recipe import SpaceLoss, SpaceRecipe, whole, with_factors
 from paceline.target import load_model

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.methods.heads.folder import head_info, load_head, read_record, save_head
+from paceline.methods.heads.folder import load_head, save_head
+from paceline.methods.heads.info import head_info, read_record
 from paceline.target import wrap_model
 from paceline.train.artefact import without_folders
 from paceline.train.config import read_config

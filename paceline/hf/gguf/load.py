@@ -105,7 +105,7 @@ def _check_kind(file: GGUFFile) -> None:
             f"{name!r} is {what}", expected="a language model",
             fix="name the file of the language model, and this one with --mmproj",
         )  # fmt: skip
-    if file.architecture in ("eagle3", "dflash"):
+    if f"{file.architecture}.target_layers" in metadata:  # as heads over the states of a model have
         raise ConfigError(f"{name!r} is a head that drafts", expected="a model", fix=f"--drafter head:{name}")
     if file.architecture == "qwen2vl":
         raise ConfigError(f"{name!r} is half of a model that sees", fix="name the other half, too: --mmproj FILE")

@@ -104,7 +104,6 @@ class DFlashSpec(EagleSpec):
     method = "dflash"
     drafter = DFlash
     tokens = 8
-    exported = ("vLLM", "SGLang", "llama.cpp")
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """A chain of a whole block, however many tokens are asked for."""

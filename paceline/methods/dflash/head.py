@@ -93,6 +93,10 @@ class DFlashHead(DraftHead):
         context = self.context(states, columns[:, : states.shape[1]])
         return self(self.block(token_ids), columns[:, states.shape[1] :], attending(context))
 
+    def all_logits(self, states: Tensor, tokens: Tensor) -> list[Tensor]:
+        """Of a block after each text."""
+        return [self.logits(self.whole(states, tokens[0, :, -1]))]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
         return self.lm_head(hidden) if self.config.own_lm_head else self.output(hidden)

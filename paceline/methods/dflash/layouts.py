@@ -2,6 +2,8 @@
 
 config.json   a Qwen3 config, block_size, and dflash_config: {mask_token_id, target_layer_ids}; id i names state i + 1
 tensors       fc, hidden_norm, layers.*, norm; embeddings and output rows are the target's, whole
+
+llama.cpp     see `heads.gguf`; the mask token is that of the tokenizer
 """
 
 from dataclasses import KW_ONLY
@@ -11,9 +13,10 @@ import torch
 from pydantic import Field
 
 from ...schema import checked
+from ..heads.gguf import ENGINE as LLAMA_CPP
+from ..heads.gguf import MASK, Entries, contradicts, file_layout, read_parts
 from ..heads.parts import Count, States, Vocabulary, check_sizes
 from ..heads.published import (
-    CONTEXT,
     Layout,
     Published,
     TargetFacts,
@@ -23,7 +26,7 @@ from ..heads.published import (
     stored_weights,
     vllm_command,
 )
-from ..heads.published_options import PublishedLayers, joined, layer_fields, said
+from ..heads.published_options import PublishedLayers, joined, layer_fields, layers_config, said
 from .head import DFlashConfig, DFlashHead
 
 
@@ -42,8 +45,27 @@ class _DFlash(PublishedLayers):
 _READ = "the form of z-lab/Qwen3-8B-DFlash-b16"
 
 
-def read_dflash(published: Published, target: TargetFacts) -> DFlashHead:
-    """A DFlash head. Raises `IncompatibleModels` for one of DFlash-2, Domino or DSpark, or with sliding attention."""
+@checked
+class _Entries(Entries):
+    """What the metadata of a GGUF file says."""
+
+    _: KW_ONLY
+    block_size: Count | None = None
+    mask_token_id: Annotated[int, Field(ge=0)] | None = None
+
+
+_OWN = {"hidden_norm": "enc.output_norm"}
+
+
+def read(published: Published, target: TargetFacts, engine: str | None) -> DFlashHead | None:
+    """A DFlash head; None for files of another method.
+
+    Raises `IncompatibleModels` for one of DFlash-2, Domino or DSpark, or with sliding attention.
+    """
+    if published.file is not None:
+        return _read_file(published, target) if published.architecture == "dflash" else None
+    if "dflash_config" not in published.config:
+        return None
     outer = {key: value for key, value in published.config.items() if key != "dflash_config"}
     published.config = joined(published.name, outer, published.config["dflash_config"], "dflash_config")
     kinds = [str(name) for name in published.config.get("architectures") or ["DFlashDraftModel"]]
@@ -64,17 +86,25 @@ def read_dflash(published: Published, target: TargetFacts) -> DFlashHead:
     return published.build(DFlashHead, config, torch.arange(options.vocab_size))
 
 
-_WRITTEN = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers",
-    "vocab_size", "block_size", "rms_norm_eps", "rope_theta", "rope_scaling", "attention_bias",
-)  # fmt: skip
-"""Fields of `DFlashConfig` that config.json has by the same names."""
+def _read_file(published: Published, target: TargetFacts) -> DFlashHead:
+    assert published.file is not None
+    parts = read_parts(published, _Entries, _OWN, target, more={"mask_token_id": published.file.metadata.get(MASK)})
+    told = parts.entries
+    if parts.owns_embeddings or told.target_hidden_size not in (None, told.hidden_size):
+        raise parts.lacks("embeddings, or a width, of its own", "the target's")
+    if told.block_size is None or told.mask_token_id is None:
+        raise contradicts(published, f"no block_size or no {MASK}", "both")
+    own = {"block_size": told.block_size, "mask_token_id": told.mask_token_id, "qk_norm": True}
+    return parts.build(DFlashHead, DFlashConfig(**own, **parts.fields))
 
 
-def dflash_layout(head: DFlashHead, engine: str, facts: TargetFacts) -> Layout:
-    """The export of a DFlash head for vLLM or SGLang. Raises `NotExportable` for what they lack."""
+def layout(head: DFlashHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
+    """The export of a DFlash head. Raises `NotExportable` for what the engine lacks."""
     c, what = head.config, "a DFlash head"
-    refuse_if(engine == "speculators", engine, what, "export it for vllm or sglang")
+    if engine == LLAMA_CPP:
+        refuse_if(not c.qk_norm, engine, f"{what} without norms of queries and keys")
+        more = {"block_size": c.block_size, MASK: c.mask_token_id}
+        return file_layout("dflash", head, facts, _OWN, more, c.num_speculative_tokens)
     refuse_if(c.own_lm_head, engine, f"{what} with output rows of its own", "export it for llama.cpp")
     is_qwen3 = c.qk_norm and not c.attention_bias
     refuse_if(not is_qwen3, engine, f"{what} whose layers are not Qwen3's", "train it with head.qk_norm=true")
@@ -83,13 +113,11 @@ def dflash_layout(head: DFlashHead, engine: str, facts: TargetFacts) -> Layout:
     config = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
-        **{name: getattr(c, name) for name in _WRITTEN},
-        "rope_parameters": {**(c.rope_scaling or {"rope_type": "default"}), "rope_theta": c.rope_theta},
+        **layers_config(c, facts),
+        "attention_bias": c.attention_bias,
+        "block_size": c.block_size,
         "layer_types": ["full_attention"] * c.num_hidden_layers,
         "num_target_layers": facts.num_layers,
-        "max_position_embeddings": facts.context or CONTEXT,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
         "dflash_config": {"mask_token_id": c.mask_token_id, "target_layer_ids": [state - 1 for state in c.states]},
     }
     notes = [f"{engine} drafts a chain of the most probable tokens, not a tree."]

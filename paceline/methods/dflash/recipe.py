@@ -13,35 +13,28 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ...errors import ConfigError
 from ...schema import checked
 from ...target import LoadedModel
-from ...train.config import AtLeast1, Few, Seed, Several
+from ...train.config import AtLeast1, Few
 from ...train.data import Answers
-from ...train.head_recipe import Decay, HeadRecipe, TokenLoss, head_sizes, layer_sizes, mask_token, state_samples
+from ...train.head_recipe import Decay, HeadRecipe, LayersShape, TokenLoss, config_of, mask_token, state_samples
 from ...train.recipe import Batch, Losses, Plan
 from .head import DFlashConfig, attending
 
 
 @checked
-class DFlashShape:
-    """Shape of a DFlash head; None: the target's.
+class DFlashShape(LayersShape):
+    """Shape of a DFlash head.
 
     states: those that it reads; empty: five, evenly from the second to the last but two. block_size: one more than it
     drafts in a pass. mask_token_id: None: the padding token, or else the end of text. window: of `DFlashConfig`.
     """
 
-    draft_vocab_size: AtLeast1 = 8192
-    states: Several[Annotated[int, Field(ge=0)]] = ()
     num_hidden_layers: Few = 5
-    intermediate_size: AtLeast1 | None = None
-    num_attention_heads: Few | None = None
-    num_key_value_heads: Few | None = None
     qk_norm: bool = True
     block_size: Annotated[int, Field(ge=2, le=256)] = 16
     mask_token_id: Annotated[int, Field(ge=0)] | None = None
     window: AtLeast1 | None = None
-    seed: Seed = 0
 
 
 @checked
@@ -61,17 +54,9 @@ class DFlashRecipe(HeadRecipe):
 
     @classmethod
     def configure(cls, plan: Plan) -> DFlashConfig:
-        shape, layers = plan.shape, plan.target.num_layers
-        sizes = head_sizes(plan)
+        layers = plan.target.num_layers
         evenly = torch.linspace(min(2, layers), max(layers - 2, 1), 5).round().int().tolist()
-        sizes["states"] = shape.states or tuple(sorted({*evenly}))
-        if max(sizes["states"]) > layers:
-            got = list(sizes["states"])
-            raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
-        return DFlashConfig(
-            **sizes, **layer_sizes(plan), num_hidden_layers=shape.num_hidden_layers, qk_norm=shape.qk_norm,
-            block_size=shape.block_size, window=shape.window, mask_token_id=mask_token(plan),
-        )  # fmt: skip
+        return config_of(DFlashConfig, plan, states=tuple(sorted({*evenly})), mask_token_id=mask_token(plan))
 
     @torch.no_grad()
     def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:

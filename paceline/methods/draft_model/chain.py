@@ -2,23 +2,63 @@
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
+from ...attention.kv_cache import SlotCache
 from ...core.draft import Draft, Law
-from ...core.interfaces import DraftBudget
+from ...core.interfaces import DraftBudget, TargetView
 from ...core.request import SamplingParams, Sequence
 from ...core.tree import TokenTree
+from ...core.vision import VisionPrompt
 from ...decoding import SpeculativeDecoder
 from ...errors import NumericsError
 from ...sampling.draft_sampler import DraftSampler, confidence
 from ...sampling.scores import before_banned
-from ...target import ModelRunner
 from ..heads.trees import padded_confidences, up_to_end
 from ..ngram_pool import add_branches
+
+
+class Runner(TargetView, Protocol):
+    """What drafting with a model takes: `target.runner.ModelRunner`, as `TargetView.run_model` gives it."""
+
+    cache: SlotCache
+    chunk: int
+    can_fuse_prefill: bool
+    images: Any
+    states: Any
+
+    def forward(self, slots: Seq[int], tree: TokenTree) -> Tensor:
+        """Logits at every node [B, N, V]."""
+        ...
+
+    def commit(self, slots: Seq[int], paths: Seq[Seq[int]]) -> None:
+        """Keep the nodes of these paths in the cache, and the roots."""
+        ...
+
+    def prefill(self, slot: int, token_ids: Seq[int], vision: VisionPrompt | None = None) -> None:
+        """Cache a prompt without its last token."""
+        ...
+
+    def extend_cache(self, slot: int, token_ids: Seq[int]) -> None:
+        """Cache more tokens."""
+        ...
+
+    def set_offset(self, slot: int, vision: VisionPrompt | None) -> None:
+        """Take the positions of a prompt with images."""
+        ...
+
+    def tentative(self, slots: Seq[int]) -> AbstractContextManager[None]:
+        """Roll back at the end whatever the body commits."""
+        ...
+
+    def prefill_seconds(self) -> float:
+        """Seconds per token of a prefill."""
+        ...
 
 
 class CommonTokens:
@@ -91,7 +131,7 @@ class Chains:
     decoder: decodes with the runner and a drafter for it, to the same effect; None: there is no such drafter.
     """
 
-    runner: ModelRunner
+    runner: Runner
     sampler: DraftSampler
     vocab_size: int
     source: str

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, cast, final
 
 import torch
 from pydantic import Field
@@ -24,11 +24,11 @@ from ...policy import CostModel
 from ...quant.linears import Weights
 from ...sampling.draft_sampler import DraftSampler
 from ...schema import checked, checked_call
-from ...target import LoadedModel, ModelRunner, load_model, with_weights
 from ...verify import Coupled
 from ...zoo import resolve
-from ..table import DrafterSpec, from_short_name, spec_class, vllm_flag
-from .chain import Chains
+from ..spec import DrafterSpec, from_short_name, vllm_flag
+from ..table import spec_class
+from .chain import Chains, Runner
 from .vision import DraftPrompt, VisionMode, vision_of_draft
 from .vocabularies import Translation, VocabularyMode, translation
 
@@ -59,7 +59,7 @@ class DraftModel(Drafter):
     @checked_call
     def __init__(
         self,
-        model: str | Path | LoadedModel,
+        model: str | Path | ModelFacts,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         weights: Weights | None = None,
@@ -80,11 +80,8 @@ class DraftModel(Drafter):
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Load the draft model. Raises `IncompatibleModels` if it cannot draft for the target."""
-        if isinstance(self._model, LoadedModel):
-            loaded = self._model
-        else:
-            of_target = target.loaded
-            loaded = load_model(resolve(self._model), self._dtype or of_target.dtype, self._device or of_target.device)
+        model = self._model if isinstance(self._model, ModelFacts) else resolve(self._model)
+        loaded: ModelFacts = target.open_model(model, self._dtype, self._device)
         mode: VocabularyMode = self._vocabulary if self.inner_drafter is None else "strings"
         self.translation = translation_of(target.loaded, loaded, mode)
         if self.inner_drafter is not None and target.loaded.vision is not None:
@@ -95,14 +92,14 @@ class DraftModel(Drafter):
         if loaded.model is target.loaded.model:
             raise IncompatibleModels("the draft is the target itself", fix="draft with a smaller model, or none")
         if self._weights is not None:
-            loaded, _ = with_weights(loaded, self._weights)
+            loaded = target.open_model(loaded, weights=self._weights)
         self._draft_vision = vision_of_draft(self._vision, target, loaded)
         loaded = self._draft_vision.loaded
-        self.runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
+        self.runner: Runner = target.run_model(loaded)
         sampler = DraftSampler(verifier.exact, target.banned_token_ids | self.runner.banned_token_ids)
         decoder = None
         if self.inner_drafter is not None:
-            decoder = SpeculativeDecoder(self.runner, self.inner_drafter, Coupled(), CostModel())
+            decoder = SpeculativeDecoder(cast("Any", self.runner), self.inner_drafter, Coupled(), CostModel())
             self.runner.states.kept = self.inner_drafter.info.reads_states
         self.chains = Chains(self.runner, sampler, target.vocab_size, self.name, decoder=decoder)
         self._prompts.clear()

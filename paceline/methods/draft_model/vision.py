@@ -12,17 +12,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, cast, final
 
 import torch
 
-from ...core.interfaces import TargetView
+from ...core.interfaces import ModelFacts, TargetView
 from ...core.request import Sequence
 from ...core.vision import PromptImage, VisionPrompt
 from ...errors import ConfigError, IncompatibleModels, PacelineError
 from ...hf.image_prompts import read_chat, text_prompt, with_positions
 from ...hf.vision import BoundedCache, Features, Vision
-from ...target import LoadedModel, ModelRunner
+from .chain import Runner
 
 _log = logging.getLogger(__name__)
 VisionMode: TypeAlias = Literal["own", "shared", "none"]
@@ -48,11 +48,11 @@ class DraftPrompt:
 class DraftVision(ABC):
     """Makes the prompts of one draft model. loaded: the draft as it will run."""
 
-    def __init__(self, target: TargetView, loaded: LoadedModel):
+    def __init__(self, target: TargetView, loaded: ModelFacts):
         self.target, self.loaded = target, loaded
 
     @abstractmethod
-    def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
+    def read(self, seq: Sequence, draft: Runner) -> DraftPrompt:
         """The prompt of a sequence for `draft`, the runner of `loaded`."""
 
     def text_only(self, ids: list[int], replaced: int) -> DraftPrompt:
@@ -64,7 +64,7 @@ class DraftVision(ABC):
 class TextOnly(DraftVision):
     """Drops placeholders from the prompt; its last token is always kept."""
 
-    def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
+    def read(self, seq: Sequence, draft: Runner) -> DraftPrompt:
         *before, last = seq.prompt_ids
         kept = [token for token in before if token not in self.target.banned_token_ids]
         return self.text_only([*kept, last], len(seq.prompt_ids))
@@ -77,7 +77,7 @@ class OwnTower(DraftVision):
     Where that fails, the draft reads the text alone.
     """
 
-    def __init__(self, target: TargetView, loaded: LoadedModel):
+    def __init__(self, target: TargetView, loaded: ModelFacts):
         super().__init__(target, loaded)
         if loaded.vision is None:
             raise IncompatibleModels(
@@ -93,7 +93,7 @@ class OwnTower(DraftVision):
             _CACHE_BYTES, lambda own: sum(t.nbytes for t in own[1].inputs.values())
         )
 
-    def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
+    def read(self, seq: Sequence, draft: Runner) -> DraftPrompt:
         if seq.vision is None or not seq.vision.images:
             return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
         try:
@@ -144,7 +144,7 @@ class SharedTower(DraftVision):
     target's tower goes through the draft's own projector. Raises `IncompatibleModels` if neither is possible.
     """
 
-    def __init__(self, target: TargetView, loaded: LoadedModel):
+    def __init__(self, target: TargetView, loaded: ModelFacts):
         theirs = target.loaded.vision
         if theirs is None:
             raise IncompatibleModels("the target has no vision tower to share", got=target.loaded.name)
@@ -170,9 +170,9 @@ class SharedTower(DraftVision):
                 expected=f"{target.loaded.hidden_size}, the target's, or a vision-language model with the same tower",
                 fix='vision="none"',
             )
-        super().__init__(target, replace(loaded, vision=half, image_reference=None))
+        super().__init__(target, replace(cast("Any", loaded), vision=half, image_reference=None))
 
-    def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
+    def read(self, seq: Sequence, draft: Runner) -> DraftPrompt:
         if seq.vision is None or not seq.vision.images:
             return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
         if self._projected:
@@ -182,7 +182,7 @@ class SharedTower(DraftVision):
         return DraftPrompt(len(seq.prompt_ids), seq.prompt_ids, seq.vision)
 
 
-def vision_of_draft(mode: VisionMode | None, target: TargetView, loaded: LoadedModel) -> DraftVision:
+def vision_of_draft(mode: VisionMode | None, target: TargetView, loaded: ModelFacts) -> DraftVision:
     """The `DraftVision` of a mode; None means "own" if both models have vision, else "none"."""
     if mode is None:
         mode = "none" if loaded.vision is None or target.loaded.vision is None else "own"

@@ -20,14 +20,14 @@ from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, 
 from ...core.request import Sequence
 from ...errors import ConfigError, IncompatibleModels
 from ...schema import checked, checked_call
-from ...target.runner import median_seconds
+from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.draft_layer import Level
 from ..heads.fitting import attach_head
 from ..heads.parts import DraftHead
 from ..heads.top_tokens import Best, TokenRanking
 from ..heads.trees import MC_SIM_7B_63, DynamicTree, StaticTree, draft_of
-from ..table import TREE_NODES, HeadSpec, vllm_flag
+from ..spec import TREE_NODES, HeadSpec, vllm_flag
 from .head import EagleHead
 from .passes import FEW, EaglePass
 
@@ -205,7 +205,6 @@ class EagleSpec(HeadSpec):
     top_k: Annotated[int, Field(ge=1, le=64)] | None = None
     method = "eagle"
     drafter = Eagle
-    exported = ("vLLM", "SGLang")
 
     def __post_init__(self) -> None:
         if self.tree != "dynamic" and self.top_k is not None:
@@ -217,7 +216,7 @@ class EagleSpec(HeadSpec):
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """SGLang re-ranks what its levels can have, k and then k * k each; it counts the root."""
-        if "SGLang" not in self.exported or self.model.endswith(".gguf"):
+        if not self.is_exported("SGLang") or self.model.endswith(".gguf"):
             return super().elsewhere(tokens)
         wide, (folder, remark) = 1 if self.tree == "chain" else self.top_k or 8, self.export("SGLang")
         nodes = tokens if wide == 1 else min(TREE_NODES, wide + (tokens - 1) * wide**2)
@@ -236,7 +235,6 @@ class Eagle3Spec(EagleSpec):
     """Options of `Eagle` with a head of EAGLE-3."""
 
     method = "eagle3"
-    exported = ("vLLM", "SGLang", "llama.cpp")
 
 
 @checked
@@ -245,7 +243,6 @@ class PEagleSpec(EagleSpec):
 
     method = "peagle"
     tokens = 4
-    exported = ("vLLM",)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """In vLLM, an EAGLE-3 head with parallel drafting."""
@@ -260,4 +257,3 @@ class MtpSpec(EagleSpec):
 
     method = "mtp"
     tokens = 3
-    exported = ()

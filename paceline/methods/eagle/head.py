@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ...schema import checked
-from ..heads.layers import Attend, Attention, DecoderLayer, LayersConfig, Mlp, Rotary
+from ..heads.layers import Attend, Attention, DecoderLayer, LayersConfig, Mlp, Rotary, attend_causally
 from ..heads.parts import Count, DraftHead, Width
 
 
@@ -172,6 +172,15 @@ class EagleHead(DraftHead):
         for layer in others:
             hidden = layer(hidden, cos, sin, attend)
         return self.norm(hidden) if self.config.norm_output else hidden
+
+    def all_logits(self, states: Tensor, tokens: Tensor) -> list[Tensor]:
+        """Of several steps, since a later one reads what the one before has put out."""
+        positions = torch.arange(tokens.shape[2]).expand_as(tokens[0])
+        hidden, found = self.begin(states), list[Tensor]()
+        for step in tokens:
+            hidden = self(step, hidden, positions, attend_causally)
+            found.append(self.logits(hidden))
+        return found
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""

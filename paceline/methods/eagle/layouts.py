@@ -28,10 +28,9 @@ from torch import Tensor
 
 from ...errors import ConfigError, IncompatibleModels
 from ...schema import checked, validate
-from ...zoo.packaged import MASK_IDS
+from ..heads.gguf import ENGINE as LLAMA_CPP
 from ..heads.parts import Count, States, Vocabulary, Width
 from ..heads.published import (
-    CONTEXT,
     Layout,
     Published,
     TargetFacts,
@@ -43,11 +42,13 @@ from ..heads.published import (
     target_rows,
     vllm_command,
 )
-from ..heads.published_options import PublishedLayers, check_held, joined, layer_fields, said
+from ..heads.published_options import PublishedLayers, check_held, joined, layer_fields, layers_config, said
+from .gguf import read_file, write_file
 from .head import EagleConfig, EagleHead
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 HOT_TOKENS = "hot_tokens.pt"
+_MASK_IDS = ("mask_token_id", "ptd_token_id", "pard_token")
 _CHAIN = "vLLM drafts a chain of the most probable tokens, not a tree."
 _TREE = {
     "vllm": _CHAIN,
@@ -86,17 +87,22 @@ class _Eagle(PublishedLayers):
     speculators_config: Mapping[str, Any] | None = None
 
 
-_OF_LAYER = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "num_hidden_layers",
-)  # fmt: skip
-"""Those of them that are written for every head; they have the same names in `EagleConfig`."""
-
-
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
-def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+def read(published: Published, target: TargetFacts, engine: str | None) -> EagleHead | None:
+    """An EAGLE head in any of its layouts; None for files of another method."""
+    if published.file is not None:
+        return read_file(published, target) if published.architecture == "eagle3" else None
+    names = published.tensors
+    if "speculators_model_type" in published.config:
+        published.config = _flattened(published.config)
+    elif not any(name.endswith(".hidden_norm.weight") for name in names):
+        return _read(published, target, 1) if "fc.weight" in names else None
+    return _read(published, target, 3, engine)
+
+
+def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json of the speculators layout, which nests that of the draft layer, as a plain EAGLE-3 config.
 
     Defaults are those of the speculators layout, which differ. Raises `IncompatibleModels` for a kind of speculator
@@ -144,9 +150,7 @@ def _default_states(target: TargetFacts) -> list[int]:
     return [2, target.num_layers // 2, target.num_layers - 3]
 
 
-def read_eagle(
-    published: Published, target: TargetFacts, version: Literal[1, 3], engine: str | None = None
-) -> EagleHead:
+def _read(published: Published, target: TargetFacts, version: Literal[1, 3], engine: str | None = None) -> EagleHead:
     """A head of EAGLE-1 (or -2), which reads the last state alone, or EAGLE-3.
 
     engine: whose way to count layers applies where config.json could mean another's, too.
@@ -187,7 +191,7 @@ def read_eagle(
 
 def _mask(published: Published, options: _Eagle) -> dict[str, Any]:
     """The fields of `EagleConfig` that a P-EAGLE head has. Where its files do not say so, it drafts 4 tokens."""
-    found = {token for name in MASK_IDS if (token := getattr(options, name)) is not None}
+    found = {token for name in _MASK_IDS if (token := getattr(options, name)) is not None}
     if "mask_hidden" not in published.tensors:
         if found or options.parallel_drafting:
             raise _lacks(published, "parallel_drafting without mask_hidden, or a mask token without it")
@@ -195,7 +199,7 @@ def _mask(published: Published, options: _Eagle) -> dict[str, Any]:
     published.tensors["mask_hidden"] = published.tensors["mask_hidden"].reshape(1, -1)
     if len(found) != 1:
         what = f"the head at {str(published.folder)!r} has mask_hidden and no mask token, or several"
-        raise ConfigError(what, got=sorted(found) or None, expected="one of " + " or ".join(MASK_IDS))
+        raise ConfigError(what, got=sorted(found) or None, expected="one of " + " or ".join(_MASK_IDS))
     methods = (options.speculators_config or {}).get("proposal_methods") or [{}]
     told = options.paceline_num_speculative_tokens, methods[0].get("speculative_tokens"), 4
     return {"mask_token_id": found.pop(), "num_speculative_tokens": next(one for one in told if one is not None)}
@@ -269,11 +273,13 @@ def _lacks(published: Published, what: str) -> IncompatibleModels:
 # ----------------------------------------------------------------------------------------------------------- writing
 
 
-def eagle_layout(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
+def layout(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
     """The export of an EAGLE head. num_tokens: drafted a step where the engine takes one number.
 
     Raises `NotExportable` for what the engine lacks.
     """
+    if engine == LLAMA_CPP:
+        return write_file(head, facts, num_tokens)
     refuse_if(head.config.qk_norm, engine, "layers of Qwen3's form")
     return (_eagle1 if head.config.version == 1 else _eagle3)(head, engine, facts, num_tokens)
 
@@ -281,7 +287,6 @@ def eagle_layout(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: i
 def _eagle1(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
     c, tensors = head.config, stored_weights(head)
     what, whole, is_sglang = "an EAGLE-1 head", c.draft_vocab_size == c.vocab_size, engine == "sglang"
-    refuse_if(engine == "speculators", engine, what, "export it for vllm or sglang, or train an EAGLE-3 head")
     refuse_if(c.states != (facts.num_layers,), engine, f"{what} that reads states {c.states} and not the last one")
     has_rows = c.own_lm_head and (is_sglang or not whole)
     refuse_if(has_rows, engine, f"{what} with output rows of its own", "train it with the target's output rows")
@@ -312,8 +317,6 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
     refuse_if(len(c.states) != 3, engine, f"{what} that reads {len(c.states)} states", "train one that reads three")
     refuse_if(last >= facts.num_layers, engine, f"state {last}, behind the final norm in Paceline and before it there")
     refuse_if(c.fc_bias or c.attention_bias, engine, f"{what} with biases", "train it without")
-    is_parallel = c.num_speculative_tokens is not None
-    refuse_if(is_sglang and is_parallel, engine, "a P-EAGLE head", "export it for vllm or speculators")
     refuse_if(is_sglang and c.norm_before_residual, engine, f"{what} with norm_before_residual")
     refuse_if(is_sglang and c.norm_before_fc, engine, f"{what} with norm_before_fc", "train it with fc_norm")
     refuse_if(is_sglang and c.num_hidden_layers > 1, engine, f"{what} of {c.num_hidden_layers} layers")
@@ -371,20 +374,8 @@ def _speculators(c: EagleConfig, facts: TargetFacts, num_tokens: int) -> dict[st
 
 
 def _layer_config(c: EagleConfig, facts: TargetFacts) -> dict[str, Any]:
-    """The draft layer as a Llama config, nothing left to a default: libraries have different ones."""
-    return {
-        "model_type": "llama",
-        **{name: getattr(c, name) for name in _OF_LAYER},
-        "hidden_act": "silu",
-        "rms_norm_eps": c.rms_norm_eps,
-        "rope_theta": c.rope_theta,
-        "rope_scaling": c.rope_scaling,
-        "rope_parameters": {**(c.rope_scaling or {"rope_type": "default"}), "rope_theta": c.rope_theta},
-        "max_position_embeddings": facts.context or CONTEXT,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-    }
+    """The draft layer as a Llama config."""
+    return {"model_type": "llama", **layers_config(c, facts), "attention_bias": False, "mlp_bias": False}
 
 
 def _sglang_command(algorithm: str, num_tokens: int) -> str:

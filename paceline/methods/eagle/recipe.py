@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ...schema import checked
 from ...target import LoadedModel
-from ...train.config import AtLeast0, AtLeast1, Few, Seed, Several
+from ...train.config import AtLeast0, AtLeast1, Few
 from ...train.data import Answers
 from ...train.head_recipe import (
     Decay,
     HeadRecipe,
+    LayersShape,
     TokenLoss,
     Unrolled,
-    head_sizes,
-    layer_sizes,
+    config_of,
     mask_token,
     shifted,
     state_samples,
@@ -42,24 +42,18 @@ from .head import EagleConfig
 
 
 @checked
-class EagleShape:
-    """Shape of an EAGLE or MTP head; None: the target's.
+class EagleShape(LayersShape):
+    """Shape of an EAGLE or MTP head.
 
     states: of EAGLE-3, empty: a low, a middle and a high one. fc_norm, norm_output: both true for EAGLE-3.1. window: of
     `EagleConfig`; no head was found to draft better with more (docs/log/2026-11-results.md).
     """
 
-    draft_vocab_size: AtLeast1 = 8192
-    states: Several[Annotated[int, Field(ge=0)]] = ()
-    intermediate_size: AtLeast1 | None = None
-    num_attention_heads: Few | None = None
-    num_key_value_heads: Few | None = None
     num_hidden_layers: Few = 1
     own_lm_head: bool = False
     fc_norm: bool = False
     norm_output: bool = False
     window: AtLeast1 | None = 16
-    seed: Seed = 0
 
 
 @checked
@@ -120,20 +114,12 @@ class EagleRecipe(HeadRecipe):
         if version != 3 and shape.states:
             got = f"head.states={list(shape.states)}"
             raise ConfigError(f"{method} heads read the last state alone", got=got, fix="eagle3")
-        sizes = head_sizes(plan)
+        own: dict[str, Any] = {"version": version, "target_hidden_size": target.hidden_size}
         if version == 3:
-            sizes["states"] = shape.states or (min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1))
-        if max(sizes["states"]) > layers:
-            got = list(sizes["states"])
-            raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
+            own["states"] = min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1)
         if isinstance(shape, PEagleShape):
-            sizes["mask_token_id"] = mask_token(plan)
-            sizes["num_speculative_tokens"] = shape.num_speculative_tokens
-        return EagleConfig(
-            **sizes, **layer_sizes(plan), version=version,
-            target_hidden_size=target.hidden_size, own_lm_head=shape.own_lm_head, window=shape.window,
-            num_hidden_layers=shape.num_hidden_layers, fc_norm=shape.fc_norm, norm_output=shape.norm_output,
-        )  # fmt: skip
+            own["mask_token_id"] = mask_token(plan)
+        return config_of(EagleConfig, plan, **own)
 
     @classmethod
     def check_loss(cls, config: EagleConfig, settings: EagleLoss) -> None:

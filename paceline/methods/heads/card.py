@@ -4,33 +4,20 @@ import shlex
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import ModelCardData
 
-if TYPE_CHECKING:
-    from .folder import HeadInfo
+from ..table import method_named
+from .info import HeadInfo
 
-_METHODS = {
-    "eagle": "EAGLE-1 and -2, over the target's last hidden state (arXiv 2401.15077, 2406.16858)",
-    "eagle3": "EAGLE-3, over three of the target's hidden states (arXiv 2503.01840)",
-    "peagle": "P-EAGLE, EAGLE-3 with masks, all tokens from one pass (arXiv 2602.01469)",
-    "dflash": "DFlash, layers that fill a block of masks in one pass (arXiv 2602.06036)",
-    "medusa": "Medusa, one small head for each position ahead (arXiv 2401.10774)",
-    "blockwise": "blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115)",
-    "mtp": "multi-token prediction, over the last hidden states, in DeepSeek-V3's form (arXiv 2412.19437)",
-    "space": "SPACE, mask tokens that predict the next tokens in the target's own pass (arXiv 2402.11809)",
-    "self_int4": "the target's own layers in a few bits, trained as they are rounded (QAT)",
-    "draft_model": "a draft model distilled from its target (arXiv 2310.08461)",
-}
-_DRAFTERS = {"self_int4": "self-int4", "draft_model": "model"}  # as the command line calls them; the others: head
 _LIMITS = (
     "It changes what decoding costs, never what the target answers, under the exact rule (`paceline check`).",
     "Speed depends on the machine; the acceptance does not, up to rounding (`paceline check-draft`).",
 )
 
 
-def model_card(folder: str, info: "HeadInfo", size: int, record: Mapping[str, Any]) -> str:
+def model_card(folder: str, info: HeadInfo, size: int, record: Mapping[str, Any]) -> str:
     """Markdown from the record of the training; what is not in the record is left out.
 
     folder: its name. size: bytes of the weights. record: base_model (hub id), licence, data, training and provenance
@@ -38,19 +25,19 @@ def model_card(folder: str, info: "HeadInfo", size: int, record: Mapping[str, An
     draft model reads images), fine_tuned (of a run that made its own target: of which model, and the names of the
     folders that hold the target and the head, side by side).
     """
-    method, target = info.method, info.target
+    method, target, row = info.method, info.target, method_named(info.method)
     is_model, made = info.config is None, record.get("fine_tuned")
     name = f"{target.name}-{method}" if folder in ("head", "draft") and not is_model else folder
     used, own = (target.name, name) if made is None else (made["folder"], made["head"])
     of = "" if made is None else f", a fine-tune of {made['of']} in the folder `{used}` beside this one"
     facts: dict[str, object] = {
-        "method": f"{method}: {_METHODS[method]}",
+        "method": f"{method}: {row.title}, {row.how}" + f" ({row.papers})" * bool(row.papers),
         "target": f"{target.name}: {target.num_layers} layers, hidden size {target.hidden_size}, "
         f"vocabulary {target.vocab_size}",
         "target fingerprint": f"`{target.fingerprint}`",
         "weights": f"{size / 1e6:,.1f} MB",
     }
-    drafter = f"{_DRAFTERS.get(method, 'head')}:{shlex.quote(own)}"
+    drafter = f"{row.word}:{shlex.quote(own)}"
     introduction = (
         f"# {name}\n\nA draft {'model' if is_model else 'head'} for {target.name}{of}, to be used with Paceline:\n\n"
         f"```bash\npaceline generate {shlex.quote(used)} --chat 'Hello.' --drafter {drafter}\n```"

@@ -84,6 +84,13 @@ class DraftHead(nn.Module):
         """What the head's first linear layer reads of the target's states. [..., len(states) E] -> the same."""
         return states
 
+    def all_logits(self, states: Tensor, tokens: Tensor) -> list[Tensor]:
+        """All kinds of logits that an export must reproduce; it is attached. [B, T, Vd] each, or fewer rows.
+
+        states: of texts [B, T, len(states) E]. tokens: to read in several drafting steps, [steps, B, T].
+        """
+        raise NotImplementedError
+
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
         """Use the target's embeddings [V, E] and, where it has none of its own, its output rows [V, E]."""
         self._embeddings = embeddings.detach()

@@ -1,4 +1,9 @@
-"""What the layouts of other projects (`eagle_layouts`, `medusa_layouts`) share, for reading and for writing."""
+"""Heads as others publish them: they are read by the methods' layouts, which share what is below.
+
+A reader gets a `Published`, the target, and the engine whose way to count layers applies, if known; it returns None for
+files of another layout. Their config.json does not say which target they were trained for. Sizes must match; beyond
+that a wrong target shows only in fewer accepted tokens, never in the answers.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +18,12 @@ from torch import Tensor, nn
 from ...core.interfaces import ModelFacts
 from ...errors import ConfigError, IncompatibleModels, NotExportable
 from ...hf.checkpoint import refused, weight_files
+from ...hf.gguf.file import SUFFIX, GGUFFile, read_gguf
 from ...hf.settings import check_settings
 from ...system.files import read_object
-from .parts import filled
+from ..method import named
+from ..table import rows
+from .parts import check_sizes, filled
 
 WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 """Where published heads keep their tensors, the safe format first."""
@@ -29,7 +37,8 @@ class TargetFacts:
     """What is known of the target of a head: a published config.json often leaves it out.
 
     name: what an engine is to serve. architectures: as the target's config.json has them; empty where it is not
-    loaded. context: the most tokens of a sequence. lm_head, embeddings: its tables [V, E], if loaded.
+    loaded. context: the most tokens of a sequence. lm_head, embeddings: its tables [V, E], if loaded. tokens: the
+    entries of its tokenizer in a GGUF file, where one is written.
     """
 
     name: str
@@ -40,6 +49,7 @@ class TargetFacts:
     context: int | None = None
     lm_head: Tensor | None = None
     embeddings: Tensor | None = None
+    tokens: Mapping[str, Any] | None = None
 
 
 def facts_of(loaded: ModelFacts, name: str = "") -> TargetFacts:
@@ -59,16 +69,25 @@ def facts_of(loaded: ModelFacts, name: str = "") -> TargetFacts:
 
 @dataclass
 class Published:
-    """A published head. Readers change names and tensors until they are ours. folder: or the GGUF file."""
+    """A published head. Readers change names and tensors until they are ours.
+
+    file: that of a head in a GGUF file, which is then `folder`; config and tensors are not read yet.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     tensors: dict[str, Tensor]
+    file: GGUFFile | None = None
+
+    @property
+    def architecture(self) -> str:
+        """That of a GGUF file."""
+        return "" if self.file is None else self.file.architecture
 
     @property
     def name(self) -> str:
         """Of its config.json or metadata, in errors."""
-        return f"{'metadata' if self.folder.is_file() else 'config.json'} of the head at {str(self.folder)!r}"
+        return f"{'metadata' if self.file else 'config.json'} of the head at {str(self.folder)!r}"
 
     def build(self, kind: Callable[..., _M], config: object, draft_ids: Tensor) -> _M:
         """Our module of this configuration from all tensors, in the narrowest dtype that holds them.
@@ -81,6 +100,33 @@ class Published:
         module = filled(kind, config, {**state, "draft_ids": draft_ids[order]}, self.folder)
         # Files mix halves with output rows in float32.
         return module.to(reduce(torch.promote_types, {one.dtype for one in module.parameters()}))
+
+
+def read_published(place: Path, target: TargetFacts, engine: str | None = None) -> nn.Module:
+    """The head in a folder or a GGUF file, as one of our modules. engine: as of a reader.
+
+    Raises `ConfigError` for files that do not fit their layout, `IncompatibleModels` for a feature our modules lack
+    or a head of another size than the target.
+    """
+    published = open_published(place)
+    readers = dict.fromkeys(row.reader for row in reversed(rows()) if row.reader)
+    with refused(f"the head at {str(place)!r} has a config.json or tensors that do not fit"):
+        found = (named(reader)(published, target, engine) for reader in readers)
+        module = next((one for one in found if one is not None), None)
+    if module is None:
+        held = f"architecture {published.architecture!r}", "tensors " + ", ".join(sorted(published.tensors)[:8])
+        raise ConfigError(
+            f"the head at {str(place)!r} has a layout that is not known", got=held[published.file is None],
+            expected="a head of Paceline, " + ", ".join(row.title for row in rows() if row.reader),
+            fix="name a draft model as model:FILE.gguf" if published.file else None,
+        )  # fmt: skip
+    config: Any = module.config
+    hidden = getattr(config, "target_hidden_size", config.hidden_size)
+    theirs = {"hidden_size": hidden, "vocab_size": config.vocab_size}
+    ours = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    fix = "name the target that the head was trained for"
+    check_sizes(f"the head at {str(place)!r} is for another target", theirs, ours, fix)
+    return module
 
 
 def renamed(tensors: Mapping[str, Tensor], new_name: Callable[[str], str], place: Path) -> dict[str, Tensor]:
@@ -96,7 +142,7 @@ def renamed(tensors: Mapping[str, Tensor], new_name: Callable[[str], str], place
 def lacks(published: Published, module: str, what: str, expected: str) -> IncompatibleModels:
     """The error for a head with a feature that our module does not have."""
     what_of = f"the head at {str(published.folder)!r} has what Paceline's {module} module lacks"
-    fix = None if published.folder.is_file() else "remove from its config.json what changes no number"
+    fix = None if published.file else "remove from its config.json what changes no number"
     return IncompatibleModels(what_of, got=what, expected=expected, fix=fix)
 
 
@@ -108,7 +154,12 @@ def is_copy(table: Tensor, target: Tensor | None) -> bool:
 
 
 def open_published(folder: Path) -> Published:
-    """Config and tensors of a published head. Raises `ConfigError` for files that are not there or cannot be read."""
+    """Config and tensors of a published head, or its GGUF file.
+
+    Raises `ConfigError` for files that are not there or cannot be read.
+    """
+    if folder.suffix == SUFFIX:
+        return Published(folder, {}, {}, read_gguf(folder))
     config = read_object(folder / "config.json")
     check_settings(f"config.json of the head at {str(folder)!r}", config)
     for name in WEIGHT_FILES:

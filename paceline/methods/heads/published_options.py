@@ -13,8 +13,9 @@ from pydantic import Field
 from ...errors import ConfigError
 from ...hf.settings import one_rope
 from ...schema import Many, Positive, brief, checked, validate
+from .layers import LayersConfig
 from .parts import Count, Vocabulary, Width
-from .published import Published, lacks
+from .published import CONTEXT, Published, TargetFacts, lacks
 
 _T = TypeVar("_T")
 _NO_EFFECT = {
@@ -114,6 +115,23 @@ def layer_fields(published: Published, options: PublishedLayers, module: str) ->
         "rms_norm_eps": options.rms_norm_eps,
         "rope_theta": theta,
         "rope_scaling": None if kind == "default" else rope,
+    }
+
+
+_WRITTEN = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers",
+    "vocab_size", "rms_norm_eps", "rope_theta", "rope_scaling",
+)  # fmt: skip
+
+
+def layers_config(config: LayersConfig, facts: TargetFacts) -> dict[str, Any]:
+    """Decoder layers as config.json says them, nothing left to a default: libraries have different ones."""
+    return {
+        **{name: getattr(config, name) for name in _WRITTEN},
+        "rope_parameters": {**(config.rope_scaling or {"rope_type": "default"}), "rope_theta": config.rope_theta},
+        "max_position_embeddings": facts.context or CONTEXT,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
     }
 
 

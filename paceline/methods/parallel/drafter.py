@@ -17,12 +17,12 @@ from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ...core.request import Sequence
 from ...schema import checked, checked_call
-from ...target.runner import median_seconds
+from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.fitting import attach_head, row_dtype
 from ..heads.top_tokens import TokenRanking
 from ..heads.trees import DynamicTree, draft_of
-from ..table import HeadSpec
+from ..spec import HeadSpec
 from .head import BlockwiseHead, MedusaHead, ParallelHeads
 
 
@@ -122,7 +122,6 @@ class MedusaSpec(HeadSpec):
     method = "medusa"
     drafter = Medusa
     tokens = 4
-    exported = ("vLLM",)
     draws_tree = True
 
 

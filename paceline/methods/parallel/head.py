@@ -57,6 +57,10 @@ class ParallelHeads(DraftHead):
         """Raw logits of one head over the draft vocabulary. [..., E] -> [..., Vd]."""
         return self.output(hidden)
 
+    def all_logits(self, states: Tensor, tokens: Tensor) -> list[Tensor]:
+        """Of every head."""
+        return [self.logits(self.hidden(states, head), head) for head in range(self.num_heads)]
+
     def forward(self, states: Tensor, num_heads: int | None = None) -> Tensor:
         """Raw logits of the first `num_heads` heads, None: of all. [B, E] -> [B, K, Vd]."""
         heads = range(self.num_heads if num_heads is None else num_heads)

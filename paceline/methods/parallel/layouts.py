@@ -30,7 +30,7 @@ from ..heads.published import (
 from ..heads.published_options import PublishedLayers, check_held, said
 from .head import MedusaConfig, MedusaHead
 
-NAMES = re.compile(r"(medusa_heads\.|medusa_head\.)?\d+\.\d+\.|blocks\.\d+\.|lm_heads\.\d+\.")
+_NAMES = re.compile(r"(medusa_heads\.|medusa_head\.)?\d+\.\d+\.|blocks\.\d+\.|lm_heads\.\d+\.")
 """Of tensors that only Medusa heads have."""
 _RESIDUAL = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
@@ -53,8 +53,13 @@ _OF_TARGET = {one.name for one in fields(cast("Any", PublishedLayers))} | {
 """Keys that say nothing of the heads: about the layers of the target, about trees, and counts that are often wrong."""
 
 
-def read_medusa(published: Published, target: TargetFacts) -> MedusaHead:
-    """Heads over the target's last state. Their number is that of the file: published configs are often wrong."""
+def read(published: Published, target: TargetFacts, engine: str | None) -> MedusaHead | None:
+    """Heads over the target's last state; None for files of another method.
+
+    Their number is that of the file: published configs are often wrong.
+    """
+    if published.config.get("model_type") != "medusa" and not any(_NAMES.match(name) for name in published.tensors):
+        return None
     published.tensors = renamed(published.tensors, _new_name, published.folder)
     tensors, options = published.tensors, said(published, _Medusa, "Medusa", "residual blocks of silu", _OF_TARGET)
     blocks = [match for name in tensors if (match := _BLOCK.fullmatch(name))]
@@ -117,14 +122,13 @@ def _unshare_output(published: Published, heads: int, rows: Tensor | None, first
         tensors.update({f"lm_heads.{head}.weight": shared for head in range(heads)})
 
 
-def medusa_layout(head: MedusaHead, engine: str, facts: TargetFacts) -> Layout:
-    """Medusa heads as vLLM reads them. Raises `NotExportable` for other engines and for features it lacks.
+def layout(head: MedusaHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
+    """Medusa heads as vLLM reads them. Raises `NotExportable` for features that it lacks.
 
     vLLM 0.32 refuses files with a token_map ("weights were not initialized"). Heads over some of the target's output
     rows are written with all of them.
     """
     c = head.config
-    refuse_if(engine != "vllm", engine, "Medusa heads", "export them for vllm")
     refuse_if(c.states != (facts.num_layers,), engine, f"Medusa heads that read states {c.states}, not the last one")
     notes, part = ["vLLM drafts a chain of each head's most probable token, not a tree."], c.draft_vocab_size
     if part < c.vocab_size:

@@ -12,31 +12,27 @@ import torch
 from torch import Tensor
 
 from ...schema import checked
-from ...train.config import AtLeast1, Few, Seed
-from ...train.head_recipe import Decay, HeadRecipe, TokenLoss, head_sizes
+from ...train.config import AtLeast1, Few
+from ...train.head_recipe import Decay, HeadRecipe, HeadShape, TokenLoss, config_of
 from ...train.recipe import Batch, Losses, Plan
 from .head import BlockwiseConfig, MedusaConfig, MedusaHead
 
 
 @checked
-class MedusaShape:
+class MedusaShape(HeadShape):
     """Shape of Medusa's heads. num_layers: residual blocks in each."""
 
-    draft_vocab_size: AtLeast1 = 8192
     num_heads: Few = 4
     num_layers: Few = 1
     own_lm_head: bool = False
-    seed: Seed = 0
 
 
 @checked
-class BlockwiseShape:
+class BlockwiseShape(HeadShape):
     """Shape of blockwise heads. intermediate_size: None: 4 E."""
 
-    draft_vocab_size: AtLeast1 = 8192
     num_heads: Few = 4
     intermediate_size: AtLeast1 | None = None
-    seed: Seed = 0
 
 
 @checked
@@ -61,10 +57,9 @@ class ParallelRecipe(HeadRecipe):
 
     @classmethod
     def configure(cls, plan: Plan) -> MedusaConfig | BlockwiseConfig:
-        shape, sizes = plan.shape, head_sizes(plan) | {"num_heads": plan.shape.num_heads}
         if plan.method == "medusa":
-            return MedusaConfig(**sizes, num_layers=shape.num_layers, own_lm_head=shape.own_lm_head)
-        return BlockwiseConfig(**sizes, intermediate_size=shape.intermediate_size or 4 * plan.target.hidden_size)
+            return config_of(MedusaConfig, plan)
+        return config_of(BlockwiseConfig, plan, intermediate_size=4 * plan.target.hidden_size)
 
     @property
     def decay(self) -> float:

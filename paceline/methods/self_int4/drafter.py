@@ -19,13 +19,12 @@ from ...errors import ConfigError
 from ...quant.linears import LmHead, QuantReport, quantize_head, quantize_linears
 from ...sampling.draft_sampler import DraftSampler
 from ...schema import checked, checked_call
-from ...target import ModelRunner
 from ...target.adapters import put_int4
 from ...zoo.packaged import head_folder
-from ..draft_model.chain import Chains
+from ..draft_model.chain import Chains, Runner
 from ..draft_model.drafter import llama_cpp_draft
 from ..heads.folder import load_head
-from ..table import DrafterSpec
+from ..spec import DrafterSpec
 from .head import Int4Draft
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class SelfQuantized(Drafter):
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Quantise a copy of the target's linear layers; everything else is shared with it."""
-        self._runner: ModelRunner = target.sharing_cache(lambda model: self._quantize(model, target.loaded))
+        self._runner: Runner = target.sharing_cache(lambda model: self._quantize(model, target.loaded))
         sampler = DraftSampler(verifier.exact, target.banned_token_ids)
         self._chains = Chains(self._runner, sampler, target.vocab_size, self.name)
 

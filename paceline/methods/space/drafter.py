@@ -25,12 +25,12 @@ from ...core.outputs import Walk
 from ...core.request import Sequence
 from ...core.tree import TokenTree
 from ...schema import checked, checked_call
-from ...target.runner import median_seconds
+from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.fitting import read_adapter
 from ..heads.top_tokens import TokenRanking
 from ..heads.trees import Children, DraftTree, DynamicTree, grow, padded_confidences
-from ..table import HeadSpec
+from ..spec import HeadSpec
 from .adapter import SpaceAdapter
 
 MASK_WORTH = 0.25

@@ -17,7 +17,7 @@ from ...core.request import Sequence
 from ...schema import checked, checked_call
 from ..heads.trees import DraftTree, DynamicTree, draft_of
 from ..lookup import LONGEST_HINT
-from ..table import DrafterSpec, vllm_flag
+from ..spec import DrafterSpec, vllm_flag
 from .automaton import NO_CONTEXT, TOP_K, Context, Continuations, SuffixAutomaton
 from .corpus import CorpusIndex
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
+from paceline.core.nodes import Tree
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
@@ -214,4 +215,5 @@ def tokenizer(shift: int = 0, template: bool = True) -> PreTrainedTokenizerFast:
 
 def changed(tree: TokenTree, **lists) -> TokenTree:
     """The tree with other lists, by the names of its fields."""
-    return replace(tree, lists=tree.lists._replace(**lists))
+    made = zip(tree.rows, *tree.lists._replace(**lists), strict=True)
+    return replace(tree, rows=[Tree.of(*(field[: len(own)] for field in fields)) for own, *fields in made])

@@ -89,40 +89,39 @@ def check_contract(
     banned_token_ids: placeholders of images.
     """
     _check_fields(draft, len(seqs), vocab_size, drafter)
-    tree = draft.tree
-    ids, parents, probes = tree.lists
-    for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
-        if ids[row][0] != seq.token_ids[-1] or parents[row][0] != -1 or probes[row][0]:
-            what = f"{draft.source}: node 0 is not the last token"
-            raise DraftError(what, got=ids[row][0], expected=seq.token_ids[-1])
-        nodes = sum(not probe or token >= vocab_size for token, probe in zip(ids[row], probes[row], strict=True)) - 1
+    for row, (tree, seq, budget) in enumerate(zip(draft.tree.rows, seqs, budgets, strict=True)):
+        ids, parents, probes = tree.token_ids, tree.parents, tree.is_probe
+        if ids[0] != seq.token_ids[-1] or parents[0] != -1 or probes[0]:
+            raise DraftError(f"{draft.source}: node 0 is not the last token", got=ids[0], expected=seq.token_ids[-1])
+        nodes = sum(not probe or token >= vocab_size for token, probe in zip(ids, probes, strict=True)) - 1
         if nodes > budget.nodes:
             raise DraftError(f"{draft.source} drafted too many tokens", got=nodes, expected=f"<= {budget.nodes}")
-        depth, last = [0] * tree.num_nodes, tree.num_nodes - 1 - probes[row][::-1].index(False)
-        for node in range(1, tree.num_nodes):
-            up = parents[row][node]
-            if not 0 <= up < node:
-                raise DraftError(f"{draft.source}: a parent must precede its child", got=f"node {node} under {up}")
-            depth[node] = depth[up] + 1
-            if vocab_size <= ids[row][node] < vocab_size + num_masks:
-                _check_mask(draft.source, ids[row], probes[row], node, up, vocab_size)
+        wrong = next((node for node in range(1, len(tree)) if not 0 <= parents[node] < node), None)
+        if wrong is not None:
+            got = f"node {wrong} under {parents[wrong]}"
+            raise DraftError(f"{draft.source}: a parent must precede its child", got=got)
+        last = tree.candidates[-1]
+        for node in range(1, len(tree)):
+            token, up = ids[node], parents[node]
+            if vocab_size <= token < vocab_size + num_masks:
+                _check_mask(draft.source, ids, probes, node, up, vocab_size)
                 if node < last:
                     got = f"node {last} after mask {node}"
                     raise DraftError(f"{draft.source}: a candidate follows mask tokens", got=got)
                 continue
-            if not 0 <= ids[row][node] < vocab_size:
+            if not 0 <= token < vocab_size:
                 expected = f"0 to {vocab_size - 1}" + (f", or one of {num_masks} mask tokens" if num_masks else "")
-                what = f"{draft.source} drafted a token outside the vocabulary"
-                raise DraftError(what, got=ids[row][node], expected=expected)
-            if probes[row][node]:
+                raise DraftError(f"{draft.source} drafted a token outside the vocabulary", got=token, expected=expected)
+            if probes[node]:
                 continue
-            if ids[row][node] in banned_token_ids:
+            if token in banned_token_ids:
                 what = f"{draft.source_of(row)} drafted a placeholder of an image"
-                raise DraftError(what, got=ids[row][node], expected="a text token")
-            if probes[row][up]:
+                raise DraftError(what, got=token, expected="a text token")
+            if probes[up]:
                 raise DraftError(f"{draft.source}: candidate {node} has a probe as its parent")
-            if depth[node] > budget.depth:
-                raise DraftError(f"{draft.source} drafted too deep", got=depth[node], expected=f"<= {budget.depth}")
+            if tree.depths[node] > budget.depth:
+                got = tree.depths[node]
+                raise DraftError(f"{draft.source} drafted too deep", got=got, expected=f"<= {budget.depth}")
 
 
 def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: Drafter | None) -> None:
@@ -138,8 +137,8 @@ def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: Drafter | N
         raise wrong("source", draft.source, "text")
     if not isinstance(draft.tree, TokenTree):
         raise wrong("tree", draft.tree, "a TokenTree")
-    if len(draft.tree.lists.token_ids) != rows:
-        raise wrong("tree", len(draft.tree.lists.token_ids), f"{rows} rows")
+    if len(draft.tree.rows) != rows:
+        raise wrong("tree", len(draft.tree.rows), f"{rows} rows")
     size = [rows, draft.tree.num_nodes]
     if not isinstance(draft.law, Law):
         raise wrong("law", draft.law, "a Law")

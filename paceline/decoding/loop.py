@@ -197,10 +197,10 @@ def _append(
     If the walk ends at a node without a distribution before the sequence ends, the sequence gets the node's error.
     """
     seq.has_deferred_tokens, before = False, seq.num_output
-    token_ids, _, probes = draft.tree.lists
+    tree = draft.tree.rows[row]
     last = Origin.BONUS if walk.is_bonus else Origin.RECOVERED
-    last = Origin.PLAIN if all(probes[row][1:]) else last
-    emitted = [(token_ids[row][node], Origin.DRAFTED, draft.source_of(row)) for node in walk.path]
+    last = Origin.PLAIN if len(tree.candidates) == 1 else last
+    emitted = [(tree.token_ids[node], Origin.DRAFTED, draft.source_of(row)) for node in walk.path]
     if walk.next_token >= 0:
         emitted.append((walk.next_token, last, ""))
     nodes, number, k = [0, *walk.path], seq.num_output + len(walk.path) + 1, seq.params.logprobs
@@ -232,27 +232,24 @@ def make_records(
     """
     confidence = None if draft.confidence is None else draft.confidence.tolist()
     records = []
-    for row, (path, _, _) in enumerate(walks):
-        nodes = [node for node, is_probe in enumerate(draft.tree.lists.is_probe[row]) if not is_probe]
-        token_ids, parents, _ = draft.tree.part(row, nodes)
-        depth = [0]
-        for parent in parents[1:]:
-            depth.append(depth[parent] + 1)
+    for row, (tree, (path, _, _)) in enumerate(zip(draft.tree.rows, walks, strict=True)):
+        nodes = tree.candidates
+        verified = tree.part(nodes)
         given = () if confidence is None else tuple(confidence[row][node] for node in nodes[1:])
         records.append(
             Round(
                 draft.source_of(row),
-                num_drafted=max(depth),
+                num_drafted=max(verified.depths),
                 num_accepted=len(path),
                 num_emitted=emitted[row],
-                token_ids=tuple(token_ids),
-                parents=tuple(parents),
+                token_ids=tuple(verified.token_ids),
+                parents=tuple(verified.parents),
                 path=tuple(nodes.index(node) for node in path),
                 confidences=() if any(c != c for c in given) else given,
                 hint=0 if draft.hints is None else draft.hints[row],
                 batch=len(walks),
-                num_probes=draft.tree.sizes[row] - len(nodes),
-                num_rows=draft.tree.num_nodes if pads_trees else draft.tree.sizes[row],
+                num_probes=len(tree) - len(nodes),
+                num_rows=draft.tree.num_nodes if pads_trees else len(tree),
                 with_prompt=with_prompt[row],
                 draft_s=seconds[0],
                 verify_s=seconds[1],

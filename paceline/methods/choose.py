@@ -144,9 +144,7 @@ def _may(label: str, seq: Sequence) -> bool:
 
 
 def _merged(parts: list[_Part]) -> Draft:
-    rows = [[field[row][: draft.tree.sizes[row]] for field in draft.tree.lists] for draft, row in parts]
-    tokens, parents, probes = (list(field) for field in zip(*rows, strict=True))
-    tree = TokenTree.from_lists(tokens, parents, parts[0][0].tree.device, probes)
+    tree = TokenTree.of([draft.tree.rows[row] for draft, row in parts], parts[0][0].tree.device)
     law, q = _common_law(parts, tree.num_nodes)
     confidence = None
     if any(draft.confidence is not None for draft, _ in parts):
@@ -167,7 +165,7 @@ def _merged(parts: list[_Part]) -> Draft:
 
 def _common_law(parts: list[_Part], width: int) -> tuple[Law, Tensor | None]:
     """The law that all rows have, with its q [B, N, V]; where they differ POINT_MASS, which holds for any draft."""
-    laws = {draft.law for draft, row in parts if not all(draft.tree.lists.is_probe[row][1:])}
+    laws = {draft.law for draft, row in parts if len(draft.tree.rows[row].candidates) > 1}
     law = laws.pop() if len(laws) == 1 else Law.POINT_MASS
     drawn = {b: (draft.q, row) for b, (draft, row) in enumerate(parts) if draft.law is law and draft.q is not None}
     if law is Law.POINT_MASS or not drawn:

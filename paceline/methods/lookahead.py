@@ -120,7 +120,7 @@ class Lookahead(Drafter):
             return
         rows, nodes = list[int](), list[int]()
         for row, state in with_window:
-            dropped = state.candidates - draft.tree.lists.is_probe[row].count(False)
+            dropped = state.candidates - len(draft.tree.rows[row].candidates)
             rows += [row] * len(state.ends)
             nodes += [node - dropped if node else 0 for node in state.ends]
         top_tokens = argmax(logits[rows, nodes]).tolist()

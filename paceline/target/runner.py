@@ -293,7 +293,7 @@ class ModelRunner:
         text: tokens of a single slot that the pass caches before the root.
         """
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
-        masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
+        masked = self.num_masks > 0 and any(max(row.token_ids) >= self.vocab_size for row in tree.rows)
         if static is not None:
             special = masked or count > 0 or any(self.cache.offsets[slot] for slot in slots)
             static = None if special or (self.invariant and not tree.is_chain) else static

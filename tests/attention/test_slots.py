@@ -42,7 +42,7 @@ def test_rollback_equals_a_restored_snapshot(seed, name):
         tree = TokenTree.from_lists([extra], [parents])
         on.forward([slot], tree)
         if rng.random() < 0.5:
-            path = tree.path_to(0, rng.randrange(len(extra)))
+            path = tree.rows[0].path_to(rng.randrange(len(extra)))
             on.commit([slot], [path])
             added = [extra[0], *[extra[i] for i in path]]
             if rng.random() < 0.5:

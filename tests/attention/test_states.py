@@ -50,7 +50,7 @@ class Walk:
         tokens = [prompt(n, self.rng.randrange(99)) for n in sizes]
         tree = TokenTree.from_lists(tokens, parents)
         self.on.forward(slots, tree)
-        paths = [tree.path_to(row, self.rng.randrange(n)) for row, n in enumerate(sizes)]
+        paths = [tree.rows[row].path_to(self.rng.randrange(n)) for row, n in enumerate(sizes)]
         self.on.commit(slots, paths)
         for slot, row, path in zip(slots, tokens, paths, strict=True):
             self.texts[slot] += [row[node] for node in (0, *path)]

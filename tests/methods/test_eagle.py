@@ -65,7 +65,7 @@ def is_right(
             for node in range(1, draft.tree.num_nodes):
                 if bool(draft.tree.is_probe[row, node]):
                     continue
-                *path, token = draft.tree.token_ids[row, draft.tree.path_to(row, node)].tolist()
+                *path, token = draft.tree.token_ids[row, draft.tree.rows[row].path_to(node)].tolist()
                 logits = law_after(head, states, known, path)
                 if shared:
                     place = torch.tensor([[len(seq.token_ids) + len(path)]])

@@ -76,7 +76,7 @@ def paths(tree: TokenTree) -> set[Path]:
     ids, ups, probes = (rows[0] for rows in tree.lists)
     nodes = [node for node in range(1, len(ids)) if not probes[node]]
     leaves = [node for node in nodes if node not in [ups[other] for other in nodes]]
-    return {tuple(ids[node] for node in tree.path_to(0, leaf)) for leaf in leaves}
+    return {tuple(ids[node] for node in tree.rows[0].path_to(leaf)) for leaf in leaves}
 
 
 def rounds(drafter: Lookahead, params: SamplingParams) -> list[tuple[list[int], TokenTree]]:

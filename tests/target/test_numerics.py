@@ -103,7 +103,7 @@ def test_trees_have_the_bits_of_their_chains(runner, slots, length):
     tree = TokenTree.from_lists([tokens], [parents])
     branched = logits(runner, [slot], tree)
     for node in range(tree.num_nodes):
-        path = [0, *tree.path_to(0, node)]
+        path = [0, *tree.rows[0].path_to(node)]
         straight = logits(runner, [slot], TokenTree.chain([[tokens[i] for i in path]]))
         assert torch.equal(branched[node], straight[-1]), node
 
@@ -127,7 +127,7 @@ def test_random_trees_in_a_batch_have_the_bits_of_plain_decoding(dtype):
         branched = on.forward(slots[:batch], tree)
         for row, leaf in ((row, size - 1) for row, size in enumerate(sizes)):
             with on.tentative([slots[row]]):
-                for node in (0, *tree.path_to(row, leaf)):
+                for node in (0, *tree.rows[row].path_to(leaf)):
                     plain = on.forward([slots[row]], TokenTree.chain([[tokens[row][node]]]))[0, 0]
                     assert torch.equal(branched[row, node], plain), (batch, row, node)
                     on.commit([slots[row]], [[]])

@@ -150,7 +150,7 @@ def test_invariant_numerics_are_measured_through_static_passes(monkeypatch):
     tree = tree_of(1, 7)
     rows = runner.forward([slot], tree)[0]
     for leaf in range(1, 7):  # with static passes or without: a path has the bits of plain decoding
-        path = [0, *tree.path_to(0, leaf)]
+        path = [0, *tree.rows[0].path_to(leaf)]
         chain = TokenTree.chain([tree.token_ids[0, path].tolist()])
         assert torch.equal(runner.forward([slot], chain)[0], rows[path])
 

@@ -41,7 +41,7 @@ def one_round(
         index, owed = rule.judge(p, q, [drafted.tokens[child] for child in children], chance.coin)
         return (None, chance.draw(owed)) if index is None else (children[index], -1)
 
-    walk = descend(drafted.branches, decide)
+    walk = descend(drafted.tree, decide)
     return emitted(drafted, walk.path, walk.next_token)
 
 

@@ -200,4 +200,4 @@ def _begin(tokenizer: Any) -> list[int]:
 
 
 def _drafted(draft: Draft) -> list[list[int]]:
-    return [row[1:size] for row, size in zip(draft.tree.lists.token_ids, draft.tree.sizes, strict=True)]
+    return [tree.token_ids[1:] for tree in draft.tree.rows]

@@ -116,7 +116,7 @@ class Eagle(Drafter):
         if growing:
             how = self._grow_at_once if self._levels_at_once else self._grow
             how([seqs[row] for row in growing], [trees[row] for row in growing])
-        return draft_of(seqs, [tree.finish() for tree in trees], self.source)
+        return draft_of([tree.finish() for tree in trees], self.source)
 
     def release(self, slots: Seq[int]) -> None:
         for slot in slots:
@@ -130,8 +130,8 @@ class Eagle(Drafter):
         if len(seq.token_ids) == 1:  # the first state comes with the second token
             levels, rerank = 0, None
         if self.tree == "static":
-            return StaticTree(budget, levels, rerank)
-        return DynamicTree(budget, self.top_k, levels, width, rerank)
+            return StaticTree(seq.token_ids[-1], budget, levels, rerank)
+        return DynamicTree(seq.token_ids[-1], budget, self.top_k, levels, width, rerank)
 
     @torch.inference_mode()
     def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:

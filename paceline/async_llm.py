@@ -22,12 +22,12 @@ from .core.request import RequestOutputKind, SamplingParams, params_of
 from .engine.thread import EngineThread, Ticket
 from .errors import ConfigError, EngineStopped, QueueFull
 from .hf.image_prompts import pixel_bytes
-from .hf.prompts import Prompt, holds_images
 from .llm import LLM
 from .outputs import RequestOutput
 from .requests import MAX_WAITING_PIXEL_BYTES
 from .schema import brief, checked_call
 from .stats import EngineStats
+from .target.prompts import Prompt, holds_images
 
 _T = TypeVar("_T")
 _IMAGE_READERS = 4  # threads; how much they decode at once is bounded by `open_images`

@@ -29,7 +29,6 @@ from .decoding import SpeculativeDecoder, generate
 from .errors import ConfigError, LossyNotAllowed
 from .hf.classes import PreTrainedModel, ProcessorMixin
 from .hf.load import load_tokenizer
-from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .integrations.other_names import INSTEAD
 from .methods import Choose, Plain, PredictedOutput
 from .methods.table import one_of
@@ -42,6 +41,7 @@ from .schema import brief, checked_call, checked_names
 from .stats import Counter, EngineStats, Vector
 from .system.hardware import return_free_memory
 from .target import LoadedModel, load_model, make_runner, with_activations, with_weights, wrap_model
+from .target.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .tuned import check_profile, load_tuned
 from .verify import Coupled
 from .zoo import resolve

@@ -12,7 +12,6 @@ from .core.request import SamplingParams, Sequence, TokenLogprob
 from .decoding import SpeculativeDecoder
 from .errors import ConfigError
 from .hf.image_prompts import pixel_bytes
-from .hf.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
 from .outputs import Completion, RequestOutput
 from .sampling.detokenize import Detokenizer
 from .sampling.grammar import make_grammar
@@ -20,6 +19,7 @@ from .sampling.scores import token_logprob
 from .schema import brief
 from .target import LoadedModel, ModelRunner
 from .target.prefill import text_logits
+from .target.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
 
 MAX_WAITING_PIXEL_BYTES = 1 << 30
 """Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""

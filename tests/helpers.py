@@ -141,7 +141,7 @@ class Budgets(DraftPolicy):
 
 def reading_apart(on: ModelRunner) -> ModelRunner:
     """The runner, reading prompts before the first round: for tests that look at drafts from that round on."""
-    on.can_fuse_prefill = False
+    on.use(replace(on.settings, can_fuse_prefill=False))
     return on
 
 

@@ -87,7 +87,7 @@ def chat(
     chosen, params = speculation.choose("lookup"), replace(sampling, seed=None).params()
     (loading,) = others.applied("chat", screen, loading)
     chosen, llm = open_with_head(name, chosen, speculation, loading, screen, sampling.seed)
-    from ..hf.prompts import has_chat_template
+    from ..target.prompts import has_chat_template
 
     if not has_chat_template(llm.loaded):
         fix = f"paceline generate {name} --prompt TEXT, or give the template: --chat-template FILE"

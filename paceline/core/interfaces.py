@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from ..errors import ConfigError, IncompatibleModels
+from ..errors import ConfigError
 from .draft import Draft
 from .outputs import Round, TargetDistribution, Walk
 from .request import Sequence
@@ -73,97 +71,13 @@ class DraftOptions:
         return min(depth, 1) if self.at_once else depth
 
 
-_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ModelFacts:
-    """The read-only properties of a loaded model.
-
-    model: the `transformers` model.
-    tokenizer: its tokenizer, or None.
-    name: the name it was loaded by, or that of its folder.
-    context: the most tokens that a sequence may have.
-    fingerprint: identifies the checkpoint, see `hf.fingerprint`. sketch: tells its rounded copies.
-    is_rounded: whether its files hold weights of a few bits.
-    vision: the vision half of a vision-language model, whose text half is `model`.
-    """
-
-    model: Any
-    tokenizer: Any
-    name: str
-    context: int
-    fingerprint: str
-    sketch: str = ""
-    is_rounded: bool = False
-    vision: Any = None
-
-    @property
-    def origin(self) -> str:
-        """The sketch by which to find the model of which this one is a rounded copy; "" where it is none."""
-        return self.sketch if self.is_rounded else ""
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """V, the rows of the output head, padding included."""
-        return self.model.get_output_embeddings().out_features
-
-    @property
-    def embeddings(self) -> Tensor:
-        """The token embeddings [V, E]."""
-        return self.model.get_input_embeddings().weight
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.model.dtype
-
-    @property
-    def num_layers(self) -> int:
-        """The number of decoder layers; also the index of the last hidden state, taken after the final norm."""
-        return int(self.model.config.get_text_config().num_hidden_layers)
-
-    @property
-    def hidden_size(self) -> int:
-        """E, the width of the hidden states."""
-        return int(self.model.config.get_text_config().hidden_size)
-
-    def output_rows(self) -> Tensor:
-        """The weights of the output head [V, E], for drafters and for training.
-
-        Raises `IncompatibleModels` if they are quantised, or if logits are more than their products with the last
-        state: a head would learn, and draft from, another distribution.
-        """
-        config, head = self.model.config.get_text_config(), self.model.get_output_embeddings()
-        extras = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 0, 1)]
-        if getattr(head, "bias", None) is not None:
-            extras.append("a bias of the output layer")
-        if extras:
-            what = "heads cannot draft for this target yet: its logits are more than output rows times states"
-            raise IncompatibleModels(what, got=", ".join(extras), expected="a model without them")
-        rows = self.embeddings if getattr(config, "tie_word_embeddings", False) else getattr(head, "weight", None)
-        if not isinstance(rows, Tensor) or not rows.is_floating_point():
-            raise IncompatibleModels(
-                "this head drafts with the target's output rows, and they are quantised",
-                got=type(head).__name__,
-                expected="rows in floating point, or a head with an output layer of its own",
-                fix="load the target without quantised weights",
-            )
-        return rows
-
-
 @runtime_checkable
-class TargetView(Protocol):
-    """The part of the target that drafters may use; `runner.ModelRunner` implements it."""
+class Target(Protocol):
+    """The target as drafters see it; `target.ModelRunner` implements it."""
 
     @property
-    def loaded(self) -> ModelFacts:
-        """The model."""
+    def loaded(self) -> Any:
+        """The model: a `target.loaded.LoadedModel`."""
         ...
 
     @property
@@ -218,10 +132,6 @@ class TargetView(Protocol):
         """Keep the opened images of prompts from now on, as `PromptImage.source`."""
         ...
 
-    def pass_seconds(self, rows: int) -> float:
-        """Run a pass over a chain of `rows` tokens and return its seconds."""
-        ...
-
 
 @dataclass(frozen=True)
 class DrafterInfo:
@@ -259,11 +169,11 @@ class Drafter(ABC):
 
     name: ClassVar[str]
     info: DrafterInfo = DrafterInfo()
-    bound_to: TargetView | None = None  # set by `bind_once`
+    bound_to: Target | None = None  # set by `bind_once`
     banned_token_ids: frozenset[int] = frozenset()
     has_lacked: bool = False
 
-    def bind(self, target: TargetView, verifier: "Verifier") -> None:
+    def bind(self, target: Target, verifier: "Verifier") -> None:
         """Prepare to draft for a target and a verifier. Raises if the drafter cannot work with them."""
         self.banned_token_ids = target.banned_token_ids
 
@@ -293,7 +203,7 @@ class Drafter(ABC):
         """Drop the state of these slots; harmless for unknown slots."""
 
 
-def bind_once(drafter: Drafter, target: TargetView, verifier: "Verifier") -> None:
+def bind_once(drafter: Drafter, target: Target, verifier: "Verifier") -> None:
     """Bind a drafter. Raises `ConfigError` if it is bound to another target: its state is keyed by slot."""
     if not isinstance(getattr(drafter, "name", None), str):
         kind = type(drafter).__name__

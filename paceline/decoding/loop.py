@@ -67,7 +67,6 @@ class SpeculativeDecoder:
     def _prefill(self, seq: Sequence) -> Iterator[None]:
         is_done, vision_s, chunks = False, 0.0, self._chunks(seq)
         while not is_done:
-            self.runner.states.kept = self.drafter.info.reads_states  # others may have run since
             begin = time.perf_counter()
             try:
                 next(chunks)
@@ -82,7 +81,8 @@ class SpeculativeDecoder:
         seq.has_deferred_tokens = self.runner.cache.lengths[seq.slot] < seq.num_cached
 
     def _chunks(self, seq: Sequence) -> Generator[None, None, float]:
-        prompt = seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill
+        fuses, keep_states = self.runner.settings.can_fuse_prefill, self.drafter.info.reads_states
+        prompt = seq.slot, seq.token_ids, seq.vision, fuses, keep_states
         seq.num_cached_tokens = self.runner.restore_prefix(*prompt)
         return (yield from self.runner.prefill_chunks(*prompt))
 
@@ -114,20 +114,20 @@ class SpeculativeDecoder:
 
         An error that concerns one sequence only, such as a processor that raises, becomes its `Sequence.error`.
         """
-        self.runner.states.kept = self.drafter.info.reads_states  # decoders with other drafters may share the runner
+        keep_states = self.drafter.info.reads_states
         begin = time.perf_counter()
         budgets = self._budgets(seqs)
         draft = self._propose(seqs, budgets)
         drafted = time.perf_counter()
         # one target pass over candidates and probes, and over deferred tokens of prompts
-        logits, with_prompt, prefill_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device))
+        logits, with_prompt, prefill_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device), keep_states)
         verified = time.perf_counter()
         trimmed = draft.trimmed()  # masks and padding at the end are not verified
         with one_thread(logits):
             distribution = target_distribution(logits[:, : trimmed.tree.num_nodes], seqs, trimmed.tree)
             positions = [len(seq.token_ids) for seq in seqs]
             walks = self.verifier.verify(trimmed, distribution, [seq.seed for seq in seqs], positions)
-            self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in walks])  # the accepted rows stay
+            self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in walks], keep_states)
             emitted = [
                 _append(seq, row, walk, draft, logits, distribution)
                 for row, (seq, walk) in enumerate(zip(seqs, walks, strict=True))

@@ -16,9 +16,9 @@ from pydantic import Field
 from ..core.outputs import Round
 from ..core.request import SamplingParams
 from ..errors import CacheFull, PacelineError
-from ..hf.prompts import has_chat_template
 from ..llm import LLM
 from ..schema import checked
+from ..target.prompts import has_chat_template
 from ..zoo.registry import Progress, silent
 from . import machine
 from .check import judge

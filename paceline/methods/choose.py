@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier, bind_once
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier, bind_once
 from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
@@ -59,7 +59,7 @@ class Choose(Drafter):
             members=each,
         )
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Bind every member. Where one does not fit, the target is left as it was, and what that member raised."""
         with target.restored_on_error():
             for member in self.members:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
@@ -76,7 +76,7 @@ class Lookahead(Drafter):
         self.info = DrafterInfo(branches=guesses, drafts_during_prefill=True)
         self._states: dict[int, _State] = {}  # by slot
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Start with an empty pool. Raises `ConfigError` if the window does not fit into the context."""
         if self.window + self.ngram > target.max_length:
             raise ConfigError(

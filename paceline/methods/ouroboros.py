@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, TargetView, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.nodes import Tree
 from ..core.outputs import Walk
 from ..core.request import Sequence
@@ -64,7 +64,7 @@ class Ouroboros(Drafter):
         self.info = replace(draft.info, branches=phrases)
         self._num_read: dict[int, int] = {}  # by slot, where the next n-gram of the text starts
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Load the draft model and the pool.
 
         Raises as `DraftModel.bind`; `ConfigError` for a file of another kind; `IncompatibleModels` for one of another

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ..core.nodes import Tree
 from ..core.outputs import Walk
 from ..core.request import Sequence
@@ -45,7 +45,7 @@ class TokenRecycling(Drafter):
     def __init__(self) -> None:
         self._successors = torch.empty(0, SUCCESSORS, dtype=torch.int32)
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         self._successors = torch.full((target.vocab_size, SUCCESSORS), -1, dtype=torch.int32)
         super().bind(target, verifier)
 

@@ -13,10 +13,10 @@ from ..async_llm import AsyncLLM
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..hf.images import ImageLimits
-from ..hf.prompts import Prompt
 from ..methods import PredictedOutput
 from ..sampling.detokenize import Detokenizer
 from ..schema import brief
+from ..target.prompts import Prompt
 from . import protocol
 from .answers import Answering, Choice
 from .chats import LIMITS

@@ -7,8 +7,9 @@ since they share its bandwidth to memory, which limits decoding.
 import ctypes
 import gc
 import os
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,3 +284,16 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""  # not Linux
+
+
+def median_seconds(once: Callable[[], object]) -> float:
+    """Median seconds of three calls after a warm-up call. `once` must wait for the device."""
+    import torch
+
+    times: list[float] = []
+    with torch.inference_mode():
+        for _ in range(4):
+            begin = time.perf_counter()
+            once()
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])

@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DrafterInfo, TargetView, Verifier
+from ..core.interfaces import DrafterInfo, Target, Verifier
 from ..core.outputs import Walk
 from ..core.request import SamplingParams, Sequence
 from ..core.vision import VisionPrompt
@@ -40,13 +40,13 @@ from ..decoding import SpeculativeDecoder, generate
 from ..errors import CacheFull, ConfigError
 from ..hf.chats import has_images
 from ..hf.image_prompts import encode, text_prompt
-from ..hf.prompts import Chat, read_prompt
 from ..measure.prompts import PromptLine, read_lines
 from ..methods.plain import Plain
 from ..policy import Fixed
 from ..schema import Many, checked, validate
 from ..system.files import parse_json, read_bytes, replacing, write_text
 from ..target import ModelRunner
+from ..target.prompts import Chat, read_prompt
 from ..verify import Coupled
 from .config import PrepareSection
 from .run_folder import check_same, read_if_there, understood
@@ -158,7 +158,7 @@ class _Recorder(Plain):
         self.layers = tuple(layers)
         self.states: dict[int, dict[int, Tensor]] = {}
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         self._target = target
         target.watch_states(self.layers)
 

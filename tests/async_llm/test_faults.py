@@ -40,7 +40,7 @@ def plant(monkeypatch, llm, stage: str) -> None:
 
     def before(owner, name, due):
         whole = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *given: (fault_if(due(*given)), whole(*given))[1])
+        monkeypatch.setattr(owner, name, lambda *given, **options: (fault_if(due(*given)), whole(*given, **options))[1])
 
     if stage == "draft":
         before(decoder.drafter, "propose", lambda seqs, budgets: any(map(is_due, seqs)))
@@ -129,11 +129,11 @@ def test_a_round_that_fails_once_is_run_again(monkeypatch):
     want = [facts(llm.generate(TEXTS[0], one)[0]) for one in PARAMS]
     whole, failed = llm.runner.forward, []
 
-    def forward(slots, *rest):
+    def forward(slots, *rest, **options):
         if len(slots) == 3 and not failed:
             failed.append(True)
             raise Fault("once")
-        return whole(slots, *rest)
+        return whole(slots, *rest, **options)
 
     monkeypatch.setattr(llm.runner, "forward", forward)
 

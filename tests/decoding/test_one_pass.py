@@ -129,9 +129,9 @@ def test_its_seconds_are_those_of_the_prefill(monkeypatch):
     """By a clock that stands still but for passes: 30 s one that reads, 1 s another."""
     real, on, now = ModelRunner.forward, ModelRunner(loaded(), 1), [0.0]
 
-    def timed(self, slots, tree, text=()):
+    def timed(self, slots, tree, text=(), **options):
         now[0] += 30.0 if text else 1.0
-        return real(self, slots, tree, text)
+        return real(self, slots, tree, text, **options)
 
     monkeypatch.setattr(ModelRunner, "forward", timed)
     for module in (loop, first_pass):
@@ -212,7 +212,11 @@ def test_mutants_are_caught(monkeypatch, mutant):
         monkeypatch.setattr(TokenTree, "behind", lambda tree, text: _early(real_tree(tree, text), len(text)))
     else:
         real = ModelRunner.forward
-        monkeypatch.setattr(ModelRunner, "forward", lambda on, slots, tree, text=(): real(on, slots, tree, text[:-1]))
+
+        def cut(on, slots, tree, text=(), **options):
+            return real(on, slots, tree, text[:-1], **options)
+
+        monkeypatch.setattr(ModelRunner, "forward", cut)
     prompts, params = [REPEATING, prompt(40)], SamplingParams(max_tokens=12)
     with pytest.raises((AssertionError, RuntimeError)):
         decode(ModelRunner(loaded(), 2), DraftModel(twin(loaded())), prompts, params)

@@ -195,7 +195,7 @@ def test_a_draft_model_whose_numbers_overflow(draft, verifier, value):
     drafter = BROKEN[draft]()
     llm = LLM(target, drafter=drafter, policy=Fixed(3), verifier=verifier(), seed=1)
     forward, params = drafter.runner.forward, SamplingParams(0.8, max_tokens=10, seed=3, ignore_eos=True)
-    drafter.runner.forward = lambda *given: forward(*given) * value
+    drafter.runner.forward = lambda *given, **options: forward(*given, **options) * value
     got = llm.generate(REPEATING, params)[0]
     assert len(got.token_ids) == 10
     assert not sum(record.num_drafted for record in got.rounds)

@@ -41,10 +41,10 @@ def chains_of(drafter: DraftModel, params: SamplingParams, depth: int = 5) -> tu
         drafter.chains.decoder.policy = Fixed(3, 6)
     forward = drafter.runner.forward
 
-    def counted(*given):
+    def counted(*given, **options):
         nonlocal passes
         passes += 1
-        return forward(*given)
+        return forward(*given, **options)
 
     drafter.runner.forward = counted
     seqs = [sequence(loaded(), ids, params, row) for row, ids in enumerate([REPEATING, prompt(9, 3)])]

@@ -12,9 +12,9 @@ from paceline import LLM, Coupled, DraftModel, Eagle, Fixed, Ouroboros, PromptLo
 from paceline.config import parse
 from paceline.decoding import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.hf.prompts import read_prompt
 from paceline.hf.vision import SharedVisionTower
 from paceline.target import LoadedModel, ModelRunner, wrap_model
+from paceline.target.prompts import read_prompt
 from tests.attention.common import agree, held
 from tests.helpers import sequence
 from tests.methods.test_eagle import random_head

@@ -177,7 +177,7 @@ class Chains:
                 text = [token if token < runner.vocab_size else 0 for token in seq.token_ids]
                 decoder.drafter.release([seq.slot])  # it may have read tokens that were rejected since
                 answers[row] = answer = Sequence(text, params, seq.seed, seq.eos_ids, 1 << 62, slot=seq.slot)
-                if runner.can_fuse_prefill:
+                if runner.settings.can_fuse_prefill:
                     answer.has_deferred_tokens = len(feed) > 1
                 else:
                     runner.extend_cache(seq.slot, feed[:-1])

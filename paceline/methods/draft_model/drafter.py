@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.outputs import Walk
 from ...core.request import Sequence
 from ...decoding import SpeculativeDecoder
@@ -78,7 +78,7 @@ class DraftModel(Drafter):
         self._weights: Weights | None = weights
         self.translation: Translation | None = None
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Load the draft model. Raises `IncompatibleModels` if it cannot draft for the target."""
         if isinstance(self._model, LoadedModel):
             loaded = self._model
@@ -103,7 +103,6 @@ class DraftModel(Drafter):
         decoder = None
         if self.inner_drafter is not None:
             decoder = SpeculativeDecoder(self.runner, self.inner_drafter, Coupled(), CostModel())
-            self.runner.states.kept = self.inner_drafter.info.reads_states
         self.chains = Chains(self.runner, sampler, target.vocab_size, self.name, decoder=decoder)
         self._prompts.clear()
 
@@ -241,7 +240,7 @@ def llama_cpp_draft(file: str, tokens: int, remark: str) -> tuple[str, str]:
     return flags, f"{remark}; older builds: --draft-max, --draft-min"
 
 
-def translation_of(target: ModelFacts, draft: ModelFacts, mode: VocabularyMode) -> Translation | None:
+def translation_of(target: LoadedModel, draft: LoadedModel, mode: VocabularyMode) -> Translation | None:
     """None if the tokenizers are the same. Raises `IncompatibleModels` if tokens cannot be translated."""
     try:
         return check_same_tokenizer(target, draft)
@@ -251,7 +250,7 @@ def translation_of(target: ModelFacts, draft: ModelFacts, mode: VocabularyMode) 
         return translation(mode, target, draft)
 
 
-def check_same_tokenizer(target: ModelFacts, draft: ModelFacts) -> None:
+def check_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
     """Compare the token strings, so that vocabularies padded to different sizes still match."""
     if target.tokenizer is None or draft.tokenizer is None:
         if target.vocab_size != draft.vocab_size:

@@ -16,11 +16,11 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.request import Sequence
 from ...errors import ConfigError, IncompatibleModels
 from ...schema import checked, checked_call
-from ...target.runner import median_seconds
+from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.draft_layer import Level
 from ..heads.fitting import attach_head
@@ -60,7 +60,7 @@ class Eagle(Drafter):
         self.source = self.name
         self.info = DrafterInfo(branches=self.top_k, reads_states=True)
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
         loaded = target.loaded
         head = attach_head(self._given, self._head, target, target_hidden_size=loaded.hidden_size)

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...core.interfaces import ModelFacts
 from ...errors import ConfigError, NotExportable
 from ...hf.checkpoint import refused
 from ...hf.gguf.file import SUFFIX, read_gguf
 from ...hf.gguf.writer import token_entries
 from ...system.files import check_new, new_folder, write_text
+from ...target.loaded import LoadedModel
 from ...zoo import name_elsewhere, remark_elsewhere
 from ..dflash.head import DFlashHead
 from ..dflash.layouts import dflash_layout, read_dflash
@@ -102,7 +102,7 @@ def export_head(
     folder: Path | str,
     engine: str,
     out: Path | str,
-    target: ModelFacts | None = None,
+    target: LoadedModel | None = None,
     target_name: str | None = None,
     num_tokens: int = 3,
 ) -> Exported:
@@ -154,7 +154,7 @@ def export_head(
     return Exported(place, info.method, engine, serve, layout.notes, difference)
 
 
-def _tokens(target: ModelFacts | None, name: str | None) -> dict[str, Any] | None:
+def _tokens(target: LoadedModel | None, name: str | None) -> dict[str, Any] | None:
     """The entries of the target's tokenizer in a GGUF file; of a target in such a file, its own.
 
     name: of the target, if it was given: the one that a head was trained for may lie elsewhere.

@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ...core.interfaces import ModelFacts
 from ...errors import ConfigError, IncompatibleModels
 from ...hf.fingerprint import LIKE, likeness
 from ...hf.gguf.file import SUFFIX
 from ...schema import checked, validate
 from ...system.files import exists, new_folder, read_object, write_text
 from ...system.provenance import sha256_of
+from ...target.loaded import LoadedModel
 from ...zoo import remark_elsewhere
 from ...zoo.packaged import head_folder
 from ..dflash.head import DFlashHead
@@ -80,7 +80,7 @@ class HeadTarget:
     sketch: str = ""
 
     @classmethod
-    def of(cls, target: ModelFacts) -> "HeadTarget":
+    def of(cls, target: LoadedModel) -> "HeadTarget":
         return cls(target.name, target.fingerprint, *(getattr(target, size) for size in _SIZES), sketch=target.sketch)
 
 
@@ -104,7 +104,7 @@ class HeadInfo:
     config: Any
 
 
-def save_head(folder: str | os.PathLike[str], module: Head, target: ModelFacts, record: Mapping[str, object]) -> Path:
+def save_head(folder: str | os.PathLike[str], module: Head, target: LoadedModel, record: Mapping[str, object]) -> Path:
     """Write a head that was trained for `target` into a new folder; returns it.
 
     record: training.json, from which the model card is made, see `model_card`. Raises `ConfigError` for a folder that
@@ -157,7 +157,7 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, object]:
 
 
 def load_head(
-    folder: str | os.PathLike[str], target: ModelFacts | None = None, allow_other_target: bool = False
+    folder: str | os.PathLike[str], target: LoadedModel | None = None, allow_other_target: bool = False
 ) -> Head:
     """Read a head; for a target it comes in the target's dtype and on its device, else in float32 on the CPU.
 
@@ -194,7 +194,7 @@ def _folder_of(folder: str | os.PathLike[str]) -> Path:
     return head_folder(folder if isinstance(folder, str) else Path(folder))
 
 
-def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) -> None:
+def _check_target(info: HeadInfo, target: LoadedModel, allow_other_target: bool) -> None:
     theirs, ours = ({size: getattr(of, size) for size in _SIZES} for of in (info.target, target))
     fix = f"load {info.target.name}, or train a head for {target.name} with `paceline train`"
     check_sizes(f"the head {info.folder.name!r} does not fit {target.name}", theirs, ours, fix)

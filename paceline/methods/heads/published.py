@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ...core.interfaces import ModelFacts
 from ...errors import ConfigError, IncompatibleModels, NotExportable
 from ...hf.checkpoint import refused, weight_files
 from ...hf.settings import check_settings
 from ...system.files import read_object
+from ...target.loaded import LoadedModel
 from .parts import filled
 
 WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
@@ -42,7 +42,7 @@ class TargetFacts:
     embeddings: Tensor | None = None
 
 
-def facts_of(loaded: ModelFacts, name: str = "") -> TargetFacts:
+def facts_of(loaded: LoadedModel, name: str = "") -> TargetFacts:
     """The facts of a loaded target. name: what an engine is to serve; default: its own."""
     model = loaded.model
     return TargetFacts(

@@ -14,10 +14,10 @@ import torch
 from pydantic import Field
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.request import Sequence
 from ...schema import checked, checked_call
-from ...target.runner import median_seconds
+from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.fitting import attach_head, row_dtype
 from ..heads.top_tokens import TokenRanking
@@ -35,7 +35,7 @@ class HeadsDrafter(Drafter, ABC):
         self._given, self.top_k, self._uses_ngrams = head, top_k, ngrams
         self.info = DrafterInfo(branches=top_k, reads_states=True)
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         sizes = {"hidden_size": target.loaded.hidden_size, "states": (target.loaded.num_layers,)}
         self.heads, self._target = attach_head(self._given, self.kind, target, **sizes), target
         self._ranking = TokenRanking.of(self.heads.draft_ids, target, verifier)

@@ -20,12 +20,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.nodes import Tree
 from ...core.outputs import Walk
 from ...core.request import Sequence
 from ...schema import checked, checked_call
-from ...target.runner import median_seconds
+from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.fitting import read_adapter
 from ..heads.top_tokens import TokenRanking
@@ -74,7 +74,7 @@ class Space(Drafter):
         self.info = DrafterInfo(branches=top_k + 1)
         self._predicted: dict[int, _Predicted] = {}  # by slot
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Attach the adapter to the target.
 
         Raises `ConfigError` for a head of another method or a second adapter, `IncompatibleModels` for an adapter of

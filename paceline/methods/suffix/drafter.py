@@ -12,7 +12,7 @@ from os import PathLike
 from typing import ClassVar, final
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.request import Sequence
 from ...schema import checked, checked_call
 from ..heads.trees import DynamicTree, Grown, draft_of
@@ -62,7 +62,7 @@ class Suffix(Drafter):
         self._corpus = None if corpus is None else CorpusIndex(corpus)
         self._texts: dict[int, _Text] = {}
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Check that the corpus has the same tokenizer."""
         if self._corpus is not None:
             self._corpus.check_tokenizer(target.loaded)

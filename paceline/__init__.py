@@ -14,7 +14,7 @@ _MODULES = {
     "core.request": "RequestOutputKind SamplingParams",
     "core.structured": "StructuredOutputsParams",
     "core.outputs": "Origin Round",
-    "outputs": "Completion RequestOutput StreamChunk",
+    "engine.output": "Completion RequestOutput StreamChunk",
     "drafters": "Blockwise Choose DFlash DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain "
     "PredictedOutput PromptLookup SelfQuantized Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
@@ -66,11 +66,11 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .drafters import Space as Space
     from .drafters import Suffix as Suffix
     from .drafters import TokenRecycling as TokenRecycling
+    from .engine.output import Completion as Completion
+    from .engine.output import RequestOutput as RequestOutput
+    from .engine.output import StreamChunk as StreamChunk
     from .errors import PacelineError as PacelineError
     from .llm import LLM as LLM
-    from .outputs import Completion as Completion
-    from .outputs import RequestOutput as RequestOutput
-    from .outputs import StreamChunk as StreamChunk
     from .policy import CostModel as CostModel
     from .policy import Dynamic as Dynamic
     from .policy import Fixed as Fixed

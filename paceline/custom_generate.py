@@ -30,8 +30,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from .core.interfaces import Drafter
 from .core.request import SamplingParams, Sequence
-from .decoding import generate as decode
 from .drafters import DraftModel, PromptLookup
+from .engine.generation import generate as decode
 from .errors import ConfigError
 from .hf.load import KV_CACHE
 from .hf.vision import is_vlm

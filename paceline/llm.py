@@ -25,22 +25,23 @@ from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
 from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
-from .decoding import SpeculativeDecoder, generate
 from .drafters import Choose, Plain, PredictedOutput
 from .drafters.registry import one_of
+from .engine.generation import generate
+from .engine.loop import SpeculativeDecoder
+from .engine.output import RequestOutput, StreamChunk
+from .engine.request import Request, default_params, drop_waiting_pixels, open_request, read_for, ready_sequences
+from .engine.stats import Counter, EngineStats, Vector
 from .errors import ConfigError, LossyNotAllowed
 from .hf.classes import PreTrainedModel, ProcessorMixin
 from .hf.load import load_tokenizer
 from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .other_names import INSTEAD
-from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
 from .quant.blocks import Activations
 from .quant.linears import QuantReport, Weights
-from .requests import Request, default_params, drop_waiting_pixels, open_request, read_for, ready_sequences
 from .runner import LoadedModel, load_model, make_runner, with_activations, with_weights, wrap_model
 from .schema import brief, checked_call, checked_names
-from .stats import Counter, EngineStats, Vector
 from .system.hardware import return_free_memory
 from .tuned import check_profile, load_tuned
 from .verify import Coupled

@@ -14,7 +14,8 @@ from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.generation import generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.runner import LoadedModel, ModelRunner, load, wrap_model
 from paceline.sampling.detokenize import Detokenizer
 from tests.oracle import autoregressive

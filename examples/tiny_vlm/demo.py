@@ -13,8 +13,8 @@ from rich.table import Table
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import DraftModel
+from paceline.engine.output import RequestOutput
 from paceline.errors import ConfigError
-from paceline.outputs import RequestOutput
 
 from .questions import KINDS, Question, ask
 from .scene import HELD_OUT, make_scene, render

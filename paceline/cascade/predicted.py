@@ -13,12 +13,12 @@ from typing import final
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import SamplingParams, Sequence
-from ..decoding import SpeculativeDecoder
 from ..drafters import Choose, PredictedOutput
 from ..drafters.draft_model import check_same_tokenizer
+from ..engine.loop import SpeculativeDecoder
+from ..engine.output import RequestOutput
 from ..errors import ConfigError
 from ..llm import LLM
-from ..outputs import RequestOutput
 from ..policy import CostModel
 
 

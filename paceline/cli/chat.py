@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ..core.request import SamplingParams
+    from ..engine.output import Completion, StreamChunk
     from ..llm import LLM
-    from ..outputs import Completion, StreamChunk
 
 _CHAT = "Chat"
 _SAVED = '"messages"'  # in all files of /save

@@ -19,8 +19,8 @@ from .screen import Painter, Screen, legend, nothing_drafted
 if TYPE_CHECKING:
     from ..core.outputs import Timings
     from ..core.request import SamplingParams
+    from ..engine.output import Completion, RequestOutput, StreamChunk
     from ..llm import LLM, Prompt
-    from ..outputs import Completion, RequestOutput, StreamChunk
 
 _PROMPT, _SAMPLING, END, _OUTPUT = "Prompt (one of these)", "Sampling", "Where to stop", "Output"
 _FORM = "Structured outputs (one of these)"

@@ -244,6 +244,27 @@ class DrafterInfo:
         return self.members[drafter_index] if self.members else self
 
 
+class InnerDecoder(Protocol):
+    """Decodes with a draft model and a drafter for it."""
+
+    @property
+    def drafter(self) -> "Drafter":
+        """The drafter for the draft model."""
+        ...
+
+    def step(self, seqs: Seq[Sequence]) -> None:
+        """One round, as of `engine.loop.SpeculativeDecoder`."""
+        ...
+
+    def reset_slot(self, slot: int) -> None:
+        """Drop what is known of a slot."""
+        ...
+
+
+MakeDecoder = Callable[[Any, "Drafter"], InnerDecoder]
+"""(the runner of a draft model, a drafter for it) -> what decodes with both."""
+
+
 class Drafter(ABC):
     """Proposes tokens. State is keyed by slot and lives until `release`.
 
@@ -266,6 +287,9 @@ class Drafter(ABC):
     def bind(self, target: TargetView, verifier: "Verifier") -> None:
         """Prepare to draft for a target and a verifier. Raises if the drafter cannot work with them."""
         self.banned_token_ids = target.banned_token_ids
+
+    def bind_inner(self, decoder: MakeDecoder) -> None:
+        """Take a decoder for a model that drafts with a drafter of its own. Called after `bind`."""
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """The options for this round: one entry, or one for each member of a combined drafter."""

@@ -221,7 +221,7 @@ class Sequence:
     prediction: tuple[int, ...] = ()  # the predicted output
     slot: int = -1  # set by the runner
     has_deferred_tokens: bool = (
-        False  # whether the last chunk of the prompt is left to the first pass, see `decoding.first_pass`
+        False  # whether the last chunk of the prompt is left to the first pass, see `engine.first_pass`
     )
     num_cached_tokens: int = 0  # how many tokens the prefix cache had when the sequence was admitted
     # grows with every round

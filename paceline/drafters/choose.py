@@ -13,11 +13,20 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier, bind_once
+from ..core.interfaces import (
+    DraftBudget,
+    Drafter,
+    DrafterInfo,
+    DraftOptions,
+    MakeDecoder,
+    TargetView,
+    Verifier,
+    bind_once,
+)
 from ..core.outputs import Walk
 from ..core.request import Sequence
+from ..core.shortage import spared
 from ..core.tree import TokenTree
-from ..decoding.contract import spared
 from ..errors import ConfigError
 from ..schema import Many, checked, checked_call
 from .registry import DrafterSpec
@@ -65,6 +74,10 @@ class Choose(Drafter):
             for member in self.members:
                 bind_once(member, target, verifier)
         self.info = self._info()
+
+    def bind_inner(self, decoder: MakeDecoder) -> None:
+        for member in self.members:
+            member.bind_inner(decoder)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         return [self._options(*one, seq) for one in zip(self.members, self.labels, strict=True)]

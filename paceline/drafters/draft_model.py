@@ -15,17 +15,23 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
+from ..core.interfaces import (
+    DraftBudget,
+    Drafter,
+    DrafterInfo,
+    DraftOptions,
+    MakeDecoder,
+    ModelFacts,
+    TargetView,
+    Verifier,
+)
 from ..core.outputs import Walk
 from ..core.request import Sequence
-from ..decoding import SpeculativeDecoder
 from ..errors import ConfigError, IncompatibleModels
-from ..policy import CostModel
 from ..quant.linears import Weights
 from ..runner import LoadedModel, ModelRunner, load_model, with_weights
 from ..sampling.draft_sampler import DraftSampler
 from ..schema import checked, checked_call
-from ..verify import Coupled
 from ..zoo import resolve
 from .chain import Chains
 from .draft_vision import DraftPrompt, VisionMode, vision_of_draft
@@ -100,12 +106,13 @@ class DraftModel(Drafter):
         loaded = self._draft_vision.loaded
         self.runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
         sampler = DraftSampler(verifier.exact, target.banned_token_ids | self.runner.banned_token_ids)
-        decoder = None
-        if self.inner_drafter is not None:
-            decoder = SpeculativeDecoder(self.runner, self.inner_drafter, Coupled(), CostModel())
-            self.runner.states.kept = self.inner_drafter.info.reads_states
-        self.chains = Chains(self.runner, sampler, target.vocab_size, self.name, decoder=decoder)
+        self.chains = Chains(self.runner, sampler, target.vocab_size, self.name)
         self._prompts.clear()
+
+    def bind_inner(self, decoder: MakeDecoder) -> None:
+        if self.inner_drafter is not None and self.chains.decoder is None:
+            self.chains = replace(self.chains, decoder=decoder(self.runner, self.inner_drafter))
+            self.runner.states.kept = self.inner_drafter.info.reads_states
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A pass of the draft over one token, and its prefill per token."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from ..core.request import Sequence
-from ..decoding import SpeculativeDecoder
-from ..decoding.first_pass import deferred_tokens
-from ..requests import Answer, Request, read_prompt_logprobs
-from ..stats import EngineStats
+from .first_pass import deferred_tokens
+from .loop import SpeculativeDecoder
+from .request import Answer, Request, read_prompt_logprobs
+from .stats import EngineStats
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 from ..core.figures import MIN_TIMED, tokens_per_pass
 from ..core.request import SamplingParams
+from ..engine.output import Completion, StreamChunk
 from ..errors import ConfigError
 from ..llm import LLM
-from ..outputs import Completion, StreamChunk
 from .prompts import Example, user_prompt
 
 _WARM_UP = 12  # tokens: the first passes are slower, since they allocate memory and load kernels

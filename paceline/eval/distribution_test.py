@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ..core.interfaces import Verifier
 from ..core.request import SamplingParams
 from ..drafters import DraftModel
+from ..engine.output import Completion
 from ..llm import LLM
-from ..outputs import Completion
 from ..policy import Fixed
 from ..runner import wrap_model
 from ..system.hardware import one_thread

@@ -16,8 +16,8 @@ from ..core.figures import tokens_per_pass
 from ..core.outputs import Round
 from ..core.request import SamplingParams, TokenLogprob
 from ..drafters import PredictedOutput
+from ..engine.output import Completion, RequestOutput
 from ..errors import PacelineError
-from ..outputs import Completion, RequestOutput
 from ..sampling.detokenize import Detokenizer
 from .errors import ApiError, body_of
 from .metrics import Watch

@@ -36,8 +36,9 @@ from ..core.interfaces import DrafterInfo, TargetView, Verifier
 from ..core.outputs import Walk
 from ..core.request import SamplingParams, Sequence
 from ..core.vision import VisionPrompt
-from ..decoding import SpeculativeDecoder, generate
 from ..drafters.plain import Plain
+from ..engine.generation import generate
+from ..engine.loop import SpeculativeDecoder
 from ..errors import CacheFull, ConfigError
 from ..eval.prompts import PromptLine, read_lines
 from ..hf.chats import has_images

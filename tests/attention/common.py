@@ -5,7 +5,7 @@ import torch
 from paceline.attention.masks import PassLayout
 from paceline.core.interfaces import Drafter
 from paceline.core.request import SamplingParams, Sequence
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner, SlotCache
 from paceline.runner import loaded as loaded_model

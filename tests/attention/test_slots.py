@@ -9,7 +9,7 @@ import torch
 
 from paceline import LLM, PromptLookup, SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError, NumericsError
 from paceline.policy import Fixed
 from paceline.runner import ModelRunner

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from paceline.core.interfaces import Drafter, DraftPolicy, Verifier
 from paceline.core.outputs import Walk
 from paceline.core.request import SamplingParams, Sequence
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.heads.dflash import DFlashConfig, DFlashHead
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead

@@ -12,10 +12,10 @@ import pytest
 from paceline import Coupled, Fixed, Suffix
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
-from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import corpus_index
 from paceline.drafters.corpus_index import CorpusIndex, write_index
 from paceline.drafters.suffix_automaton import MAX_CONTEXT
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.hf.fingerprint import hash_vocabulary
 from paceline.runner import ModelRunner, wrap_model

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline import Coupled, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio

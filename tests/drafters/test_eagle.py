@@ -10,10 +10,10 @@ from paceline import Coupled, Fixed, SamplingParams
 from paceline.attention.kv_cache import SlotCache
 from paceline.core.interfaces import DraftBudget
 from paceline.core.rng import Purpose, gumbel
-from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Eagle, draft_layer
 from paceline.drafters.context_ngrams import WEIGHT
 from paceline.drafters.eagle_pass import FEW, EaglePass
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio

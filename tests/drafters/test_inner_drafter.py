@@ -4,8 +4,8 @@ import pytest
 
 from paceline import Coupled, DraftModel, Fixed, Medusa, Ouroboros, PromptLookup, SamplingParams, Suffix
 from paceline.config import parse
-from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import chain
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
@@ -113,4 +113,4 @@ def test_the_distribution_stays():
 )
 def test_what_does_not_fit_is_refused(make, target, error, message):
     with pytest.raises(error, match=message):
-        make().bind(ModelRunner(target(), 2), Coupled())
+        SpeculativeDecoder(ModelRunner(target(), 2), make(), Coupled(), Fixed())

@@ -10,8 +10,8 @@ from paceline import Coupled, Fixed, Lookahead, SamplingParams
 from paceline.config import parse
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import lookahead
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError
 from paceline.runner import ModelRunner
 from tests.helpers import REPEATING, loaded, reading_apart, run, runner, sequence

@@ -9,9 +9,9 @@ import torch
 
 from paceline import Coupled, DraftModel, Fixed, Ouroboros, SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import chain, ouroboros
 from paceline.drafters.ngram_pool import NgramPool
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.sampling.draft_sampler import DraftSampler

@@ -19,11 +19,13 @@ from paceline import (
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, generate, loop
-from paceline.decoding.contract import check_contract
 from paceline.drafters import Blockwise, Medusa, Space, lookahead, prompt_lookup
 from paceline.drafters import top_tokens as ranking
 from paceline.drafters.ngram_pool import NgramPool
+from paceline.engine import loop
+from paceline.engine.contract import check_contract
+from paceline.engine.generation import generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.sampling import draft_sampler

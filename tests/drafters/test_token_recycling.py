@@ -5,7 +5,8 @@ import torch
 
 from paceline import Coupled, Fixed, Ratio, SamplingParams, TokenRecycling
 from paceline.core.interfaces import DraftBudget
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.generation import generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.runner import ModelRunner
 from tests.helpers import VOCAB, loaded, memoryless, oracle, prompt, result, run, runner, sequence
 

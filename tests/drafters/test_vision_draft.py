@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import LLM, Coupled, DraftModel, Eagle, Fixed, Ouroboros, PromptLookup, SamplingParams, SelfQuantized
 from paceline.config import parse
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.hf.prompts import read_prompt
 from paceline.hf.vision import SharedVisionTower

@@ -10,11 +10,11 @@ import torch
 from paceline import LLM, Coupled, DraftModel, Dynamic, Fixed, Ouroboros, PromptLookup, Ratio, SamplingParams, Suffix
 from paceline.core.draft import Law
 from paceline.core.interfaces import DraftBudget
-from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Blockwise, Choose, Eagle, Medusa, Space, vocabularies
 from paceline.drafters.chain import CommonTokens
 from paceline.drafters.spelling import Spelling
 from paceline.drafters.vocabularies import Translation, common_tokens, translation
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner, wrap_model
 from paceline.runner.adapters import share_copy

@@ -4,11 +4,11 @@ import weakref
 
 import pytest
 
-import paceline.requests as front
+import paceline.engine.request as front
 from paceline import LLM, Choose, DraftModel, PromptLookup, SamplingParams
 from paceline.core.vision import PromptImage
-from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import draft_vision
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, ConfigError
 from paceline.hf import image_prompts
 from paceline.policy import Fixed

@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, custom_generate, hf_model
 from paceline.custom_generate import generate
-from paceline.decoding import generate as decode
+from paceline.engine import generate as decode
 from paceline.errors import ConfigError
 from paceline.runner import wrap_model
 from tests.drafters.test_vocabularies import twin_models

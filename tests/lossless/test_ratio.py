@@ -13,7 +13,8 @@ from paceline import DraftModel, Ratio, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Verifier
 from paceline.core.outputs import Timings
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.generation import generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner
 from tests.adversaries import RandomTrees, Wide

@@ -9,7 +9,7 @@ from paceline import LLM, SamplingParams
 from paceline.attention.kv_cache import SlotCache
 from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner, make_runner, prefix_cache
 from paceline.runner.prefix_cache import PAGE, PrefixCache, page_ends

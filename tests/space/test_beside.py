@@ -7,9 +7,9 @@ from paceline import Choose, SamplingParams, SelfQuantized
 from paceline.attention.states import StateStore
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Medusa, Space
 from paceline.drafters.eagle import Eagle
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads.parallel import MedusaConfig, MedusaHead
 from paceline.policy import Fixed

@@ -12,8 +12,8 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.outputs import Walk
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Space, space, trees
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.heads.space import SpaceAdapter
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled

@@ -4,8 +4,9 @@ import pytest
 
 from paceline import LLM, Choose, PromptLookup, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Space
+from paceline.engine.generation import generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, make_runner
 from paceline.verify import Coupled

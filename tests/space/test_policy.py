@@ -8,7 +8,7 @@ from paceline import CostModel, Dynamic, Fixed
 from paceline.core.draft import Draft
 from paceline.core.outputs import Round, Walk
 from paceline.core.tree import TokenTree
-from paceline.decoding.loop import make_records
+from paceline.engine.loop import make_records
 from paceline.policy import cost_model
 from paceline.policy.acceptance import DraftSize
 from tests.policy.growing import Marginal

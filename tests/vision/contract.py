@@ -7,8 +7,8 @@ import pytest
 
 from paceline import LLM, Fixed, Lookahead, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.interfaces import Drafter
+from paceline.engine.output import RequestOutput
 from paceline.llm import Numerics
-from paceline.outputs import RequestOutput
 from tests.adversaries import RandomTrees, Scripted
 from tests.vision.families import Message, assistant, make_image, plain_scored, seeing, user
 

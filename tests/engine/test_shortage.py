@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline import LLM, Choose, Coupled, DraftModel, Eagle, Fixed, Medusa, PromptLookup, SamplingParams
 from paceline.attention import kv_cache
-from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import DFlash, draft_layer
+from paceline.engine.generation import generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError
 from paceline.kernels import library
 from paceline.runner import LoadedModel, ModelRunner, native

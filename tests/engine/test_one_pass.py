@@ -7,7 +7,9 @@ import pytest
 from paceline import LLM, Choose, Coupled, DraftModel, Fixed, Plain, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, first_pass, generate, loop
+from paceline.engine import first_pass, loop
+from paceline.engine.generation import generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import NumericsError
 from paceline.policy import CostModel
 from paceline.policy.choice import DraftPlan

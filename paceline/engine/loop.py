@@ -11,14 +11,17 @@ from ..core.draft import Draft
 from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
 from ..core.outputs import Origin, Round, TargetDistribution, Timings, Walk
 from ..core.request import Sequence
+from ..core.shortage import spared
 from ..core.tree import TokenTree
 from ..errors import CacheFull
+from ..policy import CostModel
 from ..runner import ModelRunner
 from ..sampling.distribution import target_distribution
 from ..sampling.scores import token_logprob
 from ..system.hardware import one_thread
+from ..verify import Coupled
 from . import first_pass
-from .contract import call, check_contract, spared
+from .contract import call, check_contract
 from .forbidden import without_forbidden
 
 
@@ -32,6 +35,7 @@ class SpeculativeDecoder:
         self._device, self._known = runner.loaded.device, (runner.vocab_size, runner.banned_token_ids)
         with runner.lock:
             bind_once(drafter, runner, verifier)
+            drafter.bind_inner(lambda own, inner: SpeculativeDecoder(own, inner, Coupled(), CostModel()))
             policy.bind(drafter, runner.pass_seconds, runner.pads_trees)
 
     def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> None:

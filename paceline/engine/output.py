@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 
-from .core.figures import tokens_per_pass
-from .core.outputs import Origin, Round, Timings
-from .core.request import TokenLogprob
-from .schema import brief
+from ..core.figures import tokens_per_pass
+from ..core.outputs import Origin, Round, Timings
+from ..core.request import TokenLogprob
+from ..schema import brief
 
 
 @dataclass(frozen=True, repr=False)

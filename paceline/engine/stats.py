@@ -4,8 +4,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from .core.outputs import Round
-from .core.request import Sequence
+from ..core.outputs import Round
+from ..core.request import Sequence
 
 
 @dataclass

@@ -7,19 +7,19 @@ from functools import cached_property
 
 from transformers import GenerationConfig
 
-from .core.outputs import Timings
-from .core.request import SamplingParams, Sequence, TokenLogprob
-from .decoding import SpeculativeDecoder
-from .errors import ConfigError
-from .hf.image_prompts import pixel_bytes
-from .hf.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
-from .outputs import Completion, RequestOutput
-from .runner import LoadedModel, ModelRunner
-from .runner.prefill import text_logits
-from .sampling.detokenize import Detokenizer
-from .sampling.grammar import make_grammar
-from .sampling.scores import token_logprob
-from .schema import brief
+from ..core.outputs import Timings
+from ..core.request import SamplingParams, Sequence, TokenLogprob
+from ..errors import ConfigError
+from ..hf.image_prompts import pixel_bytes
+from ..hf.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
+from ..runner import LoadedModel, ModelRunner
+from ..runner.prefill import text_logits
+from ..sampling.detokenize import Detokenizer
+from ..sampling.grammar import make_grammar
+from ..sampling.scores import token_logprob
+from ..schema import brief
+from .loop import SpeculativeDecoder
+from .output import Completion, RequestOutput
 
 MAX_WAITING_PIXEL_BYTES = 1 << 30
 """Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""

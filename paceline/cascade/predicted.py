@@ -3,7 +3,6 @@
 See `drafters.predicted_output`. A wrong prediction changes no token.
 """
 
-import copy
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -15,7 +14,6 @@ from ..core.outputs import Round
 from ..core.request import SamplingParams, Sequence
 from ..drafters import Choose, PredictedOutput
 from ..drafters.draft_model import check_same_tokenizer
-from ..engine.loop import SpeculativeDecoder
 from ..engine.output import RequestOutput
 from ..errors import ConfigError
 from ..llm import LLM
@@ -62,10 +60,8 @@ def with_predictions(llm: LLM, drafter: Drafter | None, policy: DraftPolicy) -> 
 
     drafter, policy: for drafts after the end of a prediction.
     """
-    other = copy.copy(llm)
     members = drafter.members if isinstance(drafter, Choose) else () if drafter is None else (drafter,)
-    choose = Choose([PredictedOutput(), *members])
-    other.decoder = SpeculativeDecoder(llm.runner, choose, llm.verifier, PredictedFirst(policy))
+    other = llm.using(drafter=Choose([PredictedOutput(), *members]), policy=PredictedFirst(policy))
     if isinstance(policy, CostModel):
         policy.measure(llm.runner.max_length)
     return other

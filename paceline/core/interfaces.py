@@ -272,15 +272,16 @@ class Drafter(ABC):
     may have had rounds that this drafter did not draft for; everything it needs is in `token_ids`.
     Where it lacks memory or a file it raises: the round goes on without a draft, after `release`.
 
-    name: the drafter's name in results.
+    name: the drafter's name in results. labels: those of the members of a combined drafter.
     info: its properties, which may change when it is bound.
     banned_token_ids: the tokens that it must not draft; set by `bind`.
     has_lacked: whether memory or a file failed it once; set by the loop, which went on without its draft.
     """
 
     name: ClassVar[str]
+    labels: tuple[str, ...] = ()
     info: DrafterInfo = DrafterInfo()
-    bound_to: TargetView | None = None  # set by `bind_once`
+    bound_to: tuple[TargetView, bool] | None = None  # and whether the verifier is exact; set by `bind_once`
     banned_token_ids: frozenset[int] = frozenset()
     has_lacked: bool = False
 
@@ -318,15 +319,20 @@ class Drafter(ABC):
 
 
 def bind_once(drafter: Drafter, target: TargetView, verifier: "Verifier") -> None:
-    """Bind a drafter. Raises `ConfigError` if it is bound to another target: its state is keyed by slot."""
+    """Bind a drafter, if it is not bound to this target and such a verifier.
+
+    Raises `ConfigError` if it is bound to others: its state is keyed by slot, and it drafts for a kind of verifier.
+    """
     if not isinstance(getattr(drafter, "name", None), str):
         kind = type(drafter).__name__
         raise ConfigError(f"the drafter {kind} has no name", fix=f'name = "{kind.lower()}" in its class')
-    if drafter.bound_to not in (None, target):
-        what = f"the drafter {drafter.name!r} serves another LLM already"
-        raise ConfigError(what, fix="make one drafter for each LLM")
-    drafter.bind(target, verifier)
-    drafter.bound_to = target
+    if drafter.bound_to is None:
+        drafter.bind(target, verifier)
+        drafter.bound_to = target, verifier.exact
+    elif drafter.bound_to != (target, verifier.exact):
+        what = "another LLM" if drafter.bound_to[0] is not target else "an LLM with another kind of verifier"
+        what = f"the drafter {drafter.name!r} serves {what} already"
+        raise ConfigError(what, fix="make one drafter for each LLM and kind of verifier")
 
 
 class Verifier(ABC):

@@ -1,7 +1,7 @@
 """A drafter that only lacks memory or a file is no error: the answer goes on without its draft."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 
@@ -17,7 +17,7 @@ _OF_TORCH = ("DefaultCPUAllocator", "_ALLOC_FAILED", "out of memory")  # in erro
 
 
 @contextmanager
-def spared(drafter: Drafter, seqs: Seq[Sequence]) -> Iterator[None]:
+def spared(drafter: Drafter, seqs: Seq[Sequence]) -> Generator[None]:
     """End the body where memory or a file fails the drafter, which then forgets these sequences.
 
     So there is no draft in this round; in the next one it begins again with their texts. Any other error is raised.

@@ -38,16 +38,17 @@ class SpeculativeDecoder:
             drafter.bind_inner(lambda own, inner: SpeculativeDecoder(own, inner, Coupled(), CostModel()))
             policy.bind(drafter, runner.pass_seconds, runner.pads_trees)
 
-    def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> None:
-        """Give a sequence a slot and prefill its prompt except the last token, which is the first root.
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names of the drafters, as in results and in `SamplingParams.extra_args["method"]`."""
+        return tuple(name for name in self.drafter.labels or (self.drafter.name,) if name != "none")
 
-        The last chunk may be left to the first `step`, see `first_pass`. is_used: see `SlotCache.allocate`.
+    def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
+        """Give a sequence a slot now; each item then reads a chunk of its prompt. Others may run in between.
+
+        The last token is not read: it is the first root. The last chunk may be left to the first `step`, see
+        `first_pass`. is_used: see `SlotCache.allocate`.
         """
-        for _ in self.admit_in_chunks(seq, is_used):
-            pass
-
-    def admit_in_chunks(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
-        """`admit` chunk by chunk: it takes the slot now, and each item prefills a chunk. Others may run in between."""
         self._check_room(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self.reset_slot(seq.slot)  # an interrupted release may not have done this

@@ -91,7 +91,7 @@ class EngineThread:
         self.tickets = dict[str, Ticket]()
         self.error: EngineStopped | None = None
         self._inbox = SimpleQueue[tuple[Ticket, bool | None] | None]()  # a ticket to add, or to abort: see `abort`
-        self.scheduler = Scheduler(decoder, lambda: self.is_alive)
+        self.scheduler = Scheduler(decoder, lambda: self.is_alive, is_shared=True)
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -178,24 +178,23 @@ class EngineThread:
     def _publish(self, step: StepOutput) -> None:
         posts, ended = list[_Post](), list[Ticket]()
         for request, answers in step.updated.items():
-            if request in step.failed:
+            if request.error is not None:
                 continue
             ticket = self.tickets[request.request_id]
             output = self._output(ticket, answers)
             if isinstance(output, Exception):
                 with self.runner.fair_lock():
-                    self.scheduler.remove(request)
-                step.failed[request] = output
+                    self.scheduler.fail(request, output)
                 continue
             if output is not None:
                 posts.append((ticket, output))
             if request.is_finished:
                 self.scheduler.stats.finished += 1
                 ended.append(ticket)
-        for request, error in step.failed.items():
-            self.scheduler.stats.failed += 1
+        for request in step.failed:
+            assert request.error is not None
             ended.append(self.tickets[request.request_id])
-            posts.append((ended[-1], error))
+            posts.append((ended[-1], request.error))
         self._post(posts, ended)
 
     def _output(self, ticket: Ticket, answers: list[Answer]) -> RequestOutput | Exception | None:

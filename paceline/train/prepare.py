@@ -37,8 +37,9 @@ from ..core.outputs import Walk
 from ..core.request import SamplingParams, Sequence
 from ..core.vision import VisionPrompt
 from ..drafters.plain import Plain
-from ..engine.generation import generate
 from ..engine.loop import SpeculativeDecoder
+from ..engine.request import Request
+from ..engine.scheduler import run
 from ..errors import CacheFull, ConfigError
 from ..eval.prompts import PromptLine, read_lines
 from ..hf.chats import has_images
@@ -264,7 +265,8 @@ def prepare(
     while group := list(islice(todo, together)):
         seqs = [sequence(index, one) for index, one in group]
         waiting |= {id(seq): prompt for seq, prompt in zip(seqs, group, strict=True)}
-        for active in generate(decoder, seqs):
+        for step in run(decoder, [Request.of(decoder, seq) for seq in seqs]):
+            active = [answer.seq for answers in step.updated.values() for answer in answers]
             finished += [seq for seq in active if seq.is_finished]
             if len(finished) >= _PER_FILE:
                 _write(folder, finished, waiting, recorder)

@@ -190,6 +190,7 @@ def test_a_crash_of_the_thread_fails_every_request(monkeypatch):
 
     asyncio.run(main())
     assert all_free(llm.runner)
+    monkeypatch.undo()
     assert facts(llm.generate(TEXTS[0], PARAMS[0])[0]) == want
 
 

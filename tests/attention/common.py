@@ -10,8 +10,8 @@ from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner, SlotCache
 from paceline.runner import loaded as loaded_model
 from paceline.verify import Coupled
+from tests.helpers import admit, sequence
 from tests.helpers import runner as shared_runner
-from tests.helpers import sequence
 
 Rows = list[torch.Tensor]
 """Keys, then values, of every layer: [H, length, dim]."""
@@ -46,7 +46,7 @@ def sound_after_every_round(
     """True iff after every round the cache holds what a fresh prefill of the same text holds."""
     decoder = SpeculativeDecoder(runner, drafter, Coupled(), Fixed(depth, 64))
     seq: Sequence = sequence(runner.loaded, ids, params)
-    decoder.admit(seq)
+    admit(decoder, seq)
     try:
         for _ in range(rounds):
             decoder.step([seq])

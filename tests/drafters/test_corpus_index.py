@@ -20,7 +20,7 @@ from paceline.errors import ConfigError, IncompatibleModels
 from paceline.hf.fingerprint import hash_vocabulary
 from paceline.runner import ModelRunner, wrap_model
 from tests.cli.helpers import answer, paceline, refusal, save
-from tests.helpers import loaded, oracle, prompt, result, run, runner, sequence, tokenizer
+from tests.helpers import admit, loaded, oracle, prompt, result, run, runner, sequence, tokenizer
 from tests.tiny import tiny_model
 
 BUDGET = DraftBudget(4, 4)
@@ -181,7 +181,7 @@ def test_a_file_that_changes_in_the_middle_of_an_answer(tmp_path, change, name, 
     drafter = Suffix(written(tmp_path / "index", [plain.token_ids], hash_vocabulary(tokenizer())))
     drafter._corpus.check_tokenizer = lambda target: None
     decoder, seq = SpeculativeDecoder(runner(target), drafter, Coupled(), Fixed(2)), sequence(target, prompt(9), PARAMS)
-    decoder.admit(seq)
+    admit(decoder, seq)
     while not seq.is_finished:
         decoder.step([seq])
         if len(seq.rounds) == 3:

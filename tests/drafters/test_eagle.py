@@ -18,7 +18,7 @@ from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
 from tests.drafters.heads import law_after, random_head, states_of, with_copies
-from tests.helpers import REPEATING, loaded, prompt, reading_apart, sequence
+from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, sequence
 from tests.tiny import tiny_model
 
 TARGET = "llama"
@@ -48,7 +48,7 @@ def is_right(
     texts = [[(60, 61, 95)[token % 3] for token in prompt(length, length)] for length in lengths]  # the head lacks 95
     seqs = [sequence(on, ids, params, seed=len(ids)) for ids in texts]
     for seq in seqs:
-        decoder.admit(seq)
+        admit(decoder, seq)
     right, spans = True, {seq.seed: (0, 0) for seq in seqs}  # the first pair that each cache holds, and its end
     shared = (verifier or Coupled()).exact
     for count in range(rounds):

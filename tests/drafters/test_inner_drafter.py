@@ -12,7 +12,7 @@ from paceline.verify import Ratio
 from tests.adversaries import Ending, RandomTrees, Wide
 from tests.drafters.heads import medusa
 from tests.drafters.test_vocabularies import decode, reader
-from tests.helpers import REPEATING, loaded, prompt, sequence
+from tests.helpers import REPEATING, admit, loaded, prompt, sequence
 from tests.lossless import test_ratio as ratio
 from tests.lossless.drafters import END, small_draft, twin
 from tests.vision.families import seeing
@@ -49,7 +49,7 @@ def chains_of(drafter: DraftModel, params: SamplingParams, depth: int = 5) -> tu
     drafter.runner.forward = counted
     seqs = [sequence(loaded(), ids, params, row) for row, ids in enumerate([REPEATING, prompt(9, 3)])]
     for seq in seqs:
-        decoder.admit(seq)
+        admit(decoder, seq)
     while active := [seq for seq in seqs if not seq.is_finished]:
         decoder.step(active)
     return drafts, passes

@@ -19,7 +19,7 @@ from paceline.verify import Ratio
 from tests.attention.common import agree, held, prefilled
 from tests.drafters.test_lookahead import paths
 from tests.drafters.test_ngram_pool import Slow
-from tests.helpers import REPEATING, loaded, prompt, reading_apart, runner, sequence, tokenizer
+from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, runner, sequence, tokenizer
 from tests.lossless.drafters import small_draft, twin
 from tests.tiny import tiny_model
 
@@ -45,7 +45,7 @@ def steps(drafter, ids=REPEATING, params=GREEDY, rounds=12, depth=DEPTH):
     drafter.observe = lambda seqs, draft, *rest: (trees.append(draft.tree), observe(seqs, draft, *rest))
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(loaded(), 2)), drafter, Coupled(), Fixed(depth, 40))
     seq = sequence(loaded(), ids, params)
-    decoder.admit(seq)
+    admit(decoder, seq)
     for _ in range(rounds):
         text = list(seq.token_ids)
         decoder.step([seq])

@@ -24,7 +24,6 @@ from paceline.drafters import top_tokens as ranking
 from paceline.drafters.ngram_pool import NgramPool
 from paceline.engine import loop
 from paceline.engine.contract import check_contract
-from paceline.engine.generation import generate
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
@@ -32,7 +31,7 @@ from paceline.sampling import draft_sampler
 from paceline.sampling.draft_sampler import DraftSampler
 from tests.drafters.heads import SOME, blockwise, medusa
 from tests.drafters.test_eagle import random_head
-from tests.helpers import VOCAB, changed, loaded, prompt, sequence
+from tests.helpers import VOCAB, changed, generate, loaded, prompt, sequence
 from tests.lossless.drafters import small_draft
 from tests.space.common import adapter
 

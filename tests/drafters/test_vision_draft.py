@@ -18,7 +18,7 @@ from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.attention.common import agree, held
 from tests.drafters.test_eagle import random_head
 from tests.drafters.tokenizers_made import byte_level, reader
-from tests.helpers import sequence
+from tests.helpers import admit, sequence
 from tests.oracle import autoregressive
 from tests.vision.families import make, make_image, seeing, user
 from tests.vision.table import TEXT
@@ -119,7 +119,7 @@ def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
     decoder = SpeculativeDecoder(on, drafter, Coupled(), Fixed(3))
     ids, vision = read_prompt(on.loaded, chat, on.max_length)
     seq = replace(sequence(seeing(), ids, SamplingParams(max_tokens=40)), vision=vision)
-    decoder.admit(seq)
+    admit(decoder, seq)
     try:
         for _ in range(rounds):
             decoder.step([seq])

@@ -23,7 +23,7 @@ from tests.drafters.heads import blockwise, medusa, random_head
 from tests.drafters.test_draft_caches import NeverForgets
 from tests.drafters.test_spelling import texts
 from tests.drafters.tokenizers_made import TEXT, TOKENIZERS, byte_level, permuted, reader
-from tests.helpers import assert_identical, loaded, memoryless, run, sequence
+from tests.helpers import admit, assert_identical, loaded, memoryless, run, sequence
 from tests.space.common import adapter
 from tests.tiny import tiny_model
 
@@ -335,7 +335,7 @@ def cache_agrees(drafter: DraftModel, ours: str) -> bool:
     target = reader(ours)
     decoder = SpeculativeDecoder(ModelRunner(target, 2), drafter, Coupled(), Fixed(4))
     seq = sequence(target, Spelling(target).encode(TEXT[0].encode()), SamplingParams(temperature=1.0, max_tokens=40))
-    decoder.admit(seq)
+    admit(decoder, seq)
     used = False
     while not seq.is_finished:
         decoder.step([seq])

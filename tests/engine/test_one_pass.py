@@ -8,7 +8,6 @@ from paceline import LLM, Choose, Coupled, DraftModel, Fixed, Plain, PromptLooku
 from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
 from paceline.engine import first_pass, loop
-from paceline.engine.generation import generate
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import NumericsError
 from paceline.policy import CostModel
@@ -16,7 +15,18 @@ from paceline.policy.choice import DraftPlan
 from paceline.policy.seconds import RoundSeconds
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
-from tests.helpers import REPEATING, assert_identical, changed, loaded, oracle, prompt, result, sequence
+from tests.helpers import (
+    REPEATING,
+    admit,
+    assert_identical,
+    changed,
+    generate,
+    loaded,
+    oracle,
+    prompt,
+    result,
+    sequence,
+)
 from tests.lossless.drafters import small_draft, twin
 from tests.tiny import tiny_model
 
@@ -182,7 +192,7 @@ def test_chunks():
     for length in (512, 513, 514, 1025, 1100):
         decoder = SpeculativeDecoder(on, UnreadTrees(), Coupled(), Fixed(4, 8))
         seq = sequence(target, prompt(length), SHORT)
-        decoder.admit(seq)
+        admit(decoder, seq)
         assert len(first_pass.deferred_tokens(on, seq)) == (length - 2) % 512 + 1
         decoder.step([seq])
         assert not first_pass.deferred_tokens(on, seq)
@@ -197,7 +207,7 @@ def test_a_step_that_fails_leaves_the_prompt_unread():
     drafter = UnreadConstant(10_000)
     decoder = SpeculativeDecoder(on, drafter, Coupled(), Fixed(2))
     seq = sequence(loaded(), REPEATING, SHORT)
-    decoder.admit(seq)
+    admit(decoder, seq)
     with pytest.raises(Exception, match="outside the vocabulary"):
         decoder.step([seq])
     drafter.token = 7

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline import LLM, Choose, Coupled, DraftModel, Eagle, Fixed, Medusa, PromptLookup, SamplingParams
 from paceline.attention import kv_cache
 from paceline.drafters import DFlash, draft_layer
-from paceline.engine.generation import generate
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError
 from paceline.kernels import library
@@ -19,7 +18,7 @@ from paceline.verify import Ratio
 from tests.adversaries import Constant
 from tests.drafters.heads import medusa, random_head
 from tests.drafters.tokenizers_made import reader
-from tests.helpers import REPEATING, all_free, loaded, on_torch, oracle, prompt, result, sequence
+from tests.helpers import REPEATING, all_free, generate, loaded, on_torch, oracle, prompt, result, sequence
 from tests.lossless.drafters import DRAFTERS, small_draft, twin
 from tests.tiny import tiny_model
 

@@ -13,12 +13,11 @@ from paceline import DraftModel, Ratio, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Verifier
 from paceline.core.outputs import Timings
-from paceline.engine.generation import generate
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner
 from tests.adversaries import RandomTrees, Wide
-from tests.helpers import changed, loaded, sequence
+from tests.helpers import changed, generate, loaded, sequence
 from tests.tiny import tiny_model
 
 VOCAB, LENGTH, ROWS = 5, 3, 128

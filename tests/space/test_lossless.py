@@ -5,7 +5,6 @@ import pytest
 from paceline import LLM, Choose, PromptLookup, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.drafters import Space
-from paceline.engine.generation import generate
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, make_runner
@@ -19,6 +18,7 @@ from tests.helpers import (
     Budgets,
     all_free,
     assert_identical,
+    generate,
     loaded,
     prompt,
     run,

@@ -60,9 +60,7 @@ def holds(llm: LLM, name: str, chats: Iterable[str] = CHATS) -> bool:
 
 def drafting(llm: LLM, drafter: Drafter, depth: int = 3) -> LLM:
     """The same model and cache with a drafter."""
-    other = llm.plain()
-    other.decoder = type(llm.decoder)(llm.runner, drafter, llm.verifier, Fixed(depth, 24))
-    return other
+    return llm.using(drafter=drafter, policy=Fixed(depth, 24))
 
 
 def futures(llm: LLM, name: str) -> dict[tuple[int, ...], list[int]]:

@@ -13,7 +13,7 @@ _MODULES = {
     "custom_generate": "hf_model",
     "core.request": "RequestOutputKind SamplingParams",
     "core.structured": "StructuredOutputsParams",
-    "core.outputs": "Origin Round",
+    "core.round": "Origin Round",
     "engine.output": "Completion RequestOutput StreamChunk",
     "drafters": "Blockwise Choose DFlash DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain "
     "PredictedOutput PromptLookup SelfQuantized Space Suffix TokenRecycling",
@@ -44,10 +44,10 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:  # the same names for type checkers, which take "as" for public
     from .async_llm import AsyncLLM as AsyncLLM
     from .cascade import Cascade as Cascade
-    from .core.outputs import Origin as Origin
-    from .core.outputs import Round as Round
     from .core.request import RequestOutputKind as RequestOutputKind
     from .core.request import SamplingParams as SamplingParams
+    from .core.round import Origin as Origin
+    from .core.round import Round as Round
     from .core.structured import StructuredOutputsParams as StructuredOutputsParams
     from .custom_generate import hf_model as hf_model
     from .drafters import Blockwise as Blockwise

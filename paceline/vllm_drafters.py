@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from .core.draft import Draft
 from .core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
-from .core.outputs import Round
 from .core.request import SamplingParams, Sequence
+from .core.round import Round
 from .drafters import prompt_lookup, suffix
 from .policy import CostModel
 from .verify import Coupled

@@ -10,8 +10,8 @@ from itertools import takewhile
 from typing import final
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
-from ..core.outputs import Round
 from ..core.request import SamplingParams, Sequence
+from ..core.round import Round
 from ..drafters import Choose, PredictedOutput
 from ..drafters.draft_model import check_same_tokenizer
 from ..engine.output import RequestOutput

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ..errors import ConfigError, IncompatibleModels
 from .draft import Draft
-from .outputs import Round, TargetDistribution, Walk
 from .request import Sequence
+from .round import Round
 from .vision import PromptImage
+from .walk import TargetDistribution, Walk
 
 NOTHING_PROPOSED = "the drafter found nothing to propose"
 """Why an answer has no draft, see `DraftPolicy.no_draft_reason`."""

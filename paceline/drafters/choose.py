@@ -23,10 +23,10 @@ from ..core.interfaces import (
     Verifier,
     bind_once,
 )
-from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.shortage import spared
 from ..core.tree import TokenTree
+from ..core.walk import Walk
 from ..errors import ConfigError
 from ..schema import Many, checked, checked_call
 from .registry import DrafterSpec

@@ -25,8 +25,8 @@ from ..core.interfaces import (
     TargetView,
     Verifier,
 )
-from ..core.outputs import Walk
 from ..core.request import Sequence
+from ..core.walk import Walk
 from ..errors import ConfigError, IncompatibleModels
 from ..quant.linears import Weights
 from ..runner import LoadedModel, ModelRunner, load_model, with_weights

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
-from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..core.walk import Walk
 from ..heads.space import SpaceAdapter
 from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call

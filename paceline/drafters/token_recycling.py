@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
-from ..core.outputs import Walk
 from ..core.request import Sequence
+from ..core.walk import Walk
 from ..kernels.library import largest, reads
 from ..schema import checked, checked_call
 from .registry import DrafterSpec

@@ -7,7 +7,6 @@ from functools import cached_property
 
 from transformers import GenerationConfig
 
-from ..core.outputs import Timings
 from ..core.request import SamplingParams, Sequence, TokenLogprob
 from ..drafters import Plain, PredictedOutput
 from ..drafters.registry import one_of
@@ -150,7 +149,7 @@ class Request:
         first = self.seqs[0]
         outputs = [answer.completion() for answer in self.answers] if parts is None else parts
         facts = self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs
-        return RequestOutput(*facts, outputs, replace(first.timings), first.num_cached_tokens)
+        return RequestOutput(*facts, outputs, [seq.rounds for seq in self.seqs], first.num_cached_tokens)
 
     def result(self, return_exceptions: bool = False) -> RequestOutput | Exception:
         """The output of all answers, which have ended, or the error of the request, which is raised or returned."""
@@ -200,7 +199,6 @@ def open_request(
     if isinstance(prediction, str):
         prediction = tokenizer_of(loaded).encode(prediction, add_special_tokens=False) if prediction else ()
     form, facts = params.structured_outputs, (loaded.vocab_size, loaded.eos_ids, params.ignore_eos)
-    timings = Timings()
     request = Request(decoder, request_id, prompt, _prompt_text(prompt, ids, loaded))
     for index in range(params.n):
         detokenizer = None
@@ -218,7 +216,6 @@ def open_request(
             vision,
             None if form is None else make_grammar(form, tokenizer_of(loaded), *facts),
             tuple(prediction),
-            timings=timings,
         )
         request.answers.append(Answer(request, seq, detokenizer, index))
     return request

@@ -176,7 +176,7 @@ class Scheduler:
                 self.fail(answer.request, error)
                 continue
             if answer.index == 0:
-                answer.seq.timings.queue = time.perf_counter() - answer.request.begin
+                answer.seq.queue_s = time.perf_counter() - answer.request.begin
                 chunks = chain(read_prompt(answer.request), chunks)
             self._reading[answer] = chunks
 

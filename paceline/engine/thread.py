@@ -7,7 +7,6 @@ asyncio     submit, abort ->  inbox  -> thread: step, step, step ...
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -130,9 +129,7 @@ class EngineThread:
         try:
             while self._read_inbox():
                 with self.runner.fair_lock():
-                    begin = time.perf_counter()
                     output = self.scheduler.step()
-                    self.scheduler.stats.seconds += time.perf_counter() - begin
                 self._publish(output)
         except BaseException as error:
             _log.exception("the engine broke")

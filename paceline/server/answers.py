@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fastapi import Request
 
 from .. import __version__
-from ..core.figures import tokens_per_pass
-from ..core.outputs import Round
 from ..core.request import SamplingParams, TokenLogprob
+from ..core.round import Round, tokens_per_pass
 from ..drafters import PredictedOutput
 from ..engine.output import Completion, RequestOutput
 from ..errors import PacelineError

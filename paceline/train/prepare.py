@@ -33,9 +33,9 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DrafterInfo, TargetView, Verifier
-from ..core.outputs import Walk
 from ..core.request import SamplingParams, Sequence
 from ..core.vision import VisionPrompt
+from ..core.walk import Walk
 from ..drafters.plain import Plain
 from ..engine.loop import SpeculativeDecoder
 from ..engine.request import Request

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..core.draft import Draft
-from ..core.outputs import TargetDistribution, Walk
 from ..core.tree import TokenTree
+from ..core.walk import TargetDistribution, Walk
 from ..errors import DraftError
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.core.interfaces import Drafter, DraftPolicy, Verifier
-from paceline.core.outputs import Walk
 from paceline.core.request import SamplingParams, Sequence
+from paceline.core.walk import Walk
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.heads.dflash import DFlashConfig, DFlashHead
 from paceline.heads.eagle import EagleConfig, EagleHead

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paceline import SamplingParams
-from paceline.core.outputs import TargetDistribution
 from paceline.core.request import Sequence
+from paceline.core.walk import TargetDistribution
 from paceline.drafters.eagle import Eagle
 from paceline.drafters.parallel_heads import Blockwise, Medusa
 from paceline.drafters.top_tokens import TokenRanking

@@ -6,6 +6,7 @@ import pytest
 
 from paceline import LLM, Choose, Coupled, DraftModel, Fixed, Plain, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.interfaces import DrafterInfo
+from paceline.core.round import Timings
 from paceline.core.tree import TokenTree
 from paceline.engine import first_pass, loop
 from paceline.engine.loop import SpeculativeDecoder
@@ -152,7 +153,8 @@ def test_its_seconds_are_those_of_the_prefill(monkeypatch):
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=8))
     list(generate(decoder, [seq]))
     assert [record.with_prompt for record in seq.rounds] == [True, False]
-    assert (decoder.timings.prefill, decoder.timings.verify) == (30.0, 1.0)
+    timings = Timings.of(seq.rounds)
+    assert (timings.prefill, timings.verify) == (30.0, 1.0)
     assert [record.verify_s for record in seq.rounds] == [0.0, 1.0]
 
 

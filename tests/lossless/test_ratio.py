@@ -12,7 +12,6 @@ import torch
 from paceline import DraftModel, Ratio, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Verifier
-from paceline.core.outputs import Timings
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner
@@ -53,7 +52,6 @@ def joint_law() -> dict[tuple[int, ...], float]:
 def sample(drafter, verifier: Verifier, count: int, depth: int = 2) -> Counter:
     on = ModelRunner(target(), ROWS)
     decoder = SpeculativeDecoder(on, drafter, verifier, Fixed(depth, 64))
-    decoder.timings = Timings()
     seqs = [sequence(target(), PROMPT, PARAMS, seed) for seed in range(count)]
     for _ in generate(decoder, seqs):
         pass

@@ -10,8 +10,8 @@ import torch
 from paceline import Choose, PromptLookup, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
-from paceline.core.outputs import Walk
 from paceline.core.tree import TokenTree
+from paceline.core.walk import Walk
 from paceline.drafters import Space, space, trees
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.heads.space import SpaceAdapter

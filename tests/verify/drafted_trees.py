@@ -8,8 +8,8 @@ from mutants import Rule
 from toy_distributions import PathDistribution
 
 from paceline.core.draft import Draft, Law
-from paceline.core.outputs import TargetDistribution
 from paceline.core.tree import TokenTree
+from paceline.core.walk import TargetDistribution
 from paceline.verify.rejection import Chance
 from paceline.verify.walk import Branches
 

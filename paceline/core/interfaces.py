@@ -366,7 +366,7 @@ class DraftPolicy(ABC):
 
     @abstractmethod
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """The most to draft for each sequence now; the loop limits it to the tokens that may still be emitted."""
+        """The most to draft for each sequence now; the loop limits it to `Sequence.most_drafted`."""
 
     def observe(self, seq: Sequence, record: Round) -> None:
         """Learn from the record of a round."""

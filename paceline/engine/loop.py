@@ -160,11 +160,23 @@ class SpeculativeDecoder:
             seq.rounds[-1] = replace(seq.rounds[-1], learn_s=learn_s, **own)
 
     def _budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """The policy's budgets, cut; none where the drafter cannot say what it could draft."""
+        """The policy's budgets, limited by `Sequence.most_drafted`; none where the drafter cannot say what it could do.
+
+        A drafter that reads the states or the cache of the target's pass drafts from the second round on.
+        """
         budgets = [DraftBudget(0, 0)] * len(seqs)
         with spared(self.drafter, seqs):
-            budgets = self.policy.budgets(seqs)
-        return [self._cut(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+            budgets = [*self.policy.budgets(seqs)]
+        for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+            if budget.depth == budget.nodes == 0:
+                continue
+            info = self.drafter.info.member(budget.drafter_index)
+            must_wait = seq.has_deferred_tokens and not info.drafts_during_prefill
+            depth = 0 if must_wait else max(0, min(budget.depth, budget.nodes, seq.most_drafted))
+            seq.had_budget |= depth > 0
+            if depth == 0 or depth < budget.depth:
+                budgets[row] = replace(budget, depth=depth, nodes=budget.nodes if depth else 0)
+        return budgets
 
     def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
         """The drafter's draft, checked and without tokens that grammars forbid.
@@ -178,18 +190,6 @@ class SpeculativeDecoder:
                 check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
                 return without_forbidden(draft, seqs)
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.drafter.name)
-
-    def _cut(self, seq: Sequence, budget: DraftBudget) -> DraftBudget:
-        """The policy's budget, limited by the tokens that may still be emitted, see `Sequence.most_drafted`.
-
-        A drafter that reads the states or the cache of the target's pass drafts from the second round on.
-        """
-        if budget.depth == budget.nodes == 0:
-            return budget
-        must_wait = seq.has_deferred_tokens and not self.drafter.info.member(budget.drafter_index).drafts_during_prefill
-        depth = 0 if must_wait else max(0, min(budget.depth, budget.nodes, seq.most_drafted))
-        seq.had_budget |= depth > 0
-        return budget if depth == budget.depth > 0 else replace(budget, depth=depth, nodes=budget.nodes if depth else 0)
 
     def _no_draft_reason(self, seq: Sequence) -> str | None:
         """Why nothing was drafted for a sequence; None where something was, or the reason is not known."""

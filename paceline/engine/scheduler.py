@@ -136,7 +136,8 @@ class Scheduler:
     def step(self) -> StepOutput:
         """Read prompts, then run a round of all sequences whose prompts are complete."""
         self._output = StepOutput()
-        self._read()
+        if self._waiting or self._reading:
+            self._read()
         if self._running:
             self._round()
         return self._output
@@ -145,7 +146,8 @@ class Scheduler:
         runner = self.decoder.runner
         cache, budget = runner.cache, runner.chunk if self._is_shared else math.inf
         while budget > 0:
-            self._admit()
+            while answer := self._next():
+                self._admit(answer)
             if not self._reading:
                 return
             answer, chunks = next(iter(self._reading.items()))
@@ -166,19 +168,18 @@ class Scheduler:
                 self._reading[answer] = self._reading.pop(answer)  # now the last
                 budget -= count or budget  # no tokens: it encoded images
 
-    def _admit(self) -> None:
-        """Give free slots to waiting answers."""
-        while answer := self._next():
-            self._waiting.remove(answer)
-            try:
-                chunks = self.decoder.admit(answer.seq, self._is_used)
-            except Exception as error:
-                self.fail(answer.request, error)
-                continue
-            if answer.index == 0:
-                answer.seq.queue_s = time.perf_counter() - answer.request.begin
-                chunks = chain(read_prompt(answer.request), chunks)
-            self._reading[answer] = chunks
+    def _admit(self, answer: Answer) -> None:
+        """Give a free slot to a waiting answer."""
+        self._waiting.remove(answer)
+        try:
+            chunks = self.decoder.admit(answer.seq, self._is_used)
+        except Exception as error:
+            self.fail(answer.request, error)
+            return
+        if answer.index == 0:
+            answer.seq.queue_s = time.perf_counter() - answer.request.begin
+            chunks = chain(read_prompt(answer.request), chunks)
+        self._reading[answer] = chunks
 
     def _next(self) -> Answer | None:
         """The first waiting answer for which a slot is free, or that must have one now."""

@@ -29,7 +29,7 @@ RANK = {
     "heads": 5,
     "runner": 5.5,
     "drafters": 6,
-    "engine": 6.8,
+    "engine": 7,
     "config": 7,
     "tuned": 8,
     "custom_generate": 10,
@@ -125,6 +125,12 @@ def test_core_imports_torch_and_pydantic_only():
                                                      "pydantic"), path  # fmt: skip
 
 
+def test_decoders_are_made_in_few_places():
+    """`LLM.using` is the way to the same model with something else; without an `LLM` only training decodes."""
+    makers = {str(path.relative_to(PACKAGE)) for path in SOURCES if "SpeculativeDecoder(" in path.read_text()}
+    assert makers == {"engine/loop.py", "llm.py", "train/prepare.py"}
+
+
 def test_tests_stay_small():
     for path in (ROOT / "tests").rglob("*.py"):
         assert path.read_text().count("\n") <= 400, path
@@ -146,6 +152,9 @@ def test_repository_speaks_of_itself_alone():
         ("core/x.py", "from ..runner import ModelRunner\n"),
         ("verify/x.py", "import paceline.drafters\n"),
         ("runner/x.py", "def f():\n    from ..engine.loop import SpeculativeDecoder\n"),
+        ("drafters/x.py", "from ..engine import loop\n"),
+        ("drafters/x.py", "from ..policy import CostModel\n"),
+        ("engine/x.py", "from ..llm import LLM\n"),
     ],
 )
 def test_backward_import_is_noticed(mutant):

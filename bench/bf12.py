@@ -22,8 +22,8 @@ from paceline.config import parse
 from paceline.core.tree import TokenTree
 from paceline.kernels import load
 from paceline.quant import packed
-from paceline.runner import ModelRunner, load_model
 from paceline.system.hardware import set_waiting, use_threads
+from paceline.target import ModelRunner, load_model
 from paceline.zoo import resolve
 
 KINDS = {"16 bits": "portable", "12 bits": "avx512"}  # as which kernels weights are packed

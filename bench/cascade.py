@@ -28,8 +28,8 @@ from paceline import LLM, Cascade, PacelineError, SamplingParams
 from paceline.cascade import Calibration, load_calibration
 from paceline.cascade.bound import binomial_cdf, upper_bound
 from paceline.errors import ConfigError
-from paceline.eval.prompts import read_prompts
 from paceline.llm import Prompt
+from paceline.measure.prompts import read_prompts
 from paceline.zoo import resolve
 
 

@@ -23,10 +23,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline import LLM, Fixed, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
 from paceline.errors import PacelineError
-from paceline.eval.machine import weight_bytes
+from paceline.measure.machine import weight_bytes
 from paceline.quant.linears import Weights
-from paceline.runner import LoadedModel, ModelRunner, with_weights, wrap_model
 from paceline.system.provenance import provenance
+from paceline.target import LoadedModel, ModelRunner, with_weights, wrap_model
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 GOALS = {"fraction": 0.8, "growth": 1.2}  # at least, at most

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from paceline import LLM, SamplingParams
 from paceline.config import parse
-from paceline.eval.check import check
-from paceline.eval.prompts import read_prompts
-from paceline.runner import load_model
+from paceline.measure.check import check
+from paceline.measure.prompts import read_prompts
 from paceline.system.provenance import hash_prompts, provenance
+from paceline.target import load_model
 from paceline.zoo import resolve
 
 

@@ -18,7 +18,7 @@ def measure(model: str, drafter: str) -> dict[str, object]:
     """Load, generate 64 tokens, read the process's memory."""
     from paceline import LLM, SamplingParams
     from paceline.config import parse
-    from paceline.drafters import SelfQuantized
+    from paceline.methods import SelfQuantized
 
     built, policy, verifier = parse(drafter, policy="fixed").build()
     llm = LLM(model, drafter=built, policy=policy, verifier=verifier, max_num_seqs=1)

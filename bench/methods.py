@@ -61,10 +61,10 @@ def open_engines(args, budget):
 
 def run_piece(args, folder, suite, temperature, budget, progress):
     """Measure all drafters on one suite."""
-    from paceline.eval.results import claim
-    from paceline.eval.run import PLAIN, BenchOptions, BenchRun, EngineSide, fitting
-    from paceline.eval.suites import choose, read_suite
-    from paceline.eval.summary import about_run, summarise
+    from paceline.measure.results import claim
+    from paceline.measure.run import PLAIN, BenchOptions, BenchRun, EngineSide, fitting
+    from paceline.measure.suites import choose, read_suite
+    from paceline.measure.summary import about_run, summarise
 
     configs, llms = open_engines(args, budget)
     questions = read_suite(suite, args.data)
@@ -83,7 +83,7 @@ def run_piece(args, folder, suite, temperature, budget, progress):
 
 def check(args):
     """Raise `PacelineError` where a drafter or a suite cannot be used."""
-    from paceline.eval.suites import read_suite
+    from paceline.measure.suites import read_suite
 
     for suite in args.suite:
         read_suite(suite, args.data)
@@ -141,7 +141,7 @@ def read_piece(runs):
 
 def rows_of(suites, drafters, memory, seed):
     """The rows of a table: numbers of each drafter, overall and by category. suites: name -> folders of its runs."""
-    from paceline.eval.summary import speedup
+    from paceline.measure.summary import speedup
 
     cells, verdicts = {}, defaultdict(Counter)
     for suite, runs in suites.items():

@@ -17,7 +17,7 @@ from paceline import LLM, DraftModel, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Drafter
 from paceline.core.tree import TokenTree
-from paceline.eval.prompts import EXAMPLES, user_prompt
+from paceline.measure.prompts import EXAMPLES, user_prompt
 
 
 @final

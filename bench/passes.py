@@ -21,7 +21,7 @@ ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 def measured(model: str, context: int, states: list[int], repeats: int = 15) -> dict[str, float]:
     """Median ms of passes behind `context` columns, by rows; "512": a chunk of a prompt, "1+s": a row with states."""
     from paceline.core.tree import TokenTree
-    from paceline.runner import ModelRunner, load_model
+    from paceline.target import ModelRunner, load_model
     from paceline.zoo import resolve
 
     runner = ModelRunner(load_model(resolve(model)), 1, 1024)

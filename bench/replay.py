@@ -89,7 +89,7 @@ class Recorder(Drafter):
 
 def record(args):
     """Write the trace: a line of seconds, then a line for each answer."""
-    from paceline.eval.suites import choose, read_suite
+    from paceline.measure.suites import choose, read_suite
 
     recorder = Recorder({name: parse(name).build()[0] for name in args.drafter})
     llm = LLM(args.model, drafter=recorder, policy=Fixed(1), max_num_seqs=1)

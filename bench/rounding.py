@@ -24,14 +24,14 @@ from torch import Tensor
 from bench.peers import PeerOptions, open_peer
 from bench.peers.isolated import LLAMA_CPP, IsolatedPeer
 from paceline import LLM, SamplingParams
-from paceline.eval.prompts import EXAMPLES, user_prompt
 from paceline.hf.load import open_checkpoint
 from paceline.hf.twin import in_float32
+from paceline.measure.prompts import EXAMPLES, user_prompt
 from paceline.quant.blocks import BlockLinear
-from paceline.runner import with_activations
-from paceline.runner.loaded import LoadedModel
-from paceline.runner.prefill import reference_logits
 from paceline.system.provenance import provenance
+from paceline.target import with_activations
+from paceline.target.loaded import LoadedModel
+from paceline.target.prefill import reference_logits
 from paceline.zoo import resolve
 
 _LEAST = -100.0  # llama.cpp gives probabilities in float32, where smaller ones are zero

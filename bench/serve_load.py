@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     from transformers import AutoTokenizer
 
-    from paceline.eval.suites import choose, read_suite
+    from paceline.measure.suites import choose, read_suite
     from paceline.zoo import resolve
 
     tokenizer = AutoTokenizer.from_pretrained(resolve(options.model))

@@ -127,7 +127,7 @@ def main() -> int:
     options = parser.parse_args()
     from transformers import AutoTokenizer
 
-    from paceline.eval.prompts import read_prompts
+    from paceline.measure.prompts import read_prompts
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     given = PROMPTS if options.prompts is None else read_prompts(options.prompts, options.num_prompts)

@@ -10,12 +10,12 @@ __version__ = "0.1.0"
 _MODULES = {
     "llm": "LLM",
     "async_llm": "AsyncLLM",
-    "custom_generate": "hf_model",
+    "integrations.custom_generate": "hf_model",
     "core.request": "RequestOutputKind SamplingParams",
     "core.structured": "StructuredOutputsParams",
     "core.round": "Origin Round",
     "engine.output": "Completion RequestOutput StreamChunk",
-    "drafters": "Blockwise Choose DFlash DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain "
+    "methods": "Blockwise Choose DFlash DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain "
     "PredictedOutput PromptLookup SelfQuantized Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",
@@ -49,28 +49,28 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .core.round import Origin as Origin
     from .core.round import Round as Round
     from .core.structured import StructuredOutputsParams as StructuredOutputsParams
-    from .custom_generate import hf_model as hf_model
-    from .drafters import Blockwise as Blockwise
-    from .drafters import Choose as Choose
-    from .drafters import DFlash as DFlash
-    from .drafters import DraftModel as DraftModel
-    from .drafters import Eagle as Eagle
-    from .drafters import JumpForward as JumpForward
-    from .drafters import Lookahead as Lookahead
-    from .drafters import Medusa as Medusa
-    from .drafters import Ouroboros as Ouroboros
-    from .drafters import Plain as Plain
-    from .drafters import PredictedOutput as PredictedOutput
-    from .drafters import PromptLookup as PromptLookup
-    from .drafters import SelfQuantized as SelfQuantized
-    from .drafters import Space as Space
-    from .drafters import Suffix as Suffix
-    from .drafters import TokenRecycling as TokenRecycling
     from .engine.output import Completion as Completion
     from .engine.output import RequestOutput as RequestOutput
     from .engine.output import StreamChunk as StreamChunk
     from .errors import PacelineError as PacelineError
+    from .integrations.custom_generate import hf_model as hf_model
     from .llm import LLM as LLM
+    from .methods import Blockwise as Blockwise
+    from .methods import Choose as Choose
+    from .methods import DFlash as DFlash
+    from .methods import DraftModel as DraftModel
+    from .methods import Eagle as Eagle
+    from .methods import JumpForward as JumpForward
+    from .methods import Lookahead as Lookahead
+    from .methods import Medusa as Medusa
+    from .methods import Ouroboros as Ouroboros
+    from .methods import Plain as Plain
+    from .methods import PredictedOutput as PredictedOutput
+    from .methods import PromptLookup as PromptLookup
+    from .methods import SelfQuantized as SelfQuantized
+    from .methods import Space as Space
+    from .methods import Suffix as Suffix
+    from .methods import TokenRecycling as TokenRecycling
     from .policy import CostModel as CostModel
     from .policy import Dynamic as Dynamic
     from .policy import Fixed as Fixed

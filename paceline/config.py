@@ -1,7 +1,7 @@
 """How to speculate: the drafter, the policy that decides how much it drafts, and the verification rule.
 
 `parse` reads a short name, as on the command line, or keys of JSON with vLLM's names. Each drafter's own keys are the
-fields of its `DrafterSpec`, see `drafters.registry`. Every method also takes
+fields of its `DrafterSpec`, see `methods.table`. Every method also takes
 
 policy                     "cost_model" maximises the expected speed, with up to num_speculative_tokens (16) tokens;
                            "dynamic" adapts to recent acceptance; "fixed" always drafts num_speculative_tokens, and is
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field
 
-from .drafters.registry import DrafterSpec, from_short_name, keys_of, methods, one_of, spec_class
 from .errors import ConfigError, LossyNotAllowed
+from .methods.table import DrafterSpec, from_short_name, keys_of, methods, one_of, spec_class
 from .schema import brief, checked, meant, taken_from_others, validate
 from .system.files import parse_json
 

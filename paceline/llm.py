@@ -25,7 +25,6 @@ from transformers import PreTrainedTokenizerBase
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
-from .drafters import Plain
 from .engine.loop import SpeculativeDecoder
 from .engine.output import RequestOutput, StreamChunk
 from .engine.request import Request, check_drafting, default_params, drop_waiting_pixels, encode, open_request
@@ -34,14 +33,15 @@ from .engine.stats import Counter, EngineStats, Vector
 from .errors import ConfigError, LossyNotAllowed
 from .hf.classes import PreTrainedModel, ProcessorMixin
 from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
-from .other_names import INSTEAD
+from .integrations.other_names import INSTEAD
+from .methods import Plain
 from .policy import CostModel, Fixed
 from .quant.blocks import Activations
 from .quant.linears import QuantReport, Weights
-from .runner import LoadedModel, make_runner, with_activations, with_weights
-from .runner.open_model import open_model
 from .schema import checked_call, checked_names
 from .system.hardware import return_free_memory
+from .target import LoadedModel, make_runner, with_activations, with_weights
+from .target.open_model import open_model
 from .tuned import check_profile, load_tuned
 from .verify import Coupled
 

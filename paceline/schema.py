@@ -26,8 +26,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict,
 from pydantic_core import ErrorDetails
 
 from .errors import ConfigError, PacelineError
-from .other_names import INSTEAD
-from .vllm_options import settle, spelled
+from .integrations.other_names import INSTEAD
+from .integrations.vllm_options import settle, spelled
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")

@@ -8,9 +8,9 @@ import torch
 from .config import SpecConfig, parse
 from .errors import ConfigError
 from .policy import Profile
-from .runner import LoadedModel
 from .schema import validate
 from .system.files import read_kind, to_json, write_text
+from .target import LoadedModel
 
 VERSION = 1
 _KIND = "paceline-tune"

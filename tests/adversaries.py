@@ -10,7 +10,7 @@ from paceline.core.interfaces import DraftBudget, Drafter, TargetView, Verifier
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.core.walk import Walk
-from paceline.runner import ModelRunner
+from paceline.target import ModelRunner
 
 Nodes = list[tuple[int, int, bool]]
 """(token, parent, is_probe) of every node below the root."""

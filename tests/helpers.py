@@ -17,8 +17,8 @@ from paceline.core.tree import TokenTree
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.engine.request import Request
 from paceline.engine.scheduler import run as schedule
-from paceline.runner import LoadedModel, ModelRunner, load, wrap_model
 from paceline.sampling.detokenize import Detokenizer
+from paceline.target import LoadedModel, ModelRunner, load, wrap_model
 from tests.oracle import autoregressive
 from tests.tiny import tiny_model
 

@@ -11,9 +11,9 @@ from paceline.core.rng import Purpose, gumbel
 from paceline.core.round import Origin
 from paceline.core.tree import TokenTree
 from paceline.core.walk import TargetDistribution
-from paceline.runner import LoadedModel
-from paceline.runner.prefill import encode_images, reference_logits
 from paceline.sampling.distribution import target_distribution
+from paceline.target import LoadedModel
+from paceline.target.prefill import encode_images, reference_logits
 
 
 def choose_token(distribution: TargetDistribution, seeds: Tensor, positions: Tensor) -> Tensor:  # [B], [B, N] -> [B, N]

@@ -55,10 +55,10 @@ def parse(arguments: Seq[str] | None = None) -> tuple[argparse.Namespace, list[s
 
 
 def opener(given: argparse.Namespace) -> Any:
-    """For `paceline.eval.run.OPEN_PEERS`: the peers that can be started, and what they say of themselves."""
+    """For `paceline.measure.run.OPEN_PEERS`: the peers that can be started, and what they say of themselves."""
     import torch
 
-    from paceline.hf.gguf_file import SUFFIX
+    from paceline.hf.gguf.file import SUFFIX
     from paceline.zoo import resolve
 
     from .side import PeerSide
@@ -100,7 +100,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     """Run the benchmark and exit as `paceline bench` does."""
     given, others = parse(arguments)
     set_waiting()  # before torch is imported
-    from paceline.eval.run import OPEN_PEERS
+    from paceline.measure.run import OPEN_PEERS
 
     OPEN_PEERS.set(opener(given))
     paceline(["bench", *others])

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from paceline.errors import ConfigError
-from paceline.eval.run import Ask, BenchOptions, Side, TimedAnswer
+from paceline.measure.run import Ask, BenchOptions, Side, TimedAnswer
 
 from .base import Peer
 

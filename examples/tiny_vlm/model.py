@@ -17,10 +17,10 @@ from transformers import (
 )
 
 from paceline.errors import ConfigError
+from paceline.methods.draft_model.recipe import fewer_layers
 from paceline.schema import checked
 from paceline.train.config import Few
-from paceline.train.recipes.distill import fewer_layers
-from paceline.train.recipes.models import USUAL_LINEARS
+from paceline.train.models import USUAL_LINEARS
 from paceline.train.run_folder import need
 
 from .scene import SIZE

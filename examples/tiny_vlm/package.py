@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.heads.card import card, fact_list, front_matter
+from paceline.methods.heads.card import card, fact_list, front_matter
 from paceline.system.files import read_json, write_text
 from paceline.system.provenance import provenance, sha256_of
 from paceline.train.run_folder import understood

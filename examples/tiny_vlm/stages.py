@@ -29,7 +29,7 @@ from paceline.system.files import read_json, write_bytes, write_text
 from paceline.system.provenance import sha256_of
 from paceline.train.log import Finished, TrainEvent, read_log
 from paceline.train.loop import Task, train
-from paceline.train.recipes.models import USUAL_LINEARS, check_memory, layers_of, linears_of, outlined, size_of
+from paceline.train.models import USUAL_LINEARS, check_memory, layers_of, linears_of, outlined, size_of
 from paceline.train.run_folder import check_same, is_main, local_device, main_first, need, only_run, understood
 from paceline.train.stages import Done
 from paceline.zoo import ZOO, resolve

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from paceline.hf.image_prompts import encode
-from paceline.runner import LoadedModel, load_model
+from paceline.target import LoadedModel, load_model
 from paceline.zoo import resolve
 
 COLUMNS = 640_000  # of a batch: 15 GB of keys and values for SmolLM2-135M

@@ -20,11 +20,11 @@ from pydantic import Field
 
 from ..core.interfaces import Drafter, DraftPolicy
 from ..core.request import SEED_BITS, SamplingParams, TokenLogprob, params_of
-from ..drafters import DraftModel
 from ..engine.output import RequestOutput
 from ..errors import CacheFull, ConfigError, LossyNotAllowed
 from ..hf.prompts import Prompt, as_list
 from ..llm import LLM
+from ..methods import DraftModel
 from ..policy import CostModel
 from ..schema import checked_call
 from .audit import AuditCounts, DriftAlarm

@@ -15,16 +15,15 @@ from pydantic import Field
 
 from ..core.request import SamplingParams
 from ..errors import ConfigError
-from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..hf.chats import split_chat
 from ..hf.images import open_image
 from ..hf.prompts import Prompt, is_chat
 from ..llm import LLM
+from ..measure.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..policy import Fixed
 from ..schema import checked, checked_call, validate
-from ..system.files import parse_json, write_text
+from ..system.files import Progress, parse_json, silent, write_text
 from ..system.provenance import hash_prompts, provenance
-from ..zoo.registry import Progress, silent
 from .bound import Point, Share, prompts_needed, upper_bound
 from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options, too_small
 from .cascade import ask_small

@@ -1,6 +1,6 @@
 """The small model's answer as the large model's first draft, verified in one pass; then another drafter continues.
 
-See `drafters.predicted_output`. A wrong prediction changes no token.
+See `methods.prediction`. A wrong prediction changes no token.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from typing import final
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.request import SamplingParams, Sequence
 from ..core.round import Round
-from ..drafters import Choose, PredictedOutput
-from ..drafters.draft_model import check_same_tokenizer
 from ..engine.output import RequestOutput
 from ..errors import ConfigError
 from ..llm import LLM
+from ..methods import Choose, PredictedOutput
+from ..methods.draft_model.drafter import check_same_tokenizer
 from ..policy import CostModel
 
 

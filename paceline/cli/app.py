@@ -10,10 +10,11 @@ from typing import Annotated, Any, Never
 import typer
 from typer.core import TyperGroup
 
-from .. import __version__, other_names
+from .. import __version__
 from ..errors import PacelineError
+from ..integrations import other_names
+from ..integrations.vllm_options import spelled
 from ..schema import meant
-from ..vllm_options import spelled
 from .bench import bench
 from .calibrate import calibrate
 from .chat import chat

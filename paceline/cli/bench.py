@@ -61,10 +61,10 @@ def bench(
     if download and data is not None:
         raise typer.BadParameter("give either --download or --data, not both")
     with screen.spinner("starting"):
-        from ..eval.results import claim
-        from ..eval.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide
-        from ..eval.suites import read_suite
-        from ..eval.summary import about_run, summarise
+        from ..measure.results import claim
+        from ..measure.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide
+        from ..measure.suites import read_suite
+        from ..measure.summary import about_run, summarise
 
     open_peers = OPEN_PEERS.get()
     if open_peers and batch > 1:
@@ -138,7 +138,7 @@ def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
 
 
 def _table(run: dict[str, Any], model: str) -> Table:
-    from ..eval.results import last_part
+    from ..measure.results import last_part
 
     columns = {
         "Category": lambda row: escape(row["category"] or "all"),

@@ -74,7 +74,7 @@ def calibrate(
         from ..cascade.measure import calibrate as measure
         from ..cascade.measure import check_sample, draw
         from ..core.request import SamplingParams
-        from ..eval.prompts import read_prompts
+        from ..measure.prompts import read_prompts
         from ..system.files import check_out, claimed
 
     if loading.mmproj is not None:

@@ -103,7 +103,7 @@ def chat(
 
 def _introduce(llm: "LLM", name: str, drafter: str, screen: Screen) -> None:
     """Say what runs and what memory it takes, and give the prefix cache the room of one whole chat."""
-    from ..eval.doctor import memory_plan
+    from ..measure.doctor import memory_plan
     from ..system.hardware import available_memory
 
     plan, free = memory_plan(llm), available_memory()

@@ -24,10 +24,10 @@ from .options import (
 from .screen import NEAR_TIE, Screen, mark, nothing_drafted, table_of
 
 if TYPE_CHECKING:
-    from ..eval.check import CheckReport, Comparison
-    from ..eval.trials import Trial, TrialCheck
-    from ..heads.folder import HeadInfo
     from ..llm import LLM
+    from ..measure.check import CheckReport, Comparison
+    from ..measure.trials import Trial, TrialCheck
+    from ..methods.heads.folder import HeadInfo
 
 
 @command
@@ -55,7 +55,7 @@ def check(
     # The default policy may draft nothing, which would prove nothing.
     chosen = speculation.choose("lookup", policy="fixed")
     from ..core.request import SamplingParams
-    from ..eval.prompts import EXAMPLES, read_prompts, user_prompt
+    from ..measure.prompts import EXAMPLES, read_prompts, user_prompt
 
     temperatures = temperature or [0.0, 0.8]
     for one in temperatures:
@@ -63,9 +63,9 @@ def check(
     given = read_prompts(prompts, num_prompts) if prompts is not None else None
     llm = open_engine(model, screen, loading, chosen, retests=True)
     remark_raw(sum(isinstance(one, str) for one in given or ()), llm, screen)
-    from ..eval.check import check as run_check
-    from ..eval.distribution_test import TEST_SECONDS
-    from ..eval.formats import held_weights, unpacked_formats
+    from ..measure.check import check as run_check
+    from ..measure.distribution_test import TEST_SECONDS
+    from ..measure.formats import held_weights, unpacked_formats
     from ..system.provenance import provenance
 
     asked = given or [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
@@ -114,7 +114,7 @@ def check(
 
 
 def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen) -> None:
-    from ..eval.reference import TYPICAL
+    from ..measure.reference import TYPICAL
 
     for one in report.comparisons:
         screen.print(_comparison_line(one))
@@ -186,9 +186,9 @@ def check_draft(
     Example:  paceline check-draft my-head --model smollm2-135m --num-prompts 4
     """
     with screen.spinner("starting"):  # importing torch takes seconds
-        from ..eval.prompts import read_prompts
-        from ..eval.trials import check_trial, trials_of
-        from ..heads.folder import read_record, trained_info
+        from ..measure.prompts import read_prompts
+        from ..measure.trials import check_trial, trials_of
+        from ..methods.heads.folder import read_record, trained_info
         from ..system.provenance import hash_prompts, provenance
 
     info = trained_info(head)

@@ -18,9 +18,9 @@ from .screen import Painter, Screen, legend, nothing_drafted, number, table_of
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
-    from ..eval.demo import Pair, Speeds
-    from ..eval.prompts import Example
     from ..llm import LLM
+    from ..measure.demo import Pair, Speeds
+    from ..measure.prompts import Example
 
 _SVG_ID = "paceline-demo"
 _SVG_COLUMNS = 100
@@ -52,8 +52,8 @@ def demo(
     if svg is not None:
         check_out(svg, _SVG_ID)
     chosen, llm = open_with_head(model, chosen, speculation, loading, screen)
-    from ..eval.demo import speeds
-    from ..eval.prompts import EXAMPLES
+    from ..measure.demo import speeds
+    from ..measure.prompts import EXAMPLES
 
     pairs = _show(llm, EXAMPLES[:num_prompts], params, screen)
     total = speeds(pairs)
@@ -117,7 +117,7 @@ def open_with_head(
 
 def _show(llm: "LLM", examples: "Sequence[Example]", params: "SamplingParams", screen: Screen) -> "list[Pair]":
     """Run the demo, streaming it to the screen unless JSON is wanted."""
-    from ..eval.demo import Begin, Pair, demo
+    from ..measure.demo import Begin, Pair, demo
 
     pairs: list[Pair] = []
     painter = Painter(llm.tokenizer)
@@ -155,7 +155,7 @@ def _svg(llm: "LLM", pairs: "list[Pair]", total: "Speeds", sentence: str) -> str
 
 
 def _table(pairs: "list[Pair]", total: "Speeds") -> Table:
-    from ..eval.demo import speeds
+    from ..measure.demo import speeds
 
     columns = {
         "Prompt": lambda row: escape(row[0]),

@@ -11,7 +11,7 @@ from .options import ModelOptions, command, open_engine, opt
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from ..eval.doctor import MachineReport, ModelReport
+    from ..measure.doctor import MachineReport, ModelReport
 
 
 @command
@@ -40,7 +40,7 @@ def doctor(
     """
     with screen.spinner("looking at the machine"):
         from .. import zoo
-        from ..eval.doctor import doctor_report, examine_machine, examine_model
+        from ..measure.doctor import doctor_report, examine_machine, examine_model
         from ..system.hardware import use_threads
 
         use_threads(loading.threads)

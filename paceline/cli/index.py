@@ -35,10 +35,10 @@ def index(
     Example:  paceline index answers.jsonl src --suffix .py --out corpus --model smollm2-135m
     """
     with screen.spinner("starting"):
-        from ..drafters.corpus_index import write_index
-        from ..eval.corpus import find_files, tokenize
         from ..hf.fingerprint import hash_vocabulary
         from ..hf.load import load_tokenizer
+        from ..measure.corpus import find_files, tokenize
+        from ..methods.suffix.corpus import write_index
         from ..system.files import check_new, folder_bytes
         from ..zoo import resolve
 

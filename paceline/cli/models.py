@@ -8,8 +8,8 @@ import typer
 from rich.filesize import decimal
 from rich.markup import escape
 
-from ..drafters.registry import table as drafter_table
 from ..errors import ConfigError
+from ..methods.table import table as drafter_table
 from ..system.files import check_new, check_out, folder_bytes, new_folder
 from .options import FileWeights, command, opt, quieten
 from .screen import Screen
@@ -109,8 +109,8 @@ def convert(
     check_out(out) if to_file else check_new(out)
     with screen.spinner("starting"):
         quieten(screen.debug)
-        from ..hf.gguf import convert_gguf
-        from ..hf.gguf_writer import write_gguf
+        from ..hf.gguf.load import convert_gguf
+        from ..hf.gguf.writer import write_gguf
         from ..zoo import resolve
 
     with screen.pulling() as progress:
@@ -150,8 +150,8 @@ def export(
     Example:  paceline export heads/mine mine-vllm --to vllm --model smollm2-135m
     """
     with screen.spinner("starting"):
-        from ..heads.exchange import export_head
-        from ..runner import load_model
+        from ..methods.heads.exchange import export_head
+        from ..target import load_model
         from ..zoo import resolve
         from ..zoo.packaged import head_folder
 

@@ -21,21 +21,21 @@ import typer
 from rich.markup import escape
 
 from ..config import SpecConfig, parse
-from ..drafters.registry import usages
 from ..errors import ConfigError
+from ..integrations.vllm_options import as_flag
+from ..methods.table import usages
 from ..system.files import read_text
-from ..vllm_options import as_flag
 from .others import TABLE, Others
 from .process import silence_loggers
 from .screen import FLAGS, Screen, duration
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
-    from ..eval.run import BenchOptions
-    from ..eval.suites import Question
     from ..llm import LLM
+    from ..measure.run import BenchOptions
+    from ..measure.suites import Question
     from ..policy import Profile
-    from ..runner import LoadedModel
+    from ..target import LoadedModel
 
 
 def opt(
@@ -301,8 +301,8 @@ def open_engine(
     with screen.spinner("starting"):  # importing torch takes seconds
         quieten(screen.debug)
         from .. import LLM
-        from ..runner.verdicts import forget
         from ..system.hardware import use_threads
+        from ..target.verdicts import forget
         from ..zoo import resolve
 
     if retests:
@@ -365,8 +365,8 @@ def choose_prompts(
     questions: "list[Question]", number: int | None, llm: "LLM", screen: Screen
 ) -> "tuple[list[Question], int]":
     """The prompts to measure, and how many do not fit the context. Raises `ConfigError` where none fits."""
-    from ..eval.run import fitting
-    from ..eval.suites import choose
+    from ..measure.run import fitting
+    from ..measure.suites import choose
 
     kept, left_out = fitting(llm, questions)
     chosen = choose(kept, number)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ..integrations.vllm_options import ENGINE, SERVER, as_flag, settle, spelled
 from ..schema import not_taken
-from ..vllm_options import ENGINE, SERVER, as_flag, settle, spelled
 from .screen import Screen
 
 TABLE = ENGINE | SERVER

@@ -214,7 +214,7 @@ def nothing_drafted(reasons: Iterable[str | None]) -> str:
 
 def legend(origins: Iterable[str]) -> Text:
     """What the colours mean, and how many tokens had each."""
-    from ..eval.page import MEANINGS
+    from ..measure.page import MEANINGS
 
     counts, text = Counter(origins), Text()
     for origin, style in STYLES.items():

@@ -16,7 +16,7 @@ from .options import command, opt
 from .screen import STYLES, Screen, legend
 
 if TYPE_CHECKING:
-    from ..eval.results import SavedResults
+    from ..measure.results import SavedResults
 
 
 class FigureFormat(StrEnum):
@@ -44,8 +44,8 @@ def plot(
 
     Example:  paceline plot results/lookup results/self-int4 --out plots
     """
-    from ..eval.plots import draw
-    from ..eval.results import open_results
+    from ..measure.plots import draw
+    from ..measure.results import open_results
 
     opened = [open_results(path) for path in results]
     folder = out or next((one.path for one in opened if one.path.is_dir()), Path()) / "plots"
@@ -79,13 +79,13 @@ def show(
         raise typer.BadParameter("--out and --open are for the page: add --html")
     if html and answer is not None:
         raise typer.BadParameter("the page has all answers: give either --html or --answer")
-    from ..eval.results import open_results
+    from ..measure.results import open_results
 
     opened = open_results(result)
     if not html:
         _print_answer(opened, answer or 1, screen)
         return
-    from ..eval.page import SIGN, chosen, page
+    from ..measure.page import SIGN, chosen, page
     from ..system.files import check_out, write_text
 
     file = out or opened.path / "answers.html"
@@ -110,7 +110,7 @@ def _open_page(file: Path, screen: Screen) -> None:
 
 
 def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:
-    from ..eval.page import chosen
+    from ..measure.page import chosen
 
     answers = chosen(opened.answers())
     if not answers:

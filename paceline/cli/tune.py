@@ -28,8 +28,8 @@ from .screen import Screen, nothing_drafted, table_of
 
 if TYPE_CHECKING:
     from ..config import SpecConfig
-    from ..eval.tune import Candidate
     from ..llm import LLM
+    from ..measure.tune import Candidate
     from ..tuned import Tuned
 
 
@@ -58,9 +58,9 @@ def tune(
     Example:  paceline tune smollm2-135m --prompts mine.jsonl -d lookup -d self-int4
     """
     with screen.spinner("starting"):
-        from ..eval.run import BenchOptions
-        from ..eval.suites import BUILT_IN, hash_questions, read_suite
-        from ..eval.tune import candidates_of, measure, tuned_of
+        from ..measure.run import BenchOptions
+        from ..measure.suites import BUILT_IN, hash_questions, read_suite
+        from ..measure.tune import candidates_of, measure, tuned_of
         from ..system.files import check_out, claimed
         from ..tuned import SIGN, default_file, save_tuned
         from ..zoo.packaged import heads_for
@@ -101,7 +101,7 @@ def _open_candidates(
     plain: "LLM", configs: "list[SpecConfig]", loading: ModelOptions, screen: Screen, is_default: bool
 ) -> "tuple[list[SpecConfig], list[LLM]]":
     """An engine for each candidate, all on the same weights. Default drafters that cannot be used are left out."""
-    from ..eval.tune import combined
+    from ..measure.tune import combined
 
     opened, llms = list["SpecConfig"](), list["LLM"]()
     for config in configs:

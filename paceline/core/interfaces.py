@@ -196,7 +196,7 @@ class TargetView(Protocol):
         ...
 
     def attach_adapter(self, adapter: Any) -> Any:
-        """Accept the mask tokens of a `heads.space.SpaceAdapter`; returns the attached copy of it."""
+        """Accept the mask tokens of a `methods.space.adapter.SpaceAdapter`; returns the attached copy of it."""
         ...
 
     def restored_on_error(self) -> AbstractContextManager[None]:

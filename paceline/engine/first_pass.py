@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.request import Sequence
 from ..core.tree import TokenTree
-from ..runner import ModelRunner
+from ..target import ModelRunner
 
 
 def deferred_tokens(runner: ModelRunner, seq: Sequence) -> list[int]:

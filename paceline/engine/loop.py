@@ -16,10 +16,10 @@ from ..core.tree import TokenTree
 from ..core.walk import TargetDistribution, Walk
 from ..errors import CacheFull
 from ..policy import CostModel
-from ..runner import ModelRunner
 from ..sampling.distribution import target_distribution
 from ..sampling.scores import token_logprob
 from ..system.hardware import one_thread
+from ..target import ModelRunner
 from ..verify import Coupled
 from . import first_pass
 from .contract import call, check_contract

@@ -8,18 +8,18 @@ from functools import cached_property
 from transformers import GenerationConfig
 
 from ..core.request import SamplingParams, Sequence, TokenLogprob
-from ..drafters import Plain, PredictedOutput
-from ..drafters.registry import one_of
 from ..errors import ConfigError
 from ..hf.image_prompts import pixel_bytes
 from ..hf.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, tokenizer_of
 from ..hf.prompts import read_prompt as tokens_of
-from ..runner import LoadedModel, ModelRunner
-from ..runner.prefill import text_logits
+from ..methods import Plain, PredictedOutput
+from ..methods.table import one_of
 from ..sampling.detokenize import Detokenizer
 from ..sampling.grammar import make_grammar
 from ..sampling.scores import token_logprob
 from ..schema import brief
+from ..target import LoadedModel, ModelRunner
+from ..target.prefill import text_logits
 from .loop import SpeculativeDecoder
 from .output import Completion, RequestOutput
 

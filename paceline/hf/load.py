@@ -42,9 +42,9 @@ from .describe import FORMS, ropes_of
 from .described import DescribedModel, outlined
 from .fingerprint import note_rounded
 from .four_bits import UnlikeBlocks
-from .gguf import open_gguf
-from .gguf_file import SUFFIX
-from .gguf_tokens import open_gguf_tokenizer
+from .gguf.file import SUFFIX
+from .gguf.load import open_gguf
+from .gguf.tokens import open_gguf_tokenizer
 from .quantized import check_dtype, check_quantization, is_quantized, rounded_layers
 from .vision import family_of, is_vlm
 

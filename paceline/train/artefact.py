@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
 from ..errors import ConfigError
-from ..eval.trials import Trial
-from ..heads.folder import DRAFT_MODEL, WEIGHTS, HeadTarget, read_record, save_head, write_record
 from ..hf.checkpoint import quietly
-from ..runner import LoadedModel
+from ..measure.trials import Trial
+from ..methods.heads.folder import DRAFT_MODEL, WEIGHTS, HeadTarget, read_record, save_head, write_record
 from ..system.files import new_folder
 from ..system.provenance import provenance, sha256_of
+from ..target import LoadedModel
 from .config import RunConfig
 from .data import Answers, read_begun
 from .log import read_log

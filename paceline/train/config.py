@@ -130,7 +130,7 @@ class EvalSection:
 class RunConfig:
     """A whole run.
 
-    prompts: files, see `eval.prompts`; `qat` and `distill` read the images of chats, and heads do through stored
+    prompts: files, see `measure.prompts`; `qat` and `distill` read the images of chats, and heads do through stored
     states; `prepare.mix` uses the key "source" of each line. out: the run's folder. start: a head to continue from, for
     this model or another one of the same sizes; its shape is kept, and also its draft vocabulary unless
     `head.draft_vocab_size` is given; None: a new head with the shape in `head`. answers: folders of an earlier

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from ..eval.plots import new_figure, save_figure
+from ..measure.plots import new_figure, save_figure
 from ..schema import validate
 from ..system.files import parse_json, read_text, write_text
 from .recipe import Losses

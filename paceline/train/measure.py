@@ -7,15 +7,15 @@ from pathlib import Path
 from ..config import SpecConfig, parse
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
-from ..drafters.registry import of_head_alone
 from ..errors import ConfigError
-from ..eval.prompts import EXAMPLES, Prompt, read_prompts
-from ..eval.trials import Progress, Trial, run_trial
-from ..heads.folder import DRAFT_MODEL
 from ..llm import LLM
-from ..runner import LoadedModel
-from ..runner.adapters import share_copy
+from ..measure.prompts import EXAMPLES, Prompt, read_prompts
+from ..measure.trials import Progress, Trial, run_trial
+from ..methods.heads.folder import DRAFT_MODEL
+from ..methods.table import of_head_alone
 from ..system.provenance import hash_prompts
+from ..target import LoadedModel
+from ..target.adapters import share_copy
 from .config import EvalSection
 
 

@@ -36,19 +36,19 @@ from ..core.interfaces import DrafterInfo, TargetView, Verifier
 from ..core.request import SamplingParams, Sequence
 from ..core.vision import VisionPrompt
 from ..core.walk import Walk
-from ..drafters.plain import Plain
 from ..engine.loop import SpeculativeDecoder
 from ..engine.request import Request
 from ..engine.scheduler import run
 from ..errors import CacheFull, ConfigError
-from ..eval.prompts import PromptLine, read_lines
 from ..hf.chats import has_images
 from ..hf.image_prompts import encode, text_prompt
 from ..hf.prompts import Chat, read_prompt
+from ..measure.prompts import PromptLine, read_lines
+from ..methods.plain import Plain
 from ..policy import Fixed
-from ..runner import ModelRunner
 from ..schema import Many, checked, validate
 from ..system.files import parse_json, read_bytes, replacing, write_text
+from ..target import ModelRunner
 from ..verify import Coupled
 from .config import PrepareSection
 from .run_folder import check_same, read_if_there, understood

@@ -2,9 +2,9 @@
 
 The entry point of a distribution in the group `paceline.models` names a module with
 
-    FOLDER       a folder of heads, each in a folder of its own (see `heads.folder`): `--drafter head:NAME`
+    FOLDER       a folder of heads, each in a folder of its own (see `methods.heads.folder`): `--drafter head:NAME`
     DEFAULTS     optional: the name of the recommended head for each target, and the drafter of `paceline demo` with it
-    models()     optional: a function for each model's name that reads its `registry.ZooEntry`: `paceline pull NAME`
+    models()     optional: a function for each model's name that reads its `entry.ZooEntry`: `paceline pull NAME`
 """
 
 import logging
@@ -14,14 +14,12 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError
 from ..schema import meant
 from ..system.files import exists, read_object
-
-if TYPE_CHECKING:
-    from .registry import ZooEntry
+from .entry import ZooEntry
 
 _LOG = logging.getLogger("paceline")
 INSTALL = "`pip install paceline-zoo` brings the trained models (in a checkout: `pip install -e models`)"
@@ -51,7 +49,7 @@ def model_folders() -> list[Path]:
     return list(dict.fromkeys(Path(module.FOLDER).resolve() for module in distributions()))
 
 
-def packaged_models() -> "dict[str, Callable[[], ZooEntry]]":
+def packaged_models() -> dict[str, Callable[[], ZooEntry]]:
     """Every installed model other than heads, by name, with the function that reads it."""
     found: dict[str, Callable[[], ZooEntry]] = {}
     for module in reversed(distributions()):  # the first of two with one name counts
@@ -137,7 +135,7 @@ def head_method(name_or_path: str | Path) -> str:
     """The method in its config.json, or the architecture of a GGUF file. Raises `ConfigError` as `head_folder` does."""
     folder = head_folder(name_or_path)
     if folder.suffix == _GGUF:
-        from ..hf.gguf_file import read_gguf
+        from ..hf.gguf.file import read_gguf
 
         return read_gguf(folder).architecture
     config = read_object(folder / _CONFIG)
@@ -157,7 +155,7 @@ def published_head(name_or_path: str | Path) -> Path | None:
 
 
 def _published_method(config: dict[str, Any]) -> str:
-    """The method of a head that others published, whose config.json names none; `heads.exchange` checks it."""
+    """The method of a head that others published, whose config.json names none; `methods.heads.exchange` checks it."""
     if config.get("model_type") == "medusa" or "medusa_num_heads" in config:
         return "medusa"
     if "dflash_config" in config:

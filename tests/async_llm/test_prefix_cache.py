@@ -5,12 +5,12 @@ import torch
 
 from paceline import LLM, AsyncLLM, DraftModel, Eagle, PromptLookup, SamplingParams, SelfQuantized
 from paceline.attention.kv_cache import SlotCache
-from paceline.drafters import Space
 from paceline.errors import ConfigError
+from paceline.methods import Space
 from tests.adversaries import RandomTrees
 from tests.async_llm.common import LONG, answer, facts, idle, run, schedule, serve, tiny_llm, wrong
-from tests.drafters.heads import random_head
 from tests.lossless.drafters import small_draft
+from tests.methods.heads import random_head
 from tests.space.common import adapter
 from tests.vision.families import make_image, seeing, user
 

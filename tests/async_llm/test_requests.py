@@ -11,7 +11,7 @@ import pytest
 
 from paceline import LLM, AsyncLLM, PromptLookup, SamplingParams, async_llm
 from paceline.errors import CacheFull, ConfigError, EngineStopped, QueueFull
-from paceline.runner import ModelRunner
+from paceline.target import ModelRunner
 from tests.async_llm.common import CUMULATIVE, DELTA, FINAL_ONLY, LONG, TEXTS, answer, facts, idle, serve, tiny_llm
 from tests.helpers import all_free
 from tests.vision.families import make_image, seeing, user

@@ -7,8 +7,8 @@ from paceline.core.interfaces import Drafter
 from paceline.core.request import SamplingParams, Sequence
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
-from paceline.runner import LoadedModel, ModelRunner, SlotCache
-from paceline.runner import loaded as loaded_model
+from paceline.target import LoadedModel, ModelRunner, SlotCache
+from paceline.target import loaded as loaded_model
 from paceline.verify import Coupled
 from tests.helpers import admit, sequence
 from tests.helpers import runner as shared_runner

@@ -7,8 +7,8 @@ from paceline import LLM, SamplingParams
 from paceline.attention import kv_cache
 from paceline.attention.kv_cache import SlotCache
 from paceline.errors import CacheFull
-from paceline.runner import make_runner
-from paceline.runner.prefix_cache import PrefixCache
+from paceline.target import make_runner
+from paceline.target.prefix_cache import PrefixCache
 from tests.helpers import all_free, loaded
 
 PER_TOKEN = 2 * 2 * 2 * 8 * 4  # bytes of a token in the tiny model: keys and values of 2 layers, 2 heads of 8 floats

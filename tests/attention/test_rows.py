@@ -8,8 +8,8 @@ import torch
 from paceline import SamplingParams
 from paceline.attention.masks import PassLayout
 from paceline.errors import IncompatibleModels
-from paceline.runner import ModelRunner, SlotCache
-from paceline.runner.self_test import check
+from paceline.target import ModelRunner, SlotCache
+from paceline.target.self_test import check
 from tests.adversaries import LeastLikely, RandomTrees, Scripted, Window
 from tests.attention.common import (
     CACHE_MUTANTS,

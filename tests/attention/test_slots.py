@@ -12,7 +12,7 @@ from paceline.core.tree import TokenTree
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError, NumericsError
 from paceline.policy import Fixed
-from paceline.runner import ModelRunner
+from paceline.target import ModelRunner
 from paceline.verify import Coupled
 from tests.adversaries import Constant, RandomTrees
 from tests.attention.common import agree, held, prefilled

@@ -7,7 +7,8 @@ import torch
 
 from paceline.attention.states import StateStore
 from paceline.core.tree import TokenTree
-from paceline.runner import ModelRunner, model_runner
+from paceline.target import ModelRunner
+from paceline.target import runner as model_runner
 from tests.helpers import loaded, prompt
 from tests.tiny import tiny_model
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.eval.bench.conftest import model  # noqa: F401
-from tests.eval.conftest import known_bandwidth  # noqa: F401
+from tests.measure.bench.conftest import model  # noqa: F401
+from tests.measure.conftest import known_bandwidth  # noqa: F401
 
 SCRIPTS = Path(__file__).parents[2] / "bench"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.drafters.corpus_index import write_index
-from paceline.eval.run import BenchRun
 from paceline.hf.fingerprint import hash_vocabulary
 from paceline.hf.load import load_tokenizer
+from paceline.measure.run import BenchRun
+from paceline.methods.suffix.corpus import write_index
 
 SCRIPT = "methods"
 

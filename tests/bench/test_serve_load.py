@@ -46,7 +46,7 @@ def test_chats_are_new_unless_they_are_to_repeat(script):
 
 
 def script_questions():
-    from paceline.eval.suites import read_suite
+    from paceline.measure.suites import read_suite
 
     return read_suite("built-in")[:2]
 

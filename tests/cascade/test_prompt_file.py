@@ -8,7 +8,7 @@ from PIL import Image
 
 from paceline.cascade.measure import hash_contents
 from paceline.errors import ConfigError
-from paceline.eval.prompts import read_prompts
+from paceline.measure.prompts import read_prompts
 
 
 @pytest.fixture

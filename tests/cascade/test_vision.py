@@ -12,7 +12,7 @@ from paceline import LLM, Fixed, SamplingParams
 from paceline.cascade import Cascade, Reason, Signal, calibrate
 from paceline.cascade.calibration import ModelId
 from paceline.errors import IncompatibleModels
-from paceline.runner import wrap_model
+from paceline.target import wrap_model
 from tests.cascade.common import made_up
 from tests.vision.families import make, make_image, user
 

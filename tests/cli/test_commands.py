@@ -10,7 +10,7 @@ from typer.main import get_command
 from paceline import zoo
 from paceline.cli.app import app
 from paceline.cli.screen import Screen, duration
-from paceline.eval.distribution_test import distribution_test
+from paceline.measure.distribution_test import distribution_test
 from tests.cli.helpers import GENERATE, answer, paceline, refusal
 
 
@@ -126,7 +126,7 @@ def test_demo_for_people(model, tmp_path):
 
 
 def test_check_json(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.eval.check.distribution_test", partial(distribution_test, samples=200))
+    monkeypatch.setattr("paceline.measure.check.distribution_test", partial(distribution_test, samples=200))
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "w5 w9 w5"}\n{"turns": ["w8 w8"]}\n')
     got = answer("check", model, "--prompts", str(file), "--max-tokens", "12", "-d", "lookup")
@@ -144,7 +144,7 @@ def test_check_json(model, tmp_path, monkeypatch):
 
 def test_check_says_what_it_does_before_it_begins(model, monkeypatch):
     said = []
-    monkeypatch.setattr("paceline.eval.check.check", lambda *given, **options: said.append("began") or 1 / 0)
+    monkeypatch.setattr("paceline.measure.check.check", lambda *given, **options: said.append("began") or 1 / 0)
     monkeypatch.setattr("paceline.cli.screen.Screen.say", lambda screen, text: said.append(text))
     paceline("check", model, "--num-prompts", "2", "--max-tokens", "12")
     assert said[-1] == "began"
@@ -162,9 +162,9 @@ def test_without_a_terminal_stages_are_told_in_lines(capsys, monkeypatch):
 
 
 def test_check_fails_with_status_1(model, monkeypatch):
-    from paceline.eval.check import Verdict
+    from paceline.measure.check import Verdict
 
-    monkeypatch.setattr("paceline.eval.check.classify", lambda *given: (Verdict.BUG, "planted"))
+    monkeypatch.setattr("paceline.measure.check.classify", lambda *given: (Verdict.BUG, "planted"))
     options = ("--num-prompts", "1", "--max-tokens", "4", "--no-distribution-test", "-t", "0")
     got = answer("check", model, *options, code=1)
     assert got["verdicts"] == {"identical": 0, "near_tie": 0, "bug": 1}

@@ -8,9 +8,9 @@ from typer.main import get_command
 
 from paceline.cli.app import _suggest, app
 from paceline.cli.options import token_count
-from paceline.other_names import OPTIONS
+from paceline.integrations.other_names import OPTIONS
+from paceline.integrations.vllm_options import ENGINE, SERVER, as_flag
 from paceline.server import run
-from paceline.vllm_options import ENGINE, SERVER, as_flag
 from tests.cli.helpers import answer, paceline, refusal
 from tests.other_engines import CONSTRUCTOR, FURTHER, USUAL
 

@@ -19,8 +19,8 @@ from paceline import (
 )
 from paceline.config import SpecConfig, parse
 from paceline.core.request import SamplingParams, Sequence
-from paceline.drafters import Space
 from paceline.errors import ConfigError, LossyNotAllowed
+from paceline.methods import Space
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from paceline import LLM, Fixed, PromptLookup, SamplingParams
 from paceline.core.draft import Draft, Law
 from paceline.core.interfaces import Drafter
 from paceline.core.tree import TokenTree
-from paceline.drafters import Choose
 from paceline.errors import ConfigError, DraftError
+from paceline.methods import Choose
 from tests.adversaries import Constant
 from tests.helpers import REPEATING, VOCAB, all_free, loaded
 

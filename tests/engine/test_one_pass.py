@@ -14,7 +14,7 @@ from paceline.errors import NumericsError
 from paceline.policy import CostModel
 from paceline.policy.choice import DraftPlan
 from paceline.policy.seconds import RoundSeconds
-from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from paceline.target import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
 from tests.helpers import (
     REPEATING,

@@ -11,10 +11,10 @@ from examples.tiny_vlm.model import TowerShape, make_model, make_processor
 from examples.tiny_vlm.questions import KINDS, scene_suite
 from examples.tiny_vlm.scene import HELD_OUT
 from paceline.core.request import SamplingParams
-from paceline.drafters import PromptLookup
 from paceline.errors import ConfigError
-from paceline.eval.suites import read_suite
 from paceline.llm import LLM
+from paceline.measure.suites import read_suite
+from paceline.methods import PromptLookup
 from tests.examples.toy import write_language_model
 
 

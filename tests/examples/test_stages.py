@@ -16,7 +16,7 @@ from examples.tiny_vlm.scene import make_scene, render
 from examples.tiny_vlm.sft import SftTask, answer_logits, collate, scene_chats
 from examples.tiny_vlm.stages import VlmStages
 from paceline.errors import ConfigError
-from paceline.runner import load_model
+from paceline.target import load_model
 from paceline.train.log import Saved, Started, read_log
 from paceline.train.stages import Done
 from tests.examples.toy import config_of, write_easy_vqa, write_language_model
@@ -227,7 +227,7 @@ def test_a_stage_too_early_says_which_comes_first(stage, fix, base, tmp_path):
     ],
 )
 def test_a_run_is_refused_before_anything_is_written(words, named, base, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.train.recipes.models.available_memory", lambda: 1 << 26)
+    monkeypatch.setattr("paceline.train.models.available_memory", lambda: 1 << 26)
     split = [word.replace(":\t", ": ") for word in words.replace(": ", ":\t").split(" ")]
     with pytest.raises(ConfigError, match=named):
         list(VlmStages(config_of(base, tmp_path / "out", *split)).run("pretrain"))

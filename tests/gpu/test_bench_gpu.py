@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.runner import wrap_model
+from paceline.target import wrap_model
 from tests.tiny import tiny_model
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.py"

@@ -5,12 +5,12 @@ import torch
 
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
-from paceline.drafters import Eagle, Medusa
+from paceline.methods import Eagle, Medusa
 from paceline.quant.fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
 from paceline.quant.int4 import quantize_int4, to_int4
-from paceline.runner import ModelRunner, wrap_model
+from paceline.target import ModelRunner, wrap_model
 from tests.adversaries import RandomTrees
-from tests.drafters.heads import medusa, random_head
+from tests.methods.heads import medusa, random_head
 from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
 

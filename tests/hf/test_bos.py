@@ -9,12 +9,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from paceline import LLM
-from paceline.eval.prompts import PromptLine
 from paceline.hf.image_prompts import _tell, read_chat
 from paceline.hf.prompts import TemplatedChat
-from paceline.runner import make_runner, wrap_model
+from paceline.measure.prompts import PromptLine
+from paceline.target import make_runner, wrap_model
 from paceline.train.prepare import encode_line
-from tests.drafters.tokenizers_made import byte_level, sentencepiece
+from tests.methods.tokenizers_made import byte_level, sentencepiece
 from tests.server.helpers import server
 from tests.tiny import tiny_model
 from tests.vision.families import make, make_image

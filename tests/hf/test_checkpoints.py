@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from paceline.hf import load
-from paceline.runner import load_model, wrap_model
-from paceline.runner.load import with_weights
-from paceline.runner.self_test import tolerance
+from paceline.target import load_model, wrap_model
+from paceline.target.load import with_weights
+from paceline.target.self_test import tolerance
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 

@@ -12,7 +12,7 @@ from paceline.hf.described import DescribedModel, outlined
 from paceline.hf.fingerprint import fingerprint
 from paceline.hf.load import open_checkpoint
 from paceline.kernels import load
-from paceline.runner import load_model
+from paceline.target import load_model
 from tests.gguf_files import write_gguf
 from tests.helpers import tokenizer
 from tests.tiny import ARCHITECTURES, tiny_model

@@ -11,12 +11,12 @@ from gguf import GGUFReader, dequantize
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline import LLM, SamplingParams
-from paceline.drafters import PromptLookup
 from paceline.errors import ConfigError, IncompatibleModels, PacelineError
-from paceline.hf.gguf import FORMS, convert_gguf, open_gguf
-from paceline.hf.gguf_file import read_gguf
+from paceline.hf.gguf.file import read_gguf
+from paceline.hf.gguf.load import FORMS, convert_gguf, open_gguf
 from paceline.hf.image_prompts import encode
 from paceline.hf.load import load_tokenizer, open_checkpoint
+from paceline.methods import PromptLookup
 from tests.cli.helpers import answer, refusal
 from tests.gguf_files import TEMPLATE, TINY, gguf_tensors, vocabulary, write_gguf
 from tests.tiny import tiny_model

@@ -13,13 +13,13 @@ from paceline.core.tree import TokenTree
 from paceline.errors import IncompatibleModels, PacelineError
 from paceline.hf.describe import FORMS as NATIVE_FORMS
 from paceline.hf.fingerprint import fingerprint
-from paceline.hf.gguf import FORMS, open_gguf
+from paceline.hf.gguf.load import FORMS, open_gguf
 from paceline.hf.twin import in_float32, plain_twin
 from paceline.kernels import load
 from paceline.kernels.packing import unpack
 from paceline.quant.blocks import BlockEmbedding, BlockLinear, BlockWeights
 from paceline.quant.packed import PackedLinear
-from paceline.runner import ModelRunner, load_model
+from paceline.target import ModelRunner, load_model
 from tests.gguf_files import TINY, gguf_tensors, write_gguf
 from tests.kernels.test_passes import random_tree, rows
 from tests.tiny import tiny_model

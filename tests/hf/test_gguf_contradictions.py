@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError
-from paceline.hf.gguf import open_gguf
+from paceline.hf.gguf.load import open_gguf
 from paceline.hf.twin import plain_twin
 from paceline.kernels.library import BlockFormat
 from tests.gguf_files import vocabulary, write_gguf

@@ -14,8 +14,8 @@ import torch
 from bench.peers import PeerOptions, open_peer
 from bench.peers.isolated import IsolatedPeer
 from paceline import LLM, SamplingParams
-from paceline.hf.gguf import FORMS, open_gguf
-from paceline.hf.gguf_writer import write_gguf
+from paceline.hf.gguf.load import FORMS, open_gguf
+from paceline.hf.gguf.writer import write_gguf
 from paceline.zoo import resolve
 from tests.gguf_files import write_gguf as write_as_llama_cpp
 

@@ -9,8 +9,8 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
-from paceline.hf.gguf import open_gguf
-from paceline.hf.gguf_file import read_gguf
+from paceline.hf.gguf.file import read_gguf
+from paceline.hf.gguf.load import open_gguf
 from tests.gguf_files import vocabulary, write_gguf
 from tests.gguf_raw import UINT64, RawGGUF
 from tests.tiny import tiny_model

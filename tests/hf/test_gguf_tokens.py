@@ -10,8 +10,8 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from paceline.errors import ConfigError
-from paceline.hf.gguf_file import GGUFFile
-from paceline.hf.gguf_tokens import ends_of_answers, gguf_tokenizer
+from paceline.hf.gguf.file import GGUFFile
+from paceline.hf.gguf.tokens import ends_of_answers, gguf_tokenizer
 from tests.gguf_files import SPECIAL, vocabulary
 
 MERGES = ["Ġ Ġ", "h e", "l l"]

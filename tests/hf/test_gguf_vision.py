@@ -7,7 +7,7 @@ import torch
 
 from paceline import LLM, PromptLookup, SamplingParams
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.hf.gguf_vision import open_gguf_vision
+from paceline.hf.gguf.vision import open_gguf_vision
 from tests.cli.helpers import answer, refusal
 from tests.gguf_files import write_gguf
 from tests.gguf_mmproj import ARCHITECTURES, write_mmproj, write_pair

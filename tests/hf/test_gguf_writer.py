@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.hf.gguf import FORMS, open_gguf
-from paceline.hf.gguf_file import read_gguf
-from paceline.hf.gguf_writer import write_gguf
+from paceline.hf.gguf.file import read_gguf
+from paceline.hf.gguf.load import FORMS, open_gguf
+from paceline.hf.gguf.writer import write_gguf
 from paceline.hf.load import open_checkpoint
 from paceline.kernels import load
 from paceline.quant.blocks import BlockWeights

@@ -12,7 +12,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.hf.checkpoint import local_folder, wanted
 from paceline.hf.load import load_tokenizer
-from paceline.runner import load_model
+from paceline.target import load_model
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 

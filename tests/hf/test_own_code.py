@@ -9,7 +9,7 @@ import pytest
 
 from paceline import LLM
 from paceline.errors import ConfigError
-from paceline.runner import load_model
+from paceline.target import load_model
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 from tests.vision.families import make

@@ -7,10 +7,10 @@ import pytest
 import paceline.engine.request as front
 from paceline import LLM, Choose, DraftModel, PromptLookup, SamplingParams
 from paceline.core.vision import PromptImage
-from paceline.drafters import draft_vision
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, ConfigError
 from paceline.hf import image_prompts
+from paceline.methods.draft_model import vision as draft_vision
 from paceline.policy import Fixed
 from tests.vision.families import make_image, seeing, user
 

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from paceline.errors import ConfigError
 from paceline.hf import quantized
-from paceline.runner import load_model, wrap_model
-from paceline.runner.self_test import plain_reference
+from paceline.target import load_model, wrap_model
+from paceline.target.self_test import plain_reference
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 

@@ -5,8 +5,8 @@ import torch
 from transformers.utils import logging
 
 from paceline import LLM
-from paceline.hf.gguf import convert_gguf
-from paceline.train.recipes.models import plain_models
+from paceline.hf.gguf.load import convert_gguf
+from paceline.train.models import plain_models
 from tests.cli.helpers import save
 from tests.hf.test_gguf import written
 from tests.tiny import tiny_model

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from paceline.core.tree import TokenTree
-from paceline.drafters import SelfQuantized
 from paceline.kernels import load
 from paceline.kernels.packing import pack, unpack
+from paceline.methods import SelfQuantized
 from paceline.quant.blocks import BlockLinear
 from paceline.quant.int4 import to_int4
 from paceline.quant.int8 import to_int8
 from paceline.quant.linears import quantize_target
 from paceline.quant.packed import PackedLinear, PackedMatrix
-from paceline.runner import ModelRunner, wrap_model
+from paceline.target import ModelRunner, wrap_model
 from paceline.verify import Coupled
 from tests.kernels.test_passes import assert_same_cache, random_tree, rows
 from tests.tiny import tiny_model

@@ -20,12 +20,12 @@ from paceline.core.tree import TokenTree
 from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
 from paceline.kernels.library import BlockFormat
-from paceline.runner import ModelRunner, wrap_model
-from tests.drafters.test_draft_layer import projects_with_the_bits_of_fc, ranks_with_noise
+from paceline.target import ModelRunner, wrap_model
 from tests.kernels.test_bf12 import products_are_those_of_bfloat16
 from tests.kernels.test_blocks import has_products
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
+from tests.methods.test_draft_layer import projects_with_the_bits_of_fc, ranks_with_noise
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")

@@ -9,7 +9,7 @@ import torch
 from paceline.core.tree import TokenTree
 from paceline.hf.describe import FORMS
 from paceline.kernels import load
-from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from paceline.target import LoadedModel, ModelRunner, wrap_model
 from tests.tiny import ARCHITECTURES, tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")

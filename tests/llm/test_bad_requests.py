@@ -25,10 +25,10 @@ from paceline import (
     StructuredOutputsParams,
     Typical,
 )
-from paceline.drafters import Blockwise, Eagle, Medusa, Space
-from paceline.drafters.registry import keys_of, methods, spec_class
 from paceline.errors import CacheFull, ConfigError, NumericsError
-from paceline.other_names import INSTEAD
+from paceline.integrations.other_names import INSTEAD
+from paceline.methods import Blockwise, Eagle, Medusa, Space
+from paceline.methods.table import keys_of, methods, spec_class
 from paceline.schema import validate
 from tests.helpers import all_free, loaded, talking, tokenizer
 from tests.tiny import tiny_model

@@ -20,14 +20,15 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, custom_generate, hf_model
-from paceline.custom_generate import generate
+from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, hf_model
 from paceline.engine.scheduler import run
 from paceline.errors import ConfigError
-from paceline.runner import wrap_model
-from tests.drafters.test_vocabularies import twin_models
-from tests.drafters.tokenizers_made import byte_level, permuted
+from paceline.integrations import custom_generate
+from paceline.integrations.custom_generate import generate
+from paceline.target import wrap_model
 from tests.helpers import REPEATING, tokenizer
+from tests.methods.test_vocabularies import twin_models
+from tests.methods.tokenizers_made import byte_level, permuted
 from tests.tiny import tiny_model
 from tests.vision.families import make
 

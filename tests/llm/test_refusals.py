@@ -19,7 +19,7 @@ from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, DraftError, IncompatibleModels, LossyNotAllowed, NumericsError
-from paceline.runner import ModelRunner, wrap_model
+from paceline.target import ModelRunner, wrap_model
 from tests.adversaries import Adversary, chain
 from tests.helpers import REPEATING, all_free, loaded, tokenizer
 from tests.tiny import SMALL, tiny_model

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from paceline import hf_model
-from paceline.custom_generate import generate
 from paceline.errors import ConfigError
+from paceline.integrations.custom_generate import generate
 from tests.helpers import REPEATING, tokenizer
 from tests.llm.test_custom_generate import PADDED, at_20, favour
 from tests.tiny import tiny_model

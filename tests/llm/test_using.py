@@ -3,8 +3,8 @@
 import pytest
 
 from paceline import LLM, CostModel, Coupled, DraftModel, Fixed, PromptLookup, Ratio, SamplingParams, Suffix, Typical
-from paceline.drafters import Plain
 from paceline.errors import ConfigError, LossyNotAllowed
+from paceline.methods import Plain
 from tests.helpers import REPEATING, all_free, prompt
 from tests.lossless.drafters import small_draft
 from tests.tiny import tiny_model

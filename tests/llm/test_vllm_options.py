@@ -12,8 +12,8 @@ import pytest
 from paceline import LLM, AsyncLLM, Fixed, PromptLookup, SamplingParams
 from paceline.config import parse
 from paceline.errors import ConfigError
+from paceline.integrations.vllm_options import ENGINE, SERVER, Option, settle
 from paceline.schema import meant
-from paceline.vllm_options import ENGINE, SERVER, Option, settle
 from tests.helpers import REPEATING, loaded, tokenizer
 from tests.other_engines import CONSTRUCTOR, FURTHER, USUAL
 from tests.tiny import tiny_model

@@ -14,9 +14,9 @@ from paceline import (
     TokenRecycling,
 )
 from paceline.core.interfaces import Drafter
-from paceline.drafters import Space
-from paceline.runner import LoadedModel
-from paceline.runner.adapters import share_copy
+from paceline.methods import Space
+from paceline.target import LoadedModel
+from paceline.target.adapters import share_copy
 from tests.adversaries import Constant, Ending, LeastLikely, RandomTrees, Scripted, Sometimes, Wide, Window
 from tests.helpers import loaded
 from tests.space.common import adapter

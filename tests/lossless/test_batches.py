@@ -8,7 +8,7 @@ import pytest
 from paceline import DraftModel, PromptLookup, SamplingParams, SelfQuantized, Suffix, TokenRecycling
 from paceline.core.interfaces import Drafter
 from paceline.core.request import Sequence
-from paceline.drafters import Space
+from paceline.methods import Space
 from tests.adversaries import RandomTrees, Scripted, Sometimes
 from tests.helpers import NO_EOS, REPEATING, assert_identical, loaded, oracle, prompt, runner
 from tests.lossless.drafters import small_draft

@@ -5,7 +5,7 @@ import torch
 
 from paceline import SamplingParams
 from paceline.core.request import Sequence
-from paceline.runner import LoadedModel
+from paceline.target import LoadedModel
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner
 from tests.lossless.drafters import DRAFTERS, END
 from tests.tiny import ARCHITECTURES

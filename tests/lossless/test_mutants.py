@@ -7,7 +7,7 @@ from paceline import Coupled, SamplingParams
 from paceline.core.interfaces import Verifier
 from paceline.core.request import Sequence
 from paceline.engine import loop
-from paceline.runner import ModelRunner
+from paceline.target import ModelRunner
 from tests.adversaries import Ending, Scripted
 from tests.attention.common import CACHE_MUTANTS, LAYOUT_MUTANTS, NoWindow, with_cache, with_layout
 from tests.helpers import (

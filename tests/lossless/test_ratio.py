@@ -14,7 +14,7 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import Verifier
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
-from paceline.runner import LoadedModel, ModelRunner
+from paceline.target import LoadedModel, ModelRunner
 from tests.adversaries import RandomTrees, Wide
 from tests.helpers import changed, generate, loaded, sequence
 from tests.tiny import tiny_model

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline import LLM, Fixed, SamplingParams, SelfQuantized
 from paceline.errors import PacelineError
-from paceline.eval.prompts import EXAMPLES, user_prompt
+from paceline.measure.prompts import EXAMPLES, user_prompt
 from paceline.zoo import pull
 
 pytestmark = pytest.mark.slow  # the commands of the README, which are tested, decode with it too

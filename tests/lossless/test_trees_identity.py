@@ -9,13 +9,13 @@ import torch
 from paceline import Choose, PromptLookup, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget, DraftPolicy, Verifier
 from paceline.core.request import Sequence
-from paceline.drafters import DFlash, Eagle
 from paceline.errors import IncompatibleModels
-from paceline.heads.eagle import EagleConfig, EagleHead
-from paceline.runner import LoadedModel, ModelRunner, make_runner
-from tests.drafters.heads import random_head
+from paceline.methods import DFlash, Eagle
+from paceline.methods.eagle.head import EagleConfig, EagleHead
+from paceline.target import LoadedModel, ModelRunner, make_runner
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, memoryless, prompt, run, sequence
 from tests.lossless.test_identity import OPTIONS
+from tests.methods.heads import random_head
 
 ENDS = frozenset({2, 30, 31, 60})
 
@@ -90,7 +90,7 @@ def test_two_heads_on_one_target():
 
 
 def test_caches_that_grow(monkeypatch):
-    monkeypatch.setattr("paceline.drafters.eagle_pass.CHUNK", 16)
+    monkeypatch.setattr("paceline.methods.eagle.passes.CHUNK", 16)
     params = [SamplingParams(temperature=t, max_tokens=30) for t in (0.0, 0.8)]
     decode(Eagle(random_head(loaded(), 3)), params, ids=prompt(90))
 

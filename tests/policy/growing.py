@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.interfaces import DraftBudget
-from paceline.drafters import space, trees
+from paceline.methods.heads import trees
+from paceline.methods.space import drafter as space
 
 EASY = (0.92, 0.03, 0.01)
 FAIR = (0.55, 0.2, 0.08, 0.05, 0.03, 0.02)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.heads.int4_draft import from_planes, to_planes
+from paceline.methods.self_int4.head import from_planes, to_planes
 from paceline.quant.fake import FakeInt4Linear
 from paceline.quant.int4 import fitted_grid, int4_linear
 from tests.quant.helpers import dequantize_int4, round_to_bits

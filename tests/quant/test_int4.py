@@ -9,8 +9,8 @@ from paceline.errors import ConfigError, IncompatibleModels
 from paceline.quant.blocks import BlockLinear
 from paceline.quant.int4 import Int4Linear, quantize_int4, to_int4
 from paceline.quant.linears import quantize_linears
-from paceline.runner.adapters import share_copy
-from paceline.runner.torch_decoder import is_fused
+from paceline.target.adapters import share_copy
+from paceline.target.torch_decoder import is_fused
 from tests.helpers import REPEATING
 from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model

@@ -11,7 +11,7 @@ from paceline.quant import linears as linears_file
 from paceline.quant.blocks import BlockLinear
 from paceline.quant.int4 import quantize_int4, to_int4
 from paceline.quant.linears import quantize_linears, quantize_target
-from paceline.runner.adapters import share_copy
+from paceline.target.adapters import share_copy
 from tests.helpers import REPEATING
 from tests.quant.helpers import round_to_bits
 from tests.quant.test_int4 import linear

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.runner import LoadedModel, load_model
+from paceline.target import LoadedModel, load_model
 
 _READ: dict[str, LoadedModel] = {}
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import drafters, policy
+from paceline import methods as drafters
+from paceline import policy
 from paceline.core.interfaces import Drafter, DraftPolicy
-from paceline.drafters.registry import REGISTRY, keys_of, spec_class, table
+from paceline.methods.table import REGISTRY, keys_of, spec_class, table
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))

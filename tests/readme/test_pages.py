@@ -12,7 +12,7 @@ from typer.main import get_command
 import paceline
 from paceline.cli.app import app
 from paceline.errors import PacelineError
-from paceline.runner import LoadedModel
+from paceline.target import LoadedModel
 from paceline.train.stages import Stages, recipe_of
 from paceline.zoo import pull
 from tests.cascade.common import PROMPTS, large, made_up, small

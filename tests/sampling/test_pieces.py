@@ -12,8 +12,8 @@ from paceline.errors import PacelineError
 from paceline.sampling.detokenize import Detokenizer
 from paceline.sampling.pieces import Pieces
 from paceline.zoo import pull
-from tests.drafters.test_spelling import wordpiece
-from tests.drafters.tokenizers_made import TOKENIZERS
+from tests.methods.test_spelling import wordpiece
+from tests.methods.tokenizers_made import TOKENIZERS
 
 SAID = [
     "Say 😀! 👩‍👩‍👧‍👦 and 👍🏽.",

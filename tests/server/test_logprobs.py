@@ -10,7 +10,7 @@ from paceline import LLM, PromptLookup, SamplingParams
 from paceline.core.request import TokenLogprob
 from paceline.engine.request import with_texts
 from paceline.server.answers import by_text
-from tests.drafters.tokenizers_made import reader
+from tests.methods.tokenizers_made import reader
 from tests.server.helpers import events, server
 
 SAID = "true 😀! naïve 日本 fox"

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from paceline.core.tree import TokenTree
-from paceline.heads.space import SpaceAdapter, SpaceConfig
+from paceline.methods.space.adapter import SpaceAdapter, SpaceConfig
 from tests.helpers import VOCAB
 from tests.tiny import tiny_model
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from paceline import SamplingParams
 from paceline.core.interfaces import Drafter, DraftPolicy
 from paceline.core.tree import TokenTree
-from paceline.heads.space import SpaceAdapter, SpaceConfig
-from paceline.runner import LoadedModel, ModelRunner
+from paceline.methods.space.adapter import SpaceAdapter, SpaceConfig
+from paceline.target import LoadedModel, ModelRunner
 from tests.helpers import REPEATING, VOCAB, loaded, oracle, run, sequence
 from tests.space.common import adapter, decoder_layers
 from tests.tiny import tiny_model

@@ -14,10 +14,10 @@ from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.engine.contract import check_contract
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
-from paceline.heads.space import SpaceAdapter
-from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
-from paceline.runner.adapters import AdaptedLinear, share_copy
-from paceline.runner.load import with_weights
+from paceline.methods.space.adapter import SpaceAdapter
+from paceline.target import LoadedModel, ModelRunner, native, wrap_model
+from paceline.target.adapters import AdaptedLinear, share_copy
+from paceline.target.load import with_weights
 from tests.helpers import VOCAB, changed, on_torch, prompt, sequence
 from tests.space.common import LLAMA, adapter, hung_chain
 from tests.space.test_runner import read

@@ -7,16 +7,16 @@ from paceline import Choose, SamplingParams, SelfQuantized
 from paceline.attention.states import StateStore
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
-from paceline.drafters import Medusa, Space
-from paceline.drafters.eagle import Eagle
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads.parallel import MedusaConfig, MedusaHead
+from paceline.methods import Medusa, Space
+from paceline.methods.eagle.drafter import Eagle
+from paceline.methods.parallel.head import MedusaConfig, MedusaHead
 from paceline.policy import Fixed
-from paceline.runner import ModelRunner, make_runner, wrap_model
+from paceline.target import ModelRunner, make_runner, wrap_model
 from paceline.verify import Coupled
-from tests.heads.common import new_head
 from tests.helpers import REPEATING, VOCAB, Budgets, assert_identical, loaded, prompt, run, sequence
+from tests.methods.common import new_head
 from tests.space.common import adapter, hung
 from tests.space.foresight import KNOWN, SAMPLED, future, overfitted
 from tests.tiny import tiny_model

@@ -5,12 +5,13 @@ import torch
 
 from paceline import Plain, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.drafters import Medusa, Space, space
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads.folder import save_head
-from paceline.heads.parallel import MedusaConfig, MedusaHead
-from paceline.heads.space import SpaceAdapter, SpaceConfig
-from paceline.runner import ModelRunner
+from paceline.methods import Medusa, Space
+from paceline.methods.heads.folder import save_head
+from paceline.methods.parallel.head import MedusaConfig, MedusaHead
+from paceline.methods.space import drafter as space
+from paceline.methods.space.adapter import SpaceAdapter, SpaceConfig
+from paceline.target import ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, Budgets, loaded, memoryless, sequence
 from tests.space.common import adapter

@@ -7,10 +7,10 @@ import torch
 
 from paceline import SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.drafters import Space
 from paceline.errors import DraftError, NumericsError
-from paceline.heads.space import SpaceAdapter
-from paceline.runner import LoadedModel, ModelRunner, adapters, make_runner
+from paceline.methods import Space
+from paceline.methods.space.adapter import SpaceAdapter
+from paceline.target import LoadedModel, ModelRunner, adapters, make_runner
 from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, on_torch, oracle, prompt, result, run, sequence
 from tests.space.common import adapter
 from tests.tiny import tiny_model

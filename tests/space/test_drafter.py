@@ -12,10 +12,12 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.core.walk import Walk
-from paceline.drafters import Space, space, trees
 from paceline.engine.loop import SpeculativeDecoder
-from paceline.heads.space import SpaceAdapter
-from paceline.runner import ModelRunner
+from paceline.methods import Space
+from paceline.methods.heads import trees
+from paceline.methods.space import drafter as space
+from paceline.methods.space.adapter import SpaceAdapter
+from paceline.target import ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, Budgets, admit, loaded, prompt, run, sequence
 from tests.space.common import adapter

@@ -8,7 +8,7 @@ import torch
 
 from paceline import Coupled, SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.runner import LoadedModel, ModelRunner, make_runner, wrap_model
+from paceline.target import LoadedModel, ModelRunner, make_runner, wrap_model
 from tests.adversaries import Adversary, Nodes
 from tests.attention.common import held
 from tests.helpers import VOCAB, on_torch, oracle, prompt, result, run, sequence

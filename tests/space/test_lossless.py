@@ -4,10 +4,10 @@ import pytest
 
 from paceline import LLM, Choose, PromptLookup, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.drafters import Space
 from paceline.engine.loop import SpeculativeDecoder
+from paceline.methods import Space
 from paceline.policy import CostModel, Dynamic, Fixed
-from paceline.runner import ModelRunner, make_runner
+from paceline.target import ModelRunner, make_runner
 from paceline.verify import Coupled
 from tests.attention.common import CACHE_MUTANTS, GathersWithoutACopy, sound_after_every_round, with_cache
 from tests.helpers import (

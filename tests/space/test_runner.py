@@ -12,10 +12,10 @@ from transformers import DynamicCache
 from paceline.attention.masks import PassLayout
 from paceline.core.tree import TokenTree
 from paceline.errors import IncompatibleModels
-from paceline.heads.space import SpaceAdapter
 from paceline.hf.load import KV_CACHE
-from paceline.runner import LoadedModel, ModelRunner, adapters, wrap_model
-from paceline.runner.native import NativeDecoder
+from paceline.methods.space.adapter import SpaceAdapter
+from paceline.target import LoadedModel, ModelRunner, adapters, wrap_model
+from paceline.target.native import NativeDecoder
 from tests.attention.common import NoWindow, TreePlusOne, with_layout
 from tests.helpers import VOCAB, changed, on_torch, prompt
 from tests.space.common import adapter, decoder_layers, hung, hung_chain

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.runner import wrap_model
+from paceline.methods.eagle.recipe import EagleRecipe
+from paceline.target import wrap_model
 from paceline.train.config import RunConfig
 from paceline.train.data import Answers, online_states
-from paceline.train.recipes.eagle import EagleRecipe
 from tests.helpers import loaded
 from tests.tiny import tiny_model
 from tests.train.toy import LAYERS, write_answers

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.heads.dflash import DFlashConfig, DFlashHead
+from paceline.methods.dflash.head import DFlashConfig, DFlashHead
+from paceline.methods.dflash.recipe import DFlashLoss, DFlashRecipe
+from paceline.train import head_recipe as common
 from paceline.train.recipe import Batch
-from paceline.train.recipes import common
-from paceline.train.recipes.dflash import DFlashLoss, DFlashRecipe
-from tests.drafters.heads import block_of
+from tests.methods.heads import block_of
 
 E, V, VD, LAST = 8, 20, 12, 4
 PROMPT, LENGTH, SIZE = 3, 9, 4

@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.drafters.draft_model import DraftModel
 from paceline.errors import ConfigError
 from paceline.llm import LLM
-from paceline.runner import wrap_model
+from paceline.methods.draft_model import recipe as file
+from paceline.methods.draft_model.drafter import DraftModel
+from paceline.methods.draft_model.recipe import DistillLoss, DistillRecipe, fewer_layers
+from paceline.target import wrap_model
 from paceline.train.artefact import save_draft
 from paceline.train.losses import LOSSES
-from paceline.train.recipes import distill as file
-from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 from tests.train.test_space_recipe import TEXTS, batch_of

@@ -7,11 +7,11 @@ from safetensors.torch import load_file
 from paceline import LLM, SelfQuantized
 from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads.folder import head_info, load_head, read_record
+from paceline.methods.draft_model.recipe import DistillLoss, DistillRecipe, fewer_layers
+from paceline.methods.heads.folder import head_info, load_head, read_record
+from paceline.methods.self_int4.recipe import QatLoss, QatRecipe, QatShape, faked
 from paceline.train.config import TrainConfig, read_config
 from paceline.train.data import Answers
-from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
-from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
 from paceline.train.stages import Stages
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model

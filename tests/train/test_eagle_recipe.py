@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.heads.eagle import EagleConfig, EagleHead
-from paceline.heads.layers import attend_causally
+from paceline.methods.eagle.head import EagleConfig, EagleHead
+from paceline.methods.eagle.recipe import EagleLoss, EagleRecipe
+from paceline.methods.heads.layers import attend_causally
+from paceline.train import head_recipe as common
 from paceline.train.losses import LOSSES
 from paceline.train.recipe import Batch
-from paceline.train.recipes import common
-from paceline.train.recipes.eagle import EagleLoss, EagleRecipe
 
 E, V, VD, LAST = 8, 20, 12, 4
 PROMPT, LENGTH = 2, 6
@@ -202,7 +202,7 @@ def test_a_mutant_whose_later_steps_see_no_prefix_is_caught(monkeypatch):
 def test_a_mutant_whose_layers_share_their_keys_is_caught(monkeypatch):
     head, batch = head_of(3, num_hidden_layers=2), batch_of()
     one = partial(common.Unrolled, num_layers=1)
-    monkeypatch.setattr("paceline.train.recipes.eagle.Unrolled", lambda length, device, _: one(length, device))
+    monkeypatch.setattr("paceline.methods.eagle.recipe.Unrolled", lambda length, device, _: one(length, device))
     given = recipe_of(head, 2).loss(batch).total
     assert (given - loss_by_hand(head, batch, 2)).abs().item() > 1e-6
 

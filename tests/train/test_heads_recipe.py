@@ -5,16 +5,16 @@ import torch
 from torch import nn
 
 from paceline import SamplingParams
-from paceline.drafters.dflash import DFlash
-from paceline.drafters.eagle import Eagle
-from paceline.drafters.parallel_heads import Blockwise, Medusa
-from paceline.runner import ModelRunner
+from paceline.methods.dflash.drafter import DFlash
+from paceline.methods.dflash.recipe import DFlashLoss, DFlashRecipe
+from paceline.methods.eagle.drafter import Eagle
+from paceline.methods.eagle.recipe import EagleLoss, EagleRecipe
+from paceline.methods.parallel.drafter import Blockwise, Medusa
+from paceline.methods.parallel.recipe import ParallelLoss, ParallelRecipe
+from paceline.target import ModelRunner
 from paceline.train.recipe import Batch
-from paceline.train.recipes.dflash import DFlashLoss, DFlashRecipe
-from paceline.train.recipes.eagle import EagleLoss, EagleRecipe
-from paceline.train.recipes.parallel import ParallelLoss, ParallelRecipe
-from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, random_head
 from tests.helpers import loaded, oracle, prompt, run, sequence
+from tests.methods.heads import SOME, attached, blockwise, last_states, medusa, random_head
 from tests.tiny import tiny_model
 
 TEXTS = [(prompt(6, 1), prompt(9, 2)), (prompt(3, 3), prompt(5, 4))]

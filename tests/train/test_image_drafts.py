@@ -8,18 +8,18 @@ import torch
 from paceline import LLM, Fixed, Ratio, SamplingParams, SelfQuantized
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
-from paceline.drafters.draft_model import DraftModel
 from paceline.errors import ConfigError
-from paceline.eval.prompts import PromptLine
 from paceline.hf.halves import text_half
-from paceline.runner import ModelRunner, wrap_model
+from paceline.measure.prompts import PromptLine
+from paceline.methods.draft_model.drafter import DraftModel
+from paceline.methods.draft_model.recipe import DistillLoss, DistillRecipe, fewer_layers
+from paceline.methods.self_int4.recipe import QatLoss, QatRecipe, QatShape, faked
+from paceline.target import ModelRunner, wrap_model
+from paceline.train import images
+from paceline.train.images import BatchReader
 from paceline.train.losses import LOSSES
 from paceline.train.prepare import ImageChat, encode_line
 from paceline.train.recipe import Batch
-from paceline.train.recipes import images
-from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
-from paceline.train.recipes.images import BatchReader
-from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
 from tests.train.toy import descend
 from tests.vision.families import make, make_image
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from paceline import LLM, SamplingParams, SelfQuantized
-from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.eagle import Eagle
 from paceline.errors import ConfigError
-from paceline.heads.folder import read_record
-from paceline.runner import load_model
+from paceline.methods.draft_model.drafter import DraftModel
+from paceline.methods.eagle.drafter import Eagle
+from paceline.methods.heads.folder import read_record
+from paceline.target import load_model
 from paceline.train.config import read_config
 from paceline.train.data import Answers
 from paceline.train.prepare import read_answers

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
-from paceline.eval.prompts import PromptLine
+from paceline.measure.prompts import PromptLine
 from paceline.train.config import PrepareSection
 from paceline.train.prepare import TrainPrompt, ordered, prepare, read_answers
 from tests.helpers import NO_EOS, loaded, oracle, prompt, runner

@@ -11,11 +11,11 @@ from paceline import LLM, Fixed, Ratio, SamplingParams, SelfQuantized
 from paceline.core.interfaces import DraftBudget
 from paceline.errors import IncompatibleModels
 from paceline.hf.load import KV_CACHE
-from paceline.runner import wrap_model
-from paceline.runner.torch_decoder import is_fused
+from paceline.methods.self_int4.recipe import QatLoss, QatRecipe, QatShape, faked
+from paceline.target import wrap_model
+from paceline.target.torch_decoder import is_fused
 from paceline.train.losses import LOSSES
-from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
-from paceline.train.recipes.rounds import Rounds, rounds_of
+from paceline.train.rounds import Rounds, rounds_of
 from tests.helpers import NO_EOS, loaded, prompt, sequence
 from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model

@@ -9,13 +9,9 @@ from torch import nn
 from transformers import DynamicCache
 
 from paceline.errors import ConfigError
-from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.hf.load import KV_CACHE
-from paceline.runner import wrap_model
-from paceline.train.recipe import Batch
-from paceline.train.recipes.models import linears_of
-from paceline.train.recipes.rounds import Rounds
-from paceline.train.recipes.space import (
+from paceline.methods.space.adapter import SpaceAdapter, SpaceConfig
+from paceline.methods.space.recipe import (
     SpaceLoss,
     SpaceRecipe,
     mask_groups,
@@ -24,6 +20,10 @@ from paceline.train.recipes.space import (
     with_factors,
     without_factors,
 )
+from paceline.target import wrap_model
+from paceline.train.models import linears_of
+from paceline.train.recipe import Batch
+from paceline.train.rounds import Rounds
 from tests.helpers import prompt
 from tests.tiny import tiny_model
 from tests.train.toy import descend

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads.folder import head_info, load_head
-from paceline.heads.space import SpaceConfig
-from paceline.runner import load_model
+from paceline.methods.heads.folder import head_info, load_head
+from paceline.methods.space.adapter import SpaceConfig
+from paceline.methods.space.recipe import SpaceLoss, SpaceRecipe, whole, with_factors
+from paceline.target import load_model
 from paceline.train.config import TrainConfig, read_config
 from paceline.train.data import Answers
-from paceline.train.recipes.models import linears_of
-from paceline.train.recipes.space import SpaceLoss, SpaceRecipe, whole, with_factors
+from paceline.train.models import linears_of
 from paceline.train.stages import Stages
 from tests.cli.helpers import answer, save
 from tests.tiny import tiny_model

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from paceline.heads.space import SpaceConfig
 from paceline.hf.load import KV_CACHE
-from paceline.runner import ModelRunner, wrap_model
-from paceline.train.recipes.models import linears_of, windows_of
-from paceline.train.recipes.space import SpaceLoss, SpaceRecipe, mask_groups, with_factors
+from paceline.methods.space.adapter import SpaceConfig
+from paceline.methods.space.recipe import SpaceLoss, SpaceRecipe, mask_groups, with_factors
+from paceline.target import ModelRunner, wrap_model
+from paceline.train.models import linears_of, windows_of
 from tests.helpers import VOCAB, prompt
 from tests.space.common import hung
 from tests.tiny import tiny_model

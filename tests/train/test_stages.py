@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads.folder import head_info, load_head, read_record, save_head
-from paceline.runner import wrap_model
+from paceline.methods.heads.folder import head_info, load_head, read_record, save_head
+from paceline.target import wrap_model
 from paceline.train.artefact import without_folders
 from paceline.train.config import read_config
 from paceline.train.data import Answers
 from paceline.train.log import Started
 from paceline.train.stages import Done, Preparing, Stages
 from tests.cli.helpers import answer, paceline, refusal, save
-from tests.drafters.heads import random_head
+from tests.methods.heads import random_head
 from tests.tiny import tiny_model
 from tests.train.toy import finished
 

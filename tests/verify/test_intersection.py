@@ -9,7 +9,7 @@ import torch
 from enumeration import as_weights, exact, output_distribution
 from toy_distributions import random_distribution
 
-from paceline.drafters.chain import CommonTokens
+from paceline.methods.draft_model.chain import CommonTokens
 from paceline.verify.rejection import iid
 
 SIZE = 5

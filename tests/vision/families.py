@@ -24,7 +24,7 @@ from transformers import (
 
 from paceline.hf.chats import has_images
 from paceline.hf.processors import without_video
-from paceline.runner import LoadedModel, wrap_model
+from paceline.target import LoadedModel, wrap_model
 from tests.helpers import characters
 from tests.vision.table import FAMILIES, TEXT, Family
 

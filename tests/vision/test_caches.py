@@ -7,8 +7,9 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.hf.vision import BoundedCache, Vision
-from paceline.runner import model_runner, prefix_cache
-from paceline.runner.prefill import chunks
+from paceline.target import prefix_cache
+from paceline.target import runner as model_runner
+from paceline.target.prefill import chunks
 from tests.attention.common import held
 from tests.vision.families import make_image, seeing, user
 

@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized, TokenRecycling
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
-from paceline.eval.check import check
+from paceline.measure.check import check
 from paceline.quant.packed import PackedLinear
-from paceline.runner import load, load_model, wrap_model
-from paceline.runner.torch_decoder import FusedLayer
+from paceline.target import load, load_model, wrap_model
+from paceline.target.torch_decoder import FusedLayer
 from tests.oracle import autoregressive
 from tests.vision.contract import CHATS
 from tests.vision.families import make, make_image, plain_answer, save_made, seeing, user

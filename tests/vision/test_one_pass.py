@@ -5,7 +5,7 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.core.interfaces import DrafterInfo
 from paceline.policy import Fixed
-from paceline.runner import LoadedModel
+from paceline.target import LoadedModel
 from tests.adversaries import Scripted
 from tests.vision.families import make_image, plain_answer, seeing, user
 

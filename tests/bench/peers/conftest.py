@@ -1,3 +1,3 @@
 """Runs of the tiny model, for peers to take part in."""
 
-from tests.eval.bench.conftest import engine, measure, questions  # noqa: F401
+from tests.measure.bench.conftest import engine, measure, questions  # noqa: F401

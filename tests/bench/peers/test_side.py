@@ -7,8 +7,8 @@ import pytest
 from bench.peers.__main__ import main, parse
 from bench.peers.base import Peer, PeerAnswer, PeerFailed
 from bench.peers.side import PeerSide
-from paceline.eval.run import OPEN_PEERS, PLAIN
-from paceline.eval.summary import summarise
+from paceline.measure.run import OPEN_PEERS, PLAIN
+from paceline.measure.summary import summarise
 
 
 class Echo(Peer):

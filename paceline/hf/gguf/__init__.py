@@ -1,0 +1,1 @@
+"""Files of llama.cpp: GGUF, read and written."""

@@ -1,0 +1,144 @@
+"""The tensors of a GGUF file under their names in transformers."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, cast
+
+import torch
+from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from ...errors import ConfigError
+from ...kernels.library import BlockFormat
+from ...kernels.packing import Blocks
+from ...quant.packed import WeightArena
+from ...system.files import Progress
+from ..describe import head_dim_of
+from .config import FORMS, ROPE_FACTORS, not_understood
+from .file import GGUFFile, GGUFTensor
+
+_Part = Callable[[Tensor], Tensor]
+Shape: TypeAlias = tuple[int, ...]
+_EXPERTS = ".experts."
+
+
+def read_weights(
+    file: GGUFFile,
+    config: PretrainedConfig,
+    shapes: Mapping[str, Shape],
+    dtype: torch.dtype,
+    progress: Progress,
+    kept: Mapping[str, BlockFormat],
+) -> Iterator[tuple[str, Tensor | Blocks]]:
+    """Every tensor in `dtype`, or in blocks of the kept formats, with its name in transformers, one after another.
+
+    shapes: of all weights, by these names. Raises `ConfigError` for a tensor that has none.
+    """
+    form = FORMS[file.architecture]
+    places = places_of(file.architecture, config, shapes)
+    parts: dict[str, Tensor] = {}  # weights that the file has in several tensors
+    filled: Counter[str] = Counter()
+    arena = WeightArena()
+    for done, tensor in enumerate(file.tensors, start=1):
+        if tensor.name == ROPE_FACTORS:  # read by the config
+            continue
+        if tensor.name not in places:
+            not_understood(file, f"a tensor {tensor.name!r}", f"those of {file.architecture}")
+        name, part = places[tensor.name]
+        order = None
+        if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
+            order = rotary_order(tensor.shape[0], head_dim_of(config))
+        if len(tensor.shape) == 2 and tensor.kind.name in kept:
+            weight = _blocks(file, tensor, order, kept, arena)
+            is_finite = weight.is_finite
+        else:
+            minus = 1 if form.plus_one and tensor.name.endswith("norm.weight") else 0
+            weight = torch.cat([(rows - minus).to(dtype) for rows in file.values(tensor)]).view(tensor.shape)
+            weight = weight if order is None else weight[order]
+            is_finite = bool(weight.isfinite().all())
+        if not is_finite:
+            raise ConfigError(
+                f"the tensor {tensor.name!r} of {str(file.path)!r} holds other than finite numbers",
+                fix="fetch it again",
+            )
+        if part is None or isinstance(weight, Blocks):
+            yield name, weight
+        else:
+            whole = parts.setdefault(name, torch.empty(shapes[name], dtype=dtype))
+            target = part(whole)
+            if tuple(target.shape) != tensor.shape:
+                not_understood(file, f"{tensor.name!r} of shape {list(tensor.shape)}", f"{list(target.shape)}")
+            filled[name] += target.copy_(weight).numel()
+            if filled[name] == whole.numel():
+                yield name, parts.pop(name)
+        progress("convert", done, len(file.tensors))
+
+
+def places_of(architecture: str, config: Any, shapes: Mapping[str, Shape]) -> dict[str, tuple[str, _Part | None]]:
+    """Of each tensor that a file may have: its name in transformers, and what part of that one it is, None: all.
+
+    shapes: of the model's tensors. One that files have no place for is under "None".
+    """
+    (number,) = [number for number, name in MODEL_ARCH_NAMES.items() if name == architecture]
+    theirs = get_tensor_name_map(number, config.num_hidden_layers)
+    places: dict[str, tuple[str, _Part | None]] = {}
+    for name, shape in shapes.items():
+        stem, _, leaf = name.rpartition(".")
+        if _EXPERTS in name:
+            block = f"blk.{stem.split('.')[2]}"
+            places |= {f"{block}.{key}": (name, part) for key, part in _stacked(leaf, FORMS[architecture].mixed)}
+        elif (known := theirs.get_name(stem)) is not None:
+            places[f"{known}.{leaf}"] = name, _only if shape[0] == 1 else None
+        else:  # a parameter of its own
+            places[f"{theirs.get_name(name)}.weight"] = name, None
+    return places
+
+
+def _stacked(leaf: str, mixed: bool) -> list[tuple[str, _Part]]:
+    """The tensors that make up one of all experts: [experts, out, in], or the biases."""
+    ending = "bias" if leaf.endswith("_bias") else "weight"
+    turned = _turned if mixed and ending == "weight" else _whole
+    if leaf.startswith("down"):
+        return [(f"ffn_down_exps.{ending}", turned)]
+    if mixed:
+        halves = [lambda all, i=i: turned(all)[:, i::2] for i in (0, 1)]
+    else:
+        halves = [lambda all, i=i: turned(all).chunk(2, dim=1)[i] for i in (0, 1)]
+    return [(f"ffn_{side}_exps.{ending}", half) for side, half in zip(("gate", "up"), halves, strict=True)]
+
+
+def _only(one: Tensor) -> Tensor:
+    """The only row, which files hold as a vector."""
+    return one[0]
+
+
+def _whole(all: Tensor) -> Tensor:
+    return all
+
+
+def _turned(all: Tensor) -> Tensor:
+    return all.transpose(1, 2)
+
+
+def rotary_order(rows: int, head_dim: int) -> Tensor:
+    """Where a file has the rows of q and k, int64 [rows].
+
+    Of one head with head_dim 6, the rows hold dimensions
+
+        GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
+    """
+    return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()
+
+
+def _blocks(
+    file: GGUFFile, tensor: GGUFTensor, order: Tensor | None, kept: Mapping[str, BlockFormat], arena: WeightArena
+) -> Blocks:
+    """A matrix as it is in the file, its rows in this order."""
+    rows = None if order is None else order.numpy()
+
+    def read(some: slice) -> Tensor:
+        data = file.bytes_of(tensor)  # mapped for this piece, after which its pages are given back
+        return torch.from_numpy(data[some] if rows is None else data[rows[some]])
+
+    return Blocks.of(kept[tensor.kind.name], cast("Any", tensor.shape), read, arena.room)

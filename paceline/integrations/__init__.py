@@ -1,0 +1,1 @@
+"""Other libraries: their names and options, and Paceline inside them."""

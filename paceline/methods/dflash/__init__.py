@@ -1,0 +1,1 @@
+"""DFlash: a few layers that draft a block in one pass."""

@@ -1,0 +1,125 @@
+"""Training of DFlash heads: blocks of masks at random places of a text, all in one pass.
+
+    text      x_0   x_1   x_2   x_3   x_4   x_5        states f_0 .. f_4
+    block     anchor 2, of four rows:  x_2  mask  mask  mask      reads f_0, f_1 and its own rows
+    labels                              -   x_3   x_4   x_5       the distributions head(f_2), head(f_3), head(f_4)
+
+Row k of a block counts decay^(k - 1) (the paper: exp(-(k - 1) / 7) for blocks of 16).
+"""
+
+from typing import Annotated, Any, ClassVar, final
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ...errors import ConfigError
+from ...schema import checked
+from ...target import LoadedModel
+from ...train.config import AtLeast1, Few, Seed, Several
+from ...train.data import Answers
+from ...train.head_recipe import Decay, HeadRecipe, TokenLoss, head_sizes, layer_sizes, mask_token, state_samples
+from ...train.recipe import Batch, Losses, Plan
+from .head import DFlashConfig, attending
+
+
+@checked
+class DFlashShape:
+    """Shape of a DFlash head; None: the target's.
+
+    states: those that it reads; empty: five, evenly from the second to the last but two. block_size: one more than it
+    drafts in a pass. mask_token_id: None: the padding token, or else the end of text. window: of `DFlashConfig`.
+    """
+
+    draft_vocab_size: AtLeast1 = 8192
+    states: Several[Annotated[int, Field(ge=0)]] = ()
+    num_hidden_layers: Few = 5
+    intermediate_size: AtLeast1 | None = None
+    num_attention_heads: Few | None = None
+    num_key_value_heads: Few | None = None
+    qk_norm: bool = True
+    block_size: Annotated[int, Field(ge=2, le=256)] = 16
+    mask_token_id: Annotated[int, Field(ge=0)] | None = None
+    window: AtLeast1 | None = None
+    seed: Seed = 0
+
+
+@checked
+class DFlashLoss:
+    """How a head is trained. name: see `losses` and `TokenLoss`. anchors: blocks in each text, at random places."""
+
+    name: TokenLoss = "ce"
+    decay: Decay = 0.87
+    anchors: AtLeast1 = 32
+
+
+@final
+class DFlashRecipe(HeadRecipe):
+    """Train a `DFlashHead` that is attached to its target."""
+
+    KINDS: ClassVar = {"dflash": (DFlashShape, DFlashLoss)}
+
+    @classmethod
+    def configure(cls, plan: Plan) -> DFlashConfig:
+        shape, layers = plan.shape, plan.target.num_layers
+        sizes = head_sizes(plan)
+        evenly = torch.linspace(min(2, layers), max(layers - 2, 1), 5).round().int().tolist()
+        sizes["states"] = shape.states or tuple(sorted({*evenly}))
+        if max(sizes["states"]) > layers:
+            got = list(sizes["states"])
+            raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
+        return DFlashConfig(
+            **sizes, **layer_sizes(plan), num_hidden_layers=shape.num_hidden_layers, qk_norm=shape.qk_norm,
+            block_size=shape.block_size, window=shape.window, mask_token_id=mask_token(plan),
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
+        """A fresh head takes the target's final norm; `fc` reads every channel of the states at one size."""
+        norm: Any = getattr(target.model.base_model, "norm", None)
+        if is_fresh and isinstance(norm, nn.Module):
+            self.head.norm.weight.copy_(norm.weight)
+        self.scale_inputs(self.head.fc.weight, [state_samples(target, answers, self.head.config.states)], is_fresh)
+
+    def loss(self, batch: Batch) -> Losses:
+        """Mean over the rows of all blocks, weighted by their place in the block."""
+        head, (rows, length), size = self.head, batch.token_ids.shape, self.head.config.block_size
+        columns = torch.arange(length, device=batch.token_ids.device)
+        anchors, is_anchor = self._anchors(batch)
+        count = anchors.shape[1]
+        labels = self.labels(batch, is_anchor)
+        states = torch.cat([batch.states[layer] for layer in head.config.states], -1)
+        context = head.context(states, columns.expand(rows, -1))
+        block = torch.arange(count, device=columns.device).repeat_interleave(size)
+        own = (block[:, None] == block).expand(rows, -1, -1)  # [B, A * size, A * size]
+        before = columns < anchors.repeat_interleave(size, 1)[..., None]  # [B, A * size, T]
+        seen = torch.cat([before, own], -1)[:, None]
+        tokens = head.block(batch.token_ids.gather(1, anchors).flatten()).view(rows, -1)
+        positions = (anchors[..., None] + torch.arange(size, device=columns.device)).view(rows, -1)
+        hidden = head(tokens, positions, attending(context, seen)).view(rows, count, size, -1)
+        parts, agreement = dict[str, Tensor](), list[Tensor]()
+        total = head.logits(hidden[:, :0, 0]).sum()  # zero, and part of the graph where nothing is supervised
+        for row in range(1, size):
+            columns_of = labels.columns(row)
+            drafted = hidden[:, :, row][columns_of.gather(1, anchors)]  # anchors ascend: in the order of the columns
+            distance, right = labels.compare(head.logits(drafted), columns_of, row)
+            agreement.append(right)
+            if len(drafted):
+                total = total + self.settings.decay ** (row - 1) * distance
+                parts[f"loss{row - 1}"] = distance.detach()
+        return Losses(total, parts, torch.stack(agreement))
+
+    def _anchors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Columns before supervised tokens, ascending [B, A], and a mask of them [B, T]: at random, or evenly in eval.
+
+        Rows with fewer end with columns that are not in the mask.
+        """
+        can = batch.is_answer.roll(-1, 1)
+        can[:, 0] = can[:, -1] = False  # the first column has no state before it
+        count = min(self.settings.anchors, can.shape[1])
+        nth = can.cumsum(1) - 1
+        evenly = -((nth * 0.6180339887) % 1.0)  # the golden ratio spreads any number of them
+        chance = torch.rand(can.shape, device=can.device) if self.head.training else 1 + evenly
+        chosen = chance.masked_fill(~can, -1.0).topk(count, 1).indices
+        anchors = chosen.sort(1).values
+        return anchors, can & torch.zeros_like(can).scatter(1, anchors, value=True)

@@ -1,0 +1,1 @@
+"""Draft models: a smaller model, of the same tokenizer or another one."""

@@ -1,0 +1,203 @@
+"""Drafts chains with a model, for the draft model, Ouroboros and the quantised self-draft."""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ...core.draft import Draft, Law
+from ...core.interfaces import DraftBudget, InnerDecoder
+from ...core.request import SamplingParams, Sequence
+from ...core.tree import TokenTree
+from ...errors import NumericsError
+from ...sampling.draft_sampler import DraftSampler, confidence
+from ...sampling.scores import before_banned
+from ...target import ModelRunner
+from ..heads.trees import padded_confidences, up_to_end
+from ..ngram_pool import add_branches
+
+
+class CommonTokens:
+    """The tokens that both a target and a draft have. draft_ids: from the target's id to the draft's."""
+
+    def __init__(self, draft_ids: Mapping[int, int], device: torch.device):
+        self.draft_ids = draft_ids
+        self._target = torch.tensor([*draft_ids], device=device)
+        self._draft = torch.tensor([*draft_ids.values()], device=device)
+
+    def spread(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """The draft's logits [B, Vd] as logits over the target's vocabulary [B, V]; -inf for all other tokens."""
+        spread = logits.new_full((len(logits), vocab_size), -torch.inf)
+        return spread.index_copy_(1, self._target, logits.index_select(1, self._draft))
+
+
+@dataclass(eq=False)
+class _Row:
+    """The unfinished chain of one sequence.
+
+    feed: the input of the next pass, in the draft's tokens.
+    children: the nodes of that pass that belong to phrases, by parent and target token.
+    path: the nodes of that pass that are text or drafted; the logits of the last one give the next token.
+    is_open: whether more tokens may be drafted.
+    """
+
+    seq: Sequence
+    budget: DraftBudget
+    feed: list[int]
+    tokens: list[int] = field(default_factory=list[int])
+    confidences: list[float] = field(default_factory=list[float])
+    probs: list[Tensor] = field(default_factory=list[Tensor])
+    children: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    path: list[int] = field(default_factory=list[int])
+    is_open: bool = True
+
+    def append(self, token: int, confidence: float | None, q: Tensor | None) -> bool:
+        """Append a drafted token. Returns whether a phrase has it too, so that the pass also gives the next token.
+
+        token: -1 where the model gave no distribution, which ends the draft.
+        """
+        if token < 0:
+            self.is_open = False
+            return False
+        self.tokens.append(token)
+        if confidence is not None:
+            self.confidences.append(confidence)
+        if q is not None:
+            self.probs.append(q)
+        should_continue = self.budget.should_continue
+        if len(self.tokens) >= self.budget.depth or self.seq.would_end(token, len(self.tokens)):
+            self.is_open = False
+        elif should_continue is not None:
+            self.is_open = should_continue(self.confidences)
+        child = self.children.get((self.path[-1], token)) if self.is_open else None
+        if child is not None:
+            self.path.append(child)
+        return child is not None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """Drafts chains with a model.
+
+    vocab_size: that of the target, whose tokens are drafted.
+    common: the common tokens, if the runner has another vocabulary.
+    phrases: returns phrases that may follow a target token. A pass verifies them after its last token, so that it can
+        yield several tokens: the draft is the same as without phrases, in fewer passes.
+    decoder: decodes with the runner and a drafter for it, to the same effect; None: there is no such drafter.
+    """
+
+    runner: ModelRunner
+    sampler: DraftSampler
+    vocab_size: int
+    source: str
+    common: CommonTokens | None = None
+    phrases: Callable[[int], Seq[Seq[int]]] | None = None
+    decoder: InnerDecoder | None = None
+
+    def logits(self, own: Tensor) -> Tensor:
+        """The runner's logits [B, V'] as logits over the target's vocabulary [B, V]; -inf for tokens that it lacks."""
+        if self.common is not None:
+            return self.common.spread(own, self.vocab_size)
+        missing = self.vocab_size - own.shape[-1]
+        if missing <= 0:
+            return own[..., : self.vocab_size]
+        return torch.nn.functional.pad(own, (0, missing), value=float("-inf"))
+
+    def draft_id(self, token: int) -> int:
+        return token if self.common is None else self.common.draft_ids[token]
+
+    def draft(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]) -> Draft:
+        """Draft up to `budgets[b].depth` tokens for each row; the runner's cache keeps them.
+
+        A row ends with a token that would end the answer, or after which `should_continue` of its budget returns False.
+        All drafted tokens but the last are cached at the end, so a fully accepted draft leaves two uncached tokens.
+
+        uncached_tokens: for each row the text that the runner has not cached, in its own tokens; the last is the root.
+
+            uncached r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
+            phrase r x1 x2 y                       [r-1 r x1 x2 y] -> x1, x2, x3
+        """
+        if self.decoder is not None:
+            return self._decode(self.decoder, seqs, budgets, uncached_tokens)
+        runner = self.runner
+        rows = [_Row(seq, budget, [*ids]) for seq, budget, ids in zip(seqs, budgets, uncached_tokens, strict=True)]
+        needs_confidence = any(budget.should_continue is not None for budget in budgets)
+        active = [row for row in rows if row.budget.depth > 0 and row.feed]
+        while active:
+            slots = [row.seq.slot for row in active]
+            ids, parents = zip(*[self._next_pass(row) for row in active], strict=True)
+            logits = runner.forward(slots, TokenTree.from_lists(ids, parents, runner.loaded.device))
+            pending = [*range(len(active))]  # rows whose last node has not been sampled from
+            while pending:
+                here = [active[i] for i in pending]
+                where = torch.tensor([pending, [row.path[-1] for row in here]], device=logits.device)
+                own = self.logits(logits[where[0], where[1]])
+                tokens, q = self.sampler.sample(own, [row.seq for row in here], [len(row.tokens) for row in here])
+                found = confidence(own, tokens.clamp(min=0)).tolist() if needs_confidence else [None] * len(here)
+                laws = [None] * len(here) if q is None else [*q]
+                drawn = zip(pending, tokens.tolist(), found, laws, strict=True)
+                pending = [i for i, token, sure, law in drawn if active[i].append(token, sure, law)]
+            runner.commit(slots, [row.path[1:] for row in active])
+            active = [row for row in active if row.is_open]
+            for row in active:
+                row.feed = [self.draft_id(row.tokens[-1])]
+        tree = TokenTree.chain([[row.seq.token_ids[-1], *row.tokens] for row in rows])
+        confidences = None
+        if needs_confidence:
+            confidences = padded_confidences([row.confidences for row in rows], tree.num_nodes)
+        if not any(row.probs for row in rows):
+            return Draft(tree, source=self.source, confidence=confidences)
+        first = next(row.probs for row in rows if row.probs)[0]
+        q = first.new_zeros(len(seqs), tree.num_nodes, self.vocab_size)
+        for b, row in enumerate(rows):
+            if row.probs:
+                q[b, : len(row.probs)] = torch.stack(row.probs)
+        return Draft(tree, Law.IID, q, self.source, confidence=confidences)
+
+    def _decode(
+        self, decoder: InnerDecoder, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached: Seq[Seq[int]]
+    ) -> Draft:
+        """`draft` where each chain is a short answer of the decoder. It is a point mass, without confidences.
+
+        Coupled, its tokens have the noise of their positions, as those of `DraftSampler` have; else they are greedy.
+        """
+        runner, answers = self.runner, dict[int, Sequence]()
+        for row, (seq, budget, feed) in enumerate(zip(seqs, budgets, uncached, strict=True)):
+            if budget.depth > 0 and feed:
+                asked = seq.params
+                params = SamplingParams(
+                    temperature=asked.temperature if self.sampler.coupled else 0.0, top_k=asked.top_k,
+                    top_p=asked.top_p, min_p=asked.min_p, max_tokens=budget.depth, ignore_eos=asked.ignore_eos,
+                )  # fmt: skip
+                text = [token if token < runner.vocab_size else 0 for token in seq.token_ids]
+                decoder.drafter.release([seq.slot])  # it may have read tokens that were rejected since
+                answers[row] = answer = Sequence(text, params, seq.seed, seq.eos_ids, 1 << 62, slot=seq.slot)
+                if runner.can_fuse_prefill:
+                    answer.has_deferred_tokens = len(feed) > 1
+                else:
+                    runner.extend_cache(seq.slot, feed[:-1])
+        while active := [one for one in answers.values() if not one.is_finished and one.error is None]:
+            decoder.step(active)
+            for answer in active:
+                if answer.error is not None and not isinstance(answer.error, NumericsError):  # that one ends the draft
+                    raise answer.error
+        banned, drafted = self.sampler.banned_token_ids, [list[int]() for _ in seqs]
+        for row, answer in answers.items():
+            drafted[row] = up_to_end(seqs[row], before_banned(answer.output_ids, banned))
+        tree = TokenTree.chain([[seq.token_ids[-1], *tokens] for seq, tokens in zip(seqs, drafted, strict=True)])
+        return Draft(tree, source=self.source)
+
+    def _next_pass(self, row: _Row) -> tuple[list[int], list[int]]:
+        """The tokens and parents of a row's next pass: its feed, then phrases."""
+        count, done = len(row.feed), len(row.tokens)
+        ids, parents, row.path = [*row.feed], [*range(-1, count - 1)], [*range(count)]
+        if self.phrases is not None:
+            phrases = self.phrases(row.tokens[-1] if done else row.seq.token_ids[-1])
+            length = row.budget.depth - done - 1  # the last token of a draft is not fed
+            row.children = add_branches(ids, parents, phrases, row.seq, done + 1, length, 1 << 30)
+            ids[count:] = map(self.draft_id, ids[count:])
+        return ids, parents

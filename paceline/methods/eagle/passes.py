@@ -1,0 +1,123 @@
+"""An EAGLE head attached to its target, with a cache of its own. Each level of a tree is one pass.
+
+The keys and values of the last layer do not need the rest of that layer. So most pairs (f_t, x_{t+1}) that were emitted
+since the last round stop there; the last few go through all layers:
+
+    pairs      n .. T-10        T-9 .. T-2                              (T tokens, n pairs cached before)
+    computed   keys, values     all layers, logits for x_T of the last
+"""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from ...core.interfaces import TargetView
+from ..heads.draft_layer import LayerPass, Level, NativeLayer, TorchLayer, head_cache, runs_natively
+from ..heads.top_tokens import Best
+from .head import EagleHead
+
+CHUNK = 512
+"""Pairs cached at once."""
+
+FEW = 8  # pairs at the end that go through all layers
+
+
+@final
+class EaglePass:
+    """A head attached to its target (see `attach_head`); gives the results of `forward` over all pairs of each path."""
+
+    def __init__(self, head: EagleHead, target: TargetView):
+        self.head = head
+        self.is_native = runs_natively(target.loaded)
+        pairs = head.config.version != 3
+        self._layer = NativeLayer(head, head.fc, pairs) if self.is_native else TorchLayer(head)
+        self._device = target.loaded.device
+        self._mask_hidden = getattr(head, "mask_hidden", torch.empty(0))
+        self._mask_token_id = torch.tensor([head.config.mask_token_id or 0], device=self._device)
+        self.cache = head_cache(target, head.config)
+
+    def extend_cache(
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+        most: int = 0,
+        noise: Tensor | None = None,
+        masks: int = 0,
+    ) -> Level:
+        """Cache the pairs that each slot lacks, at least one. Returns the level of the last pairs, [B, 1, ...].
+
+        tokens: x_{n+1} .. x_{T-1} of each row.
+        states: f_n .. f_{T-2} of each row, [P, len(states) E].
+        most, noise: how many of the largest logits to find, and what is added to them before, [B, Vd].
+        masks: how many of P-EAGLE's mask pairs follow, without being cached; the level is then [B, 1 + masks, ...].
+        """
+        device = self._device
+        ids, rows = list[Tensor](), list[Tensor]()
+        for slot, row, known in zip(slots, tokens, states, strict=True):
+            begin, own = 0, torch.tensor(row, device=device)
+            while len(row) - begin > FEW:
+                end = min(begin + CHUNK, len(row) - 1)
+                self._pass([slot], own[None, begin:end], known[None, begin:end], kv_only=True)
+                self.cache.lengths[slot] += end - begin
+                begin = end
+            ids.append(own[begin:])
+            rows.append(known[begin:])
+        counts, ends = [len(row) for row in ids], 1 + masks
+        if masks:
+            token, hidden = self._mask_token_id.expand(masks), self._mask_hidden.to(rows[0].dtype).expand(masks, -1)
+            ids = [torch.cat([row, token]) for row in ids]
+            rows = [torch.cat([row, hidden]) for row in rows]
+        width, ragged = max(counts) + masks, min(counts) < max(counts)
+        head_rows = width if ragged else ends
+        level = self._pass(slots, _side_by_side(ids), _side_by_side(rows), head_rows=head_rows, top=most, noise=noise)
+        for slot, count in zip(slots, counts, strict=True):
+            self.cache.lengths[slot] += count
+        self._slots, self._parents = list(slots), torch.empty(len(slots), 0, dtype=torch.long)
+        self._newest = -1  # number of the first node of the newest level
+        if not ragged:
+            return Level(level.hidden[:, -ends:], level.logits, level.best)
+        last = torch.tensor(counts) - 1 + torch.arange(len(slots)) * width
+        return _picked(level, (last[:, None] + torch.arange(ends)).to(device))
+
+    def step(
+        self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0, noise: Tensor | None = None
+    ) -> Level:
+        """The next level of the trees, with nodes [B, F].
+
+        hidden: h of the level before, [B, G, E].
+        parents: the row of `hidden` that belongs to the parent of each node, [B, F].
+        most, noise: how many of the largest logits to find, and what is added to them before, [B, Vd].
+        """
+        before, device = self._parents.shape[1], hidden.device
+        rows = hidden[torch.arange(len(hidden))[:, None].to(device), parents.to(device)]
+        above = parents + self._newest if before else torch.full_like(parents, -1)
+        self._parents, self._newest = torch.cat([self._parents, above], 1), before
+        more = {"parents": self._parents, "head_rows": tokens.shape[1], "top": most, "noise": noise}
+        return self._pass(self._slots, tokens.to(device), rows, before, **more)
+
+    def _pass(self, slots: Sequence[int], ids: Tensor, states: Tensor, old: int = 0, **more: Any) -> Level:
+        """One pass over pairs of tokens [B, N] and states, after the columns that the slots have cached.
+
+        states: those of the target [B, N, len(states) E] or, with `parents`, the head's own [B, N, E].
+        more: further fields of `LayerPass`.
+        """
+        cache = self.cache
+        starts = [cache.lengths[slot] for slot in slots]
+        cache.ensure(max(starts) + old + ids.shape[1])
+        of_target = "parents" not in more
+        return self._layer(LayerPass(cache.keys, cache.values, slots, starts, ids, states, of_target, old=old, **more))
+
+
+def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
+    """[B, longest, ...], shorter rows padded with zeros."""
+    return rows[0][None] if len(rows) == 1 else nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+def _picked(level: Level, places: Tensor) -> Level:
+    """Only the rows with these indices [B, M] into the flattened batch."""
+    pick = lambda t: t.flatten(0, 1)[places]  # noqa: E731
+    best = None if level.best is None else Best(pick(level.best.columns), pick(level.best.logps))
+    return Level(pick(level.hidden), pick(level.logits), best)

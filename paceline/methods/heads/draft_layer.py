@@ -1,0 +1,259 @@
+"""Runs the decoder layers, final norm and output layer of a draft head on a cache of its own: natively, or in torch.
+
+Each level of a tree is one pass. Its rows are the nodes of the level; the `old` nodes of the levels above are in the
+cache already, after the committed columns.
+
+    columns   0 .. s - 1 | s .. s + old - 1 | s + old .. s + old + N - 1       s: `starts` of the row
+    hold      committed  | levels above     | this level
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...attention.kv_cache import SlotCache
+from ...attention.masks import visible
+from ...core.interfaces import ModelFacts, TargetView
+from ...core.tree import ancestors
+from ...kernels import load
+from ...kernels.library import FORMATS, Layer, Matrix, Model, Norm, Pass, Pointers, address, library, run
+from ...quant.blocks import BlockLinear
+from ...quant.int8 import fits_int8, to_int8
+from ...quant.packed import PackedLinear, pack_linears
+from ..eagle.head import EagleHead
+from .layers import LayersConfig
+from .parts import Output
+from .top_tokens import Best
+
+Packed = PackedLinear | BlockLinear
+"""A linear layer for the native kernels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """The results of a pass.
+
+    hidden: the hidden states [B, N, E].
+    logits: the logits over the draft vocabulary of the last M rows, [B, M, Vd].
+    best: the largest of these logits, if they were requested and the native library found them.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+    best: Best | None = None
+
+    def at(self, rows: slice) -> "Level":
+        """Some of its rows that have logits, [B, M, ...]."""
+        pick = lambda t: t[:, t.shape[1] - self.logits.shape[1] :][:, rows]  # noqa: E731
+        best = None if self.best is None else Best(*map(pick, self.best))
+        return Level(pick(self.hidden), pick(self.logits), best)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPass:
+    """One pass over tokens [B, N] and states of some slots of a cache.
+
+    keys, values: the cache of each layer [slots, H, capacity, d], in the dtype of the weights.
+    slots, starts: the slot of each row of the batch, and how many columns it has committed.
+    ids: the tokens [B, N].
+    states: the head's own hidden states [B, N, E], or with `of_target` the target's [B, N, S]; None: it reads tokens.
+    parents: the parents of all nodes of the trees [B, old + N] on the CPU, -1: the last committed column. None: chains.
+    old: the number of nodes of the levels above.
+    head_rows: the number of last rows that get logits.
+    top: how many of the largest logits to find, if this layer can.
+    noise: what is added to the logits before, float32 [B, Vd]; `Level.logits` are without it.
+    kv_only: whether only the keys and values are needed.
+    is_block: whether every row sees all rows, as in DFlash.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    slots: Sequence[int]
+    starts: Sequence[int]
+    ids: Tensor
+    states: Tensor | None
+    of_target: bool = False
+    parents: Tensor | None = None
+    old: int = 0
+    head_rows: int = 0
+    top: int = 0
+    noise: Tensor | None = None
+    kv_only: bool = False
+    is_block: bool = False
+
+
+def head_cache(target: TargetView, config: LayersConfig) -> SlotCache:
+    """An empty cache for the layers of a head, with the slots of the target; in its dtype, on its device."""
+    count, loaded = config.num_hidden_layers, target.loaded
+    cache = SlotCache(target.num_slots, target.max_length, count)
+    cache.tensors([config.num_key_value_heads] * count, [config.head_dim] * count, loaded.dtype, loaded.device)
+    return cache
+
+
+def runs_natively(target: ModelFacts) -> bool:
+    """Whether the layers of a head for this target run in the native library."""
+    return target.device.type == "cpu" and target.dtype in FORMATS and library() is not None
+
+
+class NativeLayer:
+    """Runs the layers of an attached head in the native library; their linear layers are packed.
+
+    project: what makes the rows that the first layer reads, in every pass with `pairs` (of a token's embedding and a
+        state), and otherwise of the target's states; None: that layer reads embeddings.
+    context: a norm in the place of each layer's first; then all layers only make keys and values of the same rows.
+    """
+
+    def __init__(self, head: Any, project: nn.Module | None, pairs: bool, context: nn.RMSNorm | None = None):
+        self.pointers, self._head, config = Pointers(), head, head.config
+        output = self._matrix(head.lm_head if head.owns_rows else head.output)
+        self.vocabulary, self._pairs, self._context = config.draft_vocab_size, pairs, context
+        layers, table = [self._made(layer) for layer in head.layers], head.embeddings.detach().contiguous()
+        norms = (self._norm(getattr(head, name, None)) for name in ("norm", "enorm", "hnorm"))
+        self._model = Model(
+            (Layer * len(layers))(*layers), output, Matrix() if project is None else self._matrix(project), *norms,
+            embeddings=self.pointers.tensor(table), embedding_format=FORMATS[table.dtype], vocabulary=len(table),
+            num_layers=len(layers), hidden=config.hidden_size, embedding_scale=1.0, logit_scale=1.0,
+            projects_pairs=pairs,
+        )  # fmt: skip
+        self._max_length, self._cos, self._sin = 0, 0, 0  # of the tables by position
+
+    def __call__(self, given: LayerPass) -> Level:
+        """Raises `MemoryError`."""
+        batch, nodes = given.ids.shape
+        self._extend_tables(max(given.starts) + given.old + nodes)
+        pointers = Pointers()
+        one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys[0].shape[2])
+        one.kv_only = self._context is not None
+        self._model.cache_format = FORMATS[given.keys[0].dtype]
+        one.max_position, one.cos, one.sin = self._max_length - 1, self._cos, self._sin
+        if given.states is not None:
+            rows = self._head.normed(given.states) if given.of_target else given.states
+            if given.of_target or self._pairs:
+                one.inputs, one.input_format = pointers.tensor(rows.contiguous()), FORMATS[rows.dtype]
+            else:
+                one.rows = pointers.floats(rows)
+        one.ids, one.parents = pointers.tensor(given.ids.contiguous()), address(given.parents)
+        if given.is_block:
+            ends = torch.tensor(given.starts, dtype=torch.int32)[:, None] + nodes
+            one.block_ends = pointers.tensor(ends.expand(-1, nodes).contiguous())
+        one.starts, one.slots = pointers.integers(given.starts), pointers.integers(given.slots)
+        one.keys, one.values = pointers.tensors(given.keys), pointers.tensors(given.values)
+        hidden = torch.empty(0 if given.kv_only else (batch, nodes, self._model.hidden))
+        logits = torch.empty(batch, given.head_rows, self.vocabulary)
+        best = None
+        if not given.kv_only:
+            one.last_hidden = address(hidden)
+        if given.head_rows:
+            one.head_rows, one.logits = given.head_rows, address(logits)
+        if given.head_rows and given.top:
+            size = batch, given.head_rows, min(given.top, self.vocabulary)
+            best = Best(torch.empty(size, dtype=torch.int32), torch.empty(size))
+            one.top, one.top_ids, one.top_logps = size[2], address(best.columns), address(best.logps)
+            one.noise = address(given.noise)
+        run(self._model, one)
+        if getattr(self._head.config, "norm_output", False) and not given.kv_only:
+            hidden = self._head.norm(hidden)
+        return Level(hidden, logits, best)
+
+    def _made(self, layer: Any) -> Layer:
+        config, made = self._head.config, Layer()
+        for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
+            for name in names:
+                setattr(made, name, self._matrix(getattr(module, f"{name}_proj")))
+        d = config.head_dim
+        made.heads, made.kv_heads, made.head_dim = config.num_attention_heads, config.num_key_value_heads, d
+        made.rotary_dim, made.scale, made.residual = d, d**-0.5, 1.0
+        norms = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
+        made.input, made.before_mlp = map(self._norm, norms)
+        if self._context is not None:
+            made.input = self._norm(self._context)
+        made.hidden_norm = self._norm(getattr(layer, "hidden_norm", None))
+        if config.qk_norm:
+            made.q_norm, made.k_norm = self._norm(layer.self_attn.q_norm), self._norm(layer.self_attn.k_norm)
+        made.norm_before_residual = getattr(config, "norm_before_residual", False)
+        return made
+
+    def _extend_tables(self, length: int) -> None:
+        """Make the tables of cosines and sines [P, d] hold at least all positions below `length`."""
+        if length > self._max_length:
+            most, held = 2 * length + 512, Pointers()
+            tables = self._head.rotation(torch.arange(most)[None])
+            cos, sin = (held.tensors([table[0, 0].contiguous()]) for table in tables)
+            self._max_length, self._tables, self._cos, self._sin = most, held, cos, sin  # together, should memory end
+
+    def _matrix(self, linear: nn.Module) -> Any:
+        assert isinstance(linear, Packed)
+        matrix = linear.matrix
+        assert matrix is not None
+        self.pointers.append(matrix)
+        return matrix.struct
+
+    def _norm(self, norm: nn.RMSNorm | None) -> Norm:
+        if norm is None:
+            return Norm()
+        assert norm.eps is not None
+        return Norm(weight=self.pointers.floats(norm.weight), eps=norm.eps, kind=1)
+
+
+class TorchLayer:
+    """Runs the head itself in torch, for other devices and dtypes."""
+
+    def __init__(self, head: EagleHead):
+        self._head = head
+
+    def __call__(self, given: LayerPass) -> Level:
+        """As `NativeLayer`, but without the largest logits."""
+        device, count = given.keys[0].device, given.ids.shape[1]
+        caches = iter(zip(given.keys, given.values, strict=True))  # of each layer
+        begin = torch.tensor(given.starts)
+        positions, seen = _positions_and_mask(begin, given.parents, given.old, count)
+        where, mask = torch.tensor(given.slots, device=device), seen.to(device)[:, None]
+        columns = (begin[:, None] + given.old + torch.arange(count)).to(device)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            # Finite: an overflow in a dropped row must not reach later ones as 0 * NaN.
+            keys, values = next(caches)
+            keys[where[:, None], :, columns] = torch.nan_to_num(key).transpose(1, 2)
+            values[where[:, None], :, columns] = torch.nan_to_num(value).transpose(1, 2)
+            cached = [tensor[where, :, : seen.shape[-1]] for tensor in (keys, values)]
+            return nn.functional.scaled_dot_product_attention(query, *cached, attn_mask=mask, enable_gqa=True)
+
+        assert given.states is not None
+        states = self._head.begin(given.states) if given.of_target else given.states
+        hidden = self._head(given.ids, states, positions.to(device), attend)
+        return Level(hidden, self._head.logits(hidden[:, count - given.head_rows :]))
+
+
+def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:
+    """Positions [B, N] of the `count` newest nodes, and the attention mask [B, N, S] over the columns."""
+    total = old + count
+    chains = torch.ones(len(starts), total, total, dtype=torch.bool).tril()
+    mask = (chains if parents is None else ancestors(parents))[:, old:]
+    return starts[:, None] + mask.sum(-1) - 1, visible(starts, mask, int(starts.max()) + total)
+
+
+def pack_head(head: nn.Module) -> None:
+    """Pack the linear layers of an attached head, the target's output rows included, and make its norms float32.
+
+    Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/results.md, "Heads in INT8").
+    The portable kernels, which convert every code, would take twice the time.
+    """
+    output = getattr(head, "output", None)
+    if isinstance(output, Output) and len(output.rows):
+        head.set_submodule("output", linear_of(output.rows))
+    for module in head.modules():
+        if isinstance(module, nn.RMSNorm):
+            module.float()
+    has_16_bits = any(module.weight.dtype.itemsize == 2 for module in head.modules() if isinstance(module, nn.Linear))
+    rounds = has_16_bits and load().isa != "portable"
+    pack_linears(head, lambda one, place: (to_int8 if rounds and fits_int8(one) else PackedLinear)(one, place))
+
+
+def linear_of(weight: Tensor) -> nn.Linear:
+    """A linear layer that holds these weights [out, in]."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    return made

@@ -1,0 +1,59 @@
+"""Loads trained heads, checks that they fit a target, and attaches them to it."""
+
+import copy
+from os import PathLike
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from ...core.interfaces import ModelFacts, TargetView
+from ...errors import ConfigError
+from ..space.adapter import SpaceAdapter
+from .draft_layer import pack_head, runs_natively
+from .folder import load_head
+from .parts import DraftHead, check_sizes
+
+_H = TypeVar("_H", bound=nn.Module)
+_F = TypeVar("_F", bound=DraftHead)
+
+
+def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelFacts, **sizes: object) -> _H:
+    """Read a head from a folder, or take a module. sizes: attributes that its config must have.
+
+    Raises `ConfigError` for a head of another kind, `IncompatibleModels` for one of another target's sizes.
+    """
+    made = head if isinstance(head, nn.Module) else load_head(head, target)
+    if not isinstance(made, kind):
+        raise ConfigError("the head is for another method", got=type(made).__name__, expected=kind.__name__)
+    what = f"this {kind.__name__} does not fit {target.name}: it was made for another target"
+    fix = "train a head for this target, or load the target it was trained for"
+    check_sizes(what, {name: getattr(made.config, name) for name in sizes}, sizes, fix)
+    return made
+
+
+def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: TargetView, **sizes: object) -> _F:
+    """A copy of a head in the target's dtype and on its device, attached to it. sizes: as in `read_head`.
+
+    If native kernels run it, its linear layers are packed and everything else is float32. Raises as `read_head`.
+    """
+    loaded = target.loaded
+    made = copy.deepcopy(read_head(head, kind, loaded, vocab_size=loaded.vocab_size, **sizes))
+    made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
+    rows = loaded.embeddings if made.owns_rows else loaded.output_rows()
+    made.attach(loaded.embeddings, rows.to(loaded.device, loaded.dtype))
+    if runs_natively(loaded):
+        pack_head(made)
+    return made
+
+
+def row_dtype(target: TargetView) -> torch.dtype:
+    """The input dtype of an attached head."""
+    return torch.float32 if runs_natively(target.loaded) else target.loaded.dtype
+
+
+def read_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView) -> SpaceAdapter:
+    """Read a SPACE adapter that the target can attach. Raises as `read_head`."""
+    loaded = target.loaded
+    shape = {"hidden_size": loaded.hidden_size, "num_layers": loaded.num_layers, "vocab_size": loaded.vocab_size}
+    return read_head(adapter, SpaceAdapter, loaded, **shape)

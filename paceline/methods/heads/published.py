@@ -1,0 +1,196 @@
+"""What the layouts of other projects (`eagle_layouts`, `medusa_layouts`) share, for reading and for writing."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ...core.interfaces import ModelFacts
+from ...errors import ConfigError, IncompatibleModels, NotExportable
+from ...hf.checkpoint import refused, weight_files
+from ...hf.settings import check_settings
+from ...system.files import read_object
+from .parts import filled
+
+WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+"""Where published heads keep their tensors, the safe format first."""
+
+CONTEXT = 131072  # where the target is not loaded: rotary tables reach as far, and engines cut to the target's
+_M = TypeVar("_M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What is known of the target of a head: a published config.json often leaves it out.
+
+    name: what an engine is to serve. architectures: as the target's config.json has them; empty where it is not
+    loaded. context: the most tokens of a sequence. lm_head, embeddings: its tables [V, E], if loaded.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    architectures: tuple[str, ...] = ()
+    context: int | None = None
+    lm_head: Tensor | None = None
+    embeddings: Tensor | None = None
+
+
+def facts_of(loaded: ModelFacts, name: str = "") -> TargetFacts:
+    """The facts of a loaded target. name: what an engine is to serve; default: its own."""
+    model = loaded.model
+    return TargetFacts(
+        name or loaded.name,
+        loaded.num_layers,
+        loaded.hidden_size,
+        loaded.vocab_size,
+        tuple(getattr(model.config, "architectures", None) or (type(model).__name__,)),
+        loaded.context,
+        getattr(model.get_output_embeddings(), "weight", None),
+        loaded.embeddings,
+    )
+
+
+@dataclass
+class Published:
+    """A published head. Readers change names and tensors until they are ours. folder: or the GGUF file."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def name(self) -> str:
+        """Of its config.json or metadata, in errors."""
+        return f"{'metadata' if self.folder.is_file() else 'config.json'} of the head at {str(self.folder)!r}"
+
+    def build(self, kind: Callable[..., _M], config: object, draft_ids: Tensor) -> _M:
+        """Our module of this configuration from all tensors, in the narrowest dtype that holds them.
+
+        draft_ids: target id of each draft token, in the file's order: output rows are sorted by them. Raises
+        `ConfigError` as `filled` does.
+        """
+        order = torch.argsort(draft_ids)
+        state = {name: one[order] if name.startswith("lm_head") else one for name, one in self.tensors.items()}
+        module = filled(kind, config, {**state, "draft_ids": draft_ids[order]}, self.folder)
+        # Files mix halves with output rows in float32.
+        return module.to(reduce(torch.promote_types, {one.dtype for one in module.parameters()}))
+
+
+def renamed(tensors: Mapping[str, Tensor], new_name: Callable[[str], str], place: Path) -> dict[str, Tensor]:
+    """Tensors under other names. Raises `ConfigError` for two of one name."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if (new := new_name(name)) in found:
+            raise ConfigError(f"{str(place)!r} holds a tensor twice", got=f"{name} and another name of {new}")
+        found[new] = tensor
+    return found
+
+
+def lacks(published: Published, module: str, what: str, expected: str) -> IncompatibleModels:
+    """The error for a head with a feature that our module does not have."""
+    what_of = f"the head at {str(published.folder)!r} has what Paceline's {module} module lacks"
+    fix = None if published.folder.is_file() else "remove from its config.json what changes no number"
+    return IncompatibleModels(what_of, got=what, expected=expected, fix=fix)
+
+
+def is_copy(table: Tensor, target: Tensor | None) -> bool:
+    """True if a table of the head is the target's. Heads are stored in half precisions: a copy differs by rounding."""
+    if target is None or table.shape != target.shape:
+        return False
+    return torch.allclose(table.float(), target.to(table.device).float(), rtol=2**-7, atol=1e-6)
+
+
+def open_published(folder: Path) -> Published:
+    """Config and tensors of a published head. Raises `ConfigError` for files that are not there or cannot be read."""
+    config = read_object(folder / "config.json")
+    check_settings(f"config.json of the head at {str(folder)!r}", config)
+    for name in WEIGHT_FILES:
+        if files := weight_files(folder, name):
+            tensors: dict[str, Tensor] = {}
+            for file in files:
+                part = read_tensors(file)
+                if again := part.keys() & tensors.keys():
+                    raise ConfigError(f"two files of {str(folder)!r} hold a tensor of the same name", got=min(again))
+                tensors |= part
+            return Published(folder, config, tensors)
+    raise ConfigError(
+        f"no weights at {str(folder)!r}", got=", ".join(sorted(path.name for path in folder.iterdir())),
+        expected="one of " + ", ".join(WEIGHT_FILES),
+    )  # fmt: skip
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a pickle that holds nothing else. Raises `ConfigError`.
+
+    EAGLE-3's repository calls the first layer of a head `midlayer`, where others count layers; so does this.
+    """
+    return renamed(_tensors(file), lambda name: name.replace("midlayer.", "layers.0."), file)
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        with refused(f"{str(file)!r} cannot be read", fix="fetch it again"):
+            return load_file(file)
+    what, fix = f"{str(file)!r} is cut off, or holds more than tensors", "convert it to safetensors where it is trusted"
+    with refused(what, "a dict of tensors", fix):
+        # Pickles of others run code when they are opened; this reads tensors and nothing else.
+        loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
+        if not all(isinstance(value, Tensor) for value in loaded.values()):
+            raise ConfigError(what, got="values of other kinds", expected="a dict of tensors", fix=fix)
+        return {str(key): value for key, value in loaded.items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A folder to be written: config.json, the tensors of model.safetensors, other files, and how it is served.
+
+    For llama.cpp, config is the metadata of a file that also holds the tensors.
+
+    serve: the command; {target} and {folder} stand for their places. notes: what the engine does otherwise than
+    Paceline, one sentence each. ids: an index written as a file of its own, by file name.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    serve: str
+    notes: tuple[str, ...] = ()
+    ids: Mapping[str, list[int]] = field(default_factory=dict[str, list[int]])
+
+
+def refuse_if(has: bool, engine: str, what: str, fix: str | None = None) -> None:
+    """Raise `NotExportable` for a head with a feature that an engine's layout cannot hold."""
+    if has:
+        raise NotExportable(f"{engine} cannot hold this head", got=what, fix=fix)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """The tensor as it is written: in bfloat16 where that loses nothing, as for every head trained here."""
+    tensor = tensor.detach().cpu()
+    half = tensor.to(torch.bfloat16)
+    return (half if torch.equal(half.to(tensor.dtype), tensor) else tensor).clone().contiguous()
+
+
+def stored_weights(head: nn.Module) -> dict[str, Tensor]:
+    """Every tensor of the head but `draft_ids`, as it is written."""
+    return {name: stored(one) for name, one in head.state_dict().items() if name != "draft_ids"}
+
+
+def target_rows(engine: str, facts: TargetFacts, draft_ids: Tensor) -> Tensor:
+    """The target's output rows of the draft vocabulary, as they are written. Raises `NotExportable` without them."""
+    rows = facts.lm_head
+    refuse_if(rows is None, engine, "a head that stores only which of the target's output rows it uses", "name --model")
+    assert rows is not None
+    return stored(rows[draft_ids.to(rows.device)])
+
+
+def vllm_command(method: str, num_tokens: int) -> str:
+    """How vLLM serves the folder."""
+    spec = f'{{"method": "{method}", "model": "{{folder}}", "num_speculative_tokens": {num_tokens}}}'
+    return f"vllm serve {{target}} --speculative-config '{spec}'"

@@ -1,0 +1,1 @@
+"""Medusa and blockwise decoding: a head for each position ahead."""

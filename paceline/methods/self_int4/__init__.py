@@ -1,0 +1,1 @@
+"""The target's own layers in a few bits as its draft."""

@@ -1,0 +1,138 @@
+"""The target drafts for itself with its own linear layers in INT4.
+
+No second model: embeddings, norms and the KV cache are the target's (the shared cache of QSpec, arXiv 2410.11305). The
+draft writes its keys and values past the committed length, where verification overwrites all of them.
+Its weights are the target's rounded to the nearest, or trained ones (`paceline train qat`).
+"""
+
+import os
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
+
+from pydantic import Field
+
+from ...core.draft import Draft
+from ...core.interfaces import DraftBudget, Drafter, ModelFacts, TargetView, Verifier
+from ...core.request import Sequence
+from ...errors import ConfigError
+from ...quant.linears import LmHead, QuantReport, quantize_head, quantize_linears
+from ...sampling.draft_sampler import DraftSampler
+from ...schema import checked, checked_call
+from ...target import ModelRunner
+from ...target.adapters import put_int4
+from ...zoo.packaged import head_folder
+from ..draft_model.chain import Chains
+from ..draft_model.drafter import llama_cpp_draft
+from ..heads.folder import load_head
+from ..table import DrafterSpec
+from .head import Int4Draft
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@final
+class SelfQuantized(Drafter):
+    """INT4 self-draft.
+
+    group_size: how many weights share a scale (32, 64, 128 or 256); smaller groups draft better and need a little more
+        memory.
+    lm_head: `"int4"`, or `"shared"` for the target's own.
+    bits: 3 and 2 round further, and take less memory and time with native kernels; few such drafts are accepted.
+    weights: a folder of trained weights, or an `Int4Draft`, which have their own bits and group size. Raises
+        `IncompatibleModels` for a folder that was trained for another target.
+    """
+
+    name: ClassVar[str] = "self-int4"
+
+    @checked_call
+    def __init__(
+        self,
+        group_size: int = 32,
+        lm_head: LmHead = "int4",
+        bits: int = 4,
+        weights: str | os.PathLike[str] | Int4Draft | None = None,
+    ):
+        self.group_size, self.bits, self.weights = group_size, bits, weights
+        self.lm_head: LmHead = lm_head
+        self.report: QuantReport | None = None
+
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
+        """Quantise a copy of the target's linear layers; everything else is shared with it."""
+        self._runner: ModelRunner = target.sharing_cache(lambda model: self._quantize(model, target.loaded))
+        sampler = DraftSampler(verifier.exact, target.banned_token_ids)
+        self._chains = Chains(self._runner, sampler, target.vocab_size, self.name)
+
+    def seconds(self) -> Mapping[str, tuple[float, float]]:
+        """A pass of the draft over one token; there is no prefill."""
+        token = self._runner.pass_seconds(1)
+        return {self.name: (token, token)}
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """Draft after the committed columns and roll back; verification overwrites the drafted columns."""
+        with self._runner.tentative([seq.slot for seq in seqs]):
+            return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])
+
+    def _quantize(self, model: "PreTrainedModel", target: ModelFacts) -> None:
+        """The output head is never trained; beside trained weights it is rounded to 4 bits if `lm_head` allows."""
+        weights = self.weights
+        if weights is None:
+            self.report = quantize_linears(model, self.group_size, self.lm_head, self.bits)
+            return
+        draft = weights if isinstance(weights, Int4Draft) else load_head(weights, target)
+        if not isinstance(draft, Int4Draft):
+            raise ConfigError(
+                f"{str(weights)!r} has no weights of a self-draft", got=type(draft).__name__,
+                expected="a folder that `paceline train qat` wrote",
+            )  # fmt: skip
+        made = put_int4(model, draft)
+        self.report = QuantReport(len(made), 0, sum(layer.num_bytes for layer in made))
+        if self.lm_head != "shared":
+            self.report = quantize_head(model, draft.config.group_size, self.report)
+
+
+@checked
+class SelfInt4Spec(DrafterSpec):
+    """Options of `SelfQuantized`.
+
+    model: a folder of trained weights, which have their own bits and group size.
+    """
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    group_size: Literal[32, 64, 128, 256] | None = None
+    lm_head: LmHead = "int4"
+    bits: Literal[4, 3, 2] | None = None
+    method = "self_int4"
+    label = "self-int4"
+    tokens = 4
+
+    def __post_init__(self) -> None:
+        given = [key for key in ("group_size", "bits") if getattr(self, key) is not None]
+        if self.model is None:
+            object.__setattr__(self, "group_size", self.group_size or 32)
+            object.__setattr__(self, "bits", self.bits or 4)
+        elif given:
+            raise ConfigError(f"trained weights have their own {' and '.join(given)}", fix="leave it out, or the model")
+
+    @property
+    def name(self) -> str:
+        return f"self-int{self.bits}" if self.model is None else f"self-int4:{self.model}"
+
+    def as_dict(self) -> dict[str, object]:
+        given = super().as_dict()
+        return given if self.model is None else {key: given[key] for key in ("model", "lm_head")}
+
+    def build(self) -> SelfQuantized:
+        folder = None if self.model is None else str(head_folder(self.model))
+        return SelfQuantized(self.group_size or 32, self.lm_head, self.bits or 4, folder)
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """A second copy in llama.cpp."""
+        none = f"no INT{self.bits or 4} self-draft"
+        copy = f"{none}: this loads a second copy with a cache of its own"
+        return {
+            "vLLM": ("", f"{none}; an INT4 checkpoint as its draft is a second copy"),
+            "SGLang": ("", none),
+            "llama.cpp": llama_cpp_draft("model-Q4_0.gguf", tokens, copy),
+        }

@@ -1,0 +1,1 @@
+"""SPACE: mask tokens in the target's own pass."""

@@ -1,0 +1,315 @@
+"""Attaches SPACE adapters and trained INT4 drafts to a model, by replacing linear layers of its module tree.
+
+The mask tokens of SPACE have embeddings of their own, and low-rank factors at linear layers that act on them only:
+
+    tokens of a pass      r   a   b   V   V+1  V   V+1      V: size of the vocabulary; mask j is token V + j
+    rows (flat)           0   1   2   3   4    5   6
+    mask rows                             3 .. 6            these get mask embeddings, and b (a x) at adapted layers
+
+Every other row goes through the same operations as without an adapter, so its bits are the same. In torch, mask rows
+are hidden by adding -inf, which becomes NaN if a key overflows: hence `bounded`. Native passes need no bound.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DraftError, IncompatibleModels
+from ..quant.int4 import int4_linear
+from ..quant.packed import PackedLinear, QuantizedLinear, WeightArena, device_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+_MAX_GAIN = 2.0**20  # factors that amplify the largest input by no more cannot overflow and need no bound
+_LINEARS = (nn.Linear, PackedLinear, QuantizedLinear)
+
+
+class LinearShapes(Protocol):
+    """The linear layers of every decoder layer that something is for, and (outputs, inputs) of each."""
+
+    num_layers: int
+    linears: Any
+    shapes: Any
+
+
+class Factors(Protocol):
+    """A correction of low rank to a linear layer: x -> b (a x)."""
+
+    a: nn.Parameter
+    b: nn.Parameter
+
+
+class MaskAdapter(Protocol):
+    """The embeddings of mask tokens, and their factors; `methods.space.adapter` has the module."""
+
+    config: Any
+
+    @property
+    def num_masks(self) -> int:
+        """How many mask tokens it has."""
+        ...
+
+    def embed(self, which: Tensor) -> Tensor:
+        """Embeddings of mask tokens, counted from 0. [R] -> [R, E]."""
+        ...
+
+    def factors(self, layer: int, linear: str) -> Factors:
+        """Those of a linear layer."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As those of any module."""
+        ...
+
+
+class RoundedDraft(Protocol):
+    """The weights of a few bits of a self-draft; `methods.self_int4.head` has the module."""
+
+    config: Any
+
+    def packable(self, layer: int, linear: str) -> tuple[Tensor, Tensor]:
+        """Codes and params of a linear layer, as `quant.int4` packs them."""
+        ...
+
+
+@final
+class AttachedAdapter:
+    """An adapter in a model, and the mask rows of the pass in progress (none between passes).
+
+    All adapted layers of a module tree share one. A copy of the tree gets another one.
+
+    source: the adapter that the caller passed.
+    adapter: its copy in the dtype and on the device of the model.
+    """
+
+    def __init__(self, source: MaskAdapter, adapter: MaskAdapter):
+        self.source, self.adapter = source, adapter
+        self.vocab_size = adapter.config.vocab_size
+        self.rows: slice | Tensor | None = None  # indices into the flattened nodes of the batch; a slice is cheaper
+        self.num_rows = 0  # all rows of the pass, plain ones included
+        self._vectors = torch.empty(0)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "AttachedAdapter":
+        return AttachedAdapter(self.source, self.adapter)
+
+    def matches(self, adapter: MaskAdapter) -> bool:
+        """Whether the attached weights equal the adapter's present ones, in the precision of the model."""
+        if adapter.config != self.adapter.config:
+            return False
+        same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
+        pairs = zip(self.adapter.parameters(), adapter.parameters(), strict=True)
+        return all(same(attached, given.detach().to(attached.device, attached.dtype)) for attached, given in pairs)
+
+    @contextmanager
+    def applied(self, token_ids: Tensor, is_mask: Tensor) -> Iterator[Tensor]:
+        """Apply the adapter to the mask rows of one pass over token_ids [B, N]; yields the ids with 0 for each mask.
+
+        Raises `DraftError` for a mask that the adapter does not have.
+        """
+        found = is_mask.reshape(-1).nonzero()[:, 0]
+        which = token_ids.reshape(-1)[found] - self.vocab_size
+        first, last, most = torch.stack([found[0], found[-1], which.max()]).tolist()
+        if most >= self.adapter.num_masks:
+            raise DraftError(
+                "a pass holds a mask token that the SPACE adapter does not have",
+                got=f"token {self.vocab_size + most}",
+                expected=f"below {self.vocab_size + self.adapter.num_masks}: {self.adapter.num_masks} masks",
+            )
+        self._vectors = bounded(self.adapter.embed(which))
+        self.rows = slice(first, last + 1) if last - first + 1 == len(found) else found
+        self.num_rows = is_mask.numel()
+        try:
+            yield token_ids.masked_fill(is_mask, 0)
+        finally:
+            self.rows, self._vectors = None, torch.empty(0)
+
+    def embed(self, embeddings: Tensor) -> Tensor:
+        """Write the mask embeddings into their rows of `inputs_embeds` [..., E], in place."""
+        if self.rows is not None:
+            embeddings.view(-1, embeddings.shape[-1])[self.rows] = self._vectors.to(embeddings.dtype)
+        return embeddings
+
+
+@final
+class AdaptedLinear(nn.Module):
+    """A linear layer of any kind with a low-rank correction of mask rows: out[rows] += b (a x[rows]).
+
+    Its factors are a [r, in] and b [out, r].
+    """
+
+    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, attached: AttachedAdapter):
+        super().__init__()
+        self.base, self.attached = base, attached
+        self.a = nn.Parameter(a.contiguous(), requires_grad=False)
+        self.b = nn.Parameter(b.contiguous(), requires_grad=False)
+        # Each output is at most `gain` times the largest input; the inputs of key projections are normed.
+        gain = float(a.abs().sum(1, dtype=torch.float32).max() * b.abs().sum(1, dtype=torch.float32).max())
+        self._is_bounded = a.dtype == torch.float16 or gain > _MAX_GAIN
+
+    def __getattr__(self, name: str) -> Any:
+        """Forward other attributes, such as sizes or the weight, to the base layer."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return self.corrected(self.base.forward(x), x)
+
+    def corrected(self, out: Tensor, x: Tensor) -> Tensor:
+        """The outputs of the base layer for x, with mask rows corrected in place."""
+        rows = self.attached.rows
+        if rows is None:
+            return out
+        x, flat = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+        if len(x) != self.attached.num_rows:
+            raise IncompatibleModels(
+                "an adapted layer does not get all rows of the pass",
+                got=f"{len(x)} rows",
+                expected=self.attached.num_rows,
+                fix="train the adapter without this layer (experts, for example, only get the rows routed to them)",
+            )
+        inner = nn.functional.linear(x[rows], self.a)
+        if isinstance(rows, slice):
+            flat[rows].addmm_(inner, self.b.t())
+        else:
+            flat.index_add_(0, rows, nn.functional.linear(inner, self.b))
+        if self._is_bounded:
+            flat[rows] = bounded(flat[rows])
+        return out
+
+
+def bounded(rows: Tensor) -> Tensor:
+    """Replace NaN in mask rows and limit their values, in place, so that no attention score of a mask overflows.
+
+    A score q k is at most d |q| times the bound, which stays below the largest number of the dtype. Values of a working
+    adapter are far smaller, except in float16, whose bound is for models with scores in float16.
+    """
+    most = 1024.0 if rows.dtype == torch.float16 else torch.finfo(rows.dtype).max ** 0.5 / 64
+    return rows.nan_to_num_(0.0).clamp_(-most, most)
+
+
+def share_copy(model: "PreTrainedModel") -> "PreTrainedModel":
+    """A second module tree over the same tensors, whose modules can be replaced without changing the original.
+
+    An attached adapter is not copied, so that a self-draft of a target with an adapter drafts without it.
+    """
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    made = copy.deepcopy(model, shared)
+    for path, module in list(made.named_modules()):
+        if isinstance(module, AdaptedLinear):
+            made.set_submodule(path, module.base)
+    return made
+
+
+def attach_adapter(
+    model: "PreTrainedModel", adapter: MaskAdapter, device: torch.device, dtype: torch.dtype
+) -> AttachedAdapter:
+    """Replace the linear layers that the adapter names by adapted ones, in this module tree.
+
+    The adapter is copied. Raises `IncompatibleModels` if it does not fit the model.
+    """
+    config, text = adapter.config, model.config.get_text_config()
+    head: Any = model.get_output_embeddings()
+    sizes = {
+        "hidden size": (config.hidden_size, int(text.hidden_size)),
+        "number of layers": (config.num_layers, int(text.num_hidden_layers)),
+        "vocabulary": (config.vocab_size, int(head.out_features)),
+    }
+    for what, (got, expected) in sizes.items():
+        if got != expected:
+            raise IncompatibleModels(f"the SPACE adapter is for another {what}", got=got, expected=expected)
+    fresh: Any = copy.deepcopy(adapter)
+    own = fresh.to(device, dtype).eval().requires_grad_(False)
+    attached = AttachedAdapter(adapter, own)
+    what = "the SPACE adapter's factors do not fit"
+    for index, layer, path, parts in _linears(model, config, what) if config.linears else ():
+        base: Any = layer.get_submodule(path)
+        factors = [(first, own.factors(index, name)) for first, name in parts]
+        layer.set_submodule(path, AdaptedLinear(base, *_joined(factors, int(base.out_features)), attached))
+    return attached
+
+
+def _linears(
+    model: "PreTrainedModel", config: LinearShapes, what: str
+) -> Iterator[tuple[int, nn.Module, str, list[tuple[int, str]]]]:
+    """The submodules that contain the linear layers of a config: layer, path, and (first output, name) of each part.
+
+    A submodule of a fused layer has several parts: q, k and v are one matrix.
+
+    what: the beginning of the error message if shapes do not fit.
+    """
+    for index, layer in enumerate(decoder_layers(model, config.num_layers)):
+        pieces: dict[str, list[tuple[int, str]]] = {}
+        for name, shape in zip(config.linears, config.shapes, strict=True):
+            path, first, count = place_of(layer, name)
+            expected = (count, int(cast("int", layer.get_submodule(path).in_features)))
+            if shape != expected:
+                raise IncompatibleModels(f"{what} {name} of layer {index}", got=shape, expected=expected)
+            pieces.setdefault(path, []).append((first, name))
+        for path, parts in pieces.items():
+            yield index, layer, path, sorted(parts)
+
+
+def decoder_layers(model: "PreTrainedModel", count: int) -> nn.ModuleList:
+    """The module list of this many decoder layers. Raises `IncompatibleModels` if there is none."""
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise IncompatibleModels(f"no list of {count} decoder layers was found in this model", got=type(model).__name__)
+
+
+def place_of(layer: nn.Module, name: str) -> tuple[str, int, int]:
+    """The place of a linear layer, by its name in transformers: submodule, first output, number of outputs."""
+    places: Any = getattr(layer, "places", {})  # of fused layers, which have no linear layer of this name
+    if name in places:
+        return places[name]
+    with suppress(AttributeError):
+        found = layer.get_submodule(name)
+        if isinstance(found, _LINEARS):
+            return name, 0, int(found.out_features)
+    raise IncompatibleModels(
+        f"this model has no linear layer {name!r} for the SPACE adapter",
+        got=type(layer).__name__,
+        expected="a linear layer of that name in every decoder layer",
+        fix="use an adapter trained for this model",
+    )
+
+
+def _joined(parts: list[tuple[int, Factors]], outputs: int) -> tuple[Tensor, Tensor]:
+    """Factors for slices of the outputs, joined to one pair a [R, in], b [outputs, R]."""
+    a = torch.cat([factors.a for _, factors in parts])
+    b, rank = a.new_zeros(outputs, len(a)), 0
+    for first, factors in parts:
+        b[first : first + len(factors.b), rank : rank + len(factors.a)] = factors.b
+        rank += len(factors.a)
+    return a, b
+
+
+def put_int4(model: "PreTrainedModel", draft: RoundedDraft) -> list[QuantizedLinear]:
+    """Replace the linear layers that the draft has weights for; returns the new layers.
+
+    Raises `IncompatibleModels` if layers, names or shapes differ from those that the draft was trained for.
+    """
+    config, made, arena = draft.config, list[QuantizedLinear](), WeightArena()
+    shapes = dict(zip(config.linears, config.shapes, strict=True))
+    for index, layer, path, parts in _linears(model, config, "the trained self-draft does not fit"):
+        old: Any = layer.get_submodule(path)
+        names = [name for _, name in parts]
+        if sum(shapes[name][0] for name in names) != int(old.out_features):
+            raise IncompatibleModels(
+                f"the trained self-draft has weights for a part of {path} only",
+                got=", ".join(names), expected="all that the layer joins",
+            )  # fmt: skip
+        codes, params = zip(*(draft.packable(index, name) for name in names), strict=True)
+        device, dtype = device_of(old), cast("torch.dtype", model.dtype)
+        codes, params = torch.cat(codes).to(device), torch.cat(params, 1).to(device)
+        made.append(int4_linear(codes, params, config.bits, old.bias, dtype, arena))
+        layer.set_submodule(path, made[-1])
+    return made

@@ -1,0 +1,162 @@
+"""Measures whether the bits of a row depend on the number of rows in its pass.
+
+A matrix product selects its kernel by shape, and another kernel sums in another order. In bfloat16 this decides near
+ties differently, and a speculative answer deviates from the plain one. Usually all row counts that are multiples of a
+small number use the same kernel: padding every pass to that multiple makes rows equal bit by bit.
+"""
+
+import torch
+from torch import Tensor
+
+from ..core.tree import TokenTree
+from ..errors import NumericsError
+from .loaded import LoadedModel
+from .runner import ModelRunner
+from .self_test import check_image, check_tree
+
+MULTIPLES = (2, 4, 8, 16)
+"""Never fewer than 2 rows: one row is a matrix-vector product nearly everywhere."""
+_PASSES = ((3, 32), (61, 32), (190, 128))
+"""Prefix and row count: the second and third prefix end just before a block, the last is as wide as several trees."""
+_PARENTS = (-1, 0, 0, 1, 2, 2, 4, 4)
+_STATIC_PREFIXES = (3, 61, 190, 250)  # passes cross a block after the second and third, a column bucket after the last
+_STATIC_CHAINS = (1, 3, 8, 17)
+
+
+def make_runner(
+    loaded: LoadedModel,
+    max_num_seqs: int = 8,
+    max_length: int | None = None,
+    invariant: bool | None = False,
+    static: bool | None = None,
+) -> ModelRunner:
+    """A runner. Native passes have invariant numerics; others use a row multiple that is measured on this device.
+
+    invariant: True requires that the bits of a row do not depend on the other rows of its pass, None prefers it. Static
+        passes are then used only if they give the same bits.
+
+    Raises `NumericsError` if invariance is required and impossible, `CacheFull` if the memory cannot hold the cache,
+    `IncompatibleModels` as `self_test.check`.
+    """
+    runner = ModelRunner(loaded, max_num_seqs, max_length, static=static)
+    check_tree(runner)  # with these slots and static passes; it also allocates the cache, or raises `CacheFull`
+    if loaded.is_native or invariant is False:
+        return runner
+    multiple = measure_row_multiple(runner)
+    if runner.static is not None and not static_passes_agree(runner, multiple):
+        runner.static = None
+        multiple = measure_row_multiple(runner)
+    if multiple is not None:
+        runner.invariant, runner.row_multiple, runner.can_fuse_prefill = True, multiple, False
+        check_image(runner)  # with padding, as in later prefills
+    elif invariant:
+        raise _refusal(loaded)
+    return runner
+
+
+@torch.inference_mode()
+def measure_row_multiple(runner: ModelRunner) -> int | None:
+    """The smallest multiple in `MULTIPLES` whose row counts all give the same bits; None if there is none.
+
+    It is measured with the passes of invariant numerics: chains of many lengths, and a branching tree.
+    """
+    loaded = runner.loaded
+    if loaded.mixes_rows or not loaded.attends_trees:
+        return None
+    room = runner.max_length - 1
+    fitting = sorted({(min(prefix, room - rows), rows) for prefix, rows in _PASSES if rows < room})
+    if not fitting:
+        return None
+    tokens = _random_tokens(loaded, max(p + r for p, r in fitting))
+    slot = runner.cache.allocate()
+    runner.invariant = True
+    try:
+        return next((m for m in MULTIPLES if _holds(runner, slot, tokens, fitting, m)), None)
+    finally:
+        runner.invariant, runner.row_multiple = False, 1
+        runner.cache.release(slot)
+
+
+def _holds(runner: ModelRunner, slot: int, tokens: list[int], passes: list[tuple[int, int]], multiple: int) -> bool:
+    """Whether rows keep their bits after each prefix, for all tested row counts and tree shapes."""
+    some = {multiple, 2 * multiple, 3 * multiple, 4 * multiple, 8, 16, 24, 48, 64}
+    for prefix, rows in passes:
+        runner.row_multiple = 1
+        runner.cache.truncate(slot, 0)
+        runner.extend_cache(slot, tokens[:prefix])
+        chain = tokens[prefix : prefix + rows]
+        full = _chain_logits(runner, [slot], chain)
+        counts = sorted(some & set(range(multiple, len(chain), multiple)))
+        if not all(torch.equal(_chain_logits(runner, [slot], chain[:n]), full[:n]) for n in counts):
+            return False
+        runner.row_multiple = multiple
+        pairs = _paths(runner, slot, chain[: len(_PARENTS)])
+        if not all(torch.equal(got, want) for got, want in pairs):
+            return False
+    return True
+
+
+@torch.inference_mode()
+def static_passes_agree(runner: ModelRunner, multiple: int | None) -> bool:
+    """True iff rows of static and other passes have the same bits with row counts that are multiples of `multiple`.
+
+    Chains, alone and in a batch of two, and the paths of a branching tree are compared after several prefixes.
+    """
+    longest = min(max(_STATIC_PREFIXES), runner.max_length - max(_STATIC_CHAINS) - 1)
+    if multiple is None or longest < 1:
+        return False
+    tokens = _random_tokens(runner.loaded, longest + max(_STATIC_CHAINS))
+    slots = [runner.cache.allocate() for _ in range(min(2, runner.cache.num_slots))]
+    static, runner.row_multiple, runner.invariant = runner.static, multiple, True
+    try:
+        for prefix in sorted({min(p, longest) for p in _STATIC_PREFIXES}):
+            for slot in slots:
+                runner.cache.truncate(slot, 0)
+            for slot, length in zip(slots, (prefix, max(1, prefix // 2)), strict=False):
+                runner.extend_cache(slot, tokens[:length])
+            pairs = _paths(runner, slots[0], tokens[prefix : prefix + len(_PARENTS)])  # the tree branches: not static
+            for count in _STATIC_CHAINS:
+                chain = tokens[prefix : prefix + count]
+                runner.static = None
+                expected = _chain_logits(runner, slots[:1], chain)
+                runner.static = static
+                pairs += [(_chain_logits(runner, batch, chain), expected) for batch in (slots[:1], slots)]
+            if not all(torch.equal(got, want) for got, want in pairs):
+                return False
+        return True
+    finally:
+        runner.static, runner.row_multiple, runner.invariant = static, 1, False
+        for slot in slots:
+            runner.cache.release(slot)
+
+
+def _random_tokens(loaded: LoadedModel, count: int) -> list[int]:
+    return torch.randint(loaded.vocab_size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def _chain_logits(runner: ModelRunner, slots: list[int], chain: list[int]) -> Tensor:
+    """Logits [N, V] of a chain in the first row of a batch of the same chain."""
+    return runner.forward(slots, TokenTree.chain([chain] * len(slots), runner.loaded.device))[0]
+
+
+def _paths(runner: ModelRunner, slot: int, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """For each path of a tree, the logits of the path on its own and those of its nodes in the tree."""
+    tree = TokenTree.from_lists([tokens], [list(_PARENTS)], runner.loaded.device)
+    rows = runner.forward([slot], tree)[0]
+    paths = [[0, *tree.path_to(0, leaf)] for leaf in set(range(len(_PARENTS))) - set(_PARENTS)]
+    return [(_chain_logits(runner, [slot], [tokens[i] for i in path]), rows[path]) for path in paths]
+
+
+def _refusal(loaded: LoadedModel) -> NumericsError:
+    """The error that explains why `numerics="invariant"` is impossible."""
+    if loaded.mixes_rows:
+        why = "experts, or outliers of LLM.int8, make a row depend on the other rows of its pass"
+    elif not loaded.attends_trees:
+        why = "this architecture does not call custom attention functions"
+    else:
+        why = f"rows differ between row counts that are multiples of {max(MULTIPLES)}, or between a tree and its paths"
+    return NumericsError(
+        'numerics="invariant" is not possible for this model on this device',
+        got=why,
+        fix='use numerics="fast"; `paceline check` reports the rounding ties that remain',
+    )

@@ -1,0 +1,370 @@
+"""Runs one model over token trees and manages its cache. It never chooses tokens."""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.kv_cache import SlotCache, round_up
+from ..attention.masks import PromptRows
+from ..attention.states import StateStore
+from ..core.tree import TokenTree
+from ..core.vision import PromptImage, VisionPrompt
+from ..errors import ConfigError
+from ..hf.prompts import check_length
+from ..hf.vision import Features, Vision, share_tower
+from .adapters import MaskAdapter, attach_adapter, share_copy
+from .loaded import LoadedModel
+from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
+from .prefix_cache import PrefixCache, page_ends
+from .static_pass import StaticPasses
+from .torch_decoder import FusedDecoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+PREFILL_CHUNK = 512
+
+
+class ModelRunner:
+    """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
+
+    invariant: the bits of a row do not depend on what shares its pass. Native passes have this property by
+        construction. In torch, passes are padded to a multiple of `row_multiple` rows, and a tree is computed as the
+        chains it consists of.
+    static: whether passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs; None means on CUDA.
+        Needs fused layers. Mask tokens never use them, nor do branching trees where numerics are invariant.
+    share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
+    can_fuse_prefill: whether the last chunk of a prompt and the first draft may share a pass. False where invariance
+        was measured without such passes.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        max_num_seqs: int = 8,
+        max_length: int | None = None,
+        static: bool | None = None,
+        share: "ModelRunner | None" = None,
+    ):
+        self.loaded = loaded
+        self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
+        self.cache = share.cache if share else SlotCache(max_num_seqs, self.max_length, loaded.num_layers)
+        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
+        self._waiting: list[object] = share._waiting if share else []
+        self.states = StateStore(self.cache.num_slots)
+        self.keeps_images = False
+        self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
+        self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
+        self.invariant, self.row_multiple = loaded.is_native, 1
+        self.can_fuse_prefill = share is None
+        self._wants_static = loaded.device.type == "cuda" if static is None else static
+        self.static: StaticPasses | None = None
+        if self._wants_static and isinstance(loaded.decoder, FusedDecoder):
+            self.static = StaticPasses(loaded.decoder, self.cache, self.max_length)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.loaded.vocab_size
+
+    @property
+    def pads_trees(self) -> bool:
+        """Whether every tree of a batch takes as many rows of a pass as the largest one."""
+        return not self.loaded.is_native
+
+    @property
+    def num_masks(self) -> int:
+        """Mask tokens that a pass may hold, `vocab_size` and up; 0 without an adapter."""
+        return 0 if self.loaded.attached is None else self.loaded.attached.adapter.num_masks
+
+    @property
+    def num_slots(self) -> int:
+        return self.cache.num_slots
+
+    def watch_states(self, layers: Iterable[int]) -> None:
+        self.states.watch(layers)
+
+    def read_states(self, slot: int, begin: int, end: int, layers: Sequence[int]) -> Tensor:
+        """The watched states of cached tokens `begin` to `end`, side by side. [M, len(layers) E]."""
+        return self.states.read(slot, begin, end, layers)
+
+    def image_features(self, images: Sequence[PromptImage]) -> list[Features]:
+        return self.images.encode(self._vision(), images)[0]
+
+    def keep_images(self) -> None:
+        self.keeps_images = True
+
+    def share_vision_tower(self, vision: Vision) -> Vision:
+        """A draft's vision half with this model's tower in it, which from now on encodes each image once for both."""
+        own, shared = share_tower(self._vision(), vision)
+        self.loaded = replace(self.loaded, vision=own)
+        return shared
+
+    def attach_adapter(self, adapter: MaskAdapter) -> MaskAdapter:
+        """Accept mask tokens from now on; returns the attached copy of the adapter, which changes mask rows only.
+
+        The model gets a second module tree over the same tensors; static passes keep the first. Attaching the same
+        weights again does nothing. Raises `ConfigError` if other weights are attached or the adapter has changed since,
+        `IncompatibleModels` if it does not fit.
+        """
+        attached = self.loaded.attached
+        if attached is None:
+            model = share_copy(self.loaded.model)
+            attached = attach_adapter(model, adapter, self.loaded.device, self.loaded.dtype)
+            self.loaded = self.loaded.with_model(model, attached)
+        elif not attached.matches(adapter):
+            changed = attached.source is adapter
+            raise ConfigError(
+                "the attached SPACE adapter was changed" if changed else "another SPACE adapter is attached",
+                got="other weights than those that are attached",
+                expected="one adapter for each runner (LLM), of which it keeps a copy",
+                fix="make another LLM over the same loaded model, or let drafters share one adapter",
+            )
+        return attached.adapter
+
+    @contextmanager
+    def restored_on_error(self):
+        """If the body raises, restore the adapter that was attached before, or none."""
+        before = self.loaded
+        try:
+            yield
+        except BaseException:
+            self.loaded = before
+            raise
+
+    @property
+    def numerics(self) -> str:
+        return "invariant" if self.invariant else "fast"
+
+    def sharing_cache(self, change: Callable[["PreTrainedModel"], None]) -> "ModelRunner":
+        """A runner for a copy of the model that uses this runner's cache, for the quantised self-draft.
+
+        change: replaces layers of the copy in place; all other parts are shared.
+        """
+        model = share_copy(self.loaded.model)
+        change(model)
+        return ModelRunner(self.loaded.with_model(model), static=self._wants_static, share=self)
+
+    @property
+    def banned_token_ids(self) -> frozenset[int]:
+        """Placeholders of images, which are never drafted."""
+        return frozenset() if self.loaded.vision is None else self.loaded.vision.placeholder_ids
+
+    def admit(
+        self, token_ids: Sequence[int], vision: VisionPrompt | None = None, is_used: Callable[[], bool] | None = None
+    ) -> int:
+        """Allocate a slot for a sequence that does not fill the context yet. is_used: see `SlotCache.allocate`."""
+        check_length(len(token_ids), vision, self.max_length)
+        slot = self.cache.allocate(is_used)
+        self.set_offset(slot, vision)
+        return slot
+
+    def set_offset(self, slot: int, vision: VisionPrompt | None) -> None:
+        """Set the position offset of an empty slot, which depends on the images of its prompt."""
+        self.cache.offsets[slot] = self.loaded.offset_of(vision)
+
+    @contextmanager
+    def fair_lock(self):
+        """The lock, for threads that run the model in turns: a thread that leaves it lets waiting threads go first."""
+        ticket = object()
+        try:
+            self._waiting.append(ticket)
+            with self.lock:
+                yield
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(ticket)
+            if self._waiting:
+                time.sleep(0.0005)
+
+    def prefill(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
+        """Cache a text except its last token, the first root, in its slot from `admit`."""
+        self.restore_prefix(slot, token_ids, vision)
+        for _ in self.prefill_chunks(slot, token_ids, vision):
+            pass
+
+    @torch.inference_mode()
+    def prefill_chunks(
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
+    ) -> Generator[None, None, float]:
+        """`prefill` chunk by chunk, after what the slot holds of the text. Other slots may run between two chunks.
+
+        Returns the seconds spent in the vision tower.
+        defer_last_chunk: leave the last chunk of text after the images to the pass of the first draft.
+        """
+        begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
+        if vision is not None and begin < (edge := min(vision.edge, last)):
+            seconds = yield from self._prefill_images(slot, token_ids, vision)
+            # A block may hold the last token: it is computed with its block, and once more as the root.
+            self.cache.truncate(slot, edge)
+            begin = edge
+            yield
+        yield from self._extend_chunks(slot, token_ids[begin:last], defer_last_chunk)
+        self.prefixes.keep(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
+        return seconds
+
+    def _vision(self) -> Vision:
+        if self.loaded.vision is None:
+            what, fix = "this model takes text alone", "load a vision-language model"
+            raise ConfigError(what, got="a prompt with images", fix=fix)
+        return self.loaded.vision
+
+    def _prefill_images(
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt
+    ) -> Generator[None, None, float]:
+        """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
+        held = self.cache.lengths[slot]
+        unseen = replace(vision, images=tuple(image for image in vision.images if image.stop > held))
+        features, seconds = list[Features](), 0.0
+        for image in unseen.images:
+            if features:
+                yield
+            made, spent = self.images.encode(self._vision(), [image])
+            features, seconds = features + made, seconds + spent
+        embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
+        for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
+            if end > held:
+                yield
+                begin = max(begin, held)
+                ids = token_ids[begin:end]
+                self.prefill_chunk(slot, ids, prompt_rows(embeddings, ids, begin, unseen, features))
+        return seconds
+
+    def restore_prefix(
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
+    ) -> int:
+        """Fill an empty slot with the longest cached prefix of a text; returns its number of columns.
+
+        The last token is never included. The columns after the prefix get the same bits as without the cache.
+        """
+        return self.prefixes.restore(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
+
+    def keep_prefix(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
+        """Put the columns of a slot into the prefix cache, for later texts with the same prefix.
+
+        Only for native passes: elsewhere the bits of a row depend on its pass, and `prefill_chunks` keeps whole chunks.
+        """
+        if self.loaded.is_native:
+            self.prefixes.keep(slot, token_ids, vision, page_ends(len(token_ids), vision))
+
+    def _page_ends(
+        self, token_ids: Sequence[int], vision: VisionPrompt | None, defer_last_chunk: bool
+    ) -> Iterable[int]:
+        """Where the pages of a text end. In torch they are the chunks of its prefill, since bits depend on the pass."""
+        if self.loaded.is_native:
+            return page_ends(len(token_ids), vision)
+        return chunk_ends(len(token_ids) - 1 - defer_last_chunk, vision, self.chunk)
+
+    def extend_cache(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Cache text tokens after those of the slot, in chunks."""
+        for _ in self._extend_chunks(slot, token_ids):
+            pass
+
+    def _extend_chunks(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool = False) -> Iterator[None]:
+        for begin in range(0, len(token_ids), self.chunk):
+            if defer_last_chunk and begin + self.chunk >= len(token_ids):
+                return
+            if begin:
+                yield
+            self.prefill_chunk(slot, token_ids[begin : begin + self.chunk])
+
+    @torch.inference_mode()
+    def prefill_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
+        """Cache tokens in one pass. rows: replace their embeddings."""
+        count = len(token_ids)
+        layout = self.loaded.begin(
+            self.cache, [slot], count, rows=rows, head_rows=0, batch_invariant=self.invariant,
+            row_multiple=self.row_multiple, max_length=self.max_length,
+        )  # fmt: skip
+        ids = torch.tensor([[*token_ids]], device=self.loaded.device)
+        self.loaded.forward(ids, layout, self.cache, self._kept_states)
+        self.cache.lengths[slot] += count
+
+    @torch.inference_mode()
+    def forward(self, slots: Sequence[int], tree: TokenTree, text: Sequence[int] = ()) -> Tensor:
+        """One pass over the trees without committing any node. Returns logits [B, N, V].
+
+        Mask tokens (ids from `vocab_size` on) need an attached adapter and come after the candidates of their row.
+        text: tokens of a single slot that the pass caches before the root.
+        """
+        num_nodes, static, count = tree.num_nodes, self.static, len(text)
+        masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
+        if static is not None:
+            special = masked or count > 0 or any(self.cache.offsets[slot] for slot in slots)
+            static = None if special or (self.invariant and not tree.is_chain) else static
+        if static is not None and static.takes(num_nodes, self.row_multiple):
+            logits = static.run(slots, tree, self.row_multiple, self._kept_states)
+        else:
+            tree = tree.behind(text) if count else tree
+            padded = tree.padded(round_up(tree.num_nodes, self.row_multiple))
+            layout = self.loaded.begin(
+                self.cache, slots, padded.num_nodes, padded, count, num_given=tree.num_nodes,
+                head_rows=padded.num_nodes - count, is_mask=padded.token_ids >= self.vocab_size if masked else None,
+                batch_invariant=self.invariant, row_multiple=self.row_multiple, max_length=self.max_length,
+            )  # fmt: skip
+            logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, self._kept_states)
+            logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
+        if count:
+            self.cache.lengths[slots[0]] += count
+        return logits
+
+    @property
+    def _kept_states(self) -> StateStore | None:
+        """Where a pass writes its hidden states; None if no drafter reads them."""
+        return self.states if self.states.wanted else None
+
+    def pass_seconds(self, rows: int) -> float:
+        """Median seconds of one pass over a chain of `rows` tokens.
+
+        It writes after the committed columns of the first slot, so it may run between any two rounds.
+        """
+        chain = TokenTree.chain([[i % self.vocab_size for i in range(rows)]], self.loaded.device)
+        return median_seconds(lambda: self.forward([0], chain).argmax(-1).tolist())
+
+    def prefill_seconds(self, tokens: int = 64) -> float:
+        """Seconds per token of a prefill after the committed columns of the first slot, which is then rolled back."""
+        text = [i % self.vocab_size for i in range(min(tokens, self.room(0)))]
+        if not text:
+            return self.pass_seconds(1)
+        times = []
+        for _ in range(2):  # the first warms up
+            with self.tentative([0]):
+                begin = time.perf_counter()
+                self.extend_cache(0, text)
+                times.append(time.perf_counter() - begin)
+        return times[-1] / len(text)
+
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        for slot, path in zip(slots, paths, strict=True):
+            self.states.commit(slot, self.cache.lengths[slot], path)
+            self.cache.commit(slot, path)
+
+    @contextmanager
+    def tentative(self, slots: Sequence[int]):
+        """Roll back at the end whatever the body commits, also after an error."""
+        lengths = [self.cache.lengths[s] for s in slots]
+        try:
+            yield
+        finally:
+            for slot, length in zip(slots, lengths, strict=True):
+                self.cache.truncate(slot, min(length, self.cache.lengths[slot]))
+
+    def room(self, slot: int) -> int:
+        """How many tokens still fit after the root of this slot."""
+        return self.max_length - self.cache.lengths[slot] - 1
+
+
+def median_seconds(once: Callable[[], object]) -> float:
+    """Median seconds of three calls after a warm-up call. `once` must wait for the device."""
+    times: list[float] = []
+    with torch.inference_mode():
+        for _ in range(4):
+            begin = time.perf_counter()
+            once()
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])

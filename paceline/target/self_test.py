@@ -1,0 +1,156 @@
+"""Compares a model with plain transformers when it is loaded: the logits of a tree, and those after an image.
+
+Architectures differ in how they handle positions, masks and windows. So a branching pass over a few made-up tokens is
+compared with each path on its own. The chat with a made-up image is skipped if it would take long.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..core.tree import TokenTree
+from ..errors import ConfigError, IncompatibleModels, NumericsError
+from ..hf.image_prompts import process_chat, prompt_of
+from ..hf.vision import Vision
+from ..quant.packed import QuantizedLinear
+from .loaded import ImageReference, LoadedModel
+from .prefill import reference_logits
+from .runner import ModelRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+_PREFIX = 5
+_PARENTS = [-1, 0, 0, 1, 2]  # root -> 1 -> 3 and root -> 2 -> 4
+_PATHS = ([1, 3], [2, 4])
+_TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.02}  # of the logits' standard deviation
+_IN_16_BITS = 0.35
+_CHAT = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}]
+_OPERATIONS = {"cpu": 1e11, "cuda": 1e14}  # the most that the image test may take, by device
+_NOT_FOR_THE_MODEL = ("text_replacement_offsets", "labels", "return_metadata")
+
+
+def check(loaded: LoadedModel) -> LoadedModel:
+    """Return the model if its logits are those of plain transformers; else raise `IncompatibleModels`.
+
+    Raises `NumericsError` for NaN and infinity.
+    """
+    image = loaded.image_reference
+    length = max(_PREFIX + len(_PARENTS), 0 if image is None else len(image.token_ids) + 1)
+    runner = ModelRunner(loaded, 1, length)
+    check_tree(runner)
+    check_image(runner)
+    return loaded
+
+
+def tolerance(loaded: LoadedModel) -> float:
+    """The largest difference of logits, in standard deviations. Layers that round their inputs count as 16-bit ones."""
+    layers = [one for one in loaded.model.modules() if isinstance(one, QuantizedLinear)]
+    rounds = any(getattr(one, "input_bits", 8) == 8 for one in layers)
+    return _IN_16_BITS if rounds else _TOLERANCE.get(loaded.dtype, _IN_16_BITS)
+
+
+def _tokens(model: "PreTrainedModel") -> list[int]:
+    """Made-up tokens: the prefix, then one for each node of the tree."""
+    vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[union-attr, arg-type]
+    return [(7919 * i + 13) % vocab_size for i in range(1, _PREFIX + len(_PARENTS) + 1)]
+
+
+def _path_texts(model: "PreTrainedModel") -> list[list[int]]:
+    """The prefix, root and path of each of `_PATHS`."""
+    tokens = _tokens(model)
+    return [tokens[: _PREFIX + 1] + [tokens[_PREFIX + node] for node in path] for path in _PATHS]
+
+
+@torch.inference_mode()
+def plain_reference(model: "PreTrainedModel") -> list[Tensor]:
+    """Logits [V] after each of `_PATHS`, by plain transformers without a cache."""
+    texts = torch.tensor(_path_texts(model), device=model.device)  # type: ignore[arg-type]
+    return [*model(texts, use_cache=False).logits[:, -1].float()]
+
+
+def own_reference(loaded: LoadedModel) -> list[Tensor]:
+    """Logits [V] after each of `_PATHS` read as plain text, for a model that plain transformers cannot run."""
+    return [reference_logits(loaded, ids)[-1].float() for ids in _path_texts(loaded.model)]
+
+
+def check_tree(runner: ModelRunner) -> None:
+    """Raise `IncompatibleModels` if a branching pass does not give the logits of plain transformers."""
+    loaded, tokens = runner.loaded, _tokens(runner.loaded.model)
+    if runner.max_length < len(tokens):
+        return
+    slot = runner.cache.allocate()
+    try:
+        runner.extend_cache(slot, tokens[:_PREFIX])
+        logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device))[0]
+    finally:
+        runner.cache.release(slot)
+    for path, expected in zip(_PATHS, loaded.reference, strict=True):
+        if not expected.isfinite().all():
+            raise NumericsError(
+                f"{loaded.name} gives NaN or infinite logits",
+                expected="finite numbers",
+                fix="load it in another dtype (dtype='float32' or 'bfloat16'), or fetch the weights again",
+            )
+        _compare(
+            loaded, logits[path[-1]], expected, "does not give the same logits for a tree as for its paths",
+            "this architecture cannot be decoded in trees; decode it with plain transformers",
+        )  # fmt: skip
+
+
+@torch.inference_mode()
+def plain_image_reference(model: "PreTrainedModel", vision: Vision) -> ImageReference | None:
+    """Run the whole model before its halves are separated. None if that is expensive, or if there is no processor."""
+    from ..hf.halves import language_model  # with transformers' modelling code
+
+    image = Image.linear_gradient("L").resize((48, 32)).convert("RGB")
+    if vision.processor is None:
+        return None
+    try:
+        inputs = process_chat(vision, _CHAT, [image])
+        ids, prompt = prompt_of(vision, inputs, [image])
+    except ConfigError:  # there is no chat template for images
+        return None
+    weights = sum(p.numel() for p in language_model(model).parameters())
+    if 2 * weights * len(ids) > _OPERATIONS.get(model.device.type, 0.0):
+        return None
+    given = {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for name, value in inputs.items()
+        if name not in _NOT_FOR_THE_MODEL
+    }
+    return ImageReference(ids, prompt, model(**given, use_cache=False).logits[0, -1].float())
+
+
+def check_image(runner: ModelRunner) -> None:
+    """Raise `IncompatibleModels` if the runner's logits after the image are not those of plain transformers."""
+    loaded, expected = runner.loaded, runner.loaded.image_reference
+    if expected is None or len(expected.token_ids) >= runner.max_length:
+        return
+    slot = runner.admit(expected.token_ids, expected.prompt)
+    try:
+        runner.prefill(slot, expected.token_ids, expected.prompt)
+        root = TokenTree.chain([[expected.token_ids[-1]]], loaded.device)
+        logits = runner.forward([slot], root)[0, 0]
+    finally:
+        runner.cache.release(slot)
+        runner.images.features.clear()
+        runner.prefixes.clear()
+    _compare(
+        loaded, logits, expected.logits, "does not give the logits of plain transformers after an image",
+        "this model cannot be decoded here; decode it with plain transformers",
+    )  # fmt: skip
+
+
+def _compare(loaded: LoadedModel, logits: Tensor, expected: Tensor, what: str, fix: str) -> None:
+    apart, most = logits.float() - expected, tolerance(loaded)
+    apart -= apart.mean()  # a constant changes no probability; Gemma's logits in bfloat16 differ by one
+    error = apart.abs().max() / expected.std().clamp(min=1e-6)
+    if not error <= most:  # a NaN fails too
+        raise IncompatibleModels(
+            f"{loaded.name} {what}",
+            got=f"a difference of {float(error):.3g} standard deviations",
+            expected=f"at most {most}",
+            fix=fix,
+        )

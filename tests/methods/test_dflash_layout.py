@@ -1,0 +1,76 @@
+"""DFlash heads as their authors publish them, written by hand; what the module lacks is refused."""
+
+import pytest
+import torch
+
+from paceline.config import parse
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.methods.dflash.head import DFlashHead
+from paceline.methods.heads.folder import load_head, save_head
+from tests.methods.heads import block_of
+
+from .exchange_common import VOCAB, WIDTH, dflash, folder_of, plain_config, target
+
+
+def tensors_of(head: DFlashHead, prefix: str = "") -> dict[str, torch.Tensor]:
+    return {prefix + name: tensor for name, tensor in head.state_dict().items() if name != "draft_ids"}
+
+
+def config_of(**changes) -> dict:
+    nested = {"mask_token_id": 11, "target_layer_ids": [1, 3, 5], **changes.pop("dflash_config", {})}
+    usual = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "block_size": 6}
+    return plain_config(**{**usual, "dflash_config": nested, **changes})
+
+
+def blocks(head: DFlashHead) -> torch.Tensor:
+    head.attach(target().embeddings, target().output_rows())
+    with torch.inference_mode():
+        states = torch.randn(1, 9, 3 * WIDTH, generator=torch.Generator().manual_seed(0))
+        return block_of(head, states, list(range(8)))
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_the_authors_layout(prefix, tmp_path):
+    head = dflash(VOCAB)
+    folder = folder_of(tmp_path / "h", config_of(), tensors_of(head, prefix))
+    read = load_head(folder, target())
+    assert (read.config.states, read.config.mask_token_id, read.config.block_size) == ((2, 4, 6), 11, 6)
+    torch.testing.assert_close(blocks(read), blocks(head))
+    assert parse(f"head:{folder}").as_dict()["method"] == "dflash"
+    again = load_head(save_head(tmp_path / "ours", read, target(), {}), target())
+    assert again.config == read.config
+
+
+def test_block_size_may_be_nested_and_rotary_positions_scaled(tmp_path):
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+    head = dflash(VOCAB, rope_theta=500.0, rope_scaling=scaling)
+    config = config_of(dflash_config={"block_size": 6}, block_size=None, rope_theta=500.0, rope_scaling=scaling)
+    read = load_head(folder_of(tmp_path / "h", config, tensors_of(head)), target())
+    torch.testing.assert_close(blocks(read), blocks(head))
+
+
+@pytest.mark.parametrize("changes", [
+    {"architectures": ["DFlash2DraftModel"]}, {"dflash_config": {"projector_type": "dspark"}}, {"is_causal": True},
+    {"dflash_config": {"causal": True}}, {"dflash_config": {"input_embedding_scale": 45.25}}, {"attention_bias": True},
+    {"layer_types": ["full_attention", "sliding_attention"]}, {"quantization_config": {"bits": 4}},
+], ids=str)  # fmt: skip
+def test_what_the_module_lacks_is_refused(changes, tmp_path):
+    folder = folder_of(tmp_path / "h", config_of(**changes), tensors_of(dflash(VOCAB)))
+    with pytest.raises(IncompatibleModels, match="DFlash module lacks"):
+        load_head(folder, target())
+
+
+@pytest.mark.parametrize("changes", [
+    {"block_size": 1}, {"dflash_config": {"mask_token_id": VOCAB}}, {"dflash_config": {"target_layer_ids": "x"}},
+    {"num_hidden_layers": 3}, {"dflash_config": {"target_layer_ids": [1, 3]}}, {"head_dim": 6}, {"hidden_size": None},
+], ids=str)  # fmt: skip
+def test_damaged_configs_are_refused(changes, tmp_path):
+    folder = folder_of(tmp_path / "h", config_of(**changes), tensors_of(dflash(VOCAB)))
+    with pytest.raises(ConfigError):
+        load_head(folder, target())
+
+
+def test_a_dflash_config_that_is_none_is_refused(tmp_path):
+    config = {**config_of(), "dflash_config": 3}
+    with pytest.raises(ConfigError):
+        load_head(folder_of(tmp_path / "h", config, tensors_of(dflash(VOCAB))), target())

@@ -1,0 +1,398 @@
+"""What EAGLE drafts, level by level from its cache, against the whole head over the whole path."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from paceline import Coupled, Fixed, SamplingParams
+from paceline.attention.kv_cache import SlotCache
+from paceline.core.interfaces import DraftBudget
+from paceline.core.rng import Purpose, gumbel
+from paceline.engine.loop import SpeculativeDecoder
+from paceline.errors import IncompatibleModels
+from paceline.methods import Eagle
+from paceline.methods.eagle.passes import FEW, EaglePass
+from paceline.methods.heads import draft_layer
+from paceline.methods.heads.context_ngrams import WEIGHT
+from paceline.target import ModelRunner
+from paceline.verify import Ratio
+from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, sequence
+from tests.methods.heads import law_after, random_head, states_of, with_copies
+from tests.tiny import tiny_model
+
+TARGET = "llama"
+WIDE = DraftBudget(depth=4, nodes=14)
+
+
+def target(dtype=torch.float64):
+    """In float64 heads run in torch, as on CUDA; in float32 in the native library."""
+    return loaded(TARGET, dtype)
+
+
+def is_right(
+    drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE, rounds=4, verifier=None, pause=1
+) -> bool:
+    """Whether all confidences of some rounds, with rejections in between, are those of the slow form.
+
+    The second sequence joins late and now and then sits out a round; between any two nothing is drafted for `pause`
+    steps.
+    """
+    dtype = head.fc.weight.dtype
+    model, on = tiny_model(TARGET, dtype), target(dtype)
+    decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, verifier or Coupled(), Fixed(4, 14))
+    assert drafter.layer.is_native == (dtype is torch.float32)
+    exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
+    head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    params = SamplingParams(temperature=temperature, max_tokens=60)
+    texts = [[(60, 61, 95)[token % 3] for token in prompt(length, length)] for length in lengths]  # the head lacks 95
+    seqs = [sequence(on, ids, params, seed=len(ids)) for ids in texts]
+    for seq in seqs:
+        admit(decoder, seq)
+    right, spans = True, {seq.seed: (0, 0) for seq in seqs}  # the first pair that each cache holds, and its end
+    shared = (verifier or Coupled()).exact
+    for count in range(rounds):
+        batch = seqs if count % 3 else seqs[:1]
+        with torch.inference_mode():
+            draft = drafter.propose(batch, [budget] * len(batch))
+        for row, seq in enumerate(batch):
+            (begin, end), pairs = spans[seq.seed], len(seq.token_ids) - 1
+            begin = pairs - head.config.window if pairs - end > (head.config.window or pairs) else begin
+            spans[seq.seed] = begin, pairs
+            known = seq.token_ids[begin:]
+            states = states_of(model, seq.token_ids, head.config.states)[:, begin:]
+            for node in range(1, draft.tree.num_nodes):
+                if bool(draft.tree.is_probe[row, node]):
+                    continue
+                *path, token = draft.tree.token_ids[row, draft.tree.path_to(row, node)].tolist()
+                logits = law_after(head, states, known, path)
+                if shared:
+                    place = torch.tensor([[len(seq.token_ids) + len(path)]])
+                    noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, on.vocab_size)[0, 0]
+                    logits = logits + temperature * noise[head.draft_ids]
+                else:
+                    logits = logits / max(1.0, temperature)
+                best = logits.softmax(-1).topk(min(drafter.top_k, len(logits)))
+                law = dict(zip(head.draft_ids[best.indices].tolist(), best.values.tolist(), strict=True))
+                law = with_copies(law, seq.token_ids, path, WEIGHT * (1 - temperature))
+                right &= math.isclose(law.get(token, 0.0), float(draft.confidence[row, node]), **exact)
+                if not path and drafter.tree == "chain":
+                    right &= law[token] == max(law.values())
+        decoder.step(batch)
+        decoder.policy = Fixed(0)
+        for _ in range(pause):
+            decoder.step(batch)
+        decoder.policy = Fixed(4, 14)
+    for seq in seqs:
+        decoder.release(seq)
+    return right
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+
+
+@pytest.mark.diagonal
+@DTYPES
+@pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
+@pytest.mark.parametrize("version", [1, 3, "mtp"])
+def test_every_node_has_the_law_of_the_whole_head(version, tree, dtype):
+    head = random_head(target(dtype), version)
+    assert is_right(Eagle(head, tree), head)
+
+
+MASKS = {"mask_token_id": 7, "num_speculative_tokens": 4}
+
+
+@pytest.mark.diagonal
+@DTYPES
+@pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_peagle_drafts_all_levels_in_one_pass(temperature, tree, dtype, monkeypatch):
+    monkeypatch.setattr("paceline.methods.eagle.passes.EaglePass.step", None)
+    head = random_head(target(dtype), 3, **MASKS)
+    assert is_right(Eagle(head, tree), head, temperature=temperature)
+
+
+class MasksAsLong(Eagle):
+    """Rows of a batch are taken to have as many pairs as the longest."""
+
+    def _catch_up(self, seqs, *rest, **masks):
+        level = super()._catch_up(seqs, *rest, **masks)
+        return draft_layer.Level(level.hidden, level.logits.roll(1, 1) if len(seqs) > 1 else level.logits)
+
+
+def test_peagle_drafts_no_deeper_than_it_was_made_for():
+    head = random_head(target(), 3, mask_token_id=7, num_speculative_tokens=2)
+    drafter, runner = Eagle(head, "chain"), ModelRunner(target(), 2)
+    drafter.bind(runner, Coupled())
+    seq = sequence(target(), REPEATING, SamplingParams(max_tokens=50))
+    seq.slot = runner.admit(REPEATING)
+    runner.extend_cache(seq.slot, REPEATING[:-1])
+    assert drafter.propose([seq], [WIDE]).tree.num_nodes == 3
+    assert drafter.seconds()["peagle"][0] > 0
+
+
+OPTIONS = {
+    "own output layer": {"own_lm_head": True},
+    "layers of Qwen3": {"qk_norm": True, "num_hidden_layers": 2},
+    "biases": {"fc_bias": True, "attention_bias": True},
+    "residual normed": {"norm_before_residual": True},
+    "another rotation": {"rope_theta": 500.0, "rms_norm_eps": 1e-3},
+    "a scaled rotation": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}},
+    "a window": {"window": 3},
+    "the last pair alone": {"window": 1},
+}
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize(
+    ("version", "dtype"), [(1, torch.float32), (3, torch.float32), (3, torch.float64), ("mtp", torch.float32)]
+)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_form_of_head(options, version, dtype):
+    head = random_head(target(dtype), version, **options)
+    assert is_right(Eagle(head, top_k=3), head, rounds=3)
+
+
+@pytest.mark.usefixtures("checked_types")
+@DTYPES
+@pytest.mark.parametrize(("verifier", "temperature"), [(Coupled, 0.6), (Ratio, 1.7)])
+def test_temperature(temperature, verifier, dtype):
+    head = random_head(target(dtype), 3)
+    assert is_right(Eagle(head), head, temperature=temperature, rounds=3, verifier=verifier())
+
+
+class SmallCache(SlotCache):
+    """Starts with 8 columns, so that it has to grow."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.capacity = 8
+
+
+@DTYPES
+def test_long_texts_and_growing_caches(monkeypatch, dtype):
+    monkeypatch.setattr("paceline.methods.eagle.passes.CHUNK", 32)
+    monkeypatch.setattr("paceline.methods.heads.draft_layer.SlotCache", SmallCache)
+    head = random_head(target(dtype), 3)
+    assert is_right(Eagle(head, top_k=2), head, lengths=(150, 33), rounds=3, budget=DraftBudget(3, 5))
+
+
+class StateShifted(Eagle):
+    """Reads the state of the column before."""
+
+    def _catch_up(self, *given, **more):
+        read, states = self._target.states.read, self._target.states
+        states.read = lambda slot, begin, end, layers: (
+            read(slot, max(0, begin - 1), end - 1, layers)
+            if begin
+            else torch.cat([read(slot, 0, 1, layers), read(slot, 0, end - 1, layers)])
+        )
+        try:
+            return super()._catch_up(*given, **more)
+        finally:
+            states.read = read
+
+
+class GapIgnored(Eagle):
+    """Does not start over where it lacks more pairs than its window has."""
+
+    def _first_uncached(self, seq):
+        cache = self.layer.cache
+        return cache.offsets[seq.slot] + cache.lengths[seq.slot] or super()._first_uncached(seq)
+
+
+class NothingForgotten(Eagle):
+    """The first row of a tree counts as digested."""
+
+    def propose(self, seqs, budgets):
+        made = super().propose(seqs, budgets)
+        for seq in seqs:
+            self.layer.cache.lengths[seq.slot] += 1
+        return made
+
+
+class TokenNotShifted(Eagle):
+    """Pairs a state with its own token."""
+
+    def _catch_up(self, *given, **more):
+        extend_cache = self.layer.extend_cache
+        other = lambda tokens: [[(t + 1) % 97 for t in row] for row in tokens]  # noqa: E731
+        self.layer.extend_cache = lambda slots, ids, *rest, **more: extend_cache(slots, other(ids), *rest, **more)
+        try:
+            return super()._catch_up(*given, **more)
+        finally:
+            self.layer.extend_cache = extend_cache
+
+
+def tree_too_far_right(places, starts, parents, *rest):
+    positions, seen = places(starts, parents, *rest)
+    return (positions if parents is None else positions + 1), seen
+
+
+def tree_without_mask(places, starts, parents, *rest):
+    positions, seen = places(starts, parents, *rest)
+    return positions, (seen if parents is None else torch.ones_like(seen))
+
+
+@DTYPES
+@pytest.mark.parametrize("mutant", [StateShifted, NothingForgotten, TokenNotShifted])
+def test_mutants_of_the_bookkeeping_are_caught(mutant, dtype):
+    head = random_head(target(dtype), 3)
+    assert not is_right(mutant(head), head)
+
+
+@DTYPES
+def test_a_mutant_of_the_window_is_caught(dtype):
+    head = random_head(target(dtype), 3, window=3)
+    assert is_right(Eagle(head), head, pause=5)
+    assert not is_right(GapIgnored(head), head, pause=5)
+
+
+def test_nothing_much_has_to_be_read_within_a_window():
+    drafter, runner = Eagle(random_head(target(), 3, window=12)), ModelRunner(target(), 1)
+    drafter.bind(runner, Coupled())
+    text = prompt(40, 1)
+    seq = sequence(target(), text, SamplingParams(max_tokens=50))
+    seq.slot = runner.admit(text)
+    assert drafter.draft_options(seq)[0].uncached_tokens == 12 - FEW
+
+
+@DTYPES
+@pytest.mark.parametrize("mutant", [NothingForgotten, MasksAsLong])
+def test_mutants_of_peagle_are_caught(mutant, dtype):
+    head = random_head(target(dtype), 3, **MASKS)
+    assert not is_right(mutant(head), head)
+
+
+@pytest.mark.parametrize("mutant", [tree_too_far_right, tree_without_mask])
+def test_mutants_of_the_pass_are_caught(mutant, monkeypatch):
+    monkeypatch.setattr(draft_layer, "_positions_and_mask", partial(mutant, draft_layer._positions_and_mask))
+    head = random_head(target(), 3)
+    assert not is_right(Eagle(head), head)
+    assert not is_right(Eagle(head), head, lengths=(9,), rounds=2)
+
+
+# Native passes
+
+
+class UnderOthers(EaglePass):
+    """Nodes hang under the first of the level before."""
+
+    def step(self, *level, **more):
+        level = super().step(*level, **more)
+        self._parents[:, self._newest :] = max(self._newest - 1, -1)
+        return level
+
+
+class ForgetsLevels(EaglePass):
+    """Every level lies where the first one lay."""
+
+    def step(self, *level, **more):
+        self._parents = self._parents[:, :0]
+        return super().step(*level, **more)
+
+
+class PairsUnread(EaglePass):
+    """Only the last pair is digested."""
+
+    def extend_cache(self, slots, tokens, states, *rest):
+        return super().extend_cache(slots, [row[-1:] for row in tokens], [known[-1:] for known in states], *rest)
+
+
+def test_all_of_a_native_tree_is_right():
+    head = random_head(target(torch.float32), 3)
+    assert is_right(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)
+
+
+@pytest.mark.parametrize("mutant", [UnderOthers, ForgetsLevels, PairsUnread])
+def test_mutants_of_native_passes_are_caught(mutant, monkeypatch):
+    monkeypatch.setattr(Eagle, "_pass", mutant)
+    head = random_head(target(torch.float32), 3)
+    assert not is_right(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)
+
+
+# One draft
+
+
+def bound(head, tree="dynamic", **options) -> tuple[Eagle, ModelRunner]:
+    drafter, runner = Eagle(head, tree, **options), ModelRunner(target(), 2)
+    drafter.bind(runner, Coupled())
+    return drafter, runner
+
+
+def drafted(budget: DraftBudget, ids=REPEATING, **options):
+    """The first draft for a prompt: tokens, parents, confidences."""
+    drafter, runner = bound(random_head(target(), 3), **options)
+    seq = sequence(target(), list(ids), SamplingParams(max_tokens=50))
+    seq.slot = runner.admit(ids)
+    runner.extend_cache(seq.slot, ids[:-1])
+    draft = drafter.propose([seq], [budget])
+    return draft.tree.token_ids[0].tolist(), draft.tree.parents[0].tolist(), draft.confidence[0].tolist()
+
+
+def test_budgets():
+    tokens, parents, sure = drafted(DraftBudget(3, 9))
+    assert len(tokens) == 10
+    assert math.isnan(sure[0])
+    assert len(drafted(DraftBudget(0, 0))[0]) == 1
+    assert drafted(DraftBudget(4, 4), tree="chain")[1] == [-1, 0, 1, 2, 3]
+    assert len(drafted(DraftBudget(4, 9, should_continue=lambda path: len(path) < 2), tree="chain")[0]) == 3
+    assert len(drafted(DraftBudget(4, 9, min_probs=[1.1]))[0]) == 1
+    paths = [sure[n] * (sure[parents[n]] if parents[n] else 1.0) for n in range(1, 10)]
+    assert len(drafted(DraftBudget(2, 50, min_probs=[min(paths)]))[0]) >= len([p for p in paths if p >= min(paths)])
+    assert set(tokens[1:]) <= set(random_head(target(), 3).draft_ids.tolist())
+
+
+def test_a_text_of_one_token_has_no_pair():
+    assert drafted(DraftBudget(3, 9), ids=[5])[0] == [5]
+    drafter, _ = bound(random_head(target(), 1))
+    seq = sequence(target(), [5], SamplingParams(), slot=0)
+    assert drafter.draft_options(seq)[0].hint < 0
+
+
+def test_draft_options_count_uncached_tokens():
+    drafter, runner = bound(random_head(target(), 3), top_k=5)
+    ids = prompt(40)
+    seq = sequence(target(), ids, SamplingParams())
+    seq.slot = runner.admit(ids)
+    runner.extend_cache(seq.slot, ids[:-1])
+    look = drafter.draft_options(seq)[0]
+    assert (look.source, look.hint, look.uncached_tokens, look.branches) == ("eagle3", 0, 39 - 8, 5)
+    drafter.propose([seq], [WIDE])
+    assert drafter.draft_options(seq)[0].uncached_tokens == 0
+    drafter.release([seq.slot])
+    assert drafter.draft_options(seq)[0].uncached_tokens == 39 - 8
+
+
+@pytest.mark.parametrize("version", [1, 3, "mtp"])
+def test_seconds_disturb_nothing(version):
+    drafter, _ = bound(random_head(target(), version))
+    drafter.layer.cache.lengths[0] = 7
+    ((source, (token, uncached_tokens)),) = drafter.seconds().items()
+    assert source == {1: "eagle", 3: "eagle3", "mtp": "mtp"}[version]
+    assert token > 0
+    assert uncached_tokens > 0
+    assert drafter.layer.cache.lengths[0] == 7
+
+
+def test_a_head_of_another_target_is_refused():
+    runner = ModelRunner(target(), 1)
+    for change in ({"hidden_size": 16}, {"vocab_size": 99}):
+        other = loaded(TARGET, torch.float64, **change)
+        with pytest.raises(IncompatibleModels, match="another target"):
+            Eagle(random_head(other, 3)).bind(runner, Coupled())
+    deep = random_head(loaded(TARGET, torch.float64, num_hidden_layers=3), 3)
+    with pytest.raises(IncompatibleModels, match="states 3"):
+        Eagle(deep).bind(runner, Coupled())
+
+
+def test_the_given_head_stays_as_it_is():
+    head = random_head(target(), 3).float()
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    drafter, _ = bound(head)
+    assert drafter.layer.head.draft_ids.dtype == torch.long
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, before[name])
+        assert tensor.dtype == before[name].dtype

@@ -32,8 +32,8 @@ from paceline.config import parse
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
 from paceline.core.nodes import Tree, depths_of, path_to
-from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
+from paceline.core.round import Origin, Round
 from paceline.core.tree import TokenTree
 from paceline.policy.estimates import FEW_TOKENS
 from paceline.policy.seconds import PassCurve

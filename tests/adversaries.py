@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, Target, Verifier
-from paceline.core.outputs import Walk
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
+from paceline.core.walk import Walk
 from paceline.target import ModelRunner
 
 Nodes = list[tuple[int, int, bool]]

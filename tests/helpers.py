@@ -1,6 +1,6 @@
 """What the engine tests share: tiny models, the oracle's answers, and a short way to run the loop."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from string import printable
@@ -15,7 +15,9 @@ from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
 from paceline.core.nodes import Tree
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.loop import SpeculativeDecoder
+from paceline.engine.request import Request
+from paceline.engine.scheduler import run as schedule
 from paceline.sampling.detokenize import Detokenizer
 from paceline.target import LoadedModel, ModelRunner, load, wrap_model
 from tests.oracle import autoregressive
@@ -109,6 +111,18 @@ def runner(target: LoadedModel, slots: int = 4, max_length: int | None = None) -
     if key not in _RUNNERS:
         _RUNNERS[key] = ModelRunner(target, slots, max_length)
     return _RUNNERS[key]
+
+
+def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> Iterator[list[Sequence]]:
+    """Run every sequence to its end; yields those of each round."""
+    for step in schedule(decoder, [Request.of(decoder, seq) for seq in seqs]):
+        yield [answer.seq for answers in step.updated.values() for answer in answers]
+
+
+def admit(decoder: SpeculativeDecoder, seq: Sequence) -> None:
+    """Give a sequence a slot and read its prompt."""
+    for _ in decoder.admit(seq):
+        pass
 
 
 def run(

@@ -57,8 +57,8 @@ def parse(arguments: Seq[str] | None = None) -> tuple[argparse.Namespace, list[s
 def opener(given: argparse.Namespace) -> Any:
     """For `paceline.measure.run.OPEN_PEERS`: the peers that can be started, and what they say of themselves."""
     import torch
-    from paceline.hf.gguf.file import SUFFIX
 
+    from paceline.hf.gguf.file import SUFFIX
     from paceline.zoo import resolve
 
     from .side import PeerSide

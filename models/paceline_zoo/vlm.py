@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.errors import ConfigError
 from paceline.schema import Many, checked, validate
+from paceline.system.files import Progress, silent
 from paceline.system.provenance import sha256_of
-from paceline.zoo.registry import Progress, ZooEntry, silent
+from paceline.zoo.entry import ZooEntry
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,10 +20,10 @@ from pydantic import Field
 
 from ..core.interfaces import Drafter, DraftPolicy
 from ..core.request import SEED_BITS, SamplingParams, TokenLogprob, params_of
+from ..engine.output import RequestOutput
 from ..errors import CacheFull, ConfigError, LossyNotAllowed
 from ..llm import LLM
 from ..methods import DraftModel
-from ..outputs import RequestOutput
 from ..policy import CostModel
 from ..schema import checked_call
 from ..target.prompts import Prompt, as_list

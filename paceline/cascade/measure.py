@@ -21,10 +21,9 @@ from ..llm import LLM
 from ..measure.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..policy import Fixed
 from ..schema import checked, checked_call, validate
-from ..system.files import parse_json, write_text
+from ..system.files import Progress, parse_json, silent, write_text
 from ..system.provenance import hash_prompts, provenance
 from ..target.prompts import Prompt, is_chat
-from ..zoo.registry import Progress, silent
 from .bound import Point, Share, prompts_needed, upper_bound
 from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options, too_small
 from .cascade import ask_small

@@ -9,7 +9,7 @@ from rich.markup import escape
 from ..errors import LossyNotAllowed
 from .options import command, opt
 from .screen import Screen
-from .serve import SERVER, ListenOptions
+from .server_options import SERVER, ListenOptions
 
 _GUARANTEE = "Guarantee"
 

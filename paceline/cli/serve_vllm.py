@@ -11,15 +11,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..config import EngineFlags, engine_flags
 from ..errors import ConfigError
 from .options import ModelOptions, SpeculationOptions, opt
 from .others import TABLE, Others
-
-if TYPE_CHECKING:
-    from .serve import ServerOptions
+from .server_options import ServerOptions
 
 _ENGINE = "Engine"
 _RAY_PORT = 6379
@@ -121,7 +119,7 @@ def check_engine(options: EngineOptions, others: Others, more: Sequence[str]) ->
 def vllm_command(
     model: str,
     options: EngineOptions,
-    server: "ServerOptions",
+    server: ServerOptions,
     speculation: SpeculationOptions,
     loading: ModelOptions,
     others: Others,

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .draft import Draft
-from .outputs import Round, TargetDistribution, Walk
 from .request import Sequence
+from .round import Round
 from .vision import PromptImage
+from .walk import TargetDistribution, Walk
 
 NOTHING_PROPOSED = "the drafter found nothing to propose"
 """Why an answer has no draft, see `DraftPolicy.no_draft_reason`."""
@@ -154,6 +155,27 @@ class DrafterInfo:
         return self.members[drafter_index] if self.members else self
 
 
+class InnerDecoder(Protocol):
+    """Decodes with a draft model and a drafter for it."""
+
+    @property
+    def drafter(self) -> "Drafter":
+        """The drafter for the draft model."""
+        ...
+
+    def step(self, seqs: Seq[Sequence]) -> None:
+        """One round, as of `engine.loop.SpeculativeDecoder`."""
+        ...
+
+    def reset_slot(self, slot: int) -> None:
+        """Drop what is known of a slot."""
+        ...
+
+
+MakeDecoder = Callable[[Any, "Drafter"], InnerDecoder]
+"""(the runner of a draft model, a drafter for it) -> what decodes with both."""
+
+
 class Drafter(ABC):
     """Proposes tokens. State is keyed by slot and lives until `release`.
 
@@ -161,21 +183,25 @@ class Drafter(ABC):
     may have had rounds that this drafter did not draft for; everything it needs is in `token_ids`.
     Where it lacks memory or a file it raises: the round goes on without a draft, after `release`.
 
-    name: the drafter's name in results.
+    name: the drafter's name in results. labels: those of the members of a combined drafter.
     info: its properties, which may change when it is bound.
     banned_token_ids: the tokens that it must not draft; set by `bind`.
     has_lacked: whether memory or a file failed it once; set by the loop, which went on without its draft.
     """
 
     name: ClassVar[str]
+    labels: tuple[str, ...] = ()
     info: DrafterInfo = DrafterInfo()
-    bound_to: Target | None = None  # set by `bind_once`
+    bound_to: tuple[Target, bool] | None = None  # and whether the verifier is exact; set by `bind_once`
     banned_token_ids: frozenset[int] = frozenset()
     has_lacked: bool = False
 
     def bind(self, target: Target, verifier: "Verifier") -> None:
         """Prepare to draft for a target and a verifier. Raises if the drafter cannot work with them."""
         self.banned_token_ids = target.banned_token_ids
+
+    def bind_inner(self, decoder: MakeDecoder) -> None:
+        """Take a decoder for a model that drafts with a drafter of its own. Called after `bind`."""
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """The options for this round: one entry, or one for each member of a combined drafter."""
@@ -204,15 +230,20 @@ class Drafter(ABC):
 
 
 def bind_once(drafter: Drafter, target: Target, verifier: "Verifier") -> None:
-    """Bind a drafter. Raises `ConfigError` if it is bound to another target: its state is keyed by slot."""
+    """Bind a drafter, if it is not bound to this target and such a verifier.
+
+    Raises `ConfigError` if it is bound to others: its state is keyed by slot, and it drafts for a kind of verifier.
+    """
     if not isinstance(getattr(drafter, "name", None), str):
         kind = type(drafter).__name__
         raise ConfigError(f"the drafter {kind} has no name", fix=f'name = "{kind.lower()}" in its class')
-    if drafter.bound_to not in (None, target):
-        what = f"the drafter {drafter.name!r} serves another LLM already"
-        raise ConfigError(what, fix="make one drafter for each LLM")
-    drafter.bind(target, verifier)
-    drafter.bound_to = target
+    if drafter.bound_to is None:
+        drafter.bind(target, verifier)
+        drafter.bound_to = target, verifier.exact
+    elif drafter.bound_to != (target, verifier.exact):
+        what = "another LLM" if drafter.bound_to[0] is not target else "an LLM with another kind of verifier"
+        what = f"the drafter {drafter.name!r} serves {what} already"
+        raise ConfigError(what, fix="make one drafter for each LLM and kind of verifier")
 
 
 class Verifier(ABC):
@@ -245,7 +276,7 @@ class DraftPolicy(ABC):
 
     @abstractmethod
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """The most to draft for each sequence now; the loop limits it to the tokens that may still be emitted."""
+        """The most to draft for each sequence now; the loop limits it to `Sequence.most_drafted`."""
 
     def observe(self, seq: Sequence, record: Round) -> None:
         """Learn from the record of a round."""

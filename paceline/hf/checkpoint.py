@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from huggingface_hub import HfApi, constants, is_offline_mode, snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import validate_repo_id
 from pydantic import Field
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
@@ -25,10 +25,6 @@ from ..schema import Many, checked, cut, validate
 from ..system.files import read_object
 from .settings import check_settings, one_rope
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from .described import DescribedModel
 CONFIG = "config.json"
 _JSON = [f"{kind}_config.json" for kind in ("generation", "tokenizer", "processor", "preprocessor")]
 _JSON += ["special_tokens_map.json", "added_tokens.json", "chat_template.json"]
@@ -345,9 +341,7 @@ def check_model_size(name: str, build: Callable[[], Any], config: Any, stored: M
     return built
 
 
-def check_loaded_weights(
-    name: str, model: "PreTrainedModel | DescribedModel", loaded: Mapping[str, Any], stored: Mapping[str, Stored]
-) -> None:
+def check_loaded_weights(name: str, model: nn.Module, loaded: Mapping[str, Any], stored: Mapping[str, Stored]) -> None:
     """Raise `ConfigError` for tensors that are missing, misshapen, left over or of a kind that loses what they hold.
 
     Transformers fills missing tensors with random numbers, drops left-over ones (the layers of a deeper model), and
@@ -373,7 +367,7 @@ def check_loaded_weights(
             )
 
 
-def _unusable(model: "PreTrainedModel | DescribedModel", stored: Mapping[str, Stored]) -> list[str]:
+def _unusable(model: nn.Module, stored: Mapping[str, Stored]) -> list[str]:
     """Complex weights, and integers where the model computes with floats: both would become real numbers silently."""
     packs = getattr(model, "hf_quantizer", None) is not None
     held = {key.rpartition(".")[2] for key, one in model.state_dict().items() if not one.is_floating_point()}

@@ -4,18 +4,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ..quant.blocks import BlockWeights
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from .described import DescribedModel
 _FACTS = (
     "model_type",
     "vocab_size",
@@ -113,7 +109,7 @@ LIKE = 0.8
 _KEPT, _ROUNDED = "_paceline_fingerprint", "_paceline_rounded"
 
 
-def identity(model: "PreTrainedModel | DescribedModel") -> tuple[str, str]:
+def identity(model: nn.Module) -> tuple[str, str]:
     """The fingerprint of a model, which is `hash_checkpoint` in hexadecimal, and its sketch.
 
     Computed while the layers are still those of transformers; a module tree in which they were fused, packed or
@@ -131,22 +127,22 @@ def identified(config: Any, samples: Samples) -> tuple[str, str]:
     return hash_samples(config, samples), sketch_of(samples)
 
 
-def fingerprint(model: "PreTrainedModel | DescribedModel") -> str:
+def fingerprint(model: nn.Module) -> str:
     """The first part of its `identity`."""
     return identity(model)[0]
 
 
-def remember(model: "PreTrainedModel | DescribedModel", value: tuple[str, str]) -> None:
+def remember(model: nn.Module, value: tuple[str, str]) -> None:
     """Store the identity in a module tree whose layers are about to be replaced; copies keep it."""
     vars(model)[_KEPT] = value
 
 
-def note_rounded(model: "PreTrainedModel | DescribedModel", rounded: bool) -> None:
+def note_rounded(model: nn.Module, rounded: bool) -> None:
     """Store whether a model's files hold weights of a few bits; copies keep it."""
     vars(model)[_ROUNDED] = rounded
 
 
-def came_rounded(model: "PreTrainedModel | DescribedModel") -> bool:
+def came_rounded(model: nn.Module) -> bool:
     """What `note_rounded` noted, whatever the weights became since."""
     return bool(vars(model).get(_ROUNDED))
 

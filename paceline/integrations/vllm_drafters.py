@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
-from ..core.outputs import Round
 from ..core.request import SamplingParams, Sequence
+from ..core.round import Round
 from ..methods import lookup as prompt_lookup
 from ..methods.suffix import drafter as suffix
 from ..policy import CostModel

@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import ConfigError
 from ..hf.chats import text_chat
 from ..hf.image_prompts import render
-from ..system.files import read_text
-from ..zoo.registry import Progress
+from ..system.files import Progress, read_text
 from .prompts import PromptLine, read_lines
 
 _JSON = (".jsonl", ".json", ".jsonl.gz", ".json.gz")

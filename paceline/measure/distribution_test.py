@@ -10,13 +10,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..core.interfaces import Verifier
 from ..core.request import SamplingParams
+from ..engine.output import Completion
 from ..llm import LLM
 from ..methods import DraftModel
-from ..outputs import Completion
 from ..policy import Fixed
+from ..system.files import Progress, silent
 from ..system.hardware import one_thread
 from ..target import wrap_model
-from ..zoo.registry import Progress, silent
 
 FALSE_ALARM = 1e-6
 """The probability that a lossless verifier fails the test."""

@@ -15,9 +15,9 @@ from ..methods.lookahead import LookaheadSpec
 from ..methods.recycling import SUCCESSORS
 from ..quant.int4 import fits_int4
 from ..quant.packed import PackedLinear, device_of, has_kernels
+from ..system.files import Progress, silent
 from ..system.hardware import Load, Processors, available_memory, cpu_flags, processors, waiting, watch_load
 from ..system.provenance import provenance
-from ..zoo.registry import Progress, silent
 from .formats import HeldWeights, held_weights, unpacked_formats
 from .machine import PassCosts, about_drafts, ms, read_bandwidth, weight_bytes
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, model_validator
 
-from ..core.figures import MIN_TIMED, Round
+from ..core.round import MIN_TIMED, Round
 from ..errors import ConfigError, PacelineError
 from ..system.files import check_folder, claimed, read_json, read_text, to_json, write_text
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ..config import SpecConfig
-from ..core.figures import tokens_per_pass
+from ..core.round import tokens_per_pass
 from ..llm import LLM
 from ..methods import Choose, DrafterSpec, DraftModel
 from ..system.provenance import provenance, sha256_of

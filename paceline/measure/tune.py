@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..config import EngineFlags, SpecConfig, engine_flags, parse
-from ..core.outputs import Round
+from ..core.round import Round
 from ..errors import ConfigError
 from ..llm import LLM
 from ..methods.table import REGISTRY, HeadSpec, methods
 from ..policy import CostModel, Profile
 from ..policy.estimates import Estimates
+from ..system.files import Progress, silent
 from ..system.provenance import provenance
 from ..tuned import Tuned, made_for
 from ..zoo import name_elsewhere, resolve
-from ..zoo.registry import Progress, silent
 from .machine import PassCosts, about_drafts, ms
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide
 from .suites import Question

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier, bind_once
-from ..core.outputs import Walk
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, MakeDecoder, Target, Verifier, bind_once
 from ..core.request import Sequence
+from ..core.shortage import spared
 from ..core.tree import TokenTree
-from ..decoding.contract import spared
+from ..core.walk import Walk
 from ..errors import ConfigError
 from ..schema import Many, checked, checked_call
 from .table import DrafterSpec
@@ -65,6 +65,10 @@ class Choose(Drafter):
             for member in self.members:
                 bind_once(member, target, verifier)
         self.info = self._info()
+
+    def bind_inner(self, decoder: MakeDecoder) -> None:
+        for member in self.members:
+            member.bind_inner(decoder)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         return [self._options(*one, seq) for one in zip(self.members, self.labels, strict=True)]

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
-from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..core.walk import Walk
 from ..errors import ConfigError
 from ..sampling.scores import argmax
 from ..schema import checked, checked_call

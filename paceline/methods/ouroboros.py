@@ -18,9 +18,9 @@ from torch import Tensor
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.nodes import Tree
-from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..core.walk import Walk
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.fingerprint import hash_vocabulary
 from ..sampling.scores import argmax

@@ -15,8 +15,8 @@ from torch import Tensor
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ..core.nodes import Tree
-from ..core.outputs import Walk
 from ..core.request import Sequence
+from ..core.walk import Walk
 from ..kernels.library import largest, reads
 from ..schema import checked, checked_call
 from .heads.trees import DynamicTree, Grown, draft_of

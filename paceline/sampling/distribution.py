@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..core.outputs import TargetDistribution
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..core.walk import TargetDistribution
 from ..errors import ConfigError, NumericsError
 from .processors import is_edited, process
 from .warpers import is_warped, on_rows, warp

@@ -4,29 +4,29 @@ Both use the same deltas, so the joined chunks of a stream are the whole answer.
 """
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from fastapi import Request
+from fastapi.responses import JSONResponse, Response
 
 from .. import __version__
-from ..core.figures import tokens_per_pass
-from ..core.outputs import Round
 from ..core.request import SamplingParams, TokenLogprob
+from ..core.round import Round, tokens_per_pass
+from ..engine.output import Completion, RequestOutput
 from ..errors import PacelineError
 from ..methods import PredictedOutput
-from ..outputs import Completion, RequestOutput
 from ..sampling.detokenize import Detokenizer
+from ..target.prompts import Prompt
+from . import protocol
 from .errors import ApiError, body_of
 from .metrics import Watch
 from .protocol import StreamOptions
-from .streams import DONE, event
-from .tools import ToolReader
-
-if TYPE_CHECKING:
-    from .service import Service
+from .service import Service
+from .streams import DONE, EventStream, connected, event, merged
+from .tools import ToolReader, reader_of
 
 Outputs: TypeAlias = AsyncGenerator[tuple[int, RequestOutput]]
 """Outputs of the engine, each with the index of its prompt."""
@@ -83,7 +83,7 @@ class Answering:
     last: the last output of the engine for each prompt.
     """
 
-    service: "Service"
+    service: Service
     request: Request
     choices: list[Choice]
     params: SamplingParams
@@ -324,3 +324,31 @@ def by_text(one: TokenLogprob) -> dict[str, float]:
 def _finite(logprob: float) -> float:
     """JSON has no -inf."""
     return max(logprob, -9999.0)
+
+
+async def respond(
+    service: Service,
+    request: Request,
+    body: protocol.Request,
+    kind: Callable[..., Answering],
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+) -> Response:
+    """Answer each prompt `params.n` times, as a whole or as a stream. kind: makes the answer's format."""
+    is_painted = service.settings.return_provenance if body.return_provenance is None else body.return_provenance
+    if (count := len(prompts) * params.n) > protocol.MAX_CHOICES:
+        what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
+        raise ApiError(400, what, "invalid_value", "n")
+    pieces = [service.detokenizer(params) if is_painted else None for _ in range(count)]
+    choices = [Choice(index=index, tools=reader_of(body), pieces=one) for index, one in enumerate(pieces)]
+    run = kind(service, request, choices, params)
+    sources = [service.engine.generate(one, params, f"{run.head['id']}-{place}") for place, one in enumerate(prompts)]
+    end_at = request.scope["end_at"]
+    outputs = merged(sources)  # type: ignore[arg-type]
+    if body.stream:
+        options = body.stream_options or protocol.StreamOptions()
+        return EventStream(run.events(outputs, options), end_at, run.log, run.failed)
+    async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
+        async for _ in deltas:
+            pass
+    return JSONResponse(run.whole())

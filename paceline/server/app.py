@@ -17,7 +17,7 @@ from ..async_llm import AsyncLLM
 from ..errors import ConfigError
 from ..target.prompts import TemplatedChat
 from . import protocol
-from .answers import Answering, CompletionAnswering
+from .answers import Answering, CompletionAnswering, respond
 from .chats import chat_prompt, read_messages
 from .errors import ApiError, unsupported
 from .gate import gated_app
@@ -45,7 +45,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
         params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body))
         body.chat_template_kwargs = {**settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
         prompt = chat_prompt(body, settings.images, service.template)
-        return await service.answer(request, body, kind, [prompt], params)
+        return await respond(service, request, body, kind, [prompt], params)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
@@ -67,7 +67,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
             raise unsupported("echo with logprobs")
         shown = body.prompts if body.echo else ()
         echo = [text for one in shown for text in [await run_in_threadpool(service.text_of, one)] * params.n]
-        return await service.answer(request, body, partial(CompletionAnswering, echo=echo), body.prompts, params)
+        return await respond(service, request, body, partial(CompletionAnswering, echo=echo), body.prompts, params)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -1,13 +1,9 @@
 """An engine with its settings, and the common steps of all requests to it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from fastapi import Request
-from fastapi.responses import JSONResponse, Response
 
 from ..async_llm import AsyncLLM
 from ..core.request import SamplingParams
@@ -16,15 +12,11 @@ from ..hf.images import ImageLimits
 from ..methods import PredictedOutput
 from ..sampling.detokenize import Detokenizer
 from ..schema import brief
-from ..target.prompts import Prompt
 from . import protocol
-from .answers import Answering, Choice
 from .chats import LIMITS
 from .errors import ApiError, unsupported
 from .gate import Gated, GateSettings
 from .metrics import Metrics
-from .streams import EventStream, connected, merged
-from .tools import reader_of
 from .tracing import Tracer
 
 _MAX_CHARS = 64  # per token of the context; longer prompts are refused before they are tokenized, which takes long
@@ -108,30 +100,3 @@ class Service(Gated):
         """Wait as `Gated.drain`, then abort the remaining requests."""
         await super().drain(timeout)
         await self.engine.drain(0)
-
-    async def answer(
-        self,
-        request: Request,
-        body: protocol.Request,
-        kind: Callable[..., Answering],
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-    ) -> Response:
-        """Answer each prompt `params.n` times, as a whole or as a stream. kind: makes the answer's format."""
-        is_painted = self.settings.return_provenance if body.return_provenance is None else body.return_provenance
-        if (count := len(prompts) * params.n) > protocol.MAX_CHOICES:
-            what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
-            raise ApiError(400, what, "invalid_value", "n")
-        pieces = [self.detokenizer(params) if is_painted else None for _ in range(count)]
-        choices = [Choice(index=index, tools=reader_of(body), pieces=one) for index, one in enumerate(pieces)]
-        run = kind(self, request, choices, params)
-        sources = [self.engine.generate(one, params, f"{run.head['id']}-{place}") for place, one in enumerate(prompts)]
-        end_at = request.scope["end_at"]
-        outputs = merged(sources)  # type: ignore[arg-type]
-        if body.stream:
-            options = body.stream_options or protocol.StreamOptions()
-            return EventStream(run.events(outputs, options), end_at, run.log, run.failed)
-        async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
-            async for _ in deltas:
-                pass
-        return JSONResponse(run.whole())

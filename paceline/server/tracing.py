@@ -7,10 +7,24 @@ The SDK and its exporter come with the extra: pip install 'paceline[tracing]'.
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ConfigError
-from .answers import Answering
+
+
+class Traced(Protocol):
+    """What a span says of a request; `answers.Answering` has it."""
+
+    request: Any
+    params: Any
+    head: dict[str, Any]
+    log: dict[str, Any]
+    last: dict[int, Any]
+    watch: Any
+
+    def figures(self) -> dict[str, Any]:
+        """Of its rounds."""
+        ...
 
 
 class Tracer:
@@ -32,7 +46,7 @@ class Tracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer("paceline.server")
 
-    def record(self, run: Answering, reasons: Sequence[str]) -> str:
+    def record(self, run: Traced, reasons: Sequence[str]) -> str:
         """Record a request that has just ended; returns its trace id.
 
         reasons: the finish reason of each choice; with "error" the span has the status error.
@@ -53,7 +67,7 @@ class Tracer:
         self._provider.shutdown()
 
 
-def _attributes(run: Answering, reasons: Sequence[str]) -> dict[str, Any]:
+def _attributes(run: Traced, reasons: Sequence[str]) -> dict[str, Any]:
     """The attributes of a span; the longest times of several prompts."""
     queue, prefill, decode = (
         max((seconds(one.metrics) for one in run.last.values()), default=0.0)

@@ -17,6 +17,12 @@ from ..errors import ConfigError
 
 Progress = Callable[[str, int, int | None], None]
 """progress(stage, done, total): stage is wait, download, extract, convert or hash; total is None when unknown."""
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Ignore the progress."""
+
+
 MAX_BYTES = 1 << 30
 """The largest file that is read; more is a mistake, such as an endless device."""
 _KERNEL = 1 << 20  # bytes to read of a file with size 0, as files of the kernel have

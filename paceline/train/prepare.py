@@ -33,10 +33,12 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DrafterInfo, Target, Verifier
-from ..core.outputs import Walk
 from ..core.request import SamplingParams, Sequence
 from ..core.vision import VisionPrompt
-from ..decoding import SpeculativeDecoder, generate
+from ..core.walk import Walk
+from ..engine.loop import SpeculativeDecoder
+from ..engine.request import Request
+from ..engine.scheduler import run
 from ..errors import CacheFull, ConfigError
 from ..hf.chats import has_images
 from ..hf.image_prompts import encode, text_prompt
@@ -263,7 +265,8 @@ def prepare(
     while group := list(islice(todo, together)):
         seqs = [sequence(index, one) for index, one in group]
         waiting |= {id(seq): prompt for seq, prompt in zip(seqs, group, strict=True)}
-        for active in generate(decoder, seqs):
+        for step in run(decoder, [Request.of(decoder, seq) for seq in seqs]):
+            active = [answer.seq for answers in step.updated.values() for answer in answers]
             finished += [seq for seq in active if seq.is_finished]
             if len(finished) >= _PER_FILE:
                 _write(folder, finished, waiting, recorder)

@@ -5,35 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.processing_utils import ProcessorMixin
 
 from ..schema import validate
 from ..target import LoadedModel
 from .config import RunConfig
-from .prepare import ImageChat
-
-if TYPE_CHECKING:
-    from .data import Answers
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch of answers, each from the first token of its prompt, padded at the end.
-
-    token_ids: 0 where padded. states: the target's hidden states by layer; the state of column t was computed from
-    tokens 0 to t, and is zero where padded and at each answer's last token, which the target never read. is_answer:
-    True where the target wrote the token, or where `train.prompts` counts it so: losses are for these tokens only.
-    chats: one for each answer whose prompt has images, else None; empty where no prompt has any.
-    """
-
-    token_ids: Int[Tensor, "B T"]
-    states: Mapping[int, Float[Tensor, "B T E"]]
-    is_answer: Bool[Tensor, "B T"]
-    chats: tuple[ImageChat | None, ...] = ()
+from .data import Answers, Batch
 
 
 @dataclass(frozen=True)
@@ -106,7 +87,7 @@ class Recipe(ABC):
 
     @classmethod
     @abstractmethod
-    def build(cls, plan: Plan, answers: "Answers") -> "Recipe":
+    def build(cls, plan: Plan, answers: Answers) -> "Recipe":
         """A fresh module beside its target, in float32, and the recipe to train it.
 
         answers: those to train on; their most frequent tokens become the draft vocabulary.

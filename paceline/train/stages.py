@@ -26,13 +26,12 @@ from ..llm import LLM
 from ..measure.trials import Trial, trials_of
 from ..methods.heads.folder import read_record, trained_info
 from ..methods.table import recipe_of
-from ..system.files import Progress, check_folder, write_text
+from ..system.files import Progress, check_folder, silent, write_text
 from ..target import LoadedModel, load_model
 from ..zoo import resolve
-from ..zoo.registry import silent
 from .artefact import check_same_run, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
-from .data import DATA, Answers, AnswerTask, read_begun
+from .data import DATA, Answers, read_begun
 from .log import TrainEvent, draw, need_tensorboard
 from .loop import train
 from .measure import check_eval, evaluate
@@ -40,6 +39,7 @@ from .prepare import chat_of, encode_line, ordered, prepare, read_files
 from .prepare import read_record as read_prepared
 from .recipe import Plan
 from .run_folder import is_main, local_device, main_first, need, only_run, understood
+from .task import AnswerTask
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.nodes import Tree
-from ..core.outputs import TargetDistribution, Walk
+from ..core.walk import TargetDistribution, Walk
 from ..sampling.scores import argmax, gumbel_argmax
 from ..schema import checked_call
 from .walk import descend, to_list

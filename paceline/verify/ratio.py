@@ -6,7 +6,7 @@ from typing import ClassVar, final
 from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
 from ..core.nodes import Tree
-from ..core.outputs import TargetDistribution, Walk
+from ..core.walk import TargetDistribution, Walk
 from .rejection import Keyed, iid, point_mass, without_replacement
 from .walk import descend, p_at, q_at
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.nodes import Tree
-from ..core.outputs import TargetDistribution, Walk
+from ..core.walk import TargetDistribution, Walk
 from ..errors import LossyNotAllowed
 from ..schema import checked_call
 from .rejection import Keyed, probability

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ..core.draft import Draft
 from ..core.nodes import Tree
-from ..core.outputs import TargetDistribution, Walk
+from ..core.walk import TargetDistribution, Walk
 from ..errors import DraftError
 
 

@@ -1,7 +1,9 @@
 """The zoo: models that Paceline can fetch by name, checked by hash, as plain Hugging Face folders; trained heads."""
 
 from .cache import installed, models_dir, pull, resolve, verify
-from .registry import DEFAULT_MODEL, ZOO, ZooEntry, ZooModel, name_elsewhere, remark_elsewhere
+from .download import ZooModel
+from .entry import ZooEntry
+from .registry import DEFAULT_MODEL, ZOO, name_elsewhere, remark_elsewhere
 
 __all__ = [
     "DEFAULT_MODEL",

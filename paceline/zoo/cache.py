@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import checked, validate
-from ..system.files import Progress, exists, folder_bytes, to_json, unlock, write_text
+from ..system.files import Progress, exists, folder_bytes, silent, to_json, unlock, write_text
 from ..system.provenance import provenance, sha256_of
 from . import registry
-from .registry import ZooEntry, silent
+from .entry import ZooEntry
 
 MANIFEST = "paceline-manifest.json"
 FORMAT = 1  # increase it when the conversion changes, so that old folders are pulled again

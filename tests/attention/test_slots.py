@@ -9,14 +9,14 @@ import torch
 
 from paceline import LLM, PromptLookup, SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError, NumericsError
 from paceline.policy import Fixed
 from paceline.target import ModelRunner
 from paceline.verify import Coupled
 from tests.adversaries import Constant, RandomTrees
 from tests.attention.common import agree, held, prefilled
-from tests.helpers import REPEATING, all_free, loaded, prompt, sequence
+from tests.helpers import REPEATING, admit, all_free, loaded, prompt, sequence
 from tests.lossless.drafters import DRAFTERS
 from tests.tiny import tiny_model
 
@@ -93,7 +93,7 @@ def test_a_reused_slot_forgets_its_last_tenant(drafter):
     texts = []
     for ids in (REPEATING, prompt(60), REPEATING):
         seq = sequence(target, ids, PARAMS)
-        decoder.admit(seq)
+        admit(decoder, seq)
         assert seq.slot == 0
         while not seq.is_finished:
             decoder.step([seq])

@@ -10,11 +10,11 @@ from paceline import Coupled, Fixed, Lookahead, SamplingParams
 from paceline.config import parse
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError
 from paceline.methods import lookahead
 from paceline.target import ModelRunner
-from tests.helpers import REPEATING, loaded, reading_apart, run, runner, sequence
+from tests.helpers import REPEATING, admit, loaded, reading_apart, run, runner, sequence
 from tests.tiny import tiny_model
 
 GREEDY = SamplingParams(max_tokens=24)
@@ -168,7 +168,7 @@ def test_the_policy_is_told_how_many_rows_the_window_has():
     drafter = Lookahead(window=4, ngram=3)
     seq = sequence(loaded(), [*REPEATING, 7], GREEDY)  # 7 is followed by 44
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(loaded(), 1)), drafter, Coupled(), Fixed(2, 20))
-    decoder.admit(seq)
+    admit(decoder, seq)
     for _ in range(5):
         (look,) = drafter.draft_options(seq)
         decoder.step([seq])

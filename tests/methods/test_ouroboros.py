@@ -10,7 +10,7 @@ import torch
 from paceline import Coupled, DraftModel, Fixed, Ouroboros, SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.core.nodes import Tree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods import ouroboros
 from paceline.methods.draft_model import chain
@@ -19,7 +19,7 @@ from paceline.sampling.draft_sampler import DraftSampler
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
 from tests.attention.common import agree, held, prefilled
-from tests.helpers import REPEATING, loaded, prompt, reading_apart, runner, sequence, tokenizer
+from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, runner, sequence, tokenizer
 from tests.lossless.drafters import small_draft, twin
 from tests.methods.test_lookahead import paths
 from tests.methods.test_ngram_pool import Slow
@@ -47,7 +47,7 @@ def steps(drafter, ids=REPEATING, params=GREEDY, rounds=12, depth=DEPTH):
     drafter.observe = lambda seqs, draft, *rest: (trees.append(draft.tree), observe(seqs, draft, *rest))
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(loaded(), 2)), drafter, Coupled(), Fixed(depth, 40))
     seq = sequence(loaded(), ids, params)
-    decoder.admit(seq)
+    admit(decoder, seq)
     for _ in range(rounds):
         text = list(seq.token_ids)
         decoder.step([seq])

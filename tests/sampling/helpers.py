@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from paceline.core.outputs import TargetDistribution
 from paceline.core.request import SamplingParams, Sequence
 from paceline.core.tree import TokenTree
+from paceline.core.walk import TargetDistribution
 
 V = 40
 EOS = 3

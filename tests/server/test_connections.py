@@ -9,7 +9,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from paceline.cli.serve import LOCAL_NAMES, ListenOptions
+from paceline.cli.server_options import LOCAL_NAMES, ListenOptions
 from paceline.server import connections, gate
 from tests.server.helpers import ASK, listening, server, slowed
 

@@ -11,15 +11,15 @@ from paceline import Choose, PromptLookup, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.nodes import Tree
-from paceline.core.outputs import Walk
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.core.walk import Walk
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.methods import Space
 from paceline.methods.space import drafter as space
 from paceline.methods.space.adapter import SpaceAdapter
 from paceline.target import ModelRunner
 from paceline.verify import Coupled
-from tests.helpers import REPEATING, VOCAB, Budgets, loaded, prompt, run, sequence
+from tests.helpers import REPEATING, VOCAB, Budgets, admit, loaded, prompt, run, sequence
 from tests.space.common import adapter
 from tests.space.foresight import KNOWN, SAMPLED, SHORT, accepted, decreed, errs, future, knows, overfitted
 
@@ -293,7 +293,7 @@ def test_nothing_is_left_behind():
     on = ModelRunner(loaded(), 2)
     decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=14))
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=6))
-    decoder.admit(seq)
+    admit(decoder, seq)
     for _ in range(2):  # the first token comes with the prompt, without masks
         decoder.step([seq])
     kept = drafter._predicted[seq.slot].logits
@@ -304,7 +304,7 @@ def test_nothing_is_left_behind():
     assert not drafter._predicted
     decoder.release(seq)
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=6))
-    decoder.admit(seq)
+    admit(decoder, seq)
     decoder.step([seq])
     decoder.release(seq)
     assert not drafter._predicted

@@ -13,12 +13,13 @@ from torch import nn
 
 from paceline import LLM
 from paceline.train.config import PrepareSection, TrainConfig
-from paceline.train.data import Answers, AnswerTask
+from paceline.train.data import Answers
 from paceline.train.log import Saved, Started
 from paceline.train.loop import train
 from paceline.train.prepare import TrainPrompt, prepare
 from paceline.train.recipe import Batch, Losses, Recipe
 from paceline.train.stages import Done, Stages
+from paceline.train.task import AnswerTask
 from tests.helpers import NO_EOS, VOCAB, loaded, prompt, runner
 
 LAYERS = (1, 2)

@@ -9,8 +9,8 @@ from toy_distributions import PathDistribution
 
 from paceline.core.draft import Draft, Law
 from paceline.core.nodes import Tree
-from paceline.core.outputs import TargetDistribution
 from paceline.core.tree import TokenTree
+from paceline.core.walk import TargetDistribution
 from paceline.verify.rejection import Chance
 
 

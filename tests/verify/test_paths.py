@@ -10,7 +10,7 @@ from mutants import RULES, Rule
 from toy_distributions import path_distribution, product_distribution
 
 from paceline.core.draft import Law
-from paceline.core.outputs import TargetDistribution
+from paceline.core.walk import TargetDistribution
 from paceline.verify import Ratio, ratio
 from paceline.verify.rejection import Chance
 from paceline.verify.walk import descend

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ...core.draft import Draft, Law
-from ...core.interfaces import DraftBudget
+from ...core.interfaces import DraftBudget, InnerDecoder
 from ...core.request import SamplingParams, Sequence
 from ...core.tree import TokenTree
-from ...decoding import SpeculativeDecoder
 from ...errors import NumericsError
 from ...sampling.draft_sampler import DraftSampler, confidence
 from ...sampling.scores import before_banned
@@ -97,7 +96,7 @@ class Chains:
     source: str
     common: CommonTokens | None = None
     phrases: Callable[[int], Seq[Seq[int]]] | None = None
-    decoder: SpeculativeDecoder | None = None
+    decoder: InnerDecoder | None = None
 
     def logits(self, own: Tensor) -> Tensor:
         """The runner's logits [B, V'] as logits over the target's vocabulary [B, V]; -inf for tokens that it lacks."""
@@ -160,7 +159,7 @@ class Chains:
         return Draft(tree, Law.IID, q, self.source, confidence=confidences)
 
     def _decode(
-        self, decoder: SpeculativeDecoder, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached: Seq[Seq[int]]
+        self, decoder: InnerDecoder, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached: Seq[Seq[int]]
     ) -> Draft:
         """`draft` where each chain is a short answer of the decoder. It is a point mass, without confidences.
 

@@ -15,17 +15,14 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
-from ...core.outputs import Walk
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, MakeDecoder, Target, Verifier
 from ...core.request import Sequence
-from ...decoding import SpeculativeDecoder
+from ...core.walk import Walk
 from ...errors import ConfigError, IncompatibleModels
-from ...policy import CostModel
 from ...quant.linears import Weights
 from ...sampling.draft_sampler import DraftSampler
 from ...schema import checked, checked_call
 from ...target import LoadedModel, ModelRunner, load_model, with_weights
-from ...verify import Coupled
 from ...zoo import resolve
 from ..table import DrafterSpec, from_short_name, spec_class, vllm_flag
 from .chain import Chains
@@ -100,11 +97,12 @@ class DraftModel(Drafter):
         loaded = self._draft_vision.loaded
         self.runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
         sampler = DraftSampler(verifier.exact, target.banned_token_ids | self.runner.banned_token_ids)
-        decoder = None
-        if self.inner_drafter is not None:
-            decoder = SpeculativeDecoder(self.runner, self.inner_drafter, Coupled(), CostModel())
-        self.chains = Chains(self.runner, sampler, target.vocab_size, self.name, decoder=decoder)
+        self.chains = Chains(self.runner, sampler, target.vocab_size, self.name)
         self._prompts.clear()
+
+    def bind_inner(self, decoder: MakeDecoder) -> None:
+        if self.inner_drafter is not None and self.chains.decoder is None:
+            self.chains = replace(self.chains, decoder=decoder(self.runner, self.inner_drafter))
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A pass of the draft over one token, and its prefill per token."""

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.nodes import Tree
-from ...core.outputs import Walk
 from ...core.request import Sequence
+from ...core.walk import Walk
 from ...schema import checked, checked_call
 from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams

@@ -1,50 +1,17 @@
-"""The contract of drafters, checked in each round: a bad draft is an error that names the drafter.
+"""The contract of drafters, checked in each round: a bad draft is an error that names the drafter."""
 
-A drafter that only lacks memory or a file is no error: the answer goes on without its draft.
-"""
-
-import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import DraftBudget, Drafter
 from ..core.request import Sequence
+from ..core.shortage import is_shortage
 from ..core.tree import TokenTree
-from ..errors import CacheFull, DraftError, PacelineError
-
-_log = logging.getLogger(__name__)
-_LACKS = (CacheFull, MemoryError, torch.OutOfMemoryError, OSError)
-_OF_TORCH = ("DefaultCPUAllocator", "_ALLOC_FAILED", "out of memory")  # in errors without a class of their own
-
-
-@contextmanager
-def spared(drafter: Drafter, seqs: Seq[Sequence]) -> Iterator[None]:
-    """End the body where memory or a file fails the drafter, which then forgets these sequences.
-
-    So there is no draft in this round; in the next one it begins again with their texts. Any other error is raised.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not _lacks(error):
-            raise
-        level = logging.DEBUG if drafter.has_lacked else logging.WARNING
-        _log.log(level, "%s cannot draft now, and answers go on without it: %s", _name(drafter), error)
-        drafter.has_lacked = True
-        drafter.release([seq.slot for seq in seqs])
-
-
-def _lacks(error: Exception) -> bool:
-    """Whether an error tells of missing memory or files, not of a fault of the drafter."""
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_TORCH):
-        return True
-    return isinstance(error, _LACKS)
+from ..errors import DraftError, PacelineError
 
 
 def call(drafter: Drafter, method: str, seqs: Seq[Sequence], *given: Any) -> Any:
@@ -57,7 +24,7 @@ def call(drafter: Drafter, method: str, seqs: Seq[Sequence], *given: Any) -> Any
     try:
         made = getattr(drafter, method)(tuple(seqs), *given)
     except Exception as error:
-        if not isinstance(error, PacelineError) and not _lacks(error):
+        if not isinstance(error, PacelineError) and not is_shortage(error):
             what = f"{_name(drafter)} failed in {method}()"
             raise DraftError(what, got=f"{type(error).__name__}: {error}") from error
         failed = error

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline import LLM, Choose, Coupled, DraftModel, Eagle, Fixed, Medusa, PromptLookup, SamplingParams
 from paceline.attention import kv_cache
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError
 from paceline.kernels import library
 from paceline.methods import DFlash
@@ -17,7 +17,7 @@ from paceline.methods.heads import draft_layer
 from paceline.target import LoadedModel, ModelRunner, native
 from paceline.verify import Ratio
 from tests.adversaries import Constant
-from tests.helpers import REPEATING, all_free, loaded, on_torch, oracle, prompt, result, sequence
+from tests.helpers import REPEATING, all_free, generate, loaded, on_torch, oracle, prompt, result, sequence
 from tests.lossless.drafters import DRAFTERS, small_draft, twin
 from tests.methods.heads import medusa, random_head
 from tests.methods.tokenizers_made import reader

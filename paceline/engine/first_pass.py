@@ -25,23 +25,21 @@ def deferred_tokens(runner: ModelRunner, seq: Sequence) -> list[int]:
 
 def forward(
     runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree, keep_states: bool
-) -> tuple[Tensor, list[bool], float]:
-    """Logits [B, N, V] of the trees, which rows were fused with their prefill, and the seconds of those rows."""
-    is_fused = [bool(deferred_tokens(runner, seq)) for seq in seqs]
-    if not any(is_fused):
-        return runner.forward([seq.slot for seq in seqs], tree, keep_states=keep_states), is_fused, 0.0
-    begin = time.perf_counter()
-    rows: list[Tensor | None] = [
-        _fused(runner, seq, tree, b, keep_states) if is_fused[b] else None for b, seq in enumerate(seqs)
-    ]
-    next(row for row in rows if row is not None)[0, 0].item()  # waits for the device
-    seconds = time.perf_counter() - begin
-    others = [b for b, fused in enumerate(is_fused) if not fused]
-    if others:
-        logits = runner.forward([seqs[b].slot for b in others], tree.of_rows(others), keep_states=keep_states)
-        for place, b in enumerate(others):
-            rows[b] = logits[place]
-    return torch.stack([row for row in rows if row is not None]), is_fused, seconds
+) -> tuple[Tensor, dict[int, float]]:
+    """Logits [B, N, V] of the trees, and the seconds of each row that was fused with its prefill."""
+    seconds, rows = dict[int, float](), dict[int, Tensor]()
+    for row, seq in enumerate(seqs):
+        if deferred_tokens(runner, seq):
+            begin = time.perf_counter()
+            rows[row] = _fused(runner, seq, tree, row, keep_states)
+            rows[row][0, 0].item()  # waits for the device
+            seconds[row] = time.perf_counter() - begin
+    if not rows:
+        return runner.forward([seq.slot for seq in seqs], tree, keep_states=keep_states), seconds
+    if others := [row for row in range(len(seqs)) if row not in rows]:
+        logits = runner.forward([seqs[row].slot for row in others], tree.of_rows(others), keep_states=keep_states)
+        rows |= dict(zip(others, logits, strict=True))
+    return torch.stack([rows[row] for row in range(len(seqs))]), seconds
 
 
 def _fused(runner: ModelRunner, seq: Sequence, tree: TokenTree, row: int, keep_states: bool) -> Tensor:

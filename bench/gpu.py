@@ -115,9 +115,9 @@ def rounds(loaded: LoadedModel, context: int, clock: Clock, tokens: int) -> dict
         drafted.append(clock.mark())
         return draft
 
-    def marked_forward(*args):
+    def marked_forward(*args, **options):
         begun.append((drafted[-1] if drafted else clock.mark(), clock.mark()))  # no draft in the prompt's round
-        out = forward(*args)
+        out = forward(*args, **options)
         done.append(clock.mark())
         return out
 

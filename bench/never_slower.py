@@ -83,8 +83,8 @@ def main() -> None:
             took, answers = {}, {}
             sides = [("plain", plain), ("default", llm)]
             for name, side in sides if turn % 2 else sides[::-1]:
-                answers[name] = side.generate(user_prompt(side.loaded, example.prompt), params)[0].token_ids
-                took[name] = side.decoder.timings.decode
+                result = side.generate(user_prompt(side.loaded, example.prompt), params)[0]
+                answers[name], took[name] = result.token_ids, result.metrics.decode
                 seconds[name] += took[name]
             assert answers["plain"] == answers["default"]
             ratios.append(took["plain"] / took["default"])

@@ -40,17 +40,15 @@ def measured(model: str, context: int, states: list[int], repeats: int = 15) -> 
         runner.states.watch(states)
         tree, by_kept = TokenTree.from_lists([text[:1]], [[-1]]), {False: [], True: []}
         for turn in range(8 * repeats):
-            runner.states.kept = turn % 2 == 1
-            begin = time.perf_counter()
-            runner.forward([slot], tree)
-            by_kept[runner.states.kept].append(time.perf_counter() - begin)
+            kept, begin = turn % 2 == 1, time.perf_counter()
+            runner.forward([slot], tree, keep_states=kept)
+            by_kept[kept].append(time.perf_counter() - begin)
         found |= {"1": 1e3 * statistics.median(by_kept[False]), "1+s": 1e3 * statistics.median(by_kept[True])}
-    runner.states.kept = False
     times = []
     for _ in range(3):
         runner.cache.truncate(slot, 0)
         begin = time.perf_counter()
-        runner.prefill_chunk(slot, text)
+        runner.prefill_chunk(slot, text, keep_states=False)
         times.append(time.perf_counter() - begin)
     return {**found, "512": 1e3 * statistics.median(times)}
 

@@ -31,8 +31,9 @@ from paceline.cli.options import quieten
 from paceline.config import parse
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
-from paceline.core.outputs import Origin, Round
+from paceline.core.nodes import Tree, depths_of, path_to
 from paceline.core.request import Sequence
+from paceline.core.round import Origin, Round
 from paceline.core.tree import TokenTree
 from paceline.policy.estimates import FEW_TOKENS
 from paceline.policy.seconds import PassCurve
@@ -72,9 +73,9 @@ class Recorder(Drafter):
             if offer.hint >= 0 and depth > 0:
                 budget = DraftBudget(depth, TREE_NODES if offer.branches > 1 else depth, should_continue=lambda _: True)
                 draft = drafter.propose(seqs, [budget])
-                ids, parents, _ = draft.tree.lists
+                (tree,) = draft.tree.rows
                 given = None if draft.confidence is None else draft.confidence[0].tolist()
-                row |= {"ids": list(ids[0]), "parents": list(parents[0]), "confidences": given}
+                row |= {"ids": tree.token_ids, "parents": tree.parents, "confidences": given}
             self.proposals.setdefault(name, []).append(row)
         return Draft(TokenTree.chain([[seq.token_ids[-1]]]), source=self.name)
 
@@ -164,15 +165,12 @@ class Replayed(Drafter):
         depth = min(budget.depth, budget.nodes, seq.remaining - 1)
         nodes, levels = cut(row, budget, depth) if depth > 0 and "ids" in row else ([0], 0)
         ids, parents, given = (row.get(key) or [-1] for key in ("ids", "parents", "confidences"))
-        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
-        at, accepted, depths = 0, [], [0]
-        for node in nodes[1:]:
-            depths.append(depths[place[parents[node]]] + 1)
+        tree, at, accepted = Tree.of(ids, parents).part(nodes), 0, []
         for token in self.output[seq.num_output :]:
-            at = next((node for node in nodes[1:] if parents[node] == at and ids[node] == token), 0)
-            if not at:
+            at = tree.child(at, token)
+            if at is None:
                 break
-            accepted.append(place[at])
+            accepted.append(at)
         spent, (token_s, read_s) = 0.0, self.timed[name]
         if levels:
             spent = (1 if self.at_once[name] else levels) * token_s + read_s * (
@@ -185,8 +183,8 @@ class Replayed(Drafter):
             if seq.append(token, Origin.DRAFTED, name):
                 break
         made = Round(
-            name, max(depths), len(accepted), emitted,
-            token_ids=tuple(nodes), parents=tuple(place[parents[node]] for node in nodes), path=tuple(accepted),
+            name, max(tree.depths), len(accepted), emitted,
+            token_ids=tuple(nodes), parents=tuple(tree.parents), path=tuple(accepted),
             confidences=() if given == [-1] else tuple(given[node] for node in nodes[1:]),
             hint=row["hint"], batch=1, num_rows=len(nodes),
         )  # fmt: skip
@@ -196,16 +194,13 @@ class Replayed(Drafter):
 def cut(row, budget, depth):
     """What a drafter with this budget would have drafted of a recorded tree: its nodes, root first, and the levels."""
     parents, given = row["parents"], row["confidences"]
-    depths, scores, levels = [0], [1.0], 0
+    depths, scores, levels = depths_of(parents), [1.0], 0
     for node in range(1, len(parents)):
-        depths.append(depths[parents[node]] + 1)
         scores.append(scores[parents[node]] * (given[node] if given else 1.0))
     while levels < min(depth, max(depths)):
         levels += 1
-        best, path = max((n for n in range(len(depths)) if depths[n] == levels), key=lambda n: scores[n]), []
-        while best and given:
-            path.insert(0, given[best])
-            best = parents[best]
+        best = max((n for n in range(len(depths)) if depths[n] == levels), key=lambda n: scores[n])
+        path = [given[node] for node in path_to(parents, best)] if given else []
         if given and budget.should_continue is not None and not budget.should_continue(path):
             break
     drafted = sorted((n for n in range(1, len(depths)) if depths[n] <= levels), key=lambda n: (-scores[n], n))

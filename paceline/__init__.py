@@ -13,8 +13,8 @@ _MODULES = {
     "integrations.custom_generate": "hf_model",
     "core.request": "RequestOutputKind SamplingParams",
     "core.structured": "StructuredOutputsParams",
-    "core.outputs": "Origin Round",
-    "outputs": "Completion RequestOutput StreamChunk",
+    "core.round": "Origin Round",
+    "engine.output": "Completion RequestOutput StreamChunk",
     "methods": "Blockwise Choose DFlash DraftModel Eagle JumpForward Lookahead Medusa Ouroboros Plain "
     "PredictedOutput PromptLookup SelfQuantized Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
@@ -44,11 +44,14 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:  # the same names for type checkers, which take "as" for public
     from .async_llm import AsyncLLM as AsyncLLM
     from .cascade import Cascade as Cascade
-    from .core.outputs import Origin as Origin
-    from .core.outputs import Round as Round
     from .core.request import RequestOutputKind as RequestOutputKind
     from .core.request import SamplingParams as SamplingParams
+    from .core.round import Origin as Origin
+    from .core.round import Round as Round
     from .core.structured import StructuredOutputsParams as StructuredOutputsParams
+    from .engine.output import Completion as Completion
+    from .engine.output import RequestOutput as RequestOutput
+    from .engine.output import StreamChunk as StreamChunk
     from .errors import PacelineError as PacelineError
     from .integrations.custom_generate import hf_model as hf_model
     from .llm import LLM as LLM
@@ -68,9 +71,6 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .methods.self_int4.drafter import SelfQuantized as SelfQuantized
     from .methods.space.drafter import Space as Space
     from .methods.suffix.drafter import Suffix as Suffix
-    from .outputs import Completion as Completion
-    from .outputs import RequestOutput as RequestOutput
-    from .outputs import StreamChunk as StreamChunk
     from .policy import CostModel as CostModel
     from .policy import Dynamic as Dynamic
     from .policy import Fixed as Fixed

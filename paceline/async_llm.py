@@ -19,15 +19,15 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from .core.request import RequestOutputKind, SamplingParams, params_of
+from .engine.output import RequestOutput
+from .engine.request import MAX_WAITING_PIXEL_BYTES
+from .engine.stats import EngineStats
 from .engine.thread import EngineThread, Ticket
 from .errors import ConfigError, EngineStopped, QueueFull
 from .hf.image_prompts import pixel_bytes
-from .hf.prompts import Prompt, holds_images
 from .llm import LLM
-from .outputs import RequestOutput
-from .requests import MAX_WAITING_PIXEL_BYTES
 from .schema import brief, checked_call
-from .stats import EngineStats
+from .target.prompts import Prompt, holds_images
 
 _T = TypeVar("_T")
 _IMAGE_READERS = 4  # threads; how much they decode at once is bounded by `open_images`
@@ -59,7 +59,7 @@ class AsyncLLM:
         prefixes = llm.runner.prefixes
         with llm.runner.fair_lock():
             prefixes.resize(prefixes.max_bytes if prefix_cache_bytes is None else prefix_cache_bytes)
-        self._thread = EngineThread(llm)
+        self._thread = EngineThread(llm.decoder)
         self._stop = weakref.finalize(self, self._thread.stop)  # also when the interpreter ends
         self._reader = ThreadPoolExecutor(1, "paceline-reader")
         self._image_reader = ThreadPoolExecutor(_IMAGE_READERS, "paceline-images")

@@ -10,11 +10,12 @@ import secrets
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from os import PathLike
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from types import EllipsisType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import torch
 from pydantic import Field
@@ -23,30 +24,26 @@ from transformers import PreTrainedTokenizerBase
 
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
-from .core.outputs import Timings
 from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
-from .decoding import SpeculativeDecoder, generate
+from .engine.loop import SpeculativeDecoder
+from .engine.output import RequestOutput, StreamChunk
+from .engine.request import Request, check_drafting, default_params, drop_waiting_pixels, encode, open_request
+from .engine.scheduler import run
+from .engine.stats import Counter, EngineStats, Vector
 from .errors import ConfigError, LossyNotAllowed
 from .hf.classes import PreTrainedModel, ProcessorMixin
-from .hf.load import load_tokenizer
-from .hf.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .integrations.other_names import INSTEAD
-from .methods.choose import Choose
 from .methods.plain import Plain
-from .methods.prediction import PredictedOutput
-from .methods.spec import one_of
-from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
 from .quant.blocks import Activations
 from .quant.linears import QuantReport, Weights
-from .requests import Request, default_params, drop_waiting_pixels, open_request, read_for, ready_sequences
-from .schema import brief, checked_call, checked_names
-from .stats import Counter, EngineStats, Vector
+from .schema import checked_call, checked_names
 from .system.hardware import return_free_memory
-from .target import LoadedModel, load_model, make_runner, with_activations, with_weights, wrap_model
+from .target import LoadedModel, make_runner, with_activations, with_weights
+from .target.open_model import open_model
+from .target.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .tuned import check_profile, load_tuned
 from .verify import Coupled
-from .zoo import resolve
 
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
@@ -121,34 +118,10 @@ class LLM:
         if drafter is not None and speculative_config is not None:
             raise ConfigError("drafter and speculative_config both name a drafter", fix="give one of them")
         named = drafter if isinstance(drafter, str) else speculative_config
-        config = None if named is None else parse(named)
-        if verifier is not None and not (verifier.lossless or allow_lossy):
-            what = f"{verifier.name} changes what the model answers"
-            raise LossyNotAllowed(what, fix="pass allow_lossy=True to accept that")
-        if isinstance(tokenizer, str | Path):
-            tokenizer = load_tokenizer(resolve(tokenizer), trust_remote_code)
-        if isinstance(model, str | Path):
-            if processor is not None:
-                raise ConfigError("a model that is loaded by name brings its processor", fix="leave processor out")
-            hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
-            place = resolve(model, cache_dir)
-            if mmproj is None:
-                self.loaded = load_model(place, dtype, device, trust_remote_code, tokenizer, hub)
-            else:
-                from .hf.gguf.vision import open_gguf_vision
-
-                code = trust_remote_code and tokenizer is None
-                unread = {**hub, "trust_remote_code": code or None}
-                _refuse_unread(unread, "is for hub ids and folders, and mmproj for GGUF files")
-                made, processor = open_gguf_vision(Path(place), Path(mmproj), dtype, device, tokenizer)
-                self.loaded = wrap_model(made, name=Path(place).name, processor=processor)
-        else:
-            given = {"dtype": dtype, "device": device, "revision": revision, "token": token, "cache_dir": cache_dir}
-            given["mmproj"] = mmproj
-            _refuse_unread(given, "is for models that are loaded by name")
-            if isinstance(model, LoadedModel) and not (tokenizer is processor is None):
-                raise ConfigError("a LoadedModel has its tokenizer and processor", fix="give them to wrap_model")
-            self.loaded = model if isinstance(model, LoadedModel) else wrap_model(model, tokenizer, processor=processor)
+        self._config = None if named is None else parse(named)
+        _check_lossy(verifier, allow_lossy)
+        hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
+        self.loaded = open_model(model, dtype, device, tokenizer, processor, mmproj, hub, trust_remote_code)
         self.quantized: QuantReport | None = None
         if weights is not None:
             self.loaded, self.quantized = with_weights(self.loaded, weights)
@@ -158,38 +131,72 @@ class LLM:
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, invariant)
         if prefix_cache_bytes is not None:
             self.runner.prefixes.resize(prefix_cache_bytes)
-        measured = None
+        self._measured = None
         if profile is not None:
             tuned = load_tuned(str(profile))
-            measured = tuned.profile
-            for warning in check_profile(measured, self.loaded):
+            self._measured = tuned.profile
+            for warning in check_profile(self._measured, self.loaded):
                 warnings.warn(warning, stacklevel=2)
-            config = config or (tuned.config if drafter is None else None)
-        if config is not None:
-            drafter, chosen_policy, chosen_verifier = config.build(allow_lossy, measured)
+            self._config = self._config or (tuned.config if drafter is None else None)
+        if self._config is not None:
+            drafter, chosen_policy, chosen_verifier = self._config.build(allow_lossy, self._measured)
             policy, verifier = policy or chosen_policy, verifier or chosen_verifier
         assert not isinstance(drafter, str)
-        self.verifier = verifier or Coupled()
-        if policy is None:
-            policy = Fixed(0) if drafter is None else CostModel(profile=measured)
         vision = self.loaded.vision
         self._tokenizing = threading.RLock() if vision is None else vision.tokenizing
         self._count, self._draw = itertools.count(), secrets.randbits if seed is None else Random(seed).getrandbits
-        takes_own = generation_config == "auto"
-        self._default = default_params(self.loaded.model.generation_config) if takes_own else SamplingParams()
-        self._stats = EngineStats()
-        self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), self.verifier, policy)
-        if isinstance(policy, CostModel) and drafter is not None:
-            policy.measure(self.runner.max_length)
+        self._default = default_params(self.loaded.model.generation_config if generation_config == "auto" else None)
+        self._speculate(drafter, policy, verifier or Coupled())
         return_free_memory()
 
-    def plain(self) -> "LLM":
-        """An `LLM` on the same weights and cache that decodes without speculation: the baseline for comparisons."""
-        other = copy.copy(self)
-        other._stats = EngineStats()
-        other.verifier = self.verifier if self.verifier.exact else Coupled()
-        other.decoder = SpeculativeDecoder(self.runner, Plain(), other.verifier, Fixed(0))
+    def _speculate(self, drafter: Drafter | None, policy: DraftPolicy | None, verifier: Verifier) -> None:
+        if policy is None:
+            policy = Fixed(0) if drafter is None else CostModel(profile=self._measured)
+        self.verifier, self._stats = verifier, EngineStats()
+        self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), verifier, policy)
+        if isinstance(policy, CostModel) and drafter is not None:
+            policy.measure(self.runner.max_length)
+
+    @checked_call
+    def using(
+        self,
+        *,
+        drafter: Drafter | str | EllipsisType | None = ...,
+        policy: DraftPolicy | None = None,
+        verifier: Verifier | None = None,
+        allow_lossy: bool = False,
+    ) -> "LLM":
+        """An `LLM` on the same weights, cache and lock with another drafter, policy or verifier.
+
+        What is left out stays as it is, and a policy begins anew. drafter: as in `LLM`; None decodes plainly, by
+        `Coupled` unless the verifier is exact or given. A name with "num_speculative_tokens" brings its policy, and a
+        drafter for a plain LLM gets `CostModel()`. A drafter of another kind of verifier, exact or not, is made again
+        by its name.
+
+        Raises what `LLM` raises, and `ConfigError` for a drafter that serves another kind of verifier and has no name.
+        """
+        _check_lossy(verifier, allow_lossy)
+        other, kept = copy.copy(self), None if isinstance(self.decoder.drafter, Plain) else self.decoder.drafter
+        fresh = copy.copy(self.decoder.policy) if kept else None  # its state is bound to the drafter
+        if isinstance(drafter, str):
+            config = other._config = parse(drafter)
+            drafter, its_policy, its_verifier = config.build(allow_lossy, self._measured)
+            fresh = its_policy if config.policy != "cost_model" else fresh
+            verifier = verifier or (None if config.rejection_sample_method == "exact" else its_verifier)
+            drafter = None if isinstance(drafter, Plain) else drafter
+        elif drafter is ... and self._config and verifier and verifier.exact != self.verifier.exact:
+            drafter = self._config.build(allow_lossy, self._measured)[0]
+        elif drafter is not ...:
+            other._config = None
+        made = kept if drafter is ... else drafter
+        if made is None:
+            fresh, verifier = None, verifier or (self.verifier if self.verifier.exact else Coupled())
+        other._speculate(made, policy or fresh, verifier or self.verifier)
         return other
+
+    def plain(self) -> "LLM":
+        """`using(drafter=None)`: the baseline for comparisons."""
+        return self.using(drafter=None)
 
     @property
     def numerics(self) -> str:
@@ -199,9 +206,7 @@ class LLM:
     @property
     def drafters(self) -> tuple[str, ...]:
         """The names of its drafters, as in results and in `SamplingParams.extra_args["method"]`."""
-        drafter = self.decoder.drafter
-        names = drafter.labels if isinstance(drafter, Choose) else (drafter.name,)
-        return tuple(name for name in names if name != Plain.name)
+        return self.decoder.drafters
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -213,7 +218,7 @@ class LLM:
         return self.tokenizer
 
     def get_metrics(self) -> list[Counter | Vector]:
-        """Counts of the answers of this LLM that have ended, by vLLM's names. An `AsyncLLM` has `stats()`."""
+        """Counts of the work of this LLM, by vLLM's names. An `AsyncLLM` has `stats()`."""
         return self._stats.metrics()
 
     def reset_prefix_cache(self) -> bool:
@@ -241,6 +246,7 @@ class LLM:
         *,
         use_tqdm: bool = False,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        return_exceptions: bool = False,
     ) -> list[RequestOutput]:
         """Answer one prompt or many; results are in the order of the prompts.
 
@@ -251,6 +257,8 @@ class LLM:
         sampling_params: one for all, or one for each prompt. Default: `get_default_sampling_params()`.
         use_tqdm: show a progress bar.
         params: the same as sampling_params.
+        return_exceptions: as in `asyncio.gather`: an error that concerns one prompt is returned in the place of its
+            result, and the others are answered. Else the first one is raised.
 
         All prompts are read before the first is answered. Where images take more than 1 GiB, those of later prompts are
         read again when they are needed, and must not have changed. Calls from several threads run one after the other.
@@ -258,19 +266,33 @@ class LLM:
         """
         many = as_list(prompts)
         each = params_of(_either(sampling_params, params), len(many), self._default)
-        opened = (self.open_request(prompt, one) for prompt, one in zip(many, each, strict=True))
-        requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
-        with self.runner.fair_lock():
-            self.decoder.timings = Timings()
-            total = sum(len(request.seqs) for request in requests)
-            with tqdm(total=total, desc="Processed prompts", disable=not use_tqdm) as bar:
-                for stepped in generate(self.decoder, ready_sequences(self.runner, requests)):
-                    for seq in stepped:
-                        bar.update(seq.is_finished)
-                        self._stats.count_ended(seq, bool(self.runner.prefixes.max_bytes))
-                        if seq.is_finished and seq.vision is not None:
-                            seq.vision = seq.vision.without_pixels()
-            return [request.output() for request in requests]
+        try:
+            opened = self._open(many, each, return_exceptions)
+            requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
+            with (
+                self.runner.fair_lock(),
+                tqdm(total=sum(one.n for one in each), desc="Processed prompts", disable=not use_tqdm) as bar,
+                closing(run(self.decoder, requests, self._stats, return_exceptions=return_exceptions)) as steps,
+            ):
+                for step in steps:
+                    bar.update(sum(one.seq.is_finished for answers in step.updated.values() for one in answers))
+                results = [request.result(return_exceptions) for request in requests]
+        except Exception as error:
+            if len(many) > 1:
+                error.add_note("To get the other answers: generate(..., return_exceptions=True).")
+            raise
+        return cast("list[RequestOutput]", results)
+
+    def _open(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], return_exceptions: bool
+    ) -> Iterator[Request]:
+        for prompt, one in zip(prompts, params, strict=True):
+            try:
+                yield self.open_request(prompt, one)
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                yield Request(self.decoder, error=error)
 
     @checked_names
     def chat(
@@ -284,12 +306,13 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        return_exceptions: bool = False,
     ) -> list[RequestOutput]:
         """Answer one chat or many, with options of the chat template; without options it is `generate`.
 
         chat_template: instead of the model's. continue_final_message: the answer continues the last message; needs
             add_generation_prompt=False. tools: functions in JSON Schema. chat_template_kwargs: further variables of the
-            template, for example {"enable_thinking": False}.
+            template, for example {"enable_thinking": False}. return_exceptions: see `generate`.
 
         Raises what `generate` raises, and `ConfigError` for options that the template does not use.
         """
@@ -297,7 +320,7 @@ class LLM:
         given = {"chat_template": chat_template, "continue_final_message": continue_final_message, "tools": tools}
         options |= {name: value for name, value in given.items() if value}
         chats = [TemplatedChat(chat, options) for chat in as_chats(messages)]
-        return self.generate(chats, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(chats, sampling_params, use_tqdm=use_tqdm, return_exceptions=return_exceptions)
 
     @checked_names
     def stream(
@@ -313,23 +336,21 @@ class LLM:
             raise ConfigError("a stream has one answer", got=f"n={params.n}", fix="use generate for n > 1")
         if params.prompt_logprobs is not None:
             raise ConfigError("a stream has no prompt_logprobs", fix="use generate")
-        (answer,) = self.open_request(prompt, params).answers
-        seq, whole, kind = answer.seq, None, params.output_kind
-        rounds = generate(self.decoder, [seq])
-        self.decoder.timings = Timings()
+        request, kind, whole = self.open_request(prompt, params), params.output_kind, None
+        (answer,) = request.answers
+        steps = run(self.decoder, [request], self._stats)
         try:
-            while not seq.is_finished:
+            while whole is None or whole.finish_reason is None:
                 with self.runner.fair_lock():
-                    next(rounds)
+                    next(steps)
                     part = answer.part()
-                    self._stats.count_ended(seq, bool(self.runner.prefixes.max_bytes))
-                    completion = answer.completion() if seq.is_finished else None
+                    completion = answer.completion() if request.is_finished else None
                 whole = part if whole is None or kind is RequestOutputKind.DELTA else whole.joined(part)
-                if kind is not RequestOutputKind.FINAL_ONLY or seq.is_finished:
+                if kind is not RequestOutputKind.FINAL_ONLY or completion is not None:
                     yield StreamChunk(whole.text, whole.token_ids, whole.origins, whole.finish_reason, completion)
         finally:
             with self.runner.fair_lock():
-                rounds.close()
+                steps.close()
 
     def encode(self, prompt: Prompt, *, check: Callable[[], None] = lambda: None) -> list[int]:
         """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one.
@@ -355,13 +376,7 @@ class LLM:
 
         seed: of `draw_seed`. check: see `encode`. Raises what `generate` raises.
         """
-        known = self.drafters
-        if params.method not in (None, Plain.name, *known):
-            what = 'SamplingParams.extra_args["method"] is no drafter of this LLM'
-            raise ConfigError(what, got=brief(params.method), expected=one_of([Plain.name, *known]))
-        if params.prediction and PredictedOutput.name not in known:
-            fix = f"make it with drafter={'+'.join([*known, PredictedOutput.name])!r}"
-            raise ConfigError("this LLM has no drafter for a prediction", got=", ".join(known) or "none", fix=fix)
+        check_drafting(self.decoder, params)
         seed = self.draw_seed(params) if seed is None else seed
         request_id, read = request_id or str(next(self._count)), self._read(prompt, check)
         with self._tokenizing:
@@ -370,12 +385,13 @@ class LLM:
     def _read(self, prompt: Prompt, check: Callable[[], None]) -> ReadPrompt:
         """The tokens of a prompt. Others need not wait for images: only their tokenizer is locked."""
         with nullcontext() if holds_images(prompt) else self._tokenizing:
-            return read_for(self.runner, prompt, check)
+            return encode(self.runner, prompt, check)
 
 
-def _refuse_unread(given: Mapping[str, object], what: str) -> None:
-    if unread := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(f"{unread[0]} {what}", fix=f"leave {unread[0]} out")
+def _check_lossy(verifier: Verifier | None, allow_lossy: bool) -> None:
+    if verifier is not None and not (verifier.lossless or allow_lossy):
+        what = f"{verifier.name} changes what the model answers"
+        raise LossyNotAllowed(what, fix="pass allow_lossy=True to accept that")
 
 
 def _either(sampling_params: object, params: object) -> object:

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar
 
 from paceline.core.draft import Draft
-from paceline.core.interfaces import DraftBudget, Drafter, TargetView, Verifier
-from paceline.core.outputs import Walk
+from paceline.core.interfaces import DraftBudget, Drafter, Target, Verifier
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
+from paceline.core.walk import Walk
 from paceline.target import ModelRunner
 
 Nodes = list[tuple[int, int, bool]]
@@ -22,7 +22,7 @@ class Adversary(Drafter):
     name: ClassVar[str] = "adversary"
     target: ModelRunner
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         assert isinstance(target, ModelRunner)
         self.target = target
 
@@ -161,7 +161,7 @@ class Sometimes(Adversary):
     def __init__(self, other: Adversary):
         self.other = other
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         super().bind(target, verifier)
         self.other.bind(target, verifier)
 

@@ -1,6 +1,6 @@
 """What the engine tests share: tiny models, the oracle's answers, and a short way to run the loop."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from string import printable
@@ -12,9 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
+from paceline.core.nodes import Tree
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.loop import SpeculativeDecoder
+from paceline.engine.request import Request
+from paceline.engine.scheduler import run as schedule
 from paceline.sampling.detokenize import Detokenizer
 from paceline.target import LoadedModel, ModelRunner, load, wrap_model
 from tests.oracle import autoregressive
@@ -110,6 +113,18 @@ def runner(target: LoadedModel, slots: int = 4, max_length: int | None = None) -
     return _RUNNERS[key]
 
 
+def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> Iterator[list[Sequence]]:
+    """Run every sequence to its end; yields those of each round."""
+    for step in schedule(decoder, [Request.of(decoder, seq) for seq in seqs]):
+        yield [answer.seq for answers in step.updated.values() for answer in answers]
+
+
+def admit(decoder: SpeculativeDecoder, seq: Sequence) -> None:
+    """Give a sequence a slot and read its prompt."""
+    for _ in decoder.admit(seq):
+        pass
+
+
 def run(
     on: ModelRunner,
     drafter: Drafter,
@@ -140,7 +155,7 @@ class Budgets(DraftPolicy):
 
 def reading_apart(on: ModelRunner) -> ModelRunner:
     """The runner, reading prompts before the first round: for tests that look at drafts from that round on."""
-    on.can_fuse_prefill = False
+    on.use(replace(on.settings, can_fuse_prefill=False))
     return on
 
 
@@ -214,4 +229,5 @@ def tokenizer(shift: int = 0, template: bool = True) -> PreTrainedTokenizerFast:
 
 def changed(tree: TokenTree, **lists) -> TokenTree:
     """The tree with other lists, by the names of its fields."""
-    return replace(tree, lists=tree.lists._replace(**lists))
+    made = zip(tree.rows, *tree.lists._replace(**lists), strict=True)
+    return replace(tree, rows=[Tree.of(*(field[: len(own)] for field in fields)) for own, *fields in made])

@@ -6,10 +6,11 @@ It shares the distribution of a token with the fast path and nothing else; tests
 import torch
 from torch import Tensor
 
-from paceline.core.outputs import Origin, TargetDistribution
 from paceline.core.request import Sequence
 from paceline.core.rng import Purpose, gumbel
+from paceline.core.round import Origin
 from paceline.core.tree import TokenTree
+from paceline.core.walk import TargetDistribution
 from paceline.sampling.distribution import target_distribution
 from paceline.target import LoadedModel
 from paceline.target.prefill import encode_images, reference_logits

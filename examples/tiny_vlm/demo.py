@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline import LLM, SamplingParams
+from paceline.engine.output import RequestOutput
 from paceline.errors import ConfigError
 from paceline.methods import DraftModel
-from paceline.outputs import RequestOutput
 
 from .questions import KINDS, Question, ask
 from .scene import HELD_OUT, make_scene, render

@@ -220,10 +220,9 @@ class PassLayout:
         """The root-to-leaf chains of each row; a probe without children is a leaf too."""
         assert self.tree is not None
         found: list[list[Chain]] = []
-        for row, parents in enumerate(self.tree.lists.parents):
-            leaves = sorted(set(range(self.num_nodes)) - set(parents))
-            paths = [[0, *self.tree.path_to(row, leaf)] for leaf in leaves]
-            found.append([self._chain(self.starts[row], path) for path in paths])
+        for start, tree in zip(self.starts, self.tree.rows, strict=True):
+            leaves = sorted(set(range(len(tree))) - set(tree.parents))
+            found.append([self._chain(start, [0, *tree.path_to(leaf)]) for leaf in leaves])
         return found
 
     def _chain(self, start: int, path: list[int]) -> "Chain":

@@ -11,21 +11,12 @@ from torch import Tensor
 
 
 class StateStore:
-    """The states of the watched layers for each token; nothing is stored until `watch` is called.
-
-    kept: whether the passes in progress store states; False while the drafter in use reads none.
-    """
+    """The states of the watched layers for each token; nothing is stored until `watch` is called."""
 
     def __init__(self, num_slots: int):
         self.num_slots = num_slots
         self.layers: tuple[int, ...] = ()
-        self.kept = True
         self._rows: Tensor | None = None  # [slots, capacity, len(layers), E]
-
-    @property
-    def wanted(self) -> tuple[int, ...]:
-        """The layers whose states a pass must store now."""
-        return self.layers if self.kept else ()
 
     def watch(self, layers: Iterable[int]) -> None:
         """Also store these states, from the next pass on."""
@@ -58,7 +49,7 @@ class StateStore:
     @torch.inference_mode()
     def commit(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         """Move the accepted rows of a pass that began at `start` next to its root, as `SlotCache.commit` does."""
-        if self.wanted and self._rows is not None and list(nodes) != list(range(1, len(nodes) + 1)):
+        if self._rows is not None and list(nodes) != list(range(1, len(nodes) + 1)):
             held = self._rows[slot]
             held[start + 1 : start + 1 + len(nodes)] = held[[start + node for node in nodes]]
 

@@ -20,13 +20,13 @@ from pydantic import Field
 
 from ..core.interfaces import Drafter, DraftPolicy
 from ..core.request import SEED_BITS, SamplingParams, TokenLogprob, params_of
+from ..engine.output import RequestOutput
 from ..errors import CacheFull, ConfigError, LossyNotAllowed
-from ..hf.prompts import Prompt, as_list
 from ..llm import LLM
 from ..methods.draft_model.drafter import DraftModel
-from ..outputs import RequestOutput
 from ..policy import CostModel
 from ..schema import checked_call
+from ..target.prompts import Prompt, as_list
 from .audit import AuditCounts, DriftAlarm
 from .bound import Share
 from .calibration import Calibration, ChosenThreshold, ModelId, Signal, confidences, load_calibration, sampling_options

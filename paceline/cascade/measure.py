@@ -17,13 +17,13 @@ from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..hf.chats import split_chat
 from ..hf.images import open_image
-from ..hf.prompts import Prompt, is_chat
 from ..llm import LLM
 from ..measure.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..policy import Fixed
 from ..schema import checked, checked_call, validate
 from ..system.files import Progress, parse_json, silent, write_text
 from ..system.provenance import hash_prompts, provenance
+from ..target.prompts import Prompt, is_chat
 from .bound import Point, Share, prompts_needed, upper_bound
 from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options, too_small
 from .cascade import ask_small

@@ -3,7 +3,6 @@
 See `methods.prediction`. A wrong prediction changes no token.
 """
 
-import copy
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -11,15 +10,14 @@ from itertools import takewhile
 from typing import final
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
-from ..core.outputs import Round
 from ..core.request import SamplingParams, Sequence
-from ..decoding import SpeculativeDecoder
+from ..core.round import Round
+from ..engine.output import RequestOutput
 from ..errors import ConfigError
 from ..llm import LLM
 from ..methods.choose import Choose
 from ..methods.draft_model.drafter import check_same_tokenizer
 from ..methods.prediction import PredictedOutput
-from ..outputs import RequestOutput
 from ..policy import CostModel
 
 
@@ -63,10 +61,8 @@ def with_predictions(llm: LLM, drafter: Drafter | None, policy: DraftPolicy) -> 
 
     drafter, policy: for drafts after the end of a prediction.
     """
-    other = copy.copy(llm)
     members = drafter.members if isinstance(drafter, Choose) else () if drafter is None else (drafter,)
-    choose = Choose([PredictedOutput(), *members])
-    other.decoder = SpeculativeDecoder(llm.runner, choose, llm.verifier, PredictedFirst(policy))
+    other = llm.using(drafter=Choose([PredictedOutput(), *members]), policy=PredictedFirst(policy))
     if isinstance(policy, CostModel):
         policy.measure(llm.runner.max_length)
     return other

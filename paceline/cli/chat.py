@@ -11,6 +11,7 @@ import typer
 from rich.filesize import decimal
 from rich.markup import escape
 
+from ..core.round import Timings
 from ..errors import CacheFull, ConfigError, PacelineError
 from ..schema import meant
 from ..system.files import check_out, read_object, to_json, write_text
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ..core.request import SamplingParams
+    from ..engine.output import Completion, StreamChunk
     from ..llm import LLM
-    from ..outputs import Completion, StreamChunk
 
 _CHAT = "Chat"
 _SAVED = '"messages"'  # in all files of /save
@@ -87,7 +88,7 @@ def chat(
     chosen, params = speculation.choose("lookup"), replace(sampling, seed=None).params()
     (loading,) = others.applied("chat", screen, loading)
     chosen, llm = open_with_head(name, chosen, speculation, loading, screen, sampling.seed)
-    from ..hf.prompts import has_chat_template
+    from ..target.prompts import has_chat_template
 
     if not has_chat_template(llm.loaded):
         fix = f"paceline generate {name} --prompt TEXT, or give the template: --chat-template FILE"
@@ -211,7 +212,7 @@ class Chat:
         """Record an answer, and say if it was cut."""
         assert answer is not None
         if self._screen.json:
-            taken = self._llm.decoder.timings
+            taken = Timings.of(answer.rounds)
             facts = {"timings": {**vars(taken), "decode": taken.decode}, "num_prompt_tokens": self._num_prompt_tokens}
             self.answers.append({**answer.to_dict(), **facts})
         if answer.finish_reason != "length":
@@ -317,7 +318,7 @@ class Chat:
         if self._last is None:
             raise ConfigError("there is no complete answer to report on")
         llm, answer, screen = self._llm, self._last, self._screen
-        remark(llm, answer, self._params, llm.decoder.timings, screen, screen.out.is_terminal)
+        remark(llm, answer, self._params, Timings.of(answer.rounds), screen, screen.out.is_terminal)
         used, context = self._num_prompt_tokens + len(answer.token_ids), llm.runner.max_length
         cached = f"{answer.num_cached_tokens:,} of {self._num_prompt_tokens:,} prompt tokens from the prefix cache"
         screen.say(f"[dim]drafter {escape(self._drafter)}; {cached}; context {used:,} of {context:,} tokens[/dim]")

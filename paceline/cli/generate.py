@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from ..core.figures import MIN_TIMED
+from ..core.round import MIN_TIMED, Timings
 from ..errors import ConfigError
 from ..schema import brief, validate
 from ..system.files import parse_json, read_stdin, read_text
@@ -17,10 +17,9 @@ from .others import LOADING, Others
 from .screen import Painter, Screen, legend, nothing_drafted
 
 if TYPE_CHECKING:
-    from ..core.outputs import Timings
     from ..core.request import SamplingParams
+    from ..engine.output import Completion, RequestOutput, StreamChunk
     from ..llm import LLM, Prompt
-    from ..outputs import Completion, RequestOutput, StreamChunk
 
 _PROMPT, _SAMPLING, END, _OUTPUT = "Prompt (one of these)", "Sampling", "Where to stop", "Output"
 _FORM = "Structured outputs (one of these)"
@@ -181,7 +180,7 @@ def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Scre
     with closing(print_stream(llm, llm.stream(prompt, params), params, screen, color)) as chunks:
         *_, last = chunks
     assert last.completion is not None
-    remark(llm, last.completion, params, llm.decoder.timings, screen, color)
+    remark(llm, last.completion, params, Timings.of(last.completion.rounds), screen, color)
 
 
 def print_stream(
@@ -217,7 +216,7 @@ def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen
 
 
 def remark(
-    llm: "LLM", answer: "Completion", params: "SamplingParams", timings: "Timings", screen: Screen, color: bool
+    llm: "LLM", answer: "Completion", params: "SamplingParams", timings: Timings, screen: Screen, color: bool
 ) -> None:
     """Say how an answer was decoded, and how fast."""
     if color:

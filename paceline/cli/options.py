@@ -331,7 +331,7 @@ def open_engine(
             **given,
         )
     if template is not None:
-        from ..hf.prompts import set_chat_template
+        from ..target.prompts import set_chat_template
 
         set_chat_template(llm.loaded, template)
     if speculation.profile is not None and isinstance(model, str):
@@ -379,7 +379,7 @@ def choose_prompts(
 
 def remark_raw(count: int, llm: "LLM", screen: Screen) -> None:
     """Warn that this many prompts are raw text to continue, where the model has a chat template."""
-    from ..hf.prompts import has_chat_template
+    from ..target.prompts import has_chat_template
 
     if count and has_chat_template(llm.loaded):
         text = 'A "prompt" or a plain line is text to continue; name it "question" to ask it in a chat.'

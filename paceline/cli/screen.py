@@ -28,7 +28,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..outputs import Completion, StreamChunk
+    from ..engine.output import Completion, StreamChunk
 
 LINE_EVERY_S = 30.0
 STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}

@@ -131,7 +131,7 @@ def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:
     screen.out.print(Text.assemble(*zip(one.texts, styles, strict=True)), soft_wrap=True)
     screen.out.print(legend(one.origins), soft_wrap=True)
     pace = f", {one.tokens_per_s:.1f} tok/s" if one.tokens_per_s else ""
-    drafted = sum(len(one_round.parents) - 1 for one_round in one.rounds)
+    drafted = sum(one_round.num_nodes for one_round in one.rounds)
     accepted = sum(len(one_round.path) for one_round in one.rounds)
     drafts = f"; {drafted} drafted, {accepted} accepted, {drafted - accepted} rejected" if drafted else ""
     rounds = f"{len(one.token_ids)} tokens in {len(one.rounds)} rounds"

@@ -5,17 +5,16 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from ..errors import ConfigError, IncompatibleModels
+from ..errors import ConfigError
 from .draft import Draft
-from .outputs import Round, TargetDistribution, Walk
 from .request import Sequence
+from .round import Round
 from .vision import PromptImage
+from .walk import TargetDistribution, Walk
 
 NOTHING_PROPOSED = "the drafter found nothing to propose"
 """Why an answer has no draft, see `DraftPolicy.no_draft_reason`."""
@@ -73,97 +72,13 @@ class DraftOptions:
         return min(depth, 1) if self.at_once else depth
 
 
-_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ModelFacts:
-    """The read-only properties of a loaded model.
-
-    model: the `transformers` model.
-    tokenizer: its tokenizer, or None.
-    name: the name it was loaded by, or that of its folder.
-    context: the most tokens that a sequence may have.
-    fingerprint: identifies the checkpoint, see `hf.fingerprint`. sketch: tells its rounded copies.
-    is_rounded: whether its files hold weights of a few bits.
-    vision: the vision half of a vision-language model, whose text half is `model`.
-    """
-
-    model: Any
-    tokenizer: Any
-    name: str
-    context: int
-    fingerprint: str
-    sketch: str = ""
-    is_rounded: bool = False
-    vision: Any = None
-
-    @property
-    def origin(self) -> str:
-        """The sketch by which to find the model of which this one is a rounded copy; "" where it is none."""
-        return self.sketch if self.is_rounded else ""
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """V, the rows of the output head, padding included."""
-        return self.model.get_output_embeddings().out_features
-
-    @property
-    def embeddings(self) -> Tensor:
-        """The token embeddings [V, E]."""
-        return self.model.get_input_embeddings().weight
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.model.dtype
-
-    @property
-    def num_layers(self) -> int:
-        """The number of decoder layers; also the index of the last hidden state, taken after the final norm."""
-        return int(self.model.config.get_text_config().num_hidden_layers)
-
-    @property
-    def hidden_size(self) -> int:
-        """E, the width of the hidden states."""
-        return int(self.model.config.get_text_config().hidden_size)
-
-    def output_rows(self) -> Tensor:
-        """The weights of the output head [V, E], for drafters and for training.
-
-        Raises `IncompatibleModels` if they are quantised, or if logits are more than their products with the last
-        state: a head would learn, and draft from, another distribution.
-        """
-        config, head = self.model.config.get_text_config(), self.model.get_output_embeddings()
-        extras = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 0, 1)]
-        if getattr(head, "bias", None) is not None:
-            extras.append("a bias of the output layer")
-        if extras:
-            what = "heads cannot draft for this target yet: its logits are more than output rows times states"
-            raise IncompatibleModels(what, got=", ".join(extras), expected="a model without them")
-        rows = self.embeddings if getattr(config, "tie_word_embeddings", False) else getattr(head, "weight", None)
-        if not isinstance(rows, Tensor) or not rows.is_floating_point():
-            raise IncompatibleModels(
-                "this head drafts with the target's output rows, and they are quantised",
-                got=type(head).__name__,
-                expected="rows in floating point, or a head with an output layer of its own",
-                fix="load the target without quantised weights",
-            )
-        return rows
-
-
 @runtime_checkable
-class TargetView(Protocol):
-    """The part of the target that drafters may use; `runner.ModelRunner` implements it."""
+class Target(Protocol):
+    """The target as drafters see it; `target.ModelRunner` implements it."""
 
     @property
-    def loaded(self) -> ModelFacts:
-        """The model."""
+    def loaded(self) -> Any:
+        """The model: a `target.loaded.LoadedModel`."""
         ...
 
     @property
@@ -226,10 +141,6 @@ class TargetView(Protocol):
         """Keep the opened images of prompts from now on, as `PromptImage.source`."""
         ...
 
-    def pass_seconds(self, rows: int) -> float:
-        """Run a pass over a chain of `rows` tokens and return its seconds."""
-        ...
-
 
 @dataclass(frozen=True)
 class DrafterInfo:
@@ -252,6 +163,27 @@ class DrafterInfo:
         return self.members[drafter_index] if self.members else self
 
 
+class InnerDecoder(Protocol):
+    """Decodes with a draft model and a drafter for it."""
+
+    @property
+    def drafter(self) -> "Drafter":
+        """The drafter for the draft model."""
+        ...
+
+    def step(self, seqs: Seq[Sequence]) -> None:
+        """One round, as of `engine.loop.SpeculativeDecoder`."""
+        ...
+
+    def reset_slot(self, slot: int) -> None:
+        """Drop what is known of a slot."""
+        ...
+
+
+MakeDecoder = Callable[[Any, "Drafter"], InnerDecoder]
+"""(the runner of a draft model, a drafter for it) -> what decodes with both."""
+
+
 class Drafter(ABC):
     """Proposes tokens. State is keyed by slot and lives until `release`.
 
@@ -259,21 +191,25 @@ class Drafter(ABC):
     may have had rounds that this drafter did not draft for; everything it needs is in `token_ids`.
     Where it lacks memory or a file it raises: the round goes on without a draft, after `release`.
 
-    name: the drafter's name in results.
+    name: the drafter's name in results. labels: those of the members of a combined drafter.
     info: its properties, which may change when it is bound.
     banned_token_ids: the tokens that it must not draft; set by `bind`.
     has_lacked: whether memory or a file failed it once; set by the loop, which went on without its draft.
     """
 
     name: ClassVar[str]
+    labels: tuple[str, ...] = ()
     info: DrafterInfo = DrafterInfo()
-    bound_to: TargetView | None = None  # set by `bind_once`
+    bound_to: tuple[Target, bool] | None = None  # and whether the verifier is exact; set by `bind_once`
     banned_token_ids: frozenset[int] = frozenset()
     has_lacked: bool = False
 
-    def bind(self, target: TargetView, verifier: "Verifier") -> None:
+    def bind(self, target: Target, verifier: "Verifier") -> None:
         """Prepare to draft for a target and a verifier. Raises if the drafter cannot work with them."""
         self.banned_token_ids = target.banned_token_ids
+
+    def bind_inner(self, decoder: MakeDecoder) -> None:
+        """Take a decoder for a model that drafts with a drafter of its own. Called after `bind`."""
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """The options for this round: one entry, or one for each member of a combined drafter."""
@@ -301,16 +237,21 @@ class Drafter(ABC):
         """Drop the state of these slots; harmless for unknown slots."""
 
 
-def bind_once(drafter: Drafter, target: TargetView, verifier: "Verifier") -> None:
-    """Bind a drafter. Raises `ConfigError` if it is bound to another target: its state is keyed by slot."""
+def bind_once(drafter: Drafter, target: Target, verifier: "Verifier") -> None:
+    """Bind a drafter, if it is not bound to this target and such a verifier.
+
+    Raises `ConfigError` if it is bound to others: its state is keyed by slot, and it drafts for a kind of verifier.
+    """
     if not isinstance(getattr(drafter, "name", None), str):
         kind = type(drafter).__name__
         raise ConfigError(f"the drafter {kind} has no name", fix=f'name = "{kind.lower()}" in its class')
-    if drafter.bound_to not in (None, target):
-        what = f"the drafter {drafter.name!r} serves another LLM already"
-        raise ConfigError(what, fix="make one drafter for each LLM")
-    drafter.bind(target, verifier)
-    drafter.bound_to = target
+    if drafter.bound_to is None:
+        drafter.bind(target, verifier)
+        drafter.bound_to = target, verifier.exact
+    elif drafter.bound_to != (target, verifier.exact):
+        what = "another LLM" if drafter.bound_to[0] is not target else "an LLM with another kind of verifier"
+        what = f"the drafter {drafter.name!r} serves {what} already"
+        raise ConfigError(what, fix="make one drafter for each LLM and kind of verifier")
 
 
 class Verifier(ABC):
@@ -343,7 +284,7 @@ class DraftPolicy(ABC):
 
     @abstractmethod
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """The most to draft for each sequence now; the loop limits it to the tokens that may still be emitted."""
+        """The most to draft for each sequence now; the loop limits it to `Sequence.most_drafted`."""
 
     def observe(self, seq: Sequence, record: Round) -> None:
         """Learn from the record of a round."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..schema import Integer, Number, brief, check_text, checked, scalar
-from .outputs import Origin, Round, Timings
+from .round import Origin, Round
 from .structured import Listed, StructuredOutputs
 from .vision import VisionPrompt
 
@@ -221,9 +221,12 @@ class Sequence:
     prediction: tuple[int, ...] = ()  # the predicted output
     slot: int = -1  # set by the runner
     has_deferred_tokens: bool = (
-        False  # whether the last chunk of the prompt is left to the first pass, see `decoding.first_pass`
+        False  # whether the last chunk of the prompt is left to the first pass, see `engine.first_pass`
     )
     num_cached_tokens: int = 0  # how many tokens the prefix cache had when the sequence was admitted
+    queue_s: float = 0.0  # the seconds before its first round, which that round's record has
+    vision_s: float = 0.0
+    prefill_s: float = 0.0
     # grows with every round
     token_ids: list[int] = field(default_factory=list[int])
     origins: list[Origin] = field(default_factory=list[Origin])
@@ -235,7 +238,6 @@ class Sequence:
     had_budget: bool = False  # whether a drafter was asked to draft for it
     no_draft_reason: str | None = None  # once it has ended without a single draft, if the reason is known
     error: Exception | None = None  # why this sequence cannot continue
-    timings: Timings = field(default_factory=Timings)  # those of the request, shared by its answers
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -265,6 +267,11 @@ class Sequence:
     def remaining(self) -> int:
         """How many tokens may still be emitted."""
         return min(self.params.most_tokens - self.num_output, self.max_length - len(self.token_ids))
+
+    @property
+    def most_drafted(self) -> int:
+        """How many tokens in a row may be drafted: the target adds one to them, and the request may want fewer."""
+        return min(self.remaining - 1, self.params.most_drafted)
 
     def would_end(self, token: int, ahead: int) -> bool:
         """Whether `token` would end the answer as its `ahead`-th next token, counted from 1."""

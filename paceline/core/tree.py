@@ -11,21 +11,21 @@ and comes after all candidates of its row, so that these have the columns of pla
                      └─── m0 ── m1          parents -1 0 |  0  2 |  1  4
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import index
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..errors import DraftError
+from .nodes import Tree
 
 
 class TreeLists(NamedTuple):
-    """The data of trees as nested lists [B][N]; never modified."""
+    """The nodes of all trees of a batch, padding included, [B][N]."""
 
     token_ids: list[list[int]]
     parents: list[list[int]]
@@ -34,17 +34,24 @@ class TreeLists(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenTree:
-    """B trees of N nodes; a parent always precedes its child. Made by `from_lists` or `chain`.
+    """B trees of N nodes. Made by `of`, `from_lists` or `chain`.
 
-    lists: the token of each node; the index of its parent, -1 at the root (node 0); whether it is a probe, which is
-        never accepted and has no candidate below it.
-    sizes: the number of nodes of each tree without padding.
+    rows: the tree of each sequence.
+    num_nodes: N, the root included; a tree of fewer nodes is padded with probes below its root.
     device: the device of the tensors below.
     """
 
-    lists: TreeLists
-    sizes: list[int]
+    rows: list[Tree]
+    num_nodes: int
     device: torch.device
+
+    @staticmethod
+    def of(rows: Iterable[Tree], device: torch.device | str = "cpu") -> "TokenTree":
+        """The batch of these trees, as wide as the largest."""
+        rows = [*rows]
+        if not rows:
+            raise DraftError("a batch has no trees", expected="a tree for each sequence")
+        return TokenTree(rows, max(map(len, rows)), torch.device(device))
 
     @staticmethod
     def from_lists(
@@ -53,28 +60,26 @@ class TokenTree:
         device: torch.device | str = "cpu",
         probes: Sequence[Sequence[bool]] | None = None,
     ) -> "TokenTree":
-        """Trees of unequal sizes, one list per row (root first), padded with probes to the longest.
+        """Trees of unequal sizes, one list per row (root first).
 
         Raises TypeError for values that are not integers, `DraftError` for lists of different lengths.
         """
-        sizes = [len(row) for row in tokens]
-        marks = [[False] * size for size in sizes] if probes is None else probes
-        if not any(sizes) or not sizes == [len(row) for row in parents] == [len(row) for row in marks]:
-            raise DraftError("the lists of a tree differ in length", got=sizes, expected="a parent for each token")
-        ids = [[*map(index, row)] for row in tokens]
-        ups = [[*map(index, row)] for row in parents]
-        made = TokenTree(TreeLists(ids, ups, [[*map(bool, row)] for row in marks]), sizes, torch.device(device))
-        return made.padded(max(sizes))
+        marks = [None] * len(tokens) if probes is None else probes
+        if not len(tokens) == len(parents) == len(marks):
+            got = [len(tokens), len(parents), len(marks)]
+            raise DraftError("the lists of a batch of trees differ in length", got=got, expected="a list for each tree")
+        return TokenTree.of(map(Tree.of, tokens, parents, marks), device)
 
     @staticmethod
     def chain(tokens: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "TokenTree":
         """One chain per row: `tokens[b]` is the root followed by the drafted tokens (possibly none)."""
-        return TokenTree.from_lists(tokens, [range(-1, len(row) - 1) for row in tokens], device)
+        return TokenTree.of(map(Tree.of, tokens), device)
 
-    @property
-    def num_nodes(self) -> int:
-        """N, the root included."""
-        return len(self.lists.token_ids[0])
+    @cached_property
+    def lists(self) -> TreeLists:
+        """The tokens, the parents and the probes as lists."""
+        rows = [row.padded(self.num_nodes) for row in self.rows]
+        return TreeLists([row.token_ids for row in rows], [row.parents for row in rows], [row.is_probe for row in rows])
 
     @property
     def token_ids(self) -> Int[Tensor, "B N"]:
@@ -101,31 +106,17 @@ class TokenTree:
         """Number of edges to the root; a node's position is committed length + depth."""
         return self.ancestor_mask.sum(-1) - 1
 
-    @cached_property
+    @property
     def is_chain(self) -> bool:
         """True iff in every row node i's parent is node i - 1, probes apart (they are read, never kept)."""
-        rows = zip(self.lists.parents, self.lists.is_probe, strict=True)
-        return all(up == node - 1 or probe for row in rows for node, (up, probe) in enumerate(zip(*row, strict=True)))
-
-    def path_to(self, row: int, node: int) -> list[int]:
-        """Node indices from below the root down to `node`; empty for the root itself."""
-        path, parents = list[int](), self.lists.parents[row]
-        while node > 0:
-            path.append(node)
-            node = parents[node]
-        return path[::-1]
-
-    def part(self, row: int, nodes: Sequence[int]) -> tuple[list[int], list[int], list[bool]]:
-        """Tokens, parents and marks of some nodes of a row, in this order; the parent of each must be among them."""
-        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
-        ids, ups, probes = self.lists.token_ids[row], self.lists.parents[row], self.lists.is_probe[row]
-        return [ids[node] for node in nodes], [place[ups[node]] for node in nodes], [probes[node] for node in nodes]
+        return all(row.is_chain for row in self.rows)
 
     def behind(self, text: Sequence[int]) -> "TokenTree":
         """The tree of one row with a text before its root, as a chain."""
-        count, (ids, ups, probes) = len(text), self.lists
-        parents = [*range(-1, count - 1), *(up + count for up in ups[0])]
-        return self._of([count + self.sizes[0]], [[*text, *ids[0]]], [parents], [[False] * count + probes[0]])
+        (row,), count = self.rows, len(text)
+        parents = [*range(-1, count - 1), *(up + count for up in row.parents)]
+        tree = Tree([*text, *row.token_ids], parents, [False] * count + row.is_probe)
+        return replace(self, rows=[tree], num_nodes=count + self.num_nodes)
 
     def to(self, device: torch.device) -> "TokenTree":
         """The same trees on `device`; itself if they are there."""
@@ -133,30 +124,19 @@ class TokenTree:
 
     def trimmed(self) -> "TokenTree":
         """The same trees without the nodes at the end that are probes in every row; itself where there are none."""
-        width = self.num_nodes
-        while width > 1 and all(row[width - 1] for row in self.lists.is_probe):
-            width -= 1
-        if width == self.num_nodes:
+        if any(len(row) == self.num_nodes and not row.is_probe[-1] for row in self.rows):
             return self
-        return self._of([min(size, width) for size in self.sizes], *([row[:width] for row in of] for of in self.lists))
+        width = max(row.candidates[-1] for row in self.rows) + 1
+        rows = [row if len(row) <= width else row.part(range(width)) for row in self.rows]
+        return replace(self, rows=rows, num_nodes=width)
 
     def padded(self, num_nodes: int) -> "TokenTree":
-        """The same trees with probes added under the root until each has `num_nodes` nodes."""
-        missing = [num_nodes - len(row) for row in self.lists.token_ids]
-        if max(missing) <= 0:
-            return self
-        fillers = zip(self.lists, (0, 0, True), strict=True)
-        return self._of(
-            self.sizes,
-            *([row + [filler] * more for row, more in zip(rows, missing, strict=True)] for rows, filler in fillers),
-        )
+        """The same trees with `num_nodes` nodes, if that is more."""
+        return self if num_nodes <= self.num_nodes else replace(self, num_nodes=num_nodes)
 
     def of_rows(self, rows: Sequence[int]) -> "TokenTree":
         """The trees of these rows alone, as wide as all of them."""
-        return self._of([self.sizes[row] for row in rows], *([of[row] for row in rows] for of in self.lists))
-
-    def _of(self, sizes: list[int], *lists: Any) -> "TokenTree":
-        return TokenTree(TreeLists(*lists), sizes, self.device)
+        return replace(self, rows=[self.rows[row] for row in rows])
 
 
 def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:

@@ -20,7 +20,7 @@ class PromptImage:
     key: a hash of `inputs`, thus of the pixels that the tower gets.
     places: the prompt positions of its placeholders, ascending; its features go there in this order.
     inputs: the processor's tensors for this image alone, by the tower's keywords.
-    source: the opened image, at most 2048 pixels a side, for drafters that call `TargetView.keep_images`; else None.
+    source: the opened image, at most 2048 pixels a side, for drafters that call `Target.keep_images`; else None.
     """
 
     key: str

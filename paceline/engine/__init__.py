@@ -1,1 +1,1 @@
-"""Many requests at once on one decoder: a scheduler, and the thread that runs its turns for asyncio."""
+"""The engine: the loop, requests and their outputs, the scheduler, and its thread for asyncio."""

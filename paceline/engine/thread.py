@@ -7,7 +7,6 @@ asyncio     submit, abort ->  inbox  -> thread: step, step, step ...
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,9 +15,9 @@ from typing import TypeAlias
 
 from ..core.request import RequestOutputKind, SamplingParams
 from ..errors import EngineStopped
-from ..llm import LLM
-from ..outputs import RequestOutput
-from ..requests import Answer, Request
+from .loop import SpeculativeDecoder
+from .output import RequestOutput
+from .request import Answer, Request
 from .scheduler import Scheduler, StepOutput
 
 _log = logging.getLogger(__name__)
@@ -80,18 +79,18 @@ _Post: TypeAlias = tuple[Ticket, RequestOutput | Exception]
 
 
 class EngineThread:
-    """Runs requests on the decoder of an `LLM` until `stop`.
+    """Runs requests on a decoder until `stop`.
 
     tickets: the requests that have not ended, by id.
     error: why it accepts no more requests; None while the thread runs.
     """
 
-    def __init__(self, llm: LLM):
-        self.llm = llm
+    def __init__(self, decoder: SpeculativeDecoder):
+        self.runner = decoder.runner
         self.tickets = dict[str, Ticket]()
         self.error: EngineStopped | None = None
         self._inbox = SimpleQueue[tuple[Ticket, bool | None] | None]()  # a ticket to add, or to abort: see `abort`
-        self.scheduler = Scheduler(llm.decoder, lambda: self.is_alive)
+        self.scheduler = Scheduler(decoder, lambda: self.is_alive, is_shared=True)
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -129,17 +128,15 @@ class EngineThread:
         reason = EngineStopped("the engine was shut down")
         try:
             while self._read_inbox():
-                with self.llm.runner.fair_lock():
-                    begin = time.perf_counter()
+                with self.runner.fair_lock():
                     output = self.scheduler.step()
-                    self.scheduler.stats.seconds += time.perf_counter() - begin
                 self._publish(output)
         except BaseException as error:
             _log.exception("the engine broke")
             reason = EngineStopped("the engine broke", got=f"{type(error).__name__}: {error}", fix="start another")
             reason.__cause__ = error
         self.error = reason
-        with self.llm.runner.fair_lock():
+        with self.runner.fair_lock():
             for ticket in list(self.tickets.values()):
                 if ticket.request is not None:
                     self.scheduler.remove(ticket.request)
@@ -167,7 +164,7 @@ class EngineThread:
         request = ticket.request
         if request is None or ticket.ended.done():
             return
-        with self.llm.runner.fair_lock():
+        with self.runner.fair_lock():
             self.scheduler.remove(request)
         self.scheduler.stats.aborted += 1
         left = [answer for answer in request.answers if not answer.seq.is_finished]
@@ -178,24 +175,23 @@ class EngineThread:
     def _publish(self, step: StepOutput) -> None:
         posts, ended = list[_Post](), list[Ticket]()
         for request, answers in step.updated.items():
-            if request in step.failed:
+            if request.error is not None:
                 continue
             ticket = self.tickets[request.request_id]
             output = self._output(ticket, answers)
             if isinstance(output, Exception):
-                with self.llm.runner.fair_lock():
-                    self.scheduler.remove(request)
-                step.failed[request] = output
+                with self.runner.fair_lock():
+                    self.scheduler.fail(request, output)
                 continue
             if output is not None:
                 posts.append((ticket, output))
             if request.is_finished:
                 self.scheduler.stats.finished += 1
                 ended.append(ticket)
-        for request, error in step.failed.items():
-            self.scheduler.stats.failed += 1
+        for request in step.failed:
+            assert request.error is not None
             ended.append(self.tickets[request.request_id])
-            posts.append((ended[-1], error))
+            posts.append((ended[-1], request.error))
         self._post(posts, ended)
 
     def _output(self, ticket: Ticket, answers: list[Answer]) -> RequestOutput | Exception | None:

@@ -29,8 +29,9 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..core.interfaces import Drafter
-from ..core.request import SamplingParams, Sequence
-from ..decoding import generate as decode
+from ..core.request import SamplingParams
+from ..engine.request import Request
+from ..engine.scheduler import run
 from ..errors import ConfigError
 from ..hf.load import KV_CACHE
 from ..hf.vision import is_vlm
@@ -184,19 +185,20 @@ def _decode(
     if count > 1 and pad is None and any(not isinstance(one, MaxLengthCriteria) for one in stopping_criteria or ()):
         raise ConfigError("rows that end alone are padded, and there is no padding token", fix="pass pad_token_id=...")
     llm, depth = _engine(model, kept, generation_config), _num_assistant_tokens(kept, generation_config)
-    seqs = list[Sequence]()
+    requests = list[Request]()
     for row, ids in enumerate(input_ids):
         num_pads = 0 if attention_mask is None else int((attention_mask[row] == 0).sum())
         params = _params(input_ids, row, num_pads, logits_processor, generation_config, depth)
-        (seq,) = llm.open_request(ids[num_pads:].tolist(), params).seqs
-        seq.stops = _Criteria(input_ids, row, stopping_criteria) if stopping_criteria else None
-        seqs.append(seq)
+        request = llm.open_request(ids[num_pads:].tolist(), params)
+        request.seqs[0].stops = _Criteria(input_ids, row, stopping_criteria) if stopping_criteria else None
+        requests.append(request)
+    seqs = [request.seqs[0] for request in requests]
     if streamer is not None:
         streamer.put(input_ids.cpu())
     with llm.runner.fair_lock():
-        for stepped in decode(llm.decoder, seqs):
+        for _ in run(llm.decoder, requests):
             if streamer is not None:
-                for token in stepped[0].output_ids[-stepped[0].rounds[-1].num_emitted :]:
+                for token in seqs[0].output_ids[-seqs[0].rounds[-1].num_emitted :]:
                     streamer.put(torch.tensor([token]))
     if any(seq.finish_reason == "length" and seq.num_output < seq.params.most_tokens for seq in seqs):
         _LOG.warning("An answer ends at the model's context of %d tokens, before max_length.", llm.runner.max_length)

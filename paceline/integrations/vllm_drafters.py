@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
-from ..core.outputs import Round
 from ..core.request import SamplingParams, Sequence
+from ..core.round import Round
 from ..methods import lookup as prompt_lookup
 from ..methods.suffix import drafter as suffix
 from ..policy import CostModel
@@ -176,12 +176,12 @@ class Suffix(Proposer):
 
 def best_path(draft: Draft, row: int) -> list[int]:
     """The tokens of the path that takes the most likely child at each node, the root left out."""
-    token_ids, parents, probes = draft.tree.lists
+    tree = draft.tree.rows[row]
     sure = None if draft.confidence is None else draft.confidence[row].tolist()
     path, node = list[int](), 0
     while True:
-        below = [i for i in range(1, len(parents[row])) if parents[row][i] == node and not probes[row][i]]
+        below = tree.children[node]
         if not below:
             return path
         node = below[0] if sure is None else max(below, key=sure.__getitem__)
-        path.append(token_ids[row][node])
+        path.append(tree.token_ids[node])

@@ -13,9 +13,9 @@ from itertools import zip_longest
 
 from ..core.request import SamplingParams, Sequence
 from ..errors import ConfigError
-from ..hf.prompts import Prompt, read_prompt
 from ..llm import LLM
 from ..system.files import Progress, silent
+from ..target.prompts import Prompt, read_prompt
 from .distribution_test import DistributionTest, distribution_test
 from .reference import NUM_TOP, TIE, Decoded, Measured, measure_scores
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..core.figures import MIN_TIMED, tokens_per_pass
 from ..core.request import SamplingParams
+from ..core.round import MIN_TIMED, Timings, tokens_per_pass
+from ..engine.output import Completion, StreamChunk
 from ..errors import ConfigError
 from ..llm import LLM
-from ..outputs import Completion, StreamChunk
 from .prompts import Example, user_prompt
 
 _WARM_UP = 12  # tokens: the first passes are slower, since they allocate memory and load kernels
@@ -71,11 +71,11 @@ def demo(llm: LLM, examples: Sequence[Example], params: SamplingParams) -> Itera
         runs: list[Any] = []
         for side in (plain, llm):
             yield Begin(example.name, side is llm)
-            completion = None
+            completion: Any = None
             for chunk in side.stream(prompt, params):
                 completion = chunk.completion
                 yield chunk
-            runs += [completion, side.decoder.timings.decode]
+            runs += [completion, Timings.of(completion.rounds).decode]
         yield Pair(example.name, *runs)
 
 

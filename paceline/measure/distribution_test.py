@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..core.interfaces import Verifier
 from ..core.request import SamplingParams
+from ..engine.output import Completion
 from ..llm import LLM
 from ..methods.draft_model.drafter import DraftModel
-from ..outputs import Completion
 from ..policy import Fixed
 from ..system.files import Progress, silent
 from ..system.hardware import one_thread

@@ -153,7 +153,7 @@ def examine_model(
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(loaded.device),
         numerics=llm.numerics,
-        row_multiple=runner.row_multiple,
+        row_multiple=runner.settings.row_multiple,
         native=loaded.is_native,
         attends_trees=loaded.attends_trees,
         context=context,

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from ..core.figures import tokens_per_pass
+from ..core.round import tokens_per_pass
 from ..errors import ConfigError
 from .results import SavedAnswer, SavedResults, SavedRound, version_of
 

@@ -21,10 +21,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ..core.interfaces import ModelFacts
 from ..errors import ConfigError
-from ..hf.prompts import has_chat_template
 from ..system.files import MAX_BYTES, as_text, parse_json, read_bytes
+from ..target.loaded import LoadedModel
+from ..target.prompts import has_chat_template
 
 Prompt: TypeAlias = str | list[Mapping[str, Any]]
 _CHATS, _TEXTS = ("messages", "chat"), ("prompt", "question", "instruction", "text")
@@ -78,7 +78,7 @@ class PromptLine:
         return list[Mapping[str, Any]](messages)
 
 
-def user_prompt(model: ModelFacts, text: str) -> Prompt:
+def user_prompt(model: LoadedModel, text: str) -> Prompt:
     """A user's message where the model has a chat template, else the raw text."""
     return [{"role": "user", "content": text}] if has_chat_template(model) else text
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, AliasPath, BaseModel, ConfigDict, Field, model_validator
 
-from ..core.figures import MIN_TIMED, Round
+from ..core.round import MIN_TIMED, Round
 from ..errors import ConfigError
 from ..system.files import read_json, read_text
 

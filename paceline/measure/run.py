@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..core.outputs import Round
 from ..core.request import SamplingParams
+from ..core.round import Round
 from ..errors import CacheFull, PacelineError
-from ..hf.prompts import has_chat_template
 from ..llm import LLM
 from ..schema import checked
 from ..system.files import Progress, silent
+from ..target.prompts import has_chat_template
 from . import machine
 from .check import judge
 from .reference import Decoded
@@ -132,11 +132,8 @@ class EngineSide(Side):
 
     def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[TimedAnswer]:
         results = self.llm.generate([ask.prompt for ask in asks], [ask.params(options) for ask in asks])
-        timings = self.llm.decoder.timings  # of the whole batch
-        shares = [sum(one.seconds / one.batch for one in result.rounds) for result in results]
-        read = sum(len(ask.token_ids) for ask in asks)
         answers = []
-        for ask, result, share in zip(asks, results, shares, strict=True):
+        for ask, result in zip(asks, results, strict=True):
             one = result.outputs[0]
             answers.append(
                 TimedAnswer(
@@ -145,9 +142,8 @@ class EngineSide(Side):
                     one.token_ids,
                     one.num_decoded,
                     one.text,
-                    # The loop's time also includes work outside rounds, such as updates of policies and drafters.
-                    seconds=timings.decode * share / max(sum(shares), 1e-12),
-                    prefill_s=timings.prefill * len(ask.token_ids) / read,
+                    seconds=sum(r.seconds / r.batch for r in one.rounds),
+                    prefill_s=result.metrics.prefill,
                     passes=sum(1 / r.batch for r in one.decoding),
                     finish_reason=one.finish_reason,
                     no_draft_reason=one.no_draft_reason,

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ..config import SpecConfig
-from ..core.figures import tokens_per_pass
+from ..core.round import tokens_per_pass
 from ..llm import LLM
 from ..methods.choose import Choose
 from ..methods.draft_model.drafter import DraftModel

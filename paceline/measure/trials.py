@@ -15,7 +15,6 @@ source   built_in   the prompts of `paceline.measure.prompts`
          file       a file of which only the hash is recorded; it must be given to repeat the measurement
 """
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -125,11 +124,7 @@ def measure_acceptance(
             "acceptance is measured on one reproducible answer per prompt",
             got=f"n={params.n}, seed={params.seed}", expected="n=1 and a seed",
         )  # fmt: skip
-    # The same engine and bound drafter, with a policy that always drafts the same number.
-    engine, decoder = copy.copy(llm), copy.copy(llm.decoder)
-    decoder.policy = Fixed(budget.depth, budget.nodes)
-    decoder.policy.bind(decoder.drafter, llm.runner.pass_seconds, llm.runner.pads_trees)
-    engine.decoder = decoder
+    engine = llm.using(policy=Fixed(budget.depth, budget.nodes))
     answers: list[AnswerCounts] = []
     progress("measuring acceptance", 0, len(prompts))
     for index, prompt in enumerate(prompts):  # one at a time: other rows of a batch may change the numerics

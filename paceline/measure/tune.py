@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..config import EngineFlags, SpecConfig, engine_flags, parse
-from ..core.outputs import Round
+from ..core.round import Round
 from ..errors import ConfigError
 from ..llm import LLM
 from ..methods.spec import HeadSpec

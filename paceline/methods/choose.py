@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier, bind_once
-from ..core.outputs import Walk
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, MakeDecoder, Target, Verifier, bind_once
 from ..core.request import Sequence
+from ..core.shortage import spared
 from ..core.tree import TokenTree
-from ..decoding.contract import spared
+from ..core.walk import Walk
 from ..errors import ConfigError
 from ..schema import Many, checked, checked_call
 from .spec import DrafterSpec
@@ -59,12 +59,16 @@ class Choose(Drafter):
             members=each,
         )
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Bind every member. Where one does not fit, the target is left as it was, and what that member raised."""
         with target.restored_on_error():
             for member in self.members:
                 bind_once(member, target, verifier)
         self.info = self._info()
+
+    def bind_inner(self, decoder: MakeDecoder) -> None:
+        for member in self.members:
+            member.bind_inner(decoder)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         return [self._options(*one, seq) for one in zip(self.members, self.labels, strict=True)]
@@ -144,9 +148,7 @@ def _may(label: str, seq: Sequence) -> bool:
 
 
 def _merged(parts: list[_Part]) -> Draft:
-    rows = [[field[row][: draft.tree.sizes[row]] for field in draft.tree.lists] for draft, row in parts]
-    tokens, parents, probes = (list(field) for field in zip(*rows, strict=True))
-    tree = TokenTree.from_lists(tokens, parents, parts[0][0].tree.device, probes)
+    tree = TokenTree.of([draft.tree.rows[row] for draft, row in parts], parts[0][0].tree.device)
     law, q = _common_law(parts, tree.num_nodes)
     confidence = None
     if any(draft.confidence is not None for draft, _ in parts):
@@ -167,7 +169,7 @@ def _merged(parts: list[_Part]) -> Draft:
 
 def _common_law(parts: list[_Part], width: int) -> tuple[Law, Tensor | None]:
     """The law that all rows have, with its q [B, N, V]; where they differ POINT_MASS, which holds for any draft."""
-    laws = {draft.law for draft, row in parts if not all(draft.tree.lists.is_probe[row][1:])}
+    laws = {draft.law for draft, row in parts if len(draft.tree.rows[row].candidates) > 1}
     law = laws.pop() if len(laws) == 1 else Law.POINT_MASS
     drawn = {b: (draft.q, row) for b, (draft, row) in enumerate(parts) if draft.law is law and draft.q is not None}
     if law is Law.POINT_MASS or not drawn:

@@ -14,10 +14,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
-from ..core.outputs import Walk
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..core.walk import Walk
 from ..errors import ConfigError
 from ..sampling.scores import argmax
 from ..schema import checked, checked_call
@@ -76,7 +76,7 @@ class Lookahead(Drafter):
         self.info = DrafterInfo(branches=guesses, drafts_during_prefill=True)
         self._states: dict[int, _State] = {}  # by slot
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Start with an empty pool. Raises `ConfigError` if the window does not fit into the context."""
         if self.window + self.ngram > target.max_length:
             raise ConfigError(
@@ -120,7 +120,7 @@ class Lookahead(Drafter):
             return
         rows, nodes = list[int](), list[int]()
         for row, state in with_window:
-            dropped = state.candidates - draft.tree.lists.is_probe[row].count(False)
+            dropped = state.candidates - len(draft.tree.rows[row].candidates)
             rows += [row] * len(state.ends)
             nodes += [node - dropped if node else 0 for node in state.ends]
         top_tokens = argmax(logits[rows, nodes]).tolist()

@@ -16,10 +16,11 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, TargetView, Verifier
-from ..core.outputs import Walk
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
+from ..core.nodes import Tree
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..core.walk import Walk
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.fingerprint import hash_vocabulary
 from ..sampling.scores import argmax
@@ -63,7 +64,7 @@ class Ouroboros(Drafter):
         self.info = replace(draft.info, branches=phrases)
         self._num_read: dict[int, int] = {}  # by slot, where the next n-gram of the text starts
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Load the draft model and the pool.
 
         Raises as `DraftModel.bind`; `ConfigError` for a file of another kind; `IncompatibleModels` for one of another
@@ -112,8 +113,7 @@ class Ouroboros(Drafter):
         # With phrases a token costs less than the policy assumes, so the policy must not stop the draft.
         chained = [replace(one, depth=one.depth - self._suffix(one), should_continue=None) for one in budgets]
         chains = self.draft.propose(seqs, chained).tree
-        tokens = [row[:size] for row, size in zip(chains.lists.token_ids, chains.sizes, strict=True)]
-        parents = [list(range(-1, size - 1)) for size in chains.sizes]
+        tokens, parents = [[*row.token_ids] for row in chains.rows], [[*row.parents] for row in chains.rows]
         for seq, budget, ids, ups in zip(seqs, budgets, tokens, parents, strict=True):
             drafted = len(ids) - 1
             if drafted and not seq.would_end(ids[-1], drafted):
@@ -124,10 +124,10 @@ class Ouroboros(Drafter):
     @torch.inference_mode()
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Add phrases from the verified rows to the pool, then let the draft model observe."""
-        tree = draft.tree.trimmed()
-        top_tokens = argmax(logits[:, : tree.num_nodes]).tolist()
-        for fields in zip(*tree.lists, top_tokens, strict=True):
-            recycle(self.pool, *fields)
+        verified = draft.tree.trimmed()
+        top_tokens = argmax(logits[:, : verified.num_nodes]).tolist()
+        for tree, tokens in zip(verified.rows, top_tokens, strict=True):
+            recycle(self.pool, tree, tokens)
         self.draft.observe(seqs, draft, logits, walks)
 
     def release(self, slots: Seq[int]) -> None:
@@ -139,22 +139,18 @@ class Ouroboros(Drafter):
         return min(self.ngram - 1, budget.depth // 3)
 
 
-def recycle(pool: NgramPool, tokens: Seq[int], parents: Seq[int], probes: Seq[bool], top_tokens: Seq[int]) -> None:
+def recycle(pool: NgramPool, tree: Tree, top_tokens: Seq[int]) -> None:
     """Add each run of drafted tokens that the target confirms, wherever it begins, with the target's token after it.
 
     top_tokens: the target's token after each node of the tree.
     """
-    children = {(parents[node], tokens[node]): node for node in range(len(tokens)) if not probes[node]}
-    for start, token in enumerate(tokens):
-        gram, node = [token], start
-        while not probes[start] and len(gram) < pool.ngram:
+    for start in tree.candidates:
+        gram, node = [tree.token_ids[start]], start
+        while node is not None and len(gram) < pool.ngram:
             gram.append(top_tokens[node])
-            if len(gram) == pool.ngram:
-                pool.add(gram)
-            elif (node, gram[-1]) in children:
-                node = children[node, gram[-1]]
-            else:
-                break
+            node = tree.child(node, gram[-1])
+        if len(gram) == pool.ngram:
+            pool.add(gram)
 
 
 @checked

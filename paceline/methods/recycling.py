@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
-from ..core.outputs import Walk
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
+from ..core.nodes import Tree
 from ..core.request import Sequence
+from ..core.walk import Walk
 from ..kernels.library import largest, reads
 from ..schema import checked, checked_call
-from .heads.trees import DraftTree, DynamicTree, draft_of
+from .heads.trees import DynamicTree, Grown, draft_of
 from .spec import DrafterSpec
 
 SUCCESSORS = 8
@@ -44,7 +45,7 @@ class TokenRecycling(Drafter):
     def __init__(self) -> None:
         self._successors = torch.empty(0, SUCCESSORS, dtype=torch.int32)
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         self._successors = torch.full((target.vocab_size, SUCCESSORS), -1, dtype=torch.int32)
         super().bind(target, verifier)
 
@@ -55,18 +56,17 @@ class TokenRecycling(Drafter):
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """The tree of each row, the most likely nodes of it if the budget is small."""
-        return draft_of(seqs, [self._tree(*both) for both in zip(seqs, budgets, strict=True)], self.name)
+        return draft_of([self._tree(*both) for both in zip(seqs, budgets, strict=True)], self.name)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Store the successors of every token of the pass. If a token occurs twice, the accepted path takes precedence.
 
         Rejected tokens count too, since the target computed what follows them.
         """
-        ids, _, probes = draft.tree.lists
         width, place = draft.tree.num_nodes, dict[int, int]()  # token: its row of the logits, flattened
-        for row, walk in enumerate(walks):
-            read = [node for node in range(width) if not probes[row][node]]
-            place.update((ids[row][node], row * width + node) for node in [*read, 0, *walk.path])
+        for row, (tree, walk) in enumerate(zip(draft.tree.rows, walks, strict=True)):
+            read = [*tree.candidates, 0, *walk.path]
+            place.update((tree.token_ids[node], row * width + node) for node in read)
         rows = torch.tensor([*place.values()], device=logits.device)
         found = _best(logits.flatten(0, 1).index_select(0, rows))
         self._successors[torch.tensor([*place]), : found.shape[1]] = found
@@ -76,14 +76,14 @@ class TokenRecycling(Drafter):
         found: list[int] = self._successors[token].tolist()  # pyright: ignore[reportUnknownMemberType]
         return [-1 if one in self.banned_token_ids else one for one in found]
 
-    def _tree(self, seq: Sequence, budget: DraftBudget) -> DraftTree:
+    def _tree(self, seq: Sequence, budget: DraftBudget) -> Grown:
         """The most probable nodes of the shape whose tokens are known, within the budget."""
         deepest = _deepest(budget)
-        made = DraftTree([], [], [])
+        tokens, parents, confidences = seq.token_ids[-1:], [-1], list[float]()
         place, depths = {0: 0}, [0]  # node of the shape -> node of the tree; depth of each node of the tree
-        below = {0: self._below(seq.token_ids[-1])}  # node of the tree -> successors
+        below = {0: self._below(tokens[0])}  # node of the tree -> successors
         for node, (rank, above, score) in enumerate(_shape(), start=1):
-            if not deepest or len(made.tokens) >= budget.nodes or score < budget.min_prob(len(made.tokens)):
+            if not deepest or len(confidences) >= budget.nodes or score < budget.min_prob(len(confidences)):
                 break
             parent = place.get(above)
             if parent is None or depths[parent] >= deepest or parent not in below:
@@ -91,14 +91,14 @@ class TokenRecycling(Drafter):
             token = below[parent][rank]
             if token < 0:
                 continue
-            made.tokens.append(token)
-            made.parents.append(parent)
-            made.confidences.append(_RANK_PROBS[rank])
-            place[node] = len(made.tokens)
+            place[node] = len(tokens)
+            tokens.append(token)
+            parents.append(parent)
+            confidences.append(_RANK_PROBS[rank])
             depths.append(depths[parent] + 1)
             if not seq.would_end(token, depths[-1]):
                 below[place[node]] = self._below(token)
-        return made
+        return Tree.of(tokens, parents), confidences
 
 
 def _best(logits: Tensor) -> Tensor:
@@ -115,12 +115,12 @@ def _shape() -> list[tuple[int, int, float]]:
 
     Returns for each node its rank, its parent (0: the root), and the probability of its path, in descending order.
     """
-    tree = DynamicTree(DraftBudget(_DEPTH, _NODES), SUCCESSORS, width=_NODES)
+    tree = DynamicTree(0, DraftBudget(_DEPTH, _NODES), SUCCESSORS, width=_NODES)
     logps = [math.log(chance) for chance in _RANK_PROBS]
     while tree.frontier:
         tree.add([range(SUCCESSORS)] * len(tree.frontier), [logps] * len(tree.frontier))
     nodes = sorted(tree.kept(), key=lambda node: -tree.scores[node])
-    place = {node: index for index, node in enumerate(nodes, start=1)} | {-1: 0}
+    place = {node: index for index, node in enumerate([0, *nodes])}
     return [(tree.tokens[node], place[tree.parents[node]], math.exp(tree.scores[node])) for node in nodes]
 
 

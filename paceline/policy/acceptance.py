@@ -22,7 +22,7 @@ from collections.abc import Sequence as Seq
 from itertools import chain, repeat
 from typing import final
 
-from ..core.outputs import Round
+from ..core.round import Round
 
 PRIOR = 0.7
 """Assumed acceptance of a new drafter: high enough for it to be tried."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import final
 
-from ..core.outputs import Round
+from ..core.round import Round
 
 EDGES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9)
 BUCKETS = len(EDGES) + 1

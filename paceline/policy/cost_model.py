@@ -20,8 +20,8 @@ from typing import Annotated, final
 from pydantic import Field
 
 from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftOptions, DraftPolicy
-from ..core.outputs import Round
 from ..core.request import Sequence
+from ..core.round import Round
 from ..schema import checked_call
 from .choice import TREE_SIZES, DraftPlan, Option, best_plan
 from .confidence import Confidence

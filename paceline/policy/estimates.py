@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 from typing import final
 
 from ..core.interfaces import DraftOptions
-from ..core.outputs import Round
 from ..core.request import Sequence
+from ..core.round import Round
 from .acceptance import HALF_LIFE, NODES_PER_LEVEL, Acceptance, Counts, DraftSize
 from .choice import Option, gains_of
 from .confidence import Confidence

@@ -8,8 +8,8 @@ from typing import Annotated, final
 from pydantic import Field
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
-from ..core.outputs import Round
 from ..core.request import Sequence
+from ..core.round import Round
 from ..errors import ConfigError
 from ..schema import checked_call
 

@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..core.outputs import TargetDistribution
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..core.walk import TargetDistribution
 from ..errors import ConfigError, NumericsError
 from .processors import is_edited, process
 from .warpers import is_warped, on_rows, warp
@@ -61,7 +61,7 @@ def _process(
         if raw[k]:
             continue
         try:
-            path = [tree.lists.token_ids[row][on_path] for on_path in tree.path_to(row, node)]
+            path = tree.rows[row].tokens_to(node)
             where = f"token {seq.num_output + len(path) + 1} of the answer"
             if not finite[k]:
                 raise _not_finite(where, logits[k])

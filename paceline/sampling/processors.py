@@ -30,7 +30,7 @@ def names_tokens(params: SamplingParams) -> bool:
 
 
 def edit_named(scores: Tensor, params: SamplingParams) -> None:  # [1, V]
-    """Apply `allowed_token_ids` and `logit_bias` in place; `requests.open_request` has checked their token ids."""
+    """Apply `allowed_token_ids` and `logit_bias` in place; `open_request` has checked their token ids."""
     if params.allowed_token_ids is not None:
         kept = torch.tensor(params.allowed_token_ids, device=scores.device)
         scores.copy_(torch.full_like(scores, -torch.inf).index_copy_(1, kept, scores[:, kept]))

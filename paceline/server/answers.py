@@ -13,14 +13,13 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from .. import __version__
-from ..core.figures import tokens_per_pass
-from ..core.outputs import Round
 from ..core.request import SamplingParams, TokenLogprob
+from ..core.round import Round, tokens_per_pass
+from ..engine.output import Completion, RequestOutput
 from ..errors import PacelineError
-from ..hf.prompts import Prompt
 from ..methods.prediction import PredictedOutput
-from ..outputs import Completion, RequestOutput
 from ..sampling.detokenize import Detokenizer
+from ..target.prompts import Prompt
 from . import protocol
 from .errors import ApiError, body_of
 from .metrics import Watch

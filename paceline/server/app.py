@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError
-from ..hf.prompts import TemplatedChat
+from ..target.prompts import TemplatedChat
 from . import protocol
 from .answers import Answering, CompletionAnswering, respond
 from .chats import chat_prompt, read_messages

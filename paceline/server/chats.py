@@ -7,8 +7,8 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..hf.images import ImageLimits
-from ..hf.prompts import TemplatedChat
 from ..schema import brief
+from ..target.prompts import TemplatedChat
 from .protocol import ChatRequest, Image, Message, ToolCall
 from .tools import spell_out
 

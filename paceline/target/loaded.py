@@ -3,17 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import StateStore
-from ..core.interfaces import ModelFacts
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
+from ..errors import IncompatibleModels
 from ..hf.classes import PreTrainedModel
 from ..hf.describe import describe
 from ..hf.vision import Vision
@@ -21,6 +22,8 @@ from ..sampling.pieces import Pieces
 from .adapters import AttachedAdapter
 from .native import NativeDecoder
 from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
+
+_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,27 +36,99 @@ class ImageReference:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LoadedModel(ModelFacts):
+class LoadedModel:
     """A causal language model that can run passes over trees.
 
+    model: the `transformers` model.
+    tokenizer: its tokenizer, or None.
+    name: the name it was loaded by, or that of its folder.
+    context: the most tokens that a sequence may have.
+    fingerprint: identifies the checkpoint, see `hf.fingerprint`. sketch: tells its rounded copies.
+    is_rounded: whether its files hold weights of a few bits.
+    eos_ids: the tokens that end an answer.
     attends_trees: whether the model calls our attention function; otherwise it is given a 4-D mask.
     mixes_rows: whether the numerics of a row depend on other rows (experts, outliers of INT8 weights).
     decoder: runs its layers.
     opener: loads or quantises other models, see `load.open_model`.
     reference: logits [V] of plain transformers after each path of a small tree, for `self_test`.
-    image_reference: the same after an image.
+    vision: the vision half of a vision-language model, whose text half is `model`.
+    image_reference: the logits after an image.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
+    name: str
+    context: int
+    fingerprint: str
     eos_ids: frozenset[int]
     attends_trees: bool
     mixes_rows: bool
     decoder: NativeDecoder | FusedDecoder | TransformersDecoder
     reference: list[Tensor]
     opener: Callable[..., "LoadedModel"]
+    sketch: str = ""
+    is_rounded: bool = False
     vision: Vision | None = None
     image_reference: ImageReference | None = None
+
+    @property
+    def origin(self) -> str:
+        """The sketch by which to find the model of which this one is a rounded copy; "" where it is none."""
+        return self.sketch if self.is_rounded else ""
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """V, the rows of the output head, padding included."""
+        head: Any = self.model.get_output_embeddings()
+        return head.out_features
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The token embeddings [V, E]."""
+        return cast("Any", self.model.get_input_embeddings()).weight
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return cast("torch.device", self.model.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return cast("torch.dtype", self.model.dtype)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of decoder layers; also the index of the last hidden state, taken after the final norm."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """E, the width of the hidden states."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    def output_rows(self) -> Tensor:
+        """The weights of the output head [V, E], for drafters and for training.
+
+        Raises `IncompatibleModels` if they are quantised, or if logits are more than their products with the last
+        state: a head would learn, and draft from, another distribution.
+        """
+        config, head = self.model.config.get_text_config(), self.model.get_output_embeddings()
+        extras = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 0, 1)]
+        if getattr(head, "bias", None) is not None:
+            extras.append("a bias of the output layer")
+        if extras:
+            what = "heads cannot draft for this target yet: its logits are more than output rows times states"
+            raise IncompatibleModels(what, got=", ".join(extras), expected="a model without them")
+        rows = self.embeddings if getattr(config, "tie_word_embeddings", False) else getattr(head, "weight", None)
+        if not isinstance(rows, Tensor) or not rows.is_floating_point():
+            raise IncompatibleModels(
+                "this head drafts with the target's output rows, and they are quantised",
+                got=type(head).__name__,
+                expected="rows in floating point, or a head with an output layer of its own",
+                fix="load the target without quantised weights",
+            )
+        return rows
 
     @property
     def is_native(self) -> bool:

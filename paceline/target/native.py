@@ -59,8 +59,8 @@ class NativeDecoder:
             assert tree is not None
             one.ids = pointers.integers(chain.from_iterable(tree.lists.token_ids))
         if tree is not None:
-            if min(tree.sizes) < nodes:
-                one.sizes = pointers.integers(tree.sizes)
+            if min(map(len, tree.rows)) < nodes:
+                one.sizes = pointers.integers(map(len, tree.rows))
             one.parents = pointers.integers(chain.from_iterable(tree.lists.parents))
         one.starts = pointers.integers(layout.starts)
         one.slots = pointers.integers(layout.slots)

@@ -5,6 +5,8 @@ ties differently, and a speculative answer deviates from the plain one. Usually 
 small number use the same kernel: padding every pass to that multiple makes rows equal bit by bit.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from ..errors import NumericsError
 from .loaded import LoadedModel
 from .runner import ModelRunner
 from .self_test import check_image, check_tree
+from .settings import PassSettings
 
 MULTIPLES = (2, 4, 8, 16)
 """Never fewer than 2 rows: one row is a matrix-vector product nearly everywhere."""
@@ -42,12 +45,12 @@ def make_runner(
     check_tree(runner)  # with these slots and static passes; it also allocates the cache, or raises `CacheFull`
     if loaded.is_native or invariant is False:
         return runner
-    multiple = measure_row_multiple(runner)
-    if runner.static is not None and not static_passes_agree(runner, multiple):
-        runner.static = None
-        multiple = measure_row_multiple(runner)
+    multiple, static = measure_row_multiple(runner), runner.static is not None
+    if static and not static_passes_agree(runner, multiple):
+        multiple, static = measure_row_multiple(runner, static=False), False
+    runner.use(replace(runner.settings, static=static))
     if multiple is not None:
-        runner.invariant, runner.row_multiple, runner.can_fuse_prefill = True, multiple, False
+        runner.use(PassSettings(True, multiple, static, can_fuse_prefill=False))
         check_image(runner)  # with padding, as in later prefills
     elif invariant:
         raise _refusal(loaded)
@@ -55,10 +58,12 @@ def make_runner(
 
 
 @torch.inference_mode()
-def measure_row_multiple(runner: ModelRunner) -> int | None:
+def measure_row_multiple(runner: ModelRunner, static: bool = True) -> int | None:
     """The smallest multiple in `MULTIPLES` whose row counts all give the same bits; None if there is none.
 
     It is measured with the passes of invariant numerics: chains of many lengths, and a branching tree.
+
+    static: whether chains may take static passes.
     """
     loaded = runner.loaded
     if loaded.mixes_rows or not loaded.attends_trees:
@@ -69,28 +74,26 @@ def measure_row_multiple(runner: ModelRunner) -> int | None:
         return None
     tokens = _random_tokens(loaded, max(p + r for p, r in fitting))
     slot = runner.cache.allocate()
-    runner.invariant = True
     try:
-        return next((m for m in MULTIPLES if _holds(runner, slot, tokens, fitting, m)), None)
+        every = (PassSettings(True, multiple, static) for multiple in MULTIPLES)
+        return next((how.row_multiple for how in every if _holds(runner, slot, tokens, fitting, how)), None)
     finally:
-        runner.invariant, runner.row_multiple = False, 1
         runner.cache.release(slot)
 
 
-def _holds(runner: ModelRunner, slot: int, tokens: list[int], passes: list[tuple[int, int]], multiple: int) -> bool:
+def _holds(runner: ModelRunner, slot: int, tokens: list[int], passes: list[tuple[int, int]], how: PassSettings) -> bool:
     """Whether rows keep their bits after each prefix, for all tested row counts and tree shapes."""
+    multiple, unpadded = how.row_multiple, replace(how, row_multiple=1)
     some = {multiple, 2 * multiple, 3 * multiple, 4 * multiple, 8, 16, 24, 48, 64}
     for prefix, rows in passes:
-        runner.row_multiple = 1
         runner.cache.truncate(slot, 0)
-        runner.extend_cache(slot, tokens[:prefix])
+        runner.extend_cache(slot, tokens[:prefix], settings=unpadded)
         chain = tokens[prefix : prefix + rows]
-        full = _chain_logits(runner, [slot], chain)
+        full = _chain_logits(runner, [slot], chain, unpadded)
         counts = sorted(some & set(range(multiple, len(chain), multiple)))
-        if not all(torch.equal(_chain_logits(runner, [slot], chain[:n]), full[:n]) for n in counts):
+        if not all(torch.equal(_chain_logits(runner, [slot], chain[:n], unpadded), full[:n]) for n in counts):
             return False
-        runner.row_multiple = multiple
-        pairs = _paths(runner, slot, chain[: len(_PARENTS)])
+        pairs = _paths(runner, slot, chain[: len(_PARENTS)], how)
         if not all(torch.equal(got, want) for got, want in pairs):
             return False
     return True
@@ -107,25 +110,23 @@ def static_passes_agree(runner: ModelRunner, multiple: int | None) -> bool:
         return False
     tokens = _random_tokens(runner.loaded, longest + max(_STATIC_CHAINS))
     slots = [runner.cache.allocate() for _ in range(min(2, runner.cache.num_slots))]
-    static, runner.row_multiple, runner.invariant = runner.static, multiple, True
+    how = PassSettings(True, multiple)
     try:
         for prefix in sorted({min(p, longest) for p in _STATIC_PREFIXES}):
             for slot in slots:
                 runner.cache.truncate(slot, 0)
             for slot, length in zip(slots, (prefix, max(1, prefix // 2)), strict=False):
-                runner.extend_cache(slot, tokens[:length])
-            pairs = _paths(runner, slots[0], tokens[prefix : prefix + len(_PARENTS)])  # the tree branches: not static
+                runner.extend_cache(slot, tokens[:length], settings=how)
+            tree = tokens[prefix : prefix + len(_PARENTS)]  # it branches: not static
+            pairs = _paths(runner, slots[0], tree, how)
             for count in _STATIC_CHAINS:
                 chain = tokens[prefix : prefix + count]
-                runner.static = None
-                expected = _chain_logits(runner, slots[:1], chain)
-                runner.static = static
-                pairs += [(_chain_logits(runner, batch, chain), expected) for batch in (slots[:1], slots)]
+                expected = _chain_logits(runner, slots[:1], chain, replace(how, static=False))
+                pairs += [(_chain_logits(runner, batch, chain, how), expected) for batch in (slots[:1], slots)]
             if not all(torch.equal(got, want) for got, want in pairs):
                 return False
         return True
     finally:
-        runner.static, runner.row_multiple, runner.invariant = static, 1, False
         for slot in slots:
             runner.cache.release(slot)
 
@@ -134,17 +135,17 @@ def _random_tokens(loaded: LoadedModel, count: int) -> list[int]:
     return torch.randint(loaded.vocab_size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def _chain_logits(runner: ModelRunner, slots: list[int], chain: list[int]) -> Tensor:
+def _chain_logits(runner: ModelRunner, slots: list[int], chain: list[int], how: PassSettings) -> Tensor:
     """Logits [N, V] of a chain in the first row of a batch of the same chain."""
-    return runner.forward(slots, TokenTree.chain([chain] * len(slots), runner.loaded.device))[0]
+    return runner.forward(slots, TokenTree.chain([chain] * len(slots), runner.loaded.device), settings=how)[0]
 
 
-def _paths(runner: ModelRunner, slot: int, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
+def _paths(runner: ModelRunner, slot: int, tokens: list[int], how: PassSettings) -> list[tuple[Tensor, Tensor]]:
     """For each path of a tree, the logits of the path on its own and those of its nodes in the tree."""
     tree = TokenTree.from_lists([tokens], [list(_PARENTS)], runner.loaded.device)
-    rows = runner.forward([slot], tree)[0]
-    paths = [[0, *tree.path_to(0, leaf)] for leaf in set(range(len(_PARENTS))) - set(_PARENTS)]
-    return [(_chain_logits(runner, [slot], [tokens[i] for i in path]), rows[path]) for path in paths]
+    rows = runner.forward([slot], tree, settings=how)[0]
+    paths = [[0, *tree.rows[0].path_to(leaf)] for leaf in set(range(len(_PARENTS))) - set(_PARENTS)]
+    return [(_chain_logits(runner, [slot], [tokens[i] for i in path], how), rows[path]) for path in paths]
 
 
 def _refusal(loaded: LoadedModel) -> NumericsError:

@@ -71,13 +71,16 @@ class PrefixCache(BoundedCache[_Key, Page]):
         self._numbers = itertools.count(1)
         self._watched = dict[int, tuple[int, ...]]()  # the states that each slot has from its first column on
 
-    def restore(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None, ends: Iterable[int]) -> int:
+    def restore(
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None, ends: Iterable[int],
+        watched: tuple[int, ...] = (),
+    ) -> int:  # fmt: skip
         """Copy the cached pages of a text, without its last token, to an empty slot; returns the number of columns.
 
-        A page that lacks states which are watched now counts as missing.
+        watched: the layers whose states the slot will have. A page that lacks them counts as missing.
         """
         keys, pages, length, last = list[_Key](), list[Page](), 0, len(token_ids) - 1
-        watched = self._watched[slot] = self._states.wanted
+        self._watched[slot] = watched
         for begin, end in pairwise([0, *self._kept(vision, ends)]):
             key = pages[-1].number if pages else _ROOT, _read_by(token_ids, vision, begin, end)
             page, end = self._held.get(key), min(end, last)

@@ -16,7 +16,6 @@ from ..attention.states import StateStore
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
-from ..hf.prompts import check_length
 from ..hf.vision import Features, Vision, share_tower
 from ..quant.linears import Weights
 from ..system.hardware import median_seconds
@@ -24,6 +23,8 @@ from .adapters import MaskAdapter, attach_adapter, share_copy
 from .loaded import LoadedModel
 from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
 from .prefix_cache import PrefixCache, page_ends
+from .prompts import check_length
+from .settings import PassSettings
 from .static_pass import StaticPasses
 from .torch_decoder import FusedDecoder
 
@@ -35,14 +36,12 @@ PREFILL_CHUNK = 512
 class ModelRunner:
     """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
 
-    invariant: the bits of a row do not depend on what shares its pass. Native passes have this property by
-        construction. In torch, passes are padded to a multiple of `row_multiple` rows, and a tree is computed as the
-        chains it consists of.
     static: whether passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs; None means on CUDA.
-        Needs fused layers. Mask tokens never use them, nor do branching trees where numerics are invariant.
+        Needs fused layers.
     share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
-    can_fuse_prefill: whether the last chunk of a prompt and the first draft may share a pass. False where invariance
-        was measured without such passes.
+
+    An argument `keep_states` of methods says whether the pass stores the states that are watched, for drafters that
+    read them. It is the same in all passes over a text.
     """
 
     def __init__(
@@ -62,8 +61,7 @@ class ModelRunner:
         self.keeps_images = False
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
-        self.invariant, self.row_multiple = loaded.is_native, 1
-        self.can_fuse_prefill = share is None
+        self.settings = PassSettings(loaded.is_native, can_fuse_prefill=share is None)
         self._wants_static = loaded.device.type == "cuda" if static is None else static
         self.static: StaticPasses | None = None
         if self._wants_static and isinstance(loaded.decoder, FusedDecoder):
@@ -140,7 +138,13 @@ class ModelRunner:
 
     @property
     def numerics(self) -> str:
-        return "invariant" if self.invariant else "fast"
+        return "invariant" if self.settings.invariant else "fast"
+
+    def use(self, settings: PassSettings) -> None:
+        """Compute all later passes in this way; without static passes their memory is freed."""
+        self.settings = settings
+        if not settings.static:
+            self.static = None
 
     def sharing_cache(self, change: Callable[["PreTrainedModel"], None]) -> "ModelRunner":
         """A runner for a copy of the model that uses this runner's cache, for the quantised self-draft.
@@ -154,7 +158,7 @@ class ModelRunner:
     def open_model(
         self, model: str | LoadedModel, dtype: Any = None, device: Any = None, weights: Weights | None = None
     ) -> LoadedModel:
-        """Another model, as of `TargetView`."""
+        """Another model, as of `Target`."""
         how = dtype or self.loaded.dtype, device or self.loaded.device, weights
         return self.loaded.opener(model, *how)
 
@@ -201,8 +205,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill_chunks(
-        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
-    ) -> Generator[None, None, float]:
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False,
+        keep_states: bool = True,
+    ) -> Generator[None, None, float]:  # fmt: skip
         """`prefill` chunk by chunk, after what the slot holds of the text. Other slots may run between two chunks.
 
         Returns the seconds spent in the vision tower.
@@ -210,12 +215,12 @@ class ModelRunner:
         """
         begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
         if vision is not None and begin < (edge := min(vision.edge, last)):
-            seconds = yield from self._prefill_images(slot, token_ids, vision)
+            seconds = yield from self._prefill_images(slot, token_ids, vision, keep_states)
             # A block may hold the last token: it is computed with its block, and once more as the root.
             self.cache.truncate(slot, edge)
             begin = edge
             yield
-        yield from self._extend_chunks(slot, token_ids[begin:last], defer_last_chunk)
+        yield from self._extend_chunks(slot, token_ids[begin:last], keep_states, None, defer_last_chunk)
         self.prefixes.keep(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
         return seconds
 
@@ -226,7 +231,7 @@ class ModelRunner:
         return self.loaded.vision
 
     def _prefill_images(
-        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt, keep_states: bool
     ) -> Generator[None, None, float]:
         """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
         held = self.cache.lengths[slot]
@@ -243,17 +248,19 @@ class ModelRunner:
                 yield
                 begin = max(begin, held)
                 ids = token_ids[begin:end]
-                self.prefill_chunk(slot, ids, prompt_rows(embeddings, ids, begin, unseen, features))
+                self.prefill_chunk(slot, ids, prompt_rows(embeddings, ids, begin, unseen, features), keep_states)
         return seconds
 
     def restore_prefix(
-        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
-    ) -> int:
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False,
+        keep_states: bool = True,
+    ) -> int:  # fmt: skip
         """Fill an empty slot with the longest cached prefix of a text; returns its number of columns.
 
         The last token is never included. The columns after the prefix get the same bits as without the cache.
         """
-        return self.prefixes.restore(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
+        ends, watched = self._page_ends(token_ids, vision, defer_last_chunk), self.states.layers if keep_states else ()
+        return self.prefixes.restore(slot, token_ids, vision, ends, watched)
 
     def keep_prefix(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
         """Put the columns of a slot into the prefix cache, for later texts with the same prefix.
@@ -271,63 +278,75 @@ class ModelRunner:
             return page_ends(len(token_ids), vision)
         return chunk_ends(len(token_ids) - 1 - defer_last_chunk, vision, self.chunk)
 
-    def extend_cache(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Cache text tokens after those of the slot, in chunks."""
-        for _ in self._extend_chunks(slot, token_ids):
+    def extend_cache(
+        self, slot: int, token_ids: Sequence[int], keep_states: bool = True, settings: PassSettings | None = None
+    ) -> None:
+        """Cache text tokens after those of the slot, in chunks. settings: other ones than the runner's."""
+        for _ in self._extend_chunks(slot, token_ids, keep_states, settings):
             pass
 
-    def _extend_chunks(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool = False) -> Iterator[None]:
+    def _extend_chunks(
+        self, slot: int, token_ids: Sequence[int], keep_states: bool, settings: PassSettings | None,
+        defer_last_chunk: bool = False,
+    ) -> Iterator[None]:  # fmt: skip
         for begin in range(0, len(token_ids), self.chunk):
             if defer_last_chunk and begin + self.chunk >= len(token_ids):
                 return
             if begin:
                 yield
-            self.prefill_chunk(slot, token_ids[begin : begin + self.chunk])
+            self.prefill_chunk(slot, token_ids[begin : begin + self.chunk], None, keep_states, settings)
 
     @torch.inference_mode()
-    def prefill_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
-        """Cache tokens in one pass. rows: replace their embeddings."""
-        count = len(token_ids)
+    def prefill_chunk(
+        self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None, keep_states: bool = True,
+        settings: PassSettings | None = None,
+    ) -> None:  # fmt: skip
+        """Cache tokens in one pass. rows: replace their embeddings. settings: other ones than the runner's."""
+        count, how = len(token_ids), settings or self.settings
         layout = self.loaded.begin(
-            self.cache, [slot], count, rows=rows, head_rows=0, batch_invariant=self.invariant,
-            row_multiple=self.row_multiple, max_length=self.max_length,
+            self.cache, [slot], count, rows=rows, head_rows=0, batch_invariant=how.invariant,
+            row_multiple=how.row_multiple, max_length=self.max_length,
         )  # fmt: skip
         ids = torch.tensor([[*token_ids]], device=self.loaded.device)
-        self.loaded.forward(ids, layout, self.cache, self._kept_states)
+        self.loaded.forward(ids, layout, self.cache, self._store(keep_states))
         self.cache.lengths[slot] += count
 
     @torch.inference_mode()
-    def forward(self, slots: Sequence[int], tree: TokenTree, text: Sequence[int] = ()) -> Tensor:
+    def forward(
+        self, slots: Sequence[int], tree: TokenTree, text: Sequence[int] = (), keep_states: bool = True,
+        settings: PassSettings | None = None,
+    ) -> Tensor:  # fmt: skip
         """One pass over the trees without committing any node. Returns logits [B, N, V].
 
         Mask tokens (ids from `vocab_size` on) need an attached adapter and come after the candidates of their row.
         text: tokens of a single slot that the pass caches before the root.
+        settings: other ones than the runner's.
         """
-        num_nodes, static, count = tree.num_nodes, self.static, len(text)
-        masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
+        num_nodes, count, how, states = tree.num_nodes, len(text), settings or self.settings, self._store(keep_states)
+        static = self.static if how.static else None
+        masked = self.num_masks > 0 and any(max(row.token_ids) >= self.vocab_size for row in tree.rows)
         if static is not None:
             special = masked or count > 0 or any(self.cache.offsets[slot] for slot in slots)
-            static = None if special or (self.invariant and not tree.is_chain) else static
-        if static is not None and static.takes(num_nodes, self.row_multiple):
-            logits = static.run(slots, tree, self.row_multiple, self._kept_states)
+            static = None if special or (how.invariant and not tree.is_chain) else static
+        if static is not None and static.takes(num_nodes, how.row_multiple):
+            logits = static.run(slots, tree, how.row_multiple, states)
         else:
             tree = tree.behind(text) if count else tree
-            padded = tree.padded(round_up(tree.num_nodes, self.row_multiple))
+            padded = tree.padded(round_up(tree.num_nodes, how.row_multiple))
             layout = self.loaded.begin(
                 self.cache, slots, padded.num_nodes, padded, count, num_given=tree.num_nodes,
                 head_rows=padded.num_nodes - count, is_mask=padded.token_ids >= self.vocab_size if masked else None,
-                batch_invariant=self.invariant, row_multiple=self.row_multiple, max_length=self.max_length,
+                batch_invariant=how.invariant, row_multiple=how.row_multiple, max_length=self.max_length,
             )  # fmt: skip
-            logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, self._kept_states)
+            logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, states)
             logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
         if count:
             self.cache.lengths[slots[0]] += count
         return logits
 
-    @property
-    def _kept_states(self) -> StateStore | None:
+    def _store(self, keep_states: bool) -> StateStore | None:
         """Where a pass writes its hidden states; None if no drafter reads them."""
-        return self.states if self.states.wanted else None
+        return self.states if keep_states and self.states.layers else None
 
     def pass_seconds(self, rows: int) -> float:
         """Median seconds of one pass over a chain of `rows` tokens.
@@ -350,9 +369,10 @@ class ModelRunner:
                 times.append(time.perf_counter() - begin)
         return times[-1] / len(text)
 
-    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]], keep_states: bool = True) -> None:
         for slot, path in zip(slots, paths, strict=True):
-            self.states.commit(slot, self.cache.lengths[slot], path)
+            if keep_states:
+                self.states.commit(slot, self.cache.lengths[slot], path)
             self.cache.commit(slot, path)
 
     @contextmanager

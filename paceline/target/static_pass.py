@@ -103,9 +103,9 @@ class StaticPass:
         bucket, rows = self.bucket, [slot - self.bucket.first for slot in slots]
         padding = [0] * bucket.nodes
         table = [[*self.scratch(slots, starts), *padding, -1, *padding[1:]]] * bucket.batch
-        for row, slot, start, ids, parents in zip(rows, slots, starts, *tree.lists[:2], strict=True):
-            rest = padding[len(ids) :]
-            table[row] = [start, slot, start, *ids, *rest, *parents, *rest]
+        for row, slot, start, own in zip(rows, slots, starts, tree.rows, strict=True):
+            rest = padding[len(own) :]
+            table[row] = [start, slot, start, *own.token_ids, *rest, *own.parents, *rest]
         numbers = [*itertools.chain(*table), *rows]
         # Pinned, and made anew each time: torch hands the memory out again only after the copy has been made.
         staged = torch.tensor(numbers, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)

@@ -32,21 +32,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DrafterInfo, TargetView, Verifier
-from ..core.outputs import Walk
+from ..core.interfaces import DrafterInfo, Target, Verifier
 from ..core.request import SamplingParams, Sequence
 from ..core.vision import VisionPrompt
-from ..decoding import SpeculativeDecoder, generate
+from ..core.walk import Walk
+from ..engine.loop import SpeculativeDecoder
+from ..engine.request import Request
+from ..engine.scheduler import run
 from ..errors import CacheFull, ConfigError
 from ..hf.chats import has_images
 from ..hf.image_prompts import encode, text_prompt
-from ..hf.prompts import Chat, read_prompt
 from ..measure.prompts import PromptLine, read_lines
 from ..methods.plain import Plain
 from ..policy import Fixed
 from ..schema import Many, checked, validate
 from ..system.files import parse_json, read_bytes, replacing, write_text
 from ..target import ModelRunner
+from ..target.prompts import Chat, read_prompt
 from ..verify import Coupled
 from .config import PrepareSection
 from .run_folder import check_same, read_if_there, understood
@@ -158,7 +160,7 @@ class _Recorder(Plain):
         self.layers = tuple(layers)
         self.states: dict[int, dict[int, Tensor]] = {}
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         self._target = target
         target.watch_states(self.layers)
 
@@ -263,7 +265,8 @@ def prepare(
     while group := list(islice(todo, together)):
         seqs = [sequence(index, one) for index, one in group]
         waiting |= {id(seq): prompt for seq, prompt in zip(seqs, group, strict=True)}
-        for active in generate(decoder, seqs):
+        for step in run(decoder, [Request.of(decoder, seq) for seq in seqs]):
+            active = [answer.seq for answers in step.updated.values() for answer in answers]
             finished += [seq for seq in active if seq.is_finished]
             if len(finished) >= _PER_FILE:
                 _write(folder, finished, waiting, recorder)

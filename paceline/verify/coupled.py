@@ -9,10 +9,11 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetDistribution, Walk
+from ..core.nodes import Tree
+from ..core.walk import TargetDistribution, Walk
 from ..sampling.scores import argmax, gumbel_argmax
 from ..schema import checked_call
-from .walk import Branches, descend, to_list
+from .walk import descend, to_list
 
 
 def choose_tokens(
@@ -72,7 +73,7 @@ class Coupled(Verifier):
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> list[Walk]:
         """Walk all trees together, level by level. `positions[b]` is the position of the token after the root."""
-        trees = Branches.read(draft.tree)
+        trees = draft.tree.rows
         walks = dict[int, Walk]()
         if distribution.process is None and any(distribution.is_greedy):
             choices = self._greedy(distribution.scores)
@@ -98,7 +99,7 @@ class Coupled(Verifier):
         return lambda row, node: known[row][node]
 
 
-def _follow(tree: Branches, choices: Callable[[int, int], int], row: int) -> Walk:
+def _follow(tree: Tree, choices: Callable[[int, int], int], row: int) -> Walk:
     """Walk down while a child holds the choice at its parent."""
 
     def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:

@@ -5,9 +5,10 @@ from typing import ClassVar, final
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetDistribution, Walk
+from ..core.nodes import Tree
+from ..core.walk import TargetDistribution, Walk
 from .rejection import Keyed, iid, point_mass, without_replacement
-from .walk import Branches, descend, p_at, q_at
+from .walk import descend, p_at, q_at
 
 
 @final
@@ -30,15 +31,15 @@ class Ratio(Verifier):
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> list[Walk]:
-        trees = enumerate(Branches.read(draft.tree))
+        trees = enumerate(draft.tree.rows)
         return [_walk(draft, distribution, row, tree, seeds[row], positions[row]) for row, tree in trees]
 
 
-def _walk(draft: Draft, distribution: TargetDistribution, row: int, tree: Branches, seed: int, position: int) -> Walk:
+def _walk(draft: Draft, distribution: TargetDistribution, row: int, tree: Tree, seed: int, position: int) -> Walk:
     """The walk down one row's tree."""
 
     def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:
-        p, tokens = p_at(distribution, row, node), [tree.tokens[child] for child in children]
+        p, tokens = p_at(distribution, row, node), [tree.token_ids[child] for child in children]
         if p is None:
             return None, -1
         chance = Keyed(seed, position + depth, len(children))

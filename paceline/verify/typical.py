@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetDistribution, Walk
+from ..core.nodes import Tree
+from ..core.walk import TargetDistribution, Walk
 from ..errors import LossyNotAllowed
 from ..schema import checked_call
 from .rejection import Keyed, probability
-from .walk import Branches, p_at
+from .walk import p_at
 
 
 @final
@@ -56,17 +57,16 @@ class Typical(Verifier):
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> list[Walk]:
-        rows = Branches.read(draft.tree)
         walks = list[Walk]()
-        for row, branches in enumerate(rows):
-            path = self._longest(branches, distribution, row)
+        for row, tree in enumerate(draft.tree.rows):
+            path = self._longest(tree, distribution, row)
             node, position = path[-1] if path else 0, positions[row] + len(path)
             p = p_at(distribution, row, node)
             token = -1 if p is None else Keyed(seeds[row], position, 0).draw(p)
-            walks.append(Walk(path, token, is_bonus=not branches.children[node]))
+            walks.append(Walk(path, token, is_bonus=not tree.children[node]))
         return walks
 
-    def _longest(self, branches: Branches, distribution: TargetDistribution, row: int) -> list[int]:
+    def _longest(self, tree: Tree, distribution: TargetDistribution, row: int) -> list[int]:
         """The longest path of accepted tokens; of equally long ones the most probable."""
         best, best_rank = list[int](), (0, 0.0)
         open_paths: list[tuple[list[int], float]] = [([], 0.0)]
@@ -75,12 +75,12 @@ class Typical(Verifier):
             node = path[-1] if path else 0
             if (len(path), logprob) > best_rank:
                 best, best_rank = path, (len(path), logprob)
-            p = p_at(distribution, row, node) if branches.children[node] else None
+            p = p_at(distribution, row, node) if tree.children[node] else None
             if p is None:
                 continue
             threshold = self.threshold(p)
-            for child in branches.children[node]:
-                mass = float(probability(p, branches.tokens[child]))
+            for child in tree.children[node]:
+                mass = float(probability(p, tree.token_ids[child]))
                 if mass > threshold:
                     open_paths.append(([*path, child], logprob + math.log(mass)))
         return best

@@ -1,7 +1,7 @@
-"""A token tree as Python lists, the walk down one path, and p and q at the nodes it visits."""
+"""The walk down one path of a tree, and p and q at the nodes it visits."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..core.draft import Draft
-from ..core.outputs import TargetDistribution, Walk
-from ..core.tree import TokenTree
+from ..core.nodes import Tree
+from ..core.walk import TargetDistribution, Walk
 from ..errors import DraftError
 
 
@@ -19,41 +19,17 @@ def to_list(values: Tensor) -> list[Any]:
     return values.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-class Branches(NamedTuple):
-    """One row's tree as lists: the token of every node, and its candidate children in drafted order."""
-
-    tokens: list[int]
-    children: list[list[int]]
-
-    def child(self, node: int, token: int) -> int | None:
-        for child in self.children[node]:
-            if self.tokens[child] == token:
-                return child
-        return None
-
-    @staticmethod
-    def read(tree: TokenTree) -> "list[Branches]":
-        rows = list[Branches]()
-        for tokens, parents, probes in zip(*tree.lists, strict=True):
-            children: list[list[int]] = [[] for _ in tokens]
-            for node in range(1, len(tokens)):
-                if not probes[node]:
-                    children[parents[node]].append(node)
-            rows.append(Branches(tokens, children))
-        return rows
-
-
 Decide = Callable[[int, int, list[int]], tuple[int | None, int]]
 """(node, its depth, its children) -> (the accepted child, any token), or (None, the token instead)."""
 
 
-def descend(branches: Branches, decide: Decide) -> Walk:
+def descend(tree: Tree, decide: Decide) -> Walk:
     """Walk from the root until `decide` emits a token of its own. One decision per position, top down."""
     node, path = 0, list[int]()
     while True:
-        child, token = decide(node, len(path), branches.children[node])
+        child, token = decide(node, len(path), tree.children[node])
         if child is None:
-            return Walk(path, token, is_bonus=not branches.children[node])
+            return Walk(path, token, is_bonus=not tree.children[node])
         path.append(node := child)
 
 

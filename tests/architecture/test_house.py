@@ -26,19 +26,15 @@ RANK = {
     "hf": 3,
     "zoo": 4,
     "verify": 2.5,
-    "policy": 2,
+    "policy": 6.5,
     "sampling": 2,
     "methods": 6,
     "methods.recipe": 11.5,
     "target": 5.5,
-    "decoding": 5.8,
-    "outputs": 6,
-    "stats": 2,
+    "engine": 7,
     "config": 7,
     "tuned": 8,
-    "requests": 8,
     "llm": 9,
-    "engine": 9.5,
     "async_llm": 10,
     "measure": 10,
     "train": 11,
@@ -136,7 +132,7 @@ _LEFT = {"methods/choose.py", "methods/draft_model/chain.py", "methods/draft_mod
 
 
 def reaches_the_engine(path: Path, tree: ast.AST) -> list[str]:
-    """What a drafter imports of the engine, of policies, or of the runner: it sees a `TargetView` alone."""
+    """What a drafter imports of the engine, of policies, or of the runner: it sees a `Target` alone."""
     if room(module_of(path)) != "methods":  # a recipe trains models
         return []
     found = [name for name in imported_modules(path, tree) if _BELOW.match(name) and name != "target.adapters"]
@@ -161,6 +157,12 @@ def test_core_imports_torch_and_pydantic_only():
                                                      "pydantic"), path  # fmt: skip
 
 
+def test_decoders_are_made_in_few_places():
+    """`LLM.using` is the way to the same model with something else; without an `LLM` only training decodes."""
+    makers = {str(path.relative_to(PACKAGE)) for path in SOURCES if "SpeculativeDecoder(" in path.read_text()}
+    assert makers == {"engine/loop.py", "llm.py", "train/prepare.py"}
+
+
 def test_tests_stay_small():
     for path in (ROOT / "tests").rglob("*.py"):
         assert path.read_text().count("\n") <= 400, path
@@ -181,7 +183,10 @@ def test_repository_speaks_of_itself_alone():
     [
         ("core/x.py", "from ..target import ModelRunner\n"),
         ("verify/x.py", "import paceline.methods\n"),
-        ("target/x.py", "def f():\n    from ..decoding.loop import SpeculativeDecoder\n"),
+        ("target/x.py", "def f():\n    from ..engine.loop import SpeculativeDecoder\n"),
+        ("methods/x.py", "from ..engine import loop\n"),
+        ("methods/x.py", "from ..policy import CostModel\n"),
+        ("engine/x.py", "from ..llm import LLM\n"),
     ],
 )
 def test_backward_import_is_noticed(mutant):

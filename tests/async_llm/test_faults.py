@@ -9,9 +9,9 @@ import textwrap
 import pytest
 
 from paceline import AsyncLLM, DraftModel, PromptLookup, SamplingParams
+from paceline.engine.request import Answer
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import DraftError, EngineStopped
-from paceline.requests import Answer
 from paceline.sampling.detokenize import Detokenizer
 from tests.async_llm.common import TEXTS, answer, facts, serve, tiny_llm
 from tests.helpers import all_free
@@ -40,7 +40,7 @@ def plant(monkeypatch, llm, stage: str) -> None:
 
     def before(owner, name, due):
         whole = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *given: (fault_if(due(*given)), whole(*given))[1])
+        monkeypatch.setattr(owner, name, lambda *given, **options: (fault_if(due(*given)), whole(*given, **options))[1])
 
     if stage == "draft":
         before(decoder.drafter, "propose", lambda seqs, budgets: any(map(is_due, seqs)))
@@ -129,11 +129,11 @@ def test_a_round_that_fails_once_is_run_again(monkeypatch):
     want = [facts(llm.generate(TEXTS[0], one)[0]) for one in PARAMS]
     whole, failed = llm.runner.forward, []
 
-    def forward(slots, *rest):
+    def forward(slots, *rest, **options):
         if len(slots) == 3 and not failed:
             failed.append(True)
             raise Fault("once")
-        return whole(slots, *rest)
+        return whole(slots, *rest, **options)
 
     monkeypatch.setattr(llm.runner, "forward", forward)
 
@@ -190,6 +190,7 @@ def test_a_crash_of_the_thread_fails_every_request(monkeypatch):
 
     asyncio.run(main())
     assert all_free(llm.runner)
+    monkeypatch.undo()
     assert facts(llm.generate(TEXTS[0], PARAMS[0])[0]) == want
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline import DraftModel, PromptLookup, SamplingParams
 from paceline.attention import kv_cache
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull
 from tests.async_llm.common import LONG, TEXTS, answer, facts, serve, tiny_llm
 from tests.lossless.drafters import small_draft

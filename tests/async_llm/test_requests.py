@@ -176,9 +176,9 @@ def test_a_long_prompt_is_read_between_the_rounds_of_others(monkeypatch):
     events, may_go_on = list[tuple[str, tuple[int, ...]]](), threading.Event()
     read, step = ModelRunner.prefill_chunk, llm.decoder.step
 
-    def prefill_chunk(self, slot, token_ids, rows=None):
+    def prefill_chunk(self, slot, *rest):
         events.append(("read", (slot,)))
-        return read(self, slot, token_ids, rows)
+        return read(self, slot, *rest)
 
     def stepped(seqs):
         assert not events or may_go_on.wait(30)

@@ -5,13 +5,13 @@ import torch
 from paceline.attention.masks import PassLayout
 from paceline.core.interfaces import Drafter
 from paceline.core.request import SamplingParams, Sequence
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.target import LoadedModel, ModelRunner, SlotCache
 from paceline.target import loaded as loaded_model
 from paceline.verify import Coupled
+from tests.helpers import admit, sequence
 from tests.helpers import runner as shared_runner
-from tests.helpers import sequence
 
 Rows = list[torch.Tensor]
 """Keys, then values, of every layer: [H, length, dim]."""
@@ -46,7 +46,7 @@ def sound_after_every_round(
     """True iff after every round the cache holds what a fresh prefill of the same text holds."""
     decoder = SpeculativeDecoder(runner, drafter, Coupled(), Fixed(depth, 64))
     seq: Sequence = sequence(runner.loaded, ids, params)
-    decoder.admit(seq)
+    admit(decoder, seq)
     try:
         for _ in range(rounds):
             decoder.step([seq])

@@ -9,14 +9,14 @@ import torch
 
 from paceline import LLM, PromptLookup, SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError, NumericsError
 from paceline.policy import Fixed
 from paceline.target import ModelRunner
 from paceline.verify import Coupled
 from tests.adversaries import Constant, RandomTrees
 from tests.attention.common import agree, held, prefilled
-from tests.helpers import REPEATING, all_free, loaded, prompt, sequence
+from tests.helpers import REPEATING, admit, all_free, loaded, prompt, sequence
 from tests.lossless.drafters import DRAFTERS
 from tests.tiny import tiny_model
 
@@ -42,7 +42,7 @@ def test_rollback_equals_a_restored_snapshot(seed, name):
         tree = TokenTree.from_lists([extra], [parents])
         on.forward([slot], tree)
         if rng.random() < 0.5:
-            path = tree.path_to(0, rng.randrange(len(extra)))
+            path = tree.rows[0].path_to(rng.randrange(len(extra)))
             on.commit([slot], [path])
             added = [extra[0], *[extra[i] for i in path]]
             if rng.random() < 0.5:
@@ -93,7 +93,7 @@ def test_a_reused_slot_forgets_its_last_tenant(drafter):
     texts = []
     for ids in (REPEATING, prompt(60), REPEATING):
         seq = sequence(target, ids, PARAMS)
-        decoder.admit(seq)
+        admit(decoder, seq)
         assert seq.slot == 0
         while not seq.is_finished:
             decoder.step([seq])
@@ -146,10 +146,10 @@ def test_an_error_inside_a_pass(drafter, call, monkeypatch):
     count = 0
     real = ModelRunner.forward
 
-    def forward(self, slots, tree, text=()):
+    def forward(self, *given, **options):
         nonlocal count
         count += 1
-        out = real(self, slots, tree, text)
+        out = real(self, *given, **options)
         if count == call:
             raise MemoryError("no room")
         return out

@@ -33,10 +33,10 @@ class Walk:
         self.on.states.watch(LAYERS[1:])
         self.rng, self.texts = random.Random(seed), dict[int, list[int]]()
 
-    def begin(self, length: int) -> int:
+    def begin(self, length: int, keep_states: bool = True) -> int:
         text = prompt(length, self.rng.randrange(99))
         slot = self.on.admit(text)
-        self.on.extend_cache(slot, text)
+        self.on.extend_cache(slot, text, keep_states)
         self.texts[slot] = text
         return slot
 
@@ -44,14 +44,14 @@ class Walk:
         self.on.cache.release(slot)
         del self.texts[slot]
 
-    def round(self, slots: list[int], chain: bool = False) -> None:
+    def round(self, slots: list[int], chain: bool = False, keep_states: bool = True) -> None:
         sizes = [self.rng.randint(1, 9) for _ in slots]
         parents = [[-1, *(i - 1 if chain else self.rng.randrange(i) for i in range(1, n))] for n in sizes]
         tokens = [prompt(n, self.rng.randrange(99)) for n in sizes]
         tree = TokenTree.from_lists(tokens, parents)
-        self.on.forward(slots, tree)
-        paths = [tree.path_to(row, self.rng.randrange(n)) for row, n in enumerate(sizes)]
-        self.on.commit(slots, paths)
+        self.on.forward(slots, tree, keep_states=keep_states)
+        paths = [tree.rows[row].path_to(self.rng.randrange(n)) for row, n in enumerate(sizes)]
+        self.on.commit(slots, paths, keep_states)
         for slot, row, path in zip(slots, tokens, paths, strict=True):
             self.texts[slot] += [row[node] for node in (0, *path)]
 
@@ -128,11 +128,9 @@ def test_states_survive_the_growth_of_the_cache():
 def test_trees_of_drafters_that_read_no_states_may_outgrow_them():
     walk = grown()
     a = walk.begin(30)
-    walk.on.states.kept = False
-    b = walk.begin(250)
+    b = walk.begin(250, keep_states=False)
     for _ in range(8):
-        walk.round([b])
-    walk.on.states.kept = True
+        walk.round([b], keep_states=False)
     del walk.texts[b]
     walk.round([a])
     assert walk.sound()

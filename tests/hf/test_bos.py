@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline import LLM
 from paceline.hf.image_prompts import _tell, read_chat
-from paceline.hf.prompts import TemplatedChat
 from paceline.measure.prompts import PromptLine
 from paceline.target import make_runner, wrap_model
+from paceline.target.prompts import TemplatedChat
 from paceline.train.prepare import encode_line
 from tests.methods.tokenizers_made import byte_level, sentencepiece
 from tests.server.helpers import server

@@ -86,11 +86,9 @@ def test_a_row_has_the_same_bits_in_every_pass(architecture, tmp_path):
         runner.extend_cache(slot, text)
         runner.extend_cache(other, text[: length // 2])
         tree, beside = random_tree(13, rng), random_tree(13, rng)
-        ids, parents, _ = ([part[0] for part in parts] for parts in zip(tree.lists, beside.lists, strict=True))
-        ids, parents = ([tree.lists[i][0], beside.lists[i][0]] for i in (0, 1))
-        got = runner.forward([slot, other], TokenTree.from_lists(ids, parents))[0].clone()
+        got = runner.forward([slot, other], TokenTree.of([*tree.rows, *beside.rows]))[0].clone()
         for leaf in set(range(13)) - set(tree.parents[0].tolist()):
-            path = [0, *tree.path_to(0, leaf)]
+            path = [0, *tree.rows[0].path_to(leaf)]
             assert torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist()))
 
 

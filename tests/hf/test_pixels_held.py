@@ -4,10 +4,10 @@ import weakref
 
 import pytest
 
-import paceline.requests as front
+import paceline.engine.request as front
 from paceline import LLM, Choose, DraftModel, PromptLookup, SamplingParams
 from paceline.core.vision import PromptImage
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, ConfigError
 from paceline.hf import image_prompts
 from paceline.methods.draft_model import vision as draft_vision
@@ -49,7 +49,7 @@ def alive(monkeypatch):
 
     def admitting(self, seq, *rest):
         found.counts.append(sum(one() is not None for one in found.made))
-        admit(self, seq, *rest)
+        return admit(self, seq, *rest)
 
     monkeypatch.setattr(image_prompts, "PromptImage", counted)
     monkeypatch.setattr(SpeculativeDecoder, "admit", admitting)
@@ -108,7 +108,7 @@ def test_picture_that_changes_while_it_waits_is_refused(monkeypatch, tmp_path):
 
     def admitting(self, seq, *rest):
         make_image(2).save(path)
-        real(self, seq, *rest)
+        return real(self, seq, *rest)
 
     monkeypatch.setattr(SpeculativeDecoder, "admit", admitting)
     llm = engine()

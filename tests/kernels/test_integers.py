@@ -84,7 +84,7 @@ def test_a_row_of_a_pass_has_the_same_bits_in_every_pass(isa, name, weights):
             tree = random_tree(rng.choice((1, 2, 7, 13, 30)), rng)
             got = runner.forward([one], tree)[0]
             for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
-                path = [0, *tree.path_to(0, leaf)]
+                path = [0, *tree.rows[0].path_to(leaf)]
                 assert torch.equal(got[path], rows(runner, other, tree.token_ids[0, path].tolist()))
     finally:
         torch.set_num_threads(threads)

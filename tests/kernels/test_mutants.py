@@ -183,13 +183,12 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
                 runner.cache.truncate(slot, 0)
                 runner.extend_cache(slot, [rng.randrange(3, 97) for _ in range(rng.choice((1, 17, 60)))])
             trees = [random_tree(7, rng), random_tree(12, rng)]
-            ids, parents, _ = ([rows[0] for rows in parts] for parts in zip(*(t.lists for t in trees), strict=True))
-            together = runner.forward(slots, TokenTree.from_lists(ids, parents)).clone()
+            together = runner.forward(slots, TokenTree.of(tree.rows[0] for tree in trees)).clone()
             begins = {slot: runner.cache.lengths[slot] for slot in slots}
             states = {slot: runner.read_states(slot, begin, begin + 12, [0, 1, 2]) for slot, begin in begins.items()}
             for slot, tree, got in zip(slots, trees, together, strict=True):
                 for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
-                    path = [0, *tree.path_to(0, leaf)]
+                    path = [0, *tree.rows[0].path_to(leaf)]
                     if not torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist())):
                         return False
                     begin = begins[slot]

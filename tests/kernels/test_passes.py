@@ -76,18 +76,15 @@ def test_a_row_has_the_same_bits_in_every_pass(name, dtype, isa):
             assert_same_cache(runner, slots[0], slots[1], len(text))
             tree = random_tree(rng.choice((1, 2, 7, 13, 30)), rng)
             others = [random_tree(rng.randint(1, tree.num_nodes), rng) for _ in range(2)]
-            ids, parents, probes = (
-                [rows[0] for rows in parts] for parts in zip(*(t.lists for t in (tree, *others)), strict=True)
-            )
             order = rng.sample(range(3), 3)
-            shuffled = TokenTree.from_lists(ids, parents, probes=probes).of_rows(order)
+            shuffled = TokenTree.of(one.rows[0] for one in (tree, *others)).of_rows(order)
             together = runner.forward([slots[i] for i in order], shuffled)
             own = runner.forward(slots[:1], tree)[0]
             for slot, one, got in zip(slots, (tree, *others), together[torch.tensor(order).argsort()], strict=True):
                 assert torch.equal(got[: one.num_nodes], runner.forward([slot], one)[0])
                 assert not got[one.num_nodes :].any(), "what pads a tree is not computed"
             for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
-                path = [0, *tree.path_to(0, leaf)]
+                path = [0, *tree.rows[0].path_to(leaf)]
                 assert torch.equal(own[path], rows(runner, slots[1], tree.token_ids[0, path].tolist()))
     finally:
         torch.set_num_threads(threads)

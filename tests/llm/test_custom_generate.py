@@ -21,7 +21,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, hf_model
-from paceline.decoding import generate as decode
+from paceline.engine.scheduler import run
 from paceline.errors import ConfigError
 from paceline.integrations import custom_generate
 from paceline.integrations.custom_generate import generate
@@ -237,7 +237,8 @@ def test_assistants_with_another_tokenizer_draft_as_with_the_llm(monkeypatch):
     llm = LLM(model, drafter=DraftModel(wrap_model(draft, theirs)), policy=Fixed(4), tokenizer=words)
     want = llm.generate([REPEATING], SamplingParams(max_tokens=24, ignore_eos=True))[0]
     seqs, options = [], {"max_new_tokens": 24, "assistant_model": draft, "num_assistant_tokens": 4}
-    monkeypatch.setattr(custom_generate, "decode", lambda decoder, these: seqs.extend(these) or decode(decoder, these))
+    record = lambda decoder, these: seqs.extend(one.seqs[0] for one in these) or run(decoder, these)  # noqa: E731
+    monkeypatch.setattr(custom_generate, "run", record)
     got = hf_model(model, tokenizer=words).generate(IDS, assistant_tokenizer=theirs, eos_token_id=None, **options)
     assert got[0, IDS.shape[1] :].tolist() == want.token_ids
     counts = [[(one.num_drafted, one.num_accepted) for one in rounds] for rounds in (seqs[0].rounds, want.rounds)]

@@ -17,7 +17,7 @@ from paceline import LLM, Coupled, DraftModel, Fixed, PromptLookup, SamplingPara
 from paceline.core.draft import Draft, Law
 from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, DraftError, IncompatibleModels, LossyNotAllowed, NumericsError
 from paceline.target import ModelRunner, wrap_model
 from tests.adversaries import Adversary, chain

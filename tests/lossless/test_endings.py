@@ -3,7 +3,7 @@
 import pytest
 
 from paceline import LLM, DraftModel, PromptLookup, SamplingParams
-from paceline.core.outputs import Origin
+from paceline.core.round import Origin
 from tests.adversaries import Scripted
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner, talking
 from tests.lossless.drafters import DRAFTERS

@@ -6,7 +6,7 @@ import torch
 from paceline import Coupled, SamplingParams
 from paceline.core.interfaces import Verifier
 from paceline.core.request import Sequence
-from paceline.decoding import loop
+from paceline.engine import loop
 from paceline.target import ModelRunner
 from tests.adversaries import Ending, Scripted
 from tests.attention.common import CACHE_MUTANTS, LAYOUT_MUTANTS, NoWindow, with_cache, with_layout

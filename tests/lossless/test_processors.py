@@ -96,7 +96,7 @@ def test_the_law_of_every_node_at_once_is_caught(monkeypatch):
         return target
 
     plain, grammar, params = plain_and_grammar(0.0, "raises")
-    monkeypatch.setattr("paceline.decoding.loop.target_distribution", eager)
+    monkeypatch.setattr("paceline.engine.loop.target_distribution", eager)
     drafter = Scripted({tuple(REPEATING): plain.token_ids}, [1], branching=True)
     with pytest.raises(KeyError):
         run(runner(loaded()), drafter, [sequence(loaded(), REPEATING, params)])

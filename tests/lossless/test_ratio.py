@@ -12,12 +12,11 @@ import torch
 from paceline import DraftModel, Ratio, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Verifier
-from paceline.core.outputs import Timings
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.target import LoadedModel, ModelRunner
 from tests.adversaries import RandomTrees, Wide
-from tests.helpers import changed, loaded, sequence
+from tests.helpers import changed, generate, loaded, sequence
 from tests.tiny import tiny_model
 
 VOCAB, LENGTH, ROWS = 5, 3, 128
@@ -53,7 +52,6 @@ def joint_law() -> dict[tuple[int, ...], float]:
 def sample(drafter, verifier: Verifier, count: int, depth: int = 2) -> Counter:
     on = ModelRunner(target(), ROWS)
     decoder = SpeculativeDecoder(on, drafter, verifier, Fixed(depth, 64))
-    decoder.timings = Timings()
     seqs = [sequence(target(), PROMPT, PARAMS, seed) for seed in range(count)]
     for _ in generate(decoder, seqs):
         pass

@@ -147,8 +147,8 @@ def test_a_pass_of_many_rows_cannot_excuse_itself(monkeypatch):
     llm = engine(FAST)
     right = ModelRunner.forward
 
-    def noisy(runner, slots, tree, text=()):
-        logits = right(runner, slots, tree, text)
+    def noisy(runner, slots, tree, *rest, **options):
+        logits = right(runner, slots, tree, *rest, **options)
         if tree.num_nodes > 1:
             rng = torch.Generator().manual_seed(tree.num_nodes)
             logits = logits + 3e-5 * torch.randn(logits.shape, generator=rng)
@@ -170,8 +170,8 @@ def test_rounding_that_turns_a_tie_is_a_near_tie_only_where_bits_do_not_count(ki
     llm = twins(*kind)
     right = ModelRunner.forward
 
-    def rounds_up(runner, slots, tree, text=()):
-        logits = right(runner, slots, tree, text).clone()
+    def rounds_up(runner, slots, tree, *rest, **options):
+        logits = right(runner, slots, tree, *rest, **options).clone()
         logits[..., 48:96] = logits[..., :48]
         if tree.num_nodes > 1:
             logits[..., 48:96] += logits.abs().max() * 2e-7

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.config import parse
-from paceline.core.outputs import Round
+from paceline.core.round import Round
 from paceline.errors import ConfigError
 from paceline.measure.machine import PassCosts, about_drafts, tokens_per_round
 from paceline.measure.tune import (

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.core.interfaces import Drafter, DraftPolicy, Verifier
-from paceline.core.outputs import Walk
 from paceline.core.request import SamplingParams, Sequence
-from paceline.decoding import SpeculativeDecoder
+from paceline.core.walk import Walk
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.methods.dflash.head import DFlashConfig, DFlashHead
 from paceline.methods.eagle.head import EagleConfig, EagleHead
 from paceline.methods.parallel.head import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from paceline.policy import Fixed
 from paceline.target import LoadedModel, ModelRunner
-from tests.helpers import NO_EOS, reading_apart
+from tests.helpers import NO_EOS, admit, reading_apart
 from tests.tiny import tiny_model
 
 SOME = torch.arange(0, 97, 2)  # a draft vocabulary: the even tokens
@@ -111,7 +111,7 @@ def watched(
     params = SamplingParams(temperature=temperature, max_tokens=200, ignore_eos=True)
     seqs = [Sequence(list(ids), params, 5 + n, NO_EOS, 250) for n, ids in enumerate(prompts)]
     for seq in seqs:
-        decoder.admit(seq)
+        admit(decoder, seq)
     for _ in range(rounds):
         decoder.step(seqs)
     for seq in seqs:

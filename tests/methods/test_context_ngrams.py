@@ -7,6 +7,7 @@ import pytest
 from paceline import Coupled, SamplingParams
 from paceline.config import parse
 from paceline.core.interfaces import DraftBudget
+from paceline.core.nodes import Tree
 from paceline.methods import Eagle, Medusa
 from paceline.methods.heads.context_ngrams import ContextNgrams, _Index
 from paceline.methods.heads.trees import DynamicTree, grow
@@ -114,7 +115,7 @@ def test_below_the_levels_of_a_head_trees_go_on_along_copies(levels):
     """After 5 9 came 31 5 9 40 or 31 7 5 9; a head that says 8 at every level is heard as deep as it has levels."""
 
     def grown(rerank) -> DynamicTree:
-        tree = DynamicTree(DraftBudget(3, 50), 4, levels, 50, rerank)
+        tree = DynamicTree(0, DraftBudget(3, 50), 4, levels, 50, rerank)
         half = [math.log(0.5)]
         grow([tree], lambda rows, level: ([[[8]] * len(tree.frontier)], [[half] * len(tree.frontier)]))
         return tree
@@ -129,7 +130,8 @@ def test_below_the_levels_of_a_head_trees_go_on_along_copies(levels):
             for token, prob in with_copies(law, TEXT, list(path), 1.0).items()
         }
         expected |= paths
-    found = {tuple(tree.path_to(node)): math.exp(tree.scores[node]) for node in range(len(tree.tokens))}
+    made = Tree.of(tree.tokens, tree.parents)
+    found = {tuple(made.tokens_to(node)): math.exp(tree.scores[node]) for node in range(1, len(made))}
     assert found == pytest.approx(expected)
     assert grown(None).level == min(levels, 3)
 

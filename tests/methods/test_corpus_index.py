@@ -12,7 +12,7 @@ import pytest
 from paceline import Coupled, Fixed, Suffix
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.hf.fingerprint import hash_vocabulary
 from paceline.methods.suffix import corpus as corpus_index
@@ -20,7 +20,7 @@ from paceline.methods.suffix.automaton import MAX_CONTEXT
 from paceline.methods.suffix.corpus import CorpusIndex, write_index
 from paceline.target import ModelRunner, wrap_model
 from tests.cli.helpers import answer, paceline, refusal, save
-from tests.helpers import loaded, oracle, prompt, result, run, runner, sequence, tokenizer
+from tests.helpers import admit, loaded, oracle, prompt, result, run, runner, sequence, tokenizer
 from tests.tiny import tiny_model
 
 BUDGET = DraftBudget(4, 4)
@@ -181,7 +181,7 @@ def test_a_file_that_changes_in_the_middle_of_an_answer(tmp_path, change, name, 
     drafter = Suffix(written(tmp_path / "index", [plain.token_ids], hash_vocabulary(tokenizer())))
     drafter._corpus.check_tokenizer = lambda target: None
     decoder, seq = SpeculativeDecoder(runner(target), drafter, Coupled(), Fixed(2)), sequence(target, prompt(9), PARAMS)
-    decoder.admit(seq)
+    admit(decoder, seq)
     while not seq.is_finished:
         decoder.step([seq])
         if len(seq.rounds) == 3:

@@ -114,7 +114,7 @@ def test_a_tree_is_no_deeper_than_the_block():
     seq.slot = runner.admit(REPEATING)
     runner.extend_cache(seq.slot, REPEATING[:-1])
     tree = drafter.propose([seq], [DraftBudget(depth=9, nodes=30)]).tree
-    assert max(len(tree.path_to(0, node)) for node in range(tree.num_nodes)) == head.config.block_size - 1
+    assert max(len(tree.rows[0].path_to(node)) for node in range(tree.num_nodes)) == head.config.block_size - 1
     assert drafter.seconds()["dflash"][0] > 0
     assert drafter.draft_options(seq)[0].steps(4) == 1
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from paceline import Coupled, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import DraftError
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
 from tests.attention.common import agree, held, prefilled
-from tests.helpers import REPEATING, loaded, prompt, reading_apart, sequence
+from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, sequence
 from tests.lossless.drafters import small_draft, twin
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=20)
@@ -20,7 +20,7 @@ def steps(drafter, ids, params=PARAMS, rounds=8, depth=4, verifier=None, target=
     target = target or loaded()
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(target, 2)), drafter, verifier or Coupled(), Fixed(depth))
     seq = sequence(target, ids, params)
-    decoder.admit(seq)
+    admit(decoder, seq)
     for _ in range(rounds):
         if seq.is_finished:
             break
@@ -61,7 +61,7 @@ def tokens_read(drafter: DraftModel, chunk: int) -> list[int]:
     drafter.runner.chunk = chunk
     seqs = [sequence(target, prompt(length, length), PARAMS) for length in (100, 50)]
     for seq in seqs:
-        decoder.admit(seq)
+        admit(decoder, seq)
     cached = drafter.runner.cache.lengths
     read = list[int]()
     while not all(seq.rounds and seq.rounds[-1].num_drafted for seq in seqs):
@@ -157,7 +157,7 @@ def test_draft_that_joins_late_catches_up():
     drafter = DraftModel(twin(target))
     decoder = SpeculativeDecoder(ModelRunner(target, 1), drafter, Coupled(), Fixed(4))
     seq = sequence(target, REPEATING, PARAMS)
-    decoder.admit(seq)
+    admit(decoder, seq)
     real, drafter.propose = drafter.propose, lambda seqs, budgets: real(seqs, Fixed(0).budgets(seqs))
     for _ in range(10):
         decoder.step([seq])

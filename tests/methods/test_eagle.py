@@ -10,7 +10,7 @@ from paceline import Coupled, Fixed, SamplingParams
 from paceline.attention.kv_cache import SlotCache
 from paceline.core.interfaces import DraftBudget
 from paceline.core.rng import Purpose, gumbel
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import IncompatibleModels
 from paceline.methods import Eagle
 from paceline.methods.eagle.passes import FEW, EaglePass
@@ -18,7 +18,7 @@ from paceline.methods.heads import draft_layer
 from paceline.methods.heads.context_ngrams import WEIGHT
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
-from tests.helpers import REPEATING, loaded, prompt, reading_apart, sequence
+from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, sequence
 from tests.methods.heads import law_after, random_head, states_of, with_copies
 from tests.tiny import tiny_model
 
@@ -49,7 +49,7 @@ def is_right(
     texts = [[(60, 61, 95)[token % 3] for token in prompt(length, length)] for length in lengths]  # the head lacks 95
     seqs = [sequence(on, ids, params, seed=len(ids)) for ids in texts]
     for seq in seqs:
-        decoder.admit(seq)
+        admit(decoder, seq)
     right, spans = True, {seq.seed: (0, 0) for seq in seqs}  # the first pair that each cache holds, and its end
     shared = (verifier or Coupled()).exact
     for count in range(rounds):
@@ -65,7 +65,7 @@ def is_right(
             for node in range(1, draft.tree.num_nodes):
                 if bool(draft.tree.is_probe[row, node]):
                     continue
-                *path, token = draft.tree.token_ids[row, draft.tree.path_to(row, node)].tolist()
+                *path, token = draft.tree.token_ids[row, draft.tree.rows[row].path_to(node)].tolist()
                 logits = law_after(head, states, known, path)
                 if shared:
                     place = torch.tensor([[len(seq.token_ids) + len(path)]])

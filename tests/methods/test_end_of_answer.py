@@ -4,8 +4,8 @@ import pytest
 
 from paceline import SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.core.outputs import Origin
 from paceline.core.request import Sequence
+from paceline.core.round import Origin
 from paceline.methods import DraftModel, PromptLookup
 from paceline.target import ModelRunner
 from tests.helpers import REPEATING, SEED, assert_identical, loaded, oracle, reading_apart, runner, sequence

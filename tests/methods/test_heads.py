@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paceline import SamplingParams
-from paceline.core.outputs import TargetDistribution
 from paceline.core.request import Sequence
+from paceline.core.walk import TargetDistribution
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods.eagle.drafter import Eagle
 from paceline.methods.heads.top_tokens import TokenRanking

@@ -4,13 +4,13 @@ import pytest
 
 from paceline import Coupled, DraftModel, Fixed, Medusa, Ouroboros, PromptLookup, SamplingParams, Suffix
 from paceline.config import parse
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods.draft_model import chain
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
 from tests.adversaries import Ending, RandomTrees, Wide
-from tests.helpers import REPEATING, loaded, prompt, sequence
+from tests.helpers import REPEATING, admit, loaded, prompt, sequence
 from tests.lossless import test_ratio as ratio
 from tests.lossless.drafters import END, small_draft, twin
 from tests.methods.heads import medusa
@@ -41,15 +41,15 @@ def chains_of(drafter: DraftModel, params: SamplingParams, depth: int = 5) -> tu
         drafter.chains.decoder.policy = Fixed(3, 6)
     forward = drafter.runner.forward
 
-    def counted(*given):
+    def counted(*given, **options):
         nonlocal passes
         passes += 1
-        return forward(*given)
+        return forward(*given, **options)
 
     drafter.runner.forward = counted
     seqs = [sequence(loaded(), ids, params, row) for row, ids in enumerate([REPEATING, prompt(9, 3)])]
     for seq in seqs:
-        decoder.admit(seq)
+        admit(decoder, seq)
     while active := [seq for seq in seqs if not seq.is_finished]:
         decoder.step(active)
     return drafts, passes
@@ -113,4 +113,4 @@ def test_the_distribution_stays():
 )
 def test_what_does_not_fit_is_refused(make, target, error, message):
     with pytest.raises(error, match=message):
-        make().bind(ModelRunner(target(), 2), Coupled())
+        SpeculativeDecoder(ModelRunner(target(), 2), make(), Coupled(), Fixed())

@@ -10,11 +10,11 @@ from paceline import Coupled, Fixed, Lookahead, SamplingParams
 from paceline.config import parse
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError
 from paceline.methods import lookahead
 from paceline.target import ModelRunner
-from tests.helpers import REPEATING, loaded, reading_apart, run, runner, sequence
+from tests.helpers import REPEATING, admit, loaded, reading_apart, run, runner, sequence
 from tests.tiny import tiny_model
 
 GREEDY = SamplingParams(max_tokens=24)
@@ -76,7 +76,7 @@ def paths(tree: TokenTree) -> set[Path]:
     ids, ups, probes = (rows[0] for rows in tree.lists)
     nodes = [node for node in range(1, len(ids)) if not probes[node]]
     leaves = [node for node in nodes if node not in [ups[other] for other in nodes]]
-    return {tuple(ids[node] for node in tree.path_to(0, leaf)) for leaf in leaves}
+    return {tuple(ids[node] for node in tree.rows[0].path_to(leaf)) for leaf in leaves}
 
 
 def rounds(drafter: Lookahead, params: SamplingParams) -> list[tuple[list[int], TokenTree]]:
@@ -168,7 +168,7 @@ def test_the_policy_is_told_how_many_rows_the_window_has():
     drafter = Lookahead(window=4, ngram=3)
     seq = sequence(loaded(), [*REPEATING, 7], GREEDY)  # 7 is followed by 44
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(loaded(), 1)), drafter, Coupled(), Fixed(2, 20))
-    decoder.admit(seq)
+    admit(decoder, seq)
     for _ in range(5):
         (look,) = drafter.draft_options(seq)
         decoder.step([seq])

@@ -9,7 +9,8 @@ import torch
 
 from paceline import Coupled, DraftModel, Fixed, Ouroboros, SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.decoding import SpeculativeDecoder
+from paceline.core.nodes import Tree
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods import ouroboros
 from paceline.methods.draft_model import chain
@@ -18,7 +19,7 @@ from paceline.sampling.draft_sampler import DraftSampler
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
 from tests.attention.common import agree, held, prefilled
-from tests.helpers import REPEATING, loaded, prompt, reading_apart, runner, sequence, tokenizer
+from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, runner, sequence, tokenizer
 from tests.lossless.drafters import small_draft, twin
 from tests.methods.test_lookahead import paths
 from tests.methods.test_ngram_pool import Slow
@@ -46,7 +47,7 @@ def steps(drafter, ids=REPEATING, params=GREEDY, rounds=12, depth=DEPTH):
     drafter.observe = lambda seqs, draft, *rest: (trees.append(draft.tree), observe(seqs, draft, *rest))
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(loaded(), 2)), drafter, Coupled(), Fixed(depth, 40))
     seq = sequence(loaded(), ids, params)
-    decoder.admit(seq)
+    admit(decoder, seq)
     for _ in range(rounds):
         text = list(seq.token_ids)
         decoder.step([seq])
@@ -90,9 +91,9 @@ def test_it_drafts_what_the_paper_drafts(seed):
     assert is_as_in_the_paper(seed)
 
 
-def as_drafted(pool, tokens, parents, probes, top_tokens):
+def as_drafted(pool, tree, top_tokens):
     """Phrases of what was drafted, confirmed or not."""
-    pool.read(tokens, 0)
+    pool.read(tree.token_ids, 0)
 
 
 def nothing(*_):
@@ -119,7 +120,8 @@ def test_a_mutant_is_caught(monkeypatch, name):
 def test_recycling_as_in_the_figure():
     """R 0, x1 to x5 1 to 5, z 9; the target says 8 behind r and x1, and 3 4 9 behind x2 x3 x4."""
     pool = NgramPool(4, 4, 100)
-    recycle(pool, [0, 1, 2, 3, 4, 5, 3], [-1, 0, 1, 2, 3, 4, 2], [False] * 6 + [True], [8, 8, 3, 4, 9, 7, 4])
+    tree = Tree.of([0, 1, 2, 3, 4, 5, 3], [-1, 0, 1, 2, 3, 4, 2], [False] * 6 + [True])
+    recycle(pool, tree, [8, 8, 3, 4, 9, 7, 4])
     assert [(key, pool.after(key)) for key in range(6) if pool.after(key)] == [(2, [(3, 4, 9)])]
 
 

@@ -19,8 +19,9 @@ from paceline import (
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, generate, loop
-from paceline.decoding.contract import check_contract
+from paceline.engine import loop
+from paceline.engine.contract import check_contract
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import DraftError
 from paceline.methods import Blockwise, Medusa, Space, lookahead
 from paceline.methods import lookup as prompt_lookup
@@ -29,7 +30,7 @@ from paceline.methods.ngram_pool import NgramPool
 from paceline.sampling import draft_sampler
 from paceline.sampling.draft_sampler import DraftSampler
 from paceline.target import ModelRunner
-from tests.helpers import VOCAB, changed, loaded, prompt, sequence
+from tests.helpers import VOCAB, changed, generate, loaded, prompt, sequence
 from tests.lossless.drafters import small_draft
 from tests.methods.heads import SOME, blockwise, medusa
 from tests.methods.test_eagle import random_head

@@ -5,9 +5,9 @@ import torch
 
 from paceline import Coupled, Fixed, Ratio, SamplingParams, TokenRecycling
 from paceline.core.interfaces import DraftBudget
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.target import ModelRunner
-from tests.helpers import VOCAB, loaded, memoryless, oracle, prompt, result, run, runner, sequence
+from tests.helpers import VOCAB, generate, loaded, memoryless, oracle, prompt, result, run, runner, sequence
 
 PARAMS = [SamplingParams(temperature=t, max_tokens=20) for t in (0.0, 0.8, 1.5)]
 KEPT = 8

@@ -7,10 +7,11 @@ import random
 import pytest
 
 from paceline.core.interfaces import DraftBudget
-from paceline.core.request import SamplingParams, Sequence
-from paceline.methods.heads.trees import MC_SIM_7B_63, DraftTree, DynamicTree, StaticTree, draft_of
+from paceline.core.nodes import Tree
+from paceline.methods.heads.trees import MC_SIM_7B_63, DynamicTree, Grown, StaticTree, draft_of
 
 Path = tuple[int, ...]
+ROOT = 99
 
 
 class Laws:
@@ -30,27 +31,24 @@ class Laws:
         return tokens, [math.log(w / sum(weights)) for w in weights]
 
 
-def grow(tree: DynamicTree, laws: Laws) -> DraftTree:
+def grow(tree: DynamicTree, laws: Laws) -> Tree:
     """As a drafter does it."""
-    paths: dict[int, Path] = {-1: ()}
+    paths: dict[int, Path] = {0: ()}
     while tree.frontier:
         given = [laws(paths[node]) for node in tree.frontier]
         before = len(tree.tokens)
         tree.add([tokens for tokens, _ in given], [logps for _, logps in given])
         for node in range(before, len(tree.tokens)):
             paths[node] = (*paths[tree.parents[node]], tree.tokens[node])
-    return tree.finish()
+    return tree.finish()[0]
 
 
 def dynamic(depth: int, nodes: int, top_k: int, min_probs=(), kind=DynamicTree) -> DynamicTree:
-    return kind(DraftBudget(depth, nodes, min_probs=min_probs), top_k)
+    return kind(ROOT, DraftBudget(depth, nodes, min_probs=min_probs), top_k)
 
 
-def paths_of(grown: DraftTree) -> list[Path]:
-    paths: list[Path] = [()]
-    for token, parent in zip(grown.tokens, grown.parents, strict=True):
-        paths.append((*paths[parent], token))
-    return paths[1:]
+def paths_of(grown: Tree) -> list[Path]:
+    return [tuple(grown.tokens_to(node)) for node in range(1, len(grown))]
 
 
 def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, min_probs=(0.0,)) -> set[Path]:
@@ -78,7 +76,7 @@ def test_dynamic_tree_is_eagle_2(nodes, top_k, exact):
         laws = Laws(seed, exact=exact)
         made = grow(dynamic(depth, nodes, top_k), laws)
         assert set(paths_of(made)) == eagle2(laws, depth, nodes, top_k), (seed, depth)
-        assert len(set(paths_of(made))) == len(made.tokens), "two siblings are the same token"
+        assert len(set(paths_of(made))) == len(made) - 1, "two siblings are the same token"
 
 
 RISING = [*(0.02 * n for n in range(1, 9)), 0.2]
@@ -89,7 +87,7 @@ def test_min_probs_prune(min_probs):
     for seed, exact in itertools.product(range(20), (False, True)):
         laws = Laws(seed, exact=exact)
         assert set(paths_of(grow(dynamic(5, 30, 4, min_probs), laws))) == eagle2(laws, 5, 30, 4, min_probs), seed
-        static = StaticTree(DraftBudget(5, 25, min_probs=min_probs))
+        static = StaticTree(ROOT, DraftBudget(5, 25, min_probs=min_probs))
         left = paths_of(grow(static, laws))
         scores = sorted((static.scores[n] for n in static.kept()), reverse=True)
         assert all(
@@ -110,22 +108,24 @@ def test_asking_every_node_for_the_same_is_caught(monkeypatch):
 
 
 def test_min_probs_may_leave_nothing():
-    assert grow(dynamic(5, 30, 4, [0.999]), Laws(0)).tokens == []
-    assert grow(StaticTree(DraftBudget(5, 25, min_probs=[0.999])), Laws(0)).tokens == []
+    assert grow(dynamic(5, 30, 4, [0.999]), Laws(0)).token_ids == [ROOT]
+    assert grow(StaticTree(ROOT, DraftBudget(5, 25, min_probs=[0.999])), Laws(0)).token_ids == [ROOT]
 
 
 class KeepsTheDeeper(DynamicTree):
     """On a tie the later node wins: a child may lose its parent."""
 
     def kept(self):
-        return sorted(sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], -node))[: len(self._best)])
+        return sorted(
+            sorted(range(1, len(self.tokens)), key=lambda node: (-self.scores[node], -node))[: len(self._best)]
+        )
 
 
 class ForgetsTheScoreAbove(DynamicTree):
     """Ranks by the last step alone."""
 
     def kept(self):
-        return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.logps[node])[: len(self._best)])
+        return sorted(sorted(range(1, len(self.tokens)), key=lambda node: -self.logps[node])[: len(self._best)])
 
 
 class ExpandsTooLittle(DynamicTree):
@@ -151,7 +151,7 @@ def test_small_budgets_feed_few_rows():
     """No row is fed whose children could not be kept: a certain chain of 4 nodes never feeds a sibling."""
     for seed, nodes in itertools.product(range(20), (1, 2, 4, 8)):
         tree, fed, laws = dynamic(6, nodes, 4), 0, Laws(seed)
-        paths: dict[int, Path] = {-1: ()}
+        paths: dict[int, Path] = {0: ()}
         while tree.frontier:
             given = [laws(paths[node]) for node in tree.frontier]
             before = len(tree.tokens)
@@ -173,7 +173,7 @@ def test_the_best_path():
 
 def test_static_tree_is_the_table():
     laws = Laws(1, width=6)
-    made = grow(StaticTree(DraftBudget(9, 63)), laws)
+    made = grow(StaticTree(ROOT, DraftBudget(9, 63)), laws)
     expected = set()
     for ranks in MC_SIM_7B_63:
         path: Path = ()
@@ -181,14 +181,14 @@ def test_static_tree_is_the_table():
             path = (*path, laws(path)[0][rank])
         expected.add(path)
     assert set(paths_of(made)) == expected
-    assert len(MC_SIM_7B_63) == len(made.tokens) == 25
+    assert len(MC_SIM_7B_63) == len(made) - 1 == 25
 
 
 @pytest.mark.parametrize("nodes", range(26))
 def test_a_small_budget_gets_a_part_of_the_table(nodes):
     for depth in range(6):
         laws = Laws(2, width=6)
-        paths = paths_of(grow(StaticTree(DraftBudget(depth, nodes)), laws))
+        paths = paths_of(grow(StaticTree(ROOT, DraftBudget(depth, nodes)), laws))
         levels = min(depth, nodes)
         assert len(paths) == min(nodes, sum(len(path) <= levels for path in MC_SIM_7B_63))
         for *above, token in paths:
@@ -196,8 +196,8 @@ def test_a_small_budget_gets_a_part_of_the_table(nodes):
             assert all((*above, earlier) in paths for earlier in siblings[: siblings.index(token)])
 
 
-def marginal(budget: DraftBudget, given: list[tuple[list[int], list[float]]]) -> DraftTree:
-    tree = DynamicTree(budget, 4, len(given), width=budget.nodes)
+def marginal(budget: DraftBudget, given: list[tuple[list[int], list[float]]]) -> Grown:
+    tree = DynamicTree(ROOT, budget, 4, len(given), width=budget.nodes)
     while tree.frontier:
         tokens, logps = given[tree.level]
         tree.add([tokens] * len(tree.frontier), [logps] * len(tree.frontier))
@@ -210,7 +210,7 @@ def test_tree_from_marginals_is_the_best(nodes, exact):
     """Over all trees: the nodes with the highest products, which is what sorting every path gives."""
     for seed in range(10):
         given = [Laws(seed, exact=exact)((depth,)) for depth in range(4)]
-        made = marginal(DraftBudget(4, nodes), given)
+        made, sure = marginal(DraftBudget(4, nodes), given)
         every = []
         for depth in range(1, 5):
             for ranks in itertools.product(range(4), repeat=depth):
@@ -218,36 +218,30 @@ def test_tree_from_marginals_is_the_best(nodes, exact):
                 if score > -math.inf:
                     every.append((-score, depth, tuple(given[d][0][r] for d, r in enumerate(ranks))))
         best = sorted(every)[:nodes]
-        got = [sum(math.log2(c) if exact else math.log(c) for c in _along(made, n)) for n in range(len(made.tokens))]
+        got = [sum(math.log2(c) if exact else math.log(c) for c in _along(made, sure, n)) for n in range(1, len(made))]
         if not exact:
             assert {path for *_, path in best} == set(paths_of(made))
             assert sorted(got) == pytest.approx(sorted(-score for score, *_ in best))
-        assert len(made.tokens) == len(best)
-        assert all(parent <= index for index, parent in enumerate(made.parents))
-        assert len(set(paths_of(made))) == len(made.tokens)
+        assert len(made) - 1 == len(best)
+        assert all(parent < node for node, parent in enumerate(made.parents))
+        assert len(set(paths_of(made))) == len(made) - 1
 
 
 def test_improbable_marginals_are_left_out():
     given = [([1, 2], [math.log(0.5), math.log(0.4)]), ([3, 4], [math.log(0.5), math.log(0.1)])]
-    made = marginal(DraftBudget(9, 9, min_probs=[0.21]), given)
+    made, _ = marginal(DraftBudget(9, 9, min_probs=[0.21]), given)
     assert paths_of(made) == [(1,), (1, 3), (2,)]
 
 
-def _along(made: DraftTree, node: int) -> list[float]:
-    chain = []
-    node += 1
-    while node:
-        chain.append(made.confidences[node - 1])
-        node = made.parents[node - 1]
-    return chain
+def _along(made: Tree, sure: list[float], node: int) -> list[float]:
+    return [sure[on_path - 1] for on_path in made.path_to(node)]
 
 
 def test_a_batch_is_padded_with_probes():
-    seqs = [Sequence([root], SamplingParams(), 0, frozenset(), 9) for root in (7, 8, 9)]
-    trees = [dynamic(1, nodes, 2) for nodes in (2, 0, 1)]
+    trees = [DynamicTree(root, DraftBudget(1, nodes), 2) for root, nodes in ((7, 2), (8, 0), (9, 1))]
     trees[0].add([[1, 2]], [[math.log(0.5), math.log(0.25)]])
     trees[2].add([[3]], [[0.0]])
-    draft = draft_of(seqs, [one.finish() for one in trees], "tested")
+    draft = draft_of([one.finish() for one in trees], "tested")
     tree, sure = draft.tree, draft.confidence
     assert sure is not None
     assert tree.token_ids.tolist() == [[7, 1, 2], [8, 0, 0], [9, 3, 0]]

@@ -10,13 +10,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import LLM, Coupled, DraftModel, Eagle, Fixed, Ouroboros, PromptLookup, SamplingParams, SelfQuantized
 from paceline.config import parse
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.hf.prompts import read_prompt
 from paceline.hf.vision import SharedVisionTower
 from paceline.target import LoadedModel, ModelRunner, wrap_model
+from paceline.target.prompts import read_prompt
 from tests.attention.common import agree, held
-from tests.helpers import sequence
+from tests.helpers import admit, sequence
 from tests.methods.test_eagle import random_head
 from tests.methods.tokenizers_made import byte_level, reader
 from tests.oracle import autoregressive
@@ -119,7 +119,7 @@ def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
     decoder = SpeculativeDecoder(on, drafter, Coupled(), Fixed(3))
     ids, vision = read_prompt(on.loaded, chat, on.max_length)
     seq = replace(sequence(seeing(), ids, SamplingParams(max_tokens=40)), vision=vision)
-    decoder.admit(seq)
+    admit(decoder, seq)
     try:
         for _ in range(rounds):
             decoder.step([seq])

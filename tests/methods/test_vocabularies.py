@@ -10,7 +10,7 @@ import torch
 from paceline import LLM, Coupled, DraftModel, Dynamic, Fixed, Ouroboros, PromptLookup, Ratio, SamplingParams, Suffix
 from paceline.core.draft import Law
 from paceline.core.interfaces import DraftBudget
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import IncompatibleModels
 from paceline.methods import Blockwise, Choose, Eagle, Medusa, Space
 from paceline.methods.draft_model import vocabularies
@@ -20,7 +20,7 @@ from paceline.methods.draft_model.vocabularies import Translation, common_tokens
 from paceline.target import ModelRunner, wrap_model
 from paceline.target.adapters import share_copy
 from tests.attention.common import agree, held, prefilled
-from tests.helpers import assert_identical, loaded, memoryless, run, sequence
+from tests.helpers import admit, assert_identical, loaded, memoryless, run, sequence
 from tests.methods.heads import blockwise, medusa, random_head
 from tests.methods.test_draft_caches import NeverForgets
 from tests.methods.test_spelling import texts
@@ -107,7 +107,7 @@ def test_mutants_of_reading():
 def test_common_tokens_spell_the_same(ours, theirs):
     target, draft = reader(ours), reader(theirs)
     one, other = Spelling(target), Spelling(draft)
-    common = common_tokens(target, draft, one, other)
+    common = common_tokens(one, other)
     ends = target.tokenizer.eos_token_id, draft.tokenizer.eos_token_id
     assert common[ends[0]] == ends[1]
     assert len(set(common.values())) == len(common) > 250  # one to one
@@ -336,7 +336,7 @@ def cache_agrees(drafter: DraftModel, ours: str) -> bool:
     target = reader(ours)
     decoder = SpeculativeDecoder(ModelRunner(target, 2), drafter, Coupled(), Fixed(4))
     seq = sequence(target, Spelling(target).encode(TEXT[0].encode()), SamplingParams(temperature=1.0, max_tokens=40))
-    decoder.admit(seq)
+    admit(decoder, seq)
     used = False
     while not seq.is_finished:
         decoder.step([seq])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.interfaces import DraftBudget
-from paceline.methods.heads import trees
+from paceline.core.nodes import Tree
 from paceline.methods.space import drafter as space
 
 EASY = (0.92, 0.03, 0.01)
@@ -154,16 +154,15 @@ class DraftTree:
 
 def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: int) -> tuple[DraftTree, int, int]:
     """What SPACE makes of a tree: the kept part, the masks in it, and how many tokens they predict after the walk."""
-    below_root = trees.DraftTree(list(range(1, len(tree.parents))), tree.parents[1:], tree.confidences)
-    kept, masks = space.with_masks(below_root, budget, num_masks, remaining)
-    place = {node: index for index, node in enumerate(kept.tokens, start=1)}
+    nodes, size = Tree.of(range(len(tree.parents)), tree.parents), len(tree.parents)
+    made, confidences = space.with_masks((nodes, tree.confidences), budget, num_masks, remaining, size)
+    kept = made.part(made.candidates)
+    masks = [len(space.masks_below(made, node, size)) for node in made.candidates]
+    place = {node: index for index, node in enumerate(kept.token_ids)}
     path = [place[node] for node in tree.path if node in place]
     predicted = max(masks[node] - distance for distance, node in enumerate([0, *path][::-1]))
-    depth = [0]
-    for parent in kept.parents:
-        depth.append(depth[parent] + 1)
-    made = DraftTree([-1, *kept.parents], path, kept.confidences, max(depth), tree.levels)
-    return made, sum(masks), max(0, predicted)
+    grown = DraftTree(kept.parents, path, confidences, max(kept.depths), tree.levels)
+    return grown, sum(masks), max(0, predicted)
 
 
 def stairs(steepness: Callable[[int], float], multiple: int) -> Callable[[int], float]:

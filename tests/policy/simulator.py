@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from paceline import CostModel, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, DraftPolicy
-from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
+from paceline.core.round import Origin, Round
 from tests.policy.growing import Branching, DraftTree, Marginal, with_masks
 
 END = 9  # of an answer

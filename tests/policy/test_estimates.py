@@ -6,7 +6,7 @@ import random
 import pytest
 
 from paceline import Choose, CostModel, Dynamic, Fixed, Plain, PromptLookup, SamplingParams
-from paceline.core.outputs import Round
+from paceline.core.round import Round
 from paceline.errors import ConfigError
 from paceline.policy import Profile
 from paceline.policy import acceptance as acceptance_module

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from paceline import SamplingParams
-from paceline.core.outputs import Origin
 from paceline.core.request import Sequence
+from paceline.core.round import Origin
 from paceline.policy.lengths import ENOUGH, LONGEST_WAIT, REMEMBERED, Ends, Lengths
 from tests.policy.simulator import Member, model, simulate
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline import CostModel
 from paceline.core.interfaces import DraftBudget
-from paceline.core.outputs import Round
+from paceline.core.round import Round
 from paceline.policy import Profile
 from paceline.policy.confidence import HIGHEST, PathOdds, path_products
 from paceline.policy.estimates import TREE_ROWS

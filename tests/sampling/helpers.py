@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from paceline.core.outputs import TargetDistribution
 from paceline.core.request import SamplingParams, Sequence
 from paceline.core.tree import TokenTree
+from paceline.core.walk import TargetDistribution
 
 V = 40
 EOS = 3
@@ -134,7 +134,7 @@ def check_target(target: TargetDistribution, logits: Tensor, seqs: list[Sequence
         for i in range(tree.num_nodes):
             past, reachable = list(seq.token_ids), not bool(tree.is_probe[b, i])
             parent = 0
-            for node in tree.path_to(b, i):
+            for node in tree.rows[b].path_to(i):
                 token = int(tree.token_ids[b, node])
                 before = naive_processed(logits[b, parent], past, seq)
                 reachable &= bool(before[token] > -torch.inf) and token not in endings

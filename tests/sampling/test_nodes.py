@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.outputs import TargetDistribution
 from paceline.core.request import SamplingParams, Sequence
 from paceline.core.tree import TokenTree
+from paceline.core.walk import TargetDistribution
 from paceline.errors import NumericsError
 from paceline.sampling.distribution import target_distribution
 from tests.sampling.helpers import EOS, HISTORY, WARPS, V, check_target, edit_in_place, every_score, sequence

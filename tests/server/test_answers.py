@@ -6,7 +6,7 @@ import json
 import pytest
 
 from paceline import SamplingParams, __version__
-from paceline.core.outputs import Origin
+from paceline.core.round import Origin
 from tests.server.helpers import ASK, events, joined, server, tiny_llm
 
 CHAT = "/v1/chat/completions"

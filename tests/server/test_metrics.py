@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.engine.stats import EngineStats
 from paceline.server.metrics import Metrics
-from paceline.stats import EngineStats
 from tests.server.helpers import ASK, server, slowed, tiny_llm
 
 LINE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} ([0-9.e+-]+)')

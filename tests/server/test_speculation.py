@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from paceline.core.outputs import Origin
+from paceline.core.round import Origin
 from tests.server.helpers import ASK, choosing_llm, events, joined, server, tiny_llm
 
 CHAT = "/v1/chat/completions"

@@ -30,8 +30,8 @@ class Decreed(ModelRunner):
         self.prompts[slot] = tuple(token_ids)
         return slot
 
-    def forward(self, slots, tree: TokenTree, text=()) -> Tensor:
-        logits = super().forward(slots, tree, text).clone()
+    def forward(self, slots, tree: TokenTree, *rest, **options) -> Tensor:
+        logits = super().forward(slots, tree, *rest, **options).clone()
         for row, node in (tree.token_ids >= self.vocab_size).nonzero().tolist():
             place = self.cache.lengths[slots[row]] + int(tree.depth[row, node])
             logits[row, node] = 0

@@ -12,7 +12,7 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.decoding.contract import check_contract
+from paceline.engine.contract import check_contract
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
 from paceline.methods.space.adapter import SpaceAdapter
 from paceline.target import LoadedModel, ModelRunner, native, wrap_model

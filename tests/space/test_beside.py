@@ -7,7 +7,7 @@ from paceline import Choose, SamplingParams, SelfQuantized
 from paceline.attention.states import StateStore
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods import Medusa, Space
 from paceline.methods.eagle.drafter import Eagle

@@ -10,16 +10,16 @@ import torch
 from paceline import Choose, PromptLookup, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
-from paceline.core.outputs import Walk
+from paceline.core.nodes import Tree
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.core.walk import Walk
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.methods import Space
-from paceline.methods.heads import trees
 from paceline.methods.space import drafter as space
 from paceline.methods.space.adapter import SpaceAdapter
 from paceline.target import ModelRunner
 from paceline.verify import Coupled
-from tests.helpers import REPEATING, VOCAB, Budgets, loaded, prompt, run, sequence
+from tests.helpers import REPEATING, VOCAB, Budgets, admit, loaded, prompt, run, sequence
 from tests.space.common import adapter
 from tests.space.foresight import KNOWN, SAMPLED, SHORT, accepted, decreed, errs, future, knows, overfitted
 
@@ -72,7 +72,8 @@ def test_where_masks_hang():
 def test_a_tree_of_candidates():
     drafter, on, seq = bound(adapter(num_masks=2), top_k=2)
     SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=8)).step([seq])
-    tokens, parents, probes = lists(drafter.propose([seq], [DraftBudget(2, 20)]))
+    tree = drafter.propose([seq], [DraftBudget(2, 20)]).tree.rows[0]
+    tokens, parents, probes = tree.token_ids, tree.parents, tree.is_probe
     after = len(seq.token_ids)
     a, b = 3 + after % 90, 3 + (after + 1) % 90
     second = tokens.index(2, 4)  # the second best child of the root, behind the best child and what is below it
@@ -80,7 +81,7 @@ def test_a_tree_of_candidates():
     assert [*zip(tokens[4:7], parents[4:7], strict=True)] == [(2, 0), (b, second), (2, second)]
     assert probes == [False] * 7 + [True] * 14
     for node in range(7):
-        group = space.masks_below(node, tokens, parents, V)
+        group = space.masks_below(tree, node, V)
         assert [tokens[i] for i in group] == [V, V + 1]
         assert [parents[i] for i in group] == [node, group.start]
         assert group.start == 7 + 2 * node
@@ -90,7 +91,7 @@ def test_a_tree_of_candidates():
 @pytest.mark.parametrize("nodes", range(1, 24))
 def test_candidates_and_masks_share_the_nodes(nodes, min_probs):
     """Against every number of candidates: none more leaves room for the masks that are worth more than the last one."""
-    tree = trees.DraftTree([5, 6, 7, 8, 9], [0, 1, 2, 0, 4], [0.6, 0.7, 0.1, 0.3, 0.5])
+    tree, sure = Tree.of([4, 5, 6, 7, 8, 9], [-1, 0, 1, 2, 0, 4]), [0.6, 0.7, 0.1, 0.3, 0.5]
     chance, below = [1.0, 0.6, 0.42, 0.042, 0.3, 0.15], {0: [1, 4], 1: [2], 2: [3], 4: [5]}
     order = [1, 2, 4, 5, 3]
 
@@ -114,9 +115,10 @@ def test_candidates_and_masks_share_the_nodes(nodes, min_probs):
         if is_worth(worth, size) or (node == 0 and size < nodes):
             expected[node] += 1
             size += 1
-    made, counts = space.with_masks(tree, DraftBudget(3, nodes, min_probs=min_probs), 3, 3)
-    assert made.tokens == [tree.tokens[node - 1] for node in kept]
-    assert counts == [expected[node] for node in [0, *kept]]
+    made, left = space.with_masks((tree, sure), DraftBudget(3, nodes, min_probs=min_probs), 3, 3, V)
+    assert made.part(made.candidates) == tree.part([0, *kept])
+    assert left == [sure[node - 1] for node in kept]
+    assert [len(space.masks_below(made, node, V)) for node in made.candidates] == [expected[n] for n in (0, *kept)]
 
 
 @pytest.mark.parametrize(("path", "nodes"), [([], [2, 3, 4]), ([1], [6, 4]), ([1, 5], [4]), ([7], [3, 4])])
@@ -146,11 +148,10 @@ def test_no_mask_predicts_what_cannot_be_drafted(max_tokens, limit):
         decoder.step([seq])
         drafter.propose = real
         tree = made[0].tree if made else TokenTree.chain([[0]])
-        depth = tree.depth[0].tolist()
-        for node in (~tree.is_probe[0]).nonzero()[:, 0].tolist():
-            count = len(space.masks_below(node, tree.token_ids[0].tolist(), tree.parents[0].tolist(), V))
-            assert count == max(0, min(3, remaining - 1, remaining - 2 - depth[node]))
-        assert begin + max(depth) <= seq.max_length
+        for node in tree.rows[0].candidates:
+            count = len(space.masks_below(tree.rows[0], node, V))
+            assert count == max(0, min(3, remaining - 1, remaining - 2 - tree.rows[0].depths[node]))
+        assert begin + max(tree.rows[0].depths) <= seq.max_length
 
 
 # Which masks are read
@@ -217,8 +218,8 @@ class Mutant:
     def __init__(self, node=lambda node, parents: node, skip: int = 0):
         self.node, self.skip, self.real = node, skip, space.masks_below
 
-    def __call__(self, node, tokens, parents, vocab_size):
-        group = self.real(self.node(node, parents), tokens, parents, vocab_size)
+    def __call__(self, tree, node, vocab_size):
+        group = self.real(tree, self.node(node, tree.parents), vocab_size)
         return range(group.start + self.skip, group.stop)
 
 
@@ -292,7 +293,7 @@ def test_nothing_is_left_behind():
     on = ModelRunner(loaded(), 2)
     decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=14))
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=6))
-    decoder.admit(seq)
+    admit(decoder, seq)
     for _ in range(2):  # the first token comes with the prompt, without masks
         decoder.step([seq])
     kept = drafter._predicted[seq.slot].logits
@@ -303,7 +304,7 @@ def test_nothing_is_left_behind():
     assert not drafter._predicted
     decoder.release(seq)
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=6))
-    decoder.admit(seq)
+    admit(decoder, seq)
     decoder.step([seq])
     decoder.release(seq)
     assert not drafter._predicted

@@ -57,7 +57,7 @@ def same_bits(runner: ModelRunner, lengths: list[int], tree: TokenTree) -> bool:
         for row, slot in enumerate(slots):
             for node in range(tree.num_nodes):
                 if not tree.is_probe[row, node]:
-                    path = [0, *tree.path_to(row, node)]
+                    path = [0, *tree.rows[row].path_to(node)]
                     expected.append(rows(runner, slot, [int(tree.token_ids[row, i]) for i in path])[-1])
         logits = runner.forward(slots, tree)
         return torch.equal(logits[~tree.is_probe], torch.stack(expected))

@@ -4,7 +4,7 @@ import pytest
 
 from paceline import LLM, Choose, PromptLookup, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.methods import Space
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.target import ModelRunner, make_runner
@@ -18,6 +18,7 @@ from tests.helpers import (
     Budgets,
     all_free,
     assert_identical,
+    generate,
     loaded,
     prompt,
     run,

@@ -6,9 +6,10 @@ import pytest
 
 from paceline import CostModel, Dynamic, Fixed
 from paceline.core.draft import Draft
-from paceline.core.outputs import Round, Walk
+from paceline.core.round import Round
 from paceline.core.tree import TokenTree
-from paceline.decoding.loop import make_records
+from paceline.core.walk import Walk
+from paceline.engine.loop import make_records
 from paceline.policy import cost_model
 from paceline.policy.acceptance import DraftSize
 from tests.policy.growing import Marginal
@@ -54,7 +55,7 @@ def test_a_record_tells_the_rows_that_were_run():
     probes = [[False, False, True, True], [False]]
     tree = TokenTree.from_lists([[7, 8, 100, 100], [7]], [[-1, 0, 0, 1], [-1]], probes=probes)
     walks = [Walk([1], 5, True), Walk([], 5, True)]
-    space_row, plain_row = make_records(Draft(tree), walks, [2, 1], [False, False], (0.0, 0.0, 0.0))
+    space_row, plain_row = make_records(Draft(tree), walks, [2, 1])
     assert (space_row.num_nodes, space_row.num_rows) == (1, 4)
     assert (plain_row.num_nodes, plain_row.num_rows) == (0, 4)
 

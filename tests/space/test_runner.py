@@ -91,7 +91,7 @@ def worst(runner: ModelRunner, name: str, on: SpaceAdapter, tree: TokenTree | No
     runner.cache.release(slot)
     error = 0.0
     for node in range(len(CANDIDATES)):
-        path = [CANDIDATES[i] for i in [0, *tree.path_to(0, node)]]
+        path = [CANDIDATES[i] for i in [0, *tree.rows[0].path_to(node)]]
         expected = mask_logits(model(name), on, PREFIX + path)
         group = len(CANDIDATES) + node * K
         error = max(error, float((logits[group : group + K] - expected).abs().max() / expected.std()))

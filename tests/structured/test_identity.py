@@ -5,7 +5,7 @@ import pytest
 from paceline import DraftModel, Lookahead, Ratio, SamplingParams, Typical
 from paceline.core.interfaces import Drafter
 from paceline.core.request import Sequence
-from paceline.decoding import loop
+from paceline.engine import loop
 from paceline.sampling.grammar import Grammar
 from tests.adversaries import Constant, Scripted
 from tests.helpers import REPEATING, assert_sound, loaded, oracle, result, run, runner, sequence

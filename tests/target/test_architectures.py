@@ -19,7 +19,7 @@ def plain_logits(model, ids):
 
 
 def path_tokens(tree: TokenTree, node: int) -> list[int]:
-    return [int(tree.token_ids[0, i]) for i in tree.path_to(0, node)]
+    return [int(tree.token_ids[0, i]) for i in tree.rows[0].path_to(node)]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -39,7 +39,7 @@ def middling(layers: int = 2, seed: int = 0, dtype: torch.dtype = torch.bfloat16
 @pytest.fixture(scope="module")
 def runner() -> ModelRunner:
     made = make_runner(wrap_model(middling()), 4, None, None)
-    if not made.invariant:
+    if not made.settings.invariant:
         pytest.skip("this device gives no row count whose multiples repeat bit for bit")
     return made
 
@@ -103,7 +103,7 @@ def test_trees_have_the_bits_of_their_chains(runner, slots, length):
     tree = TokenTree.from_lists([tokens], [parents])
     branched = logits(runner, [slot], tree)
     for node in range(tree.num_nodes):
-        path = [0, *tree.path_to(0, node)]
+        path = [0, *tree.rows[0].path_to(node)]
         straight = logits(runner, [slot], TokenTree.chain([[tokens[i] for i in path]]))
         assert torch.equal(branched[node], straight[-1]), node
 
@@ -112,7 +112,7 @@ def test_trees_have_the_bits_of_their_chains(runner, slots, length):
 def test_random_trees_in_a_batch_have_the_bits_of_plain_decoding(dtype):
     """Up to four rows near the edge of a block, each with a tree of its own: one token at a time says the same."""
     on, rng = make_runner(wrap_model(middling(dtype=dtype)), 4, None, None), random.Random(3)
-    if not on.invariant:
+    if not on.settings.invariant:
         pytest.skip("this device gives no row count whose multiples repeat bit for bit")
     slots = [on.admit(TEXT[:1]) for _ in range(4)]
     for batch in (1, 3, 4):
@@ -127,7 +127,7 @@ def test_random_trees_in_a_batch_have_the_bits_of_plain_decoding(dtype):
         branched = on.forward(slots[:batch], tree)
         for row, leaf in ((row, size - 1) for row, size in enumerate(sizes)):
             with on.tentative([slots[row]]):
-                for node in (0, *tree.path_to(row, leaf)):
+                for node in (0, *tree.rows[row].path_to(leaf)):
                     plain = on.forward([slots[row]], TokenTree.chain([[tokens[row][node]]]))[0, 0]
                     assert torch.equal(branched[row, node], plain), (batch, row, node)
                     on.commit([slots[row]], [[]])
@@ -194,4 +194,4 @@ def test_experts_are_never_claimed_invariant(name):
 def test_fast_does_not_measure_and_does_not_claim():
     llm = LLM(middling(dtype=torch.float64), numerics="fast")
     assert llm.numerics == "fast"
-    assert llm.runner.row_multiple == 1
+    assert llm.runner.settings.row_multiple == 1

@@ -9,13 +9,13 @@ from paceline import LLM, SamplingParams
 from paceline.attention.kv_cache import SlotCache
 from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.target import LoadedModel, ModelRunner, make_runner, prefix_cache
 from paceline.target.prefix_cache import PAGE, PrefixCache, page_ends
 from paceline.verify import Coupled
 from tests.adversaries import RandomTrees
-from tests.helpers import loaded, on_torch, prompt, sequence
+from tests.helpers import admit, loaded, on_torch, prompt, sequence
 from tests.tiny import tiny_model
 
 LAYERS = (0, 1, 2)
@@ -98,7 +98,7 @@ def with_answer(model: LoadedModel, keeps: bool) -> tuple[int, list[torch.Tensor
     drafter.info = DrafterInfo(branches=9, reads_states=True)
     decoder = SpeculativeDecoder(runner, drafter, Coupled(), Fixed(4, 20))
     seq = sequence(model, BASE[:40], SamplingParams(max_tokens=50, temperature=1.0))
-    decoder.admit(seq)
+    admit(decoder, seq)
     while not seq.is_finished:
         decoder.step([seq])
     decoder.release(seq)

@@ -142,7 +142,7 @@ def test_invariant_numerics_are_measured_through_static_passes(monkeypatch):
     monkeypatch.setattr(StaticPasses, "run", lambda *a, **k: counts.append(1) or run(*a, **k))
     runner = make_runner(loaded("llama", torch.float64, **LONG), 2, invariant=None, static=True)
     assert len(counts) > 10
-    if not runner.invariant:
+    if not runner.settings.invariant:
         pytest.skip("this device gives no row count whose multiples repeat bit for bit")
     ids = prompt(70)
     slot = runner.admit(ids)
@@ -150,7 +150,7 @@ def test_invariant_numerics_are_measured_through_static_passes(monkeypatch):
     tree = tree_of(1, 7)
     rows = runner.forward([slot], tree)[0]
     for leaf in range(1, 7):  # with static passes or without: a path has the bits of plain decoding
-        path = [0, *tree.path_to(0, leaf)]
+        path = [0, *tree.rows[0].path_to(leaf)]
         chain = TokenTree.chain([tree.token_ids[0, path].tolist()])
         assert torch.equal(runner.forward([slot], chain)[0], rows[path])
 
@@ -159,5 +159,5 @@ def test_static_passes_that_give_other_bits_are_not_taken(monkeypatch):
     run = StaticPasses.run
     monkeypatch.setattr(StaticPasses, "run", lambda *a, **k: run(*a, **k) * (1 + 1e-6))
     runner = make_runner(loaded("llama", torch.float64), 2, invariant=None, static=True)
-    assert not (runner.invariant and runner.static)
+    assert not (runner.settings.invariant and runner.static)
     assert runner.sharing_cache(lambda model: None).static is not None  # a draft's bits bind nobody

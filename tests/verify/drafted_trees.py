@@ -8,10 +8,10 @@ from mutants import Rule
 from toy_distributions import PathDistribution
 
 from paceline.core.draft import Draft, Law
-from paceline.core.outputs import TargetDistribution
+from paceline.core.nodes import Tree
 from paceline.core.tree import TokenTree
+from paceline.core.walk import TargetDistribution
 from paceline.verify.rejection import Chance
-from paceline.verify.walk import Branches
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,8 @@ class Drafted:
     paths: list[tuple[int, ...]]
 
     @property
-    def branches(self) -> Branches:
-        children: list[list[int]] = [[] for _ in self.tokens]
-        for node, parent in enumerate(self.parents[1:], start=1):
-            children[parent].append(node)
-        return Branches(self.tokens, children)
+    def tree(self) -> Tree:
+        return Tree.of(self.tokens, self.parents)
 
 
 def draw_tree(
@@ -50,7 +47,7 @@ def tensors(
     rows: list[Drafted], p: PathDistribution, q: PathDistribution, law: Law
 ) -> tuple[Draft, TargetDistribution]:
     """A batch as the verifiers get it; rows of padding hold NaN, which nobody may read."""
-    tree = TokenTree.from_lists([row.tokens for row in rows], [row.parents for row in rows])
+    tree = TokenTree.of(row.tree for row in rows)
     size = len(p(()))
     scores = torch.full((len(rows), tree.num_nodes, size), torch.nan, dtype=torch.float64)
     drawn = scores.clone()

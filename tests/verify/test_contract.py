@@ -8,8 +8,8 @@ from torch import Tensor
 
 from paceline.core.draft import Draft, Law
 from paceline.core.interfaces import Verifier
-from paceline.core.outputs import TargetDistribution, Walk
 from paceline.core.tree import TokenTree
+from paceline.core.walk import TargetDistribution, Walk
 from paceline.errors import ConfigError, DraftError, LossyNotAllowed, NumericsError
 from paceline.verify import Coupled, Ratio, Typical
 from paceline.verify.coupled import choose_tokens

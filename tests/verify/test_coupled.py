@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.draft import Draft, Law
-from paceline.core.outputs import TargetDistribution
 from paceline.core.rng import Purpose, uniforms
 from paceline.core.tree import TokenTree
+from paceline.core.walk import TargetDistribution
 from paceline.verify import Coupled, Ratio, coupled
 from tests.oracle import choose_token
 

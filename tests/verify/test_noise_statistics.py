@@ -4,8 +4,8 @@ import pytest
 import torch
 from statistics_of import FALSE_ALARM, chi_square_p, tail
 
-from paceline.core.outputs import TargetDistribution
 from paceline.core.rng import Purpose, gumbel, uniforms
+from paceline.core.walk import TargetDistribution
 from paceline.verify.coupled import choose_tokens
 
 CELLS = 16

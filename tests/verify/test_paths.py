@@ -10,7 +10,7 @@ from mutants import RULES, Rule
 from toy_distributions import path_distribution, product_distribution
 
 from paceline.core.draft import Law
-from paceline.core.outputs import TargetDistribution
+from paceline.core.walk import TargetDistribution
 from paceline.verify import Ratio, ratio
 from paceline.verify.rejection import Chance
 from paceline.verify.walk import descend
@@ -41,7 +41,7 @@ def one_round(
         index, owed = rule.judge(p, q, [drafted.tokens[child] for child in children], chance.coin)
         return (None, chance.draw(owed)) if index is None else (children[index], -1)
 
-    walk = descend(drafted.branches, decide)
+    walk = descend(drafted.tree, decide)
     return emitted(drafted, walk.path, walk.next_token)
 
 

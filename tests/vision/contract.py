@@ -7,8 +7,8 @@ import pytest
 
 from paceline import LLM, Fixed, Lookahead, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.interfaces import Drafter
+from paceline.engine.output import RequestOutput
 from paceline.llm import Numerics
-from paceline.outputs import RequestOutput
 from tests.adversaries import RandomTrees, Scripted
 from tests.vision.families import Message, assistant, make_image, plain_scored, seeing, user
 
@@ -60,9 +60,7 @@ def holds(llm: LLM, name: str, chats: Iterable[str] = CHATS) -> bool:
 
 def drafting(llm: LLM, drafter: Drafter, depth: int = 3) -> LLM:
     """The same model and cache with a drafter."""
-    other = llm.plain()
-    other.decoder = type(llm.decoder)(llm.runner, drafter, llm.verifier, Fixed(depth, 24))
-    return other
+    return llm.using(drafter=drafter, policy=Fixed(depth, 24))
 
 
 def futures(llm: LLM, name: str) -> dict[tuple[int, ...], list[int]]:

@@ -27,7 +27,7 @@ def test_one_pass_behind_the_images(name, monkeypatch):
         (chat, said) for chat in asked if not llm.runner.banned_token_ids & set(said := plain_answer(name, chat, 4))
     )
     ids = llm.encode(chat)
-    llm.decoder = type(llm.decoder)(llm.runner, Unread({tuple(ids): [*ids, *answer]}, [None]), llm.verifier, Fixed(3))
+    llm = llm.using(drafter=Unread({tuple(ids): [*ids, *answer]}, [None]), policy=Fixed(3))
     seen, real = list[str](), LoadedModel.forward
 
     def forward(self, token_ids, layout, *others):

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.hf.prompts import as_list, read_prompt
+from paceline.target.prompts import as_list, read_prompt
 from tests.helpers import loaded
 from tests.vision.contract import GREEDY, engine
 from tests.vision.families import NAMES, make_image, seeing, user

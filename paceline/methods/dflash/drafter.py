@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...attention.kv_cache import SlotCache
-from ...core.interfaces import TargetView
+from ...core.interfaces import Target
 from ...schema import checked
 from ..eagle.drafter import Eagle, EagleSpec
 from ..eagle.passes import CHUNK
@@ -23,7 +23,7 @@ from .head import DFlashHead, attending
 class DFlashPass:
     """A head attached to its target (see `attach_head`), and the keys and values of every layer for its states."""
 
-    def __init__(self, head: DFlashHead, target: TargetView):
+    def __init__(self, head: DFlashHead, target: Target):
         self.head, self._device = head, target.loaded.device
         self.is_native = runs_natively(target.loaded)
         if self.is_native:

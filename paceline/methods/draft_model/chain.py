@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ...attention.kv_cache import SlotCache
 from ...core.draft import Draft, Law
-from ...core.interfaces import DraftBudget, TargetView
+from ...core.interfaces import DraftBudget, InnerDecoder, Target
 from ...core.request import SamplingParams, Sequence
 from ...core.tree import TokenTree
 from ...core.vision import VisionPrompt
-from ...decoding import SpeculativeDecoder
 from ...errors import NumericsError
 from ...sampling.draft_sampler import DraftSampler, confidence
 from ...sampling.scores import before_banned
@@ -23,12 +22,12 @@ from ..heads.trees import padded_confidences, up_to_end
 from ..ngram_pool import add_branches
 
 
-class Runner(TargetView, Protocol):
-    """What drafting with a model takes: `target.runner.ModelRunner`, as `TargetView.run_model` gives it."""
+class Runner(Target, Protocol):
+    """What drafting with a model takes: `target.runner.ModelRunner`, as `Target.run_model` gives it."""
 
     cache: SlotCache
     chunk: int
-    can_fuse_prefill: bool
+    settings: Any
     images: Any
     states: Any
 
@@ -54,6 +53,10 @@ class Runner(TargetView, Protocol):
 
     def tentative(self, slots: Seq[int]) -> AbstractContextManager[None]:
         """Roll back at the end whatever the body commits."""
+        ...
+
+    def pass_seconds(self, rows: int) -> float:
+        """Seconds of a pass over a chain of so many tokens."""
         ...
 
     def prefill_seconds(self) -> float:
@@ -137,7 +140,7 @@ class Chains:
     source: str
     common: CommonTokens | None = None
     phrases: Callable[[int], Seq[Seq[int]]] | None = None
-    decoder: SpeculativeDecoder | None = None
+    decoder: InnerDecoder | None = None
 
     def logits(self, own: Tensor) -> Tensor:
         """The runner's logits [B, V'] as logits over the target's vocabulary [B, V]; -inf for tokens that it lacks."""
@@ -200,7 +203,7 @@ class Chains:
         return Draft(tree, Law.IID, q, self.source, confidence=confidences)
 
     def _decode(
-        self, decoder: SpeculativeDecoder, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached: Seq[Seq[int]]
+        self, decoder: InnerDecoder, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached: Seq[Seq[int]]
     ) -> Draft:
         """`draft` where each chain is a short answer of the decoder. It is a point mass, without confidences.
 
@@ -217,7 +220,7 @@ class Chains:
                 text = [token if token < runner.vocab_size else 0 for token in seq.token_ids]
                 decoder.drafter.release([seq.slot])  # it may have read tokens that were rejected since
                 answers[row] = answer = Sequence(text, params, seq.seed, seq.eos_ids, 1 << 62, slot=seq.slot)
-                if runner.can_fuse_prefill:
+                if runner.settings.can_fuse_prefill:
                     answer.has_deferred_tokens = len(feed) > 1
                 else:
                     runner.extend_cache(seq.slot, feed[:-1])

@@ -8,23 +8,21 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
-from ...core.outputs import Walk
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, MakeDecoder, Target, Verifier
 from ...core.request import Sequence
-from ...decoding import SpeculativeDecoder
+from ...core.walk import Walk
 from ...errors import ConfigError, IncompatibleModels
-from ...policy import CostModel
 from ...quant.linears import Weights
 from ...sampling.draft_sampler import DraftSampler
 from ...schema import checked, checked_call
-from ...verify import Coupled
+from ...target.loaded import LoadedModel
 from ...zoo import resolve
 from ..spec import DrafterSpec, from_short_name, vllm_flag
 from ..table import spec_class
@@ -59,7 +57,7 @@ class DraftModel(Drafter):
     @checked_call
     def __init__(
         self,
-        model: str | Path | ModelFacts,
+        model: str | Path | LoadedModel,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         weights: Weights | None = None,
@@ -78,10 +76,10 @@ class DraftModel(Drafter):
         self._weights: Weights | None = weights
         self.translation: Translation | None = None
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Load the draft model. Raises `IncompatibleModels` if it cannot draft for the target."""
-        model = self._model if isinstance(self._model, ModelFacts) else resolve(self._model)
-        loaded: ModelFacts = target.open_model(model, self._dtype, self._device)
+        model = self._model if isinstance(self._model, LoadedModel) else resolve(self._model)
+        loaded: LoadedModel = target.open_model(model, self._dtype, self._device)
         mode: VocabularyMode = self._vocabulary if self.inner_drafter is None else "strings"
         self.translation = translation_of(target.loaded, loaded, mode)
         if self.inner_drafter is not None and target.loaded.vision is not None:
@@ -97,12 +95,12 @@ class DraftModel(Drafter):
         loaded = self._draft_vision.loaded
         self.runner: Runner = target.run_model(loaded)
         sampler = DraftSampler(verifier.exact, target.banned_token_ids | self.runner.banned_token_ids)
-        decoder = None
-        if self.inner_drafter is not None:
-            decoder = SpeculativeDecoder(cast("Any", self.runner), self.inner_drafter, Coupled(), CostModel())
-            self.runner.states.kept = self.inner_drafter.info.reads_states
-        self.chains = Chains(self.runner, sampler, target.vocab_size, self.name, decoder=decoder)
+        self.chains = Chains(self.runner, sampler, target.vocab_size, self.name)
         self._prompts.clear()
+
+    def bind_inner(self, decoder: MakeDecoder) -> None:
+        if self.inner_drafter is not None and self.chains.decoder is None:
+            self.chains = replace(self.chains, decoder=decoder(self.runner, self.inner_drafter))
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A pass of the draft over one token, and its prefill per token."""
@@ -238,7 +236,7 @@ def llama_cpp_draft(file: str, tokens: int, remark: str) -> tuple[str, str]:
     return flags, f"{remark}; older builds: --draft-max, --draft-min"
 
 
-def translation_of(target: ModelFacts, draft: ModelFacts, mode: VocabularyMode) -> Translation | None:
+def translation_of(target: LoadedModel, draft: LoadedModel, mode: VocabularyMode) -> Translation | None:
     """None if the tokenizers are the same. Raises `IncompatibleModels` if tokens cannot be translated."""
     try:
         return check_same_tokenizer(target, draft)
@@ -248,7 +246,7 @@ def translation_of(target: ModelFacts, draft: ModelFacts, mode: VocabularyMode) 
         return translation(mode, target, draft)
 
 
-def check_same_tokenizer(target: ModelFacts, draft: ModelFacts) -> None:
+def check_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
     """Compare the token strings, so that vocabularies padded to different sizes still match."""
     if target.tokenizer is None or draft.tokenizer is None:
         if target.vocab_size != draft.vocab_size:

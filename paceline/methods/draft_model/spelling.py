@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, final
 
-from ...core.interfaces import ModelFacts
 from ...errors import IncompatibleModels
 from ...sampling.pieces import BYTE, Pieces
+from ...target.loaded import LoadedModel
 
 _PARTS = re.compile("[\udc80-\udcff]|[^\udc80-\udcff]+")
 _PLAIN = "The quick brown fox jumps over the lazy dog"
@@ -22,8 +22,9 @@ class Spelling:
     Raises `IncompatibleModels` for a tokenizer whose tokens do not spell the text, for instance a lower-casing one.
     """
 
-    def __init__(self, model: ModelFacts):
-        self._tokenizer = model.tokenizer
+    def __init__(self, model: LoadedModel):
+        self._tokenizer: Any = model.tokenizer
+        self.end: int | None = self._tokenizer.eos_token_id
         added: Mapping[int, Any] = getattr(self._tokenizer, "added_tokens_decoder", {})
         names = {index: one.content.encode() for index, one in added.items()}
         vocab: dict[str, int] = self._tokenizer.get_vocab()

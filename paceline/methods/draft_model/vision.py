@@ -16,12 +16,13 @@ from typing import Any, Literal, TypeAlias, cast, final
 
 import torch
 
-from ...core.interfaces import ModelFacts, TargetView
+from ...core.interfaces import Target
 from ...core.request import Sequence
 from ...core.vision import PromptImage, VisionPrompt
 from ...errors import ConfigError, IncompatibleModels, PacelineError
 from ...hf.image_prompts import read_chat, text_prompt, with_positions
 from ...hf.vision import BoundedCache, Features, Vision
+from ...target.loaded import LoadedModel
 from .chain import Runner
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class DraftPrompt:
 class DraftVision(ABC):
     """Makes the prompts of one draft model. loaded: the draft as it will run."""
 
-    def __init__(self, target: TargetView, loaded: ModelFacts):
+    def __init__(self, target: Target, loaded: LoadedModel):
         self.target, self.loaded = target, loaded
 
     @abstractmethod
@@ -77,7 +78,7 @@ class OwnTower(DraftVision):
     Where that fails, the draft reads the text alone.
     """
 
-    def __init__(self, target: TargetView, loaded: ModelFacts):
+    def __init__(self, target: Target, loaded: LoadedModel):
         super().__init__(target, loaded)
         if loaded.vision is None:
             raise IncompatibleModels(
@@ -144,7 +145,7 @@ class SharedTower(DraftVision):
     target's tower goes through the draft's own projector. Raises `IncompatibleModels` if neither is possible.
     """
 
-    def __init__(self, target: TargetView, loaded: ModelFacts):
+    def __init__(self, target: Target, loaded: LoadedModel):
         theirs = target.loaded.vision
         if theirs is None:
             raise IncompatibleModels("the target has no vision tower to share", got=target.loaded.name)
@@ -182,7 +183,7 @@ class SharedTower(DraftVision):
         return DraftPrompt(len(seq.prompt_ids), seq.prompt_ids, seq.vision)
 
 
-def vision_of_draft(mode: VisionMode | None, target: TargetView, loaded: ModelFacts) -> DraftVision:
+def vision_of_draft(mode: VisionMode | None, target: Target, loaded: LoadedModel) -> DraftVision:
     """The `DraftVision` of a mode; None means "own" if both models have vision, else "none"."""
     if mode is None:
         mode = "none" if loaded.vision is None or target.loaded.vision is None else "own"

@@ -18,12 +18,13 @@ from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, ModelFacts
+from ...core.interfaces import DraftBudget
 from ...core.request import SamplingParams, Sequence
 from ...core.tree import TokenTree
 from ...errors import IncompatibleModels
 from ...sampling.draft_sampler import DraftSampler
 from ...sampling.scores import before_banned
+from ...target.loaded import LoadedModel
 from ..heads.trees import padded_confidences, up_to_end
 from .chain import Chains, CommonTokens
 from .spelling import Spelling
@@ -60,13 +61,13 @@ class Translation:
     common: the tokens that both have; None if drafts are by strings only.
     """
 
-    def __init__(self, mode: VocabularyMode, target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling):
+    def __init__(self, mode: VocabularyMode, target: LoadedModel, draft: LoadedModel, ours: Spelling, theirs: Spelling):
         self.mode, self._ours, self._theirs = mode, ours, theirs
-        common = {} if mode == "strings" else common_tokens(target, draft, ours, theirs)
+        common = {} if mode == "strings" else common_tokens(ours, theirs)
         self.common = CommonTokens(common, draft.device) if common else None
         self._draft_vocab_size = draft.vocab_size
         self._begins = _begin(target.tokenizer), _begin(draft.tokenizer)
-        self._ends: tuple[int | None, int | None] = target.tokenizer.eos_token_id, draft.tokenizer.eos_token_id
+        self._ends = ours.end, theirs.end
         self._texts: dict[int, _Text] = {}
 
     def read(self, slot: int, token_ids: list[int]) -> list[int]:
@@ -168,7 +169,7 @@ class Translation:
         return products[:-1]
 
 
-def translation(mode: VocabularyMode, target: ModelFacts, draft: ModelFacts) -> Translation:
+def translation(mode: VocabularyMode, target: LoadedModel, draft: LoadedModel) -> Translation:
     """The translation for a draft with another tokenizer; "auto" without common tokens is "strings".
 
     Raises `IncompatibleModels` if a tokenizer is not supported, or if "intersection" has no common tokens.
@@ -185,12 +186,12 @@ def translation(mode: VocabularyMode, target: ModelFacts, draft: ModelFacts) -> 
     return made
 
 
-def common_tokens(target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling) -> dict[int, int]:
+def common_tokens(ours: Spelling, theirs: Spelling) -> dict[int, int]:
     """From target ids to draft ids, for tokens with the same bytes and for the end of text; one to one."""
-    ends = target.tokenizer.eos_token_id, draft.tokenizer.eos_token_id
     same = {one: theirs.index[key] for key, one in ours.index.items() if key in theirs.index}
-    if None not in ends:
-        same = {one: other for one, other in same.items() if one != ends[0] and other != ends[1]} | {ends[0]: ends[1]}
+    if ours.end is not None and theirs.end is not None:
+        same = {one: other for one, other in same.items() if one != ours.end and other != theirs.end}
+        same[ours.end] = theirs.end
     return same
 
 
@@ -200,4 +201,4 @@ def _begin(tokenizer: Any) -> list[int]:
 
 
 def _drafted(draft: Draft) -> list[list[int]]:
-    return [row[1:size] for row, size in zip(draft.tree.lists.token_ids, draft.tree.sizes, strict=True)]
+    return [tree.token_ids[1:] for tree in draft.tree.rows]

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.request import Sequence
 from ...errors import ConfigError, IncompatibleModels
 from ...schema import checked, checked_call
@@ -60,7 +60,7 @@ class Eagle(Drafter):
         self.source = self.name
         self.info = DrafterInfo(branches=self.top_k, reads_states=True)
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
         loaded = target.loaded
         head = attach_head(self._given, self._head, target, target_hidden_size=loaded.hidden_size)
@@ -116,7 +116,7 @@ class Eagle(Drafter):
         if growing:
             how = self._grow_at_once if self._levels_at_once else self._grow
             how([seqs[row] for row in growing], [trees[row] for row in growing])
-        return draft_of(seqs, [tree.finish() for tree in trees], self.source)
+        return draft_of([tree.finish() for tree in trees], self.source)
 
     def release(self, slots: Seq[int]) -> None:
         for slot in slots:
@@ -130,8 +130,8 @@ class Eagle(Drafter):
         if len(seq.token_ids) == 1:  # the first state comes with the second token
             levels, rerank = 0, None
         if self.tree == "static":
-            return StaticTree(budget, levels, rerank)
-        return DynamicTree(budget, self.top_k, levels, width, rerank)
+            return StaticTree(seq.token_ids[-1], budget, levels, rerank)
+        return DynamicTree(seq.token_ids[-1], budget, self.top_k, levels, width, rerank)
 
     @torch.inference_mode()
     def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:

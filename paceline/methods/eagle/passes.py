@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ...core.interfaces import TargetView
+from ...core.interfaces import Target
 from ..heads.draft_layer import LayerPass, Level, NativeLayer, TorchLayer, head_cache, runs_natively
 from ..heads.top_tokens import Best
 from .head import EagleHead
@@ -28,7 +28,7 @@ FEW = 8  # pairs at the end that go through all layers
 class EaglePass:
     """A head attached to its target (see `attach_head`); gives the results of `forward` over all pairs of each path."""
 
-    def __init__(self, head: EagleHead, target: TargetView):
+    def __init__(self, head: EagleHead, target: Target):
         self.head = head
         self.is_native = runs_natively(target.loaded)
         pairs = head.config.version != 3

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from ...attention.kv_cache import SlotCache
 from ...attention.masks import visible
-from ...core.interfaces import ModelFacts, TargetView
+from ...core.interfaces import Target
 from ...core.tree import ancestors
 from ...kernels import load
 from ...kernels.library import FORMATS, Layer, Matrix, Model, Norm, Pass, Pointers, address, library, run
 from ...quant.blocks import BlockLinear
 from ...quant.int8 import fits_int8, to_int8
 from ...quant.packed import PackedLinear, pack_linears
+from ...target.loaded import LoadedModel
 from ..eagle.head import EagleHead
 from .layers import LayersConfig
 from .parts import Output
@@ -85,7 +86,7 @@ class LayerPass:
     is_block: bool = False
 
 
-def head_cache(target: TargetView, config: LayersConfig) -> SlotCache:
+def head_cache(target: Target, config: LayersConfig) -> SlotCache:
     """An empty cache for the layers of a head, with the slots of the target; in its dtype, on its device."""
     count, loaded = config.num_hidden_layers, target.loaded
     cache = SlotCache(target.num_slots, target.max_length, count)
@@ -93,7 +94,7 @@ def head_cache(target: TargetView, config: LayersConfig) -> SlotCache:
     return cache
 
 
-def runs_natively(target: ModelFacts) -> bool:
+def runs_natively(target: LoadedModel) -> bool:
     """Whether the layers of a head for this target run in the native library."""
     return target.device.type == "cpu" and target.dtype in FORMATS and library() is not None
 

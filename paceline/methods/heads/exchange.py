@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ...core.interfaces import ModelFacts
 from ...errors import ConfigError, NotExportable
 from ...hf.gguf.file import SUFFIX, read_gguf
 from ...hf.gguf.writer import token_entries
 from ...system.files import check_new, new_folder, write_text
+from ...target.loaded import LoadedModel
 from ...zoo import name_elsewhere, remark_elsewhere
 from ..method import named
 from ..table import method_named, rows
@@ -52,7 +52,7 @@ def export_head(
     folder: Path | str,
     engine: str,
     out: Path | str,
-    target: ModelFacts | None = None,
+    target: LoadedModel | None = None,
     target_name: str | None = None,
     num_tokens: int = 3,
 ) -> Exported:
@@ -109,7 +109,7 @@ def _served(own_name: str, engine: str) -> tuple[str, str | None]:
     return name_elsewhere(own_name), remark_elsewhere(own_name)
 
 
-def _tokens(target: ModelFacts | None, name: str | None) -> dict[str, Any] | None:
+def _tokens(target: LoadedModel | None, name: str | None) -> dict[str, Any] | None:
     """The entries of the target's tokenizer in a GGUF file; of a target in such a file, its own.
 
     name: of the target, if it was given: the one that a head was trained for may lie elsewhere.

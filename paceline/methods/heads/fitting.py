@@ -7,8 +7,9 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from ...core.interfaces import ModelFacts, TargetView
+from ...core.interfaces import Target
 from ...errors import ConfigError
+from ...target.loaded import LoadedModel
 from ..space.adapter import SpaceAdapter
 from .draft_layer import pack_head, runs_natively
 from .folder import load_head
@@ -18,7 +19,7 @@ _H = TypeVar("_H", bound=nn.Module)
 _F = TypeVar("_F", bound=DraftHead)
 
 
-def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelFacts, **sizes: object) -> _H:
+def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: LoadedModel, **sizes: object) -> _H:
     """Read a head from a folder, or take a module. sizes: attributes that its config must have.
 
     Raises `ConfigError` for a head of another kind, `IncompatibleModels` for one of another target's sizes.
@@ -32,7 +33,7 @@ def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Mod
     return made
 
 
-def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: TargetView, **sizes: object) -> _F:
+def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: Target, **sizes: object) -> _F:
     """A copy of a head in the target's dtype and on its device, attached to it. sizes: as in `read_head`.
 
     If native kernels run it, its linear layers are packed and everything else is float32. Raises as `read_head`.
@@ -47,12 +48,12 @@ def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: T
     return made
 
 
-def row_dtype(target: TargetView) -> torch.dtype:
+def row_dtype(target: Target) -> torch.dtype:
     """The input dtype of an attached head."""
     return torch.float32 if runs_natively(target.loaded) else target.loaded.dtype
 
 
-def read_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView) -> SpaceAdapter:
+def read_adapter(adapter: str | PathLike[str] | nn.Module, target: Target) -> SpaceAdapter:
     """Read a SPACE adapter that the target can attach. Raises as `read_head`."""
     loaded = target.loaded
     shape = {"hidden_size": loaded.hidden_size, "num_layers": loaded.num_layers, "vocab_size": loaded.vocab_size}

@@ -18,12 +18,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...core.interfaces import ModelFacts
 from ...errors import ConfigError, IncompatibleModels
 from ...hf.fingerprint import LIKE, likeness
 from ...hf.gguf.file import SUFFIX
 from ...system.files import new_folder, write_text
 from ...system.provenance import sha256_of
+from ...target.loaded import LoadedModel
 from ...zoo import remark_elsewhere
 from .card import model_card
 from .info import (
@@ -50,7 +50,7 @@ from .published import facts_of, read_published, read_tensors
 _LOG = logging.getLogger("paceline")
 
 
-def save_head(folder: str | os.PathLike[str], module: Head, target: ModelFacts, record: Mapping[str, object]) -> Path:
+def save_head(folder: str | os.PathLike[str], module: Head, target: LoadedModel, record: Mapping[str, object]) -> Path:
     """Write a head that was trained for `target` into a new folder; returns it.
 
     record: training.json, from which the model card is made, see `model_card`. Raises `ConfigError` for a folder that
@@ -74,7 +74,7 @@ def write_record(folder: Path, name: str, record: Mapping[str, object]) -> None:
 
 
 def load_head(
-    folder: str | os.PathLike[str], target: ModelFacts | None = None, allow_other_target: bool = False
+    folder: str | os.PathLike[str], target: LoadedModel | None = None, allow_other_target: bool = False
 ) -> Head:
     """Read a head; for a target it comes in the target's dtype and on its device, else in float32 on the CPU.
 
@@ -107,7 +107,7 @@ def load_head(
     return head if target is None else head.to(target.device)
 
 
-def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) -> None:
+def _check_target(info: HeadInfo, target: LoadedModel, allow_other_target: bool) -> None:
     theirs, ours = ({size: getattr(of, size) for size in SIZES} for of in (info.target, target))
     fix = f"load {info.target.name}, or train a head for {target.name} with `paceline train`"
     check_sizes(f"the head {info.folder.name!r} does not fit {target.name}", theirs, ours, fix)

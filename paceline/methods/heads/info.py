@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from ...core.interfaces import ModelFacts
 from ...errors import ConfigError
 from ...schema import checked, meant, validate
 from ...system.files import exists, read_object
+from ...target.loaded import LoadedModel
 from ...zoo.packaged import head_folder
 from ..method import named
 from ..table import rows
@@ -57,7 +57,7 @@ class HeadTarget:
     sketch: str = ""
 
     @classmethod
-    def of(cls, target: ModelFacts) -> "HeadTarget":
+    def of(cls, target: LoadedModel) -> "HeadTarget":
         return cls(target.name, target.fingerprint, *(getattr(target, size) for size in SIZES), sketch=target.sketch)
 
 

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ...core.interfaces import ModelFacts
 from ...errors import ConfigError, IncompatibleModels, NotExportable
 from ...hf.checkpoint import refused, weight_files
 from ...hf.gguf.file import SUFFIX, GGUFFile, read_gguf
 from ...hf.settings import check_settings
 from ...system.files import read_object
+from ...target.loaded import LoadedModel
 from ..method import named
 from ..table import rows
 from .parts import check_sizes, filled
@@ -52,7 +52,7 @@ class TargetFacts:
     tokens: Mapping[str, Any] | None = None
 
 
-def facts_of(loaded: ModelFacts, name: str = "") -> TargetFacts:
+def facts_of(loaded: LoadedModel, name: str = "") -> TargetFacts:
     """The facts of a loaded target. name: what an engine is to serve; default: its own."""
     model = loaded.model
     return TargetFacts(

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ...core.interfaces import TargetView, Verifier
+from ...core.interfaces import Target, Verifier
 from ...core.request import Sequence
 from ...core.rng import Purpose, gumbel
 from ...kernels import library as native
@@ -57,7 +57,7 @@ class TokenRanking:
     banned: Tensor | None = None
 
     @classmethod
-    def of(cls, draft_ids: Tensor, target: TargetView, verifier: Verifier) -> Self:
+    def of(cls, draft_ids: Tensor, target: Target, verifier: Verifier) -> Self:
         """The ranking for a drafter that is bound to this target and verifier."""
         return cls(draft_ids, verifier.exact, banned_columns(target.banned_token_ids, draft_ids))
 

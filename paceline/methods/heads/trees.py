@@ -1,4 +1,4 @@
-"""Builds trees of drafted tokens level by level, as plain lists, for one sequence at a time.
+"""Builds trees of drafted tokens level by level, for one sequence at a time.
 
 A drafter finds the children of the `frontier`, adds them in descending probability, and continues with the next one:
 
@@ -13,13 +13,14 @@ tree.
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget
+from ...core.nodes import Tree, path_to
 from ...core.request import Sequence as TextSequence
 from ...core.tree import TokenTree
 
@@ -39,12 +40,8 @@ Rerank = Callable[[Sequence[int], Sequence[int], Sequence[float]], tuple[Sequenc
 """From a path of drafted tokens, the tokens after it and their log-probabilities to better ones, best first."""
 
 
-class DraftTree(NamedTuple):
-    """The nodes below one root, numbered from 1 in the order of the lists; the root is 0."""
-
-    tokens: list[int]
-    parents: list[int]
-    confidences: list[float]
+Grown = tuple[Tree, list[float]]
+"""A tree, and the drafter's confidence in each node below the root."""
 
 
 class DynamicTree:
@@ -52,8 +49,9 @@ class DynamicTree:
 
     A node that cannot be among the best `budget.nodes` any more, or is less likely than `budget.min_probs` asks of its
     rank, is neither kept nor expanded: its children score no higher. So a small budget needs few rows. Until `finish`,
-    nodes are numbered from 0 in the order in which they were added, and -1 is the root.
+    nodes are numbered in the order in which they were added.
 
+    root: the last token of the text, node 0.
     top_k: the most children of a node; 1 makes a chain.
     levels: how many levels the drafter ranks; None for all. Below them `rerank` alone says what may follow.
     width: the most nodes of a level that get children; None for `top_k`. As many as the budget has nodes gives the best
@@ -63,7 +61,7 @@ class DynamicTree:
     """
 
     def __init__(
-        self, budget: DraftBudget, top_k: int, levels: int | None = None, width: int | None = None,
+        self, root: int, budget: DraftBudget, top_k: int, levels: int | None = None, width: int | None = None,
         rerank: Rerank | None = None,
     ):  # fmt: skip
         self.top_k, self.width = top_k, top_k if width is None else width
@@ -71,11 +69,11 @@ class DynamicTree:
         deepest = min(budget.depth, budget.nodes)
         self.levels = deepest if levels is None else min(deepest, levels)
         self.depth = self.levels if rerank is None else deepest
-        self.level, self.frontier = 0, [-1] if self.depth > 0 else list[int]()
-        self.tokens, self.parents = list[int](), list[int]()
-        self.logps, self.scores = list[float](), list[float]()
+        self.level, self.frontier = 0, [0] if self.depth > 0 else list[int]()
+        self.tokens, self.parents = [root], [-1]
+        self.logps, self.scores = [0.0], [0.0]
         self._should_continue = budget.should_continue
-        self._first = 0  # of the newest level
+        self._first = 1  # of the newest level
         self._best: list[float] = []  # heap of the scores that are kept so far
         least = (budget.min_prob(n) for n in range(max(0, budget.nodes)))
         # What all scores must reach if one more is kept, by the number that is kept.
@@ -90,12 +88,11 @@ class DynamicTree:
         self.level += 1
         self._first = len(self.tokens)
         for place, parent in enumerate(self.frontier):
-            above = self.scores[parent] if parent >= 0 else 0.0
             found = tokens[place], logps[place]
             if self._rerank is not None:
-                found = self._rerank(self.path_to(parent), *found)
+                found = self._rerank([self.tokens[node] for node in path_to(self.parents, parent)], *found)
             for rank, (token, logp) in enumerate(zip(*found, strict=True)):
-                score = above + logp
+                score = self.scores[parent] + logp
                 if not score > -math.inf or not self.takes(parent, rank, score):
                     break  # the next ones are even less likely
                 self.tokens.append(token)
@@ -128,42 +125,22 @@ class DynamicTree:
         return sorted(able, key=lambda node: -self.scores[node])[: self.width]
 
     def kept(self) -> list[int]:
-        """The best nodes, including all their parents; ties go to the earlier node, which is not deeper."""
-        return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.scores[node])[: len(self._best)])
-
-    def path_to(self, node: int) -> list[int]:
-        """The tokens from below the root down to this node."""
-        path: list[int] = []
-        while node >= 0:
-            path.append(self.tokens[node])
-            node = self.parents[node]
-        return path[::-1]
+        """The best nodes below the root, including all their parents; ties go to the earlier node, not deeper."""
+        return sorted(sorted(range(1, len(self.tokens)), key=lambda node: -self.scores[node])[: len(self._best)])
 
     def best_path(self) -> list[float]:
         """Probabilities along the best path to the newest level, each given its parent; empty if no node was added."""
-        path: list[float] = []
-        node = max(range(self._first, len(self.tokens)), key=lambda index: self.scores[index], default=-1)
-        while node >= 0:
-            path.append(math.exp(self.logps[node]))
-            node = self.parents[node]
-        return path[::-1]
+        node = max(range(self._first, len(self.tokens)), key=lambda index: self.scores[index], default=0)
+        return [math.exp(self.logps[on_path]) for on_path in path_to(self.parents, node)]
 
-    def finish(self) -> DraftTree:
+    def finish(self) -> Grown:
         """The kept nodes depth first, best children first: so the cache need not move those of the likeliest path."""
-        kept = self.kept()
-        below = {node: list[int]() for node in [-1, *kept]}
-        for node in reversed(kept):
-            below[self.parents[node]].append(node)
-        order, waiting = list[int](), below[-1]
+        kept = [0, *self.kept()]
+        best, order, waiting = Tree.of(self.tokens, self.parents).part(kept), list[int](), [0]
         while waiting:
             order.append(node := waiting.pop())
-            waiting += below[node]
-        place = {node: index for index, node in enumerate([-1, *order])}
-        return DraftTree(
-            [self.tokens[node] for node in order],
-            [place[self.parents[node]] for node in order],
-            [math.exp(self.logps[node]) for node in order],
-        )
+            waiting += reversed(best.children[node])
+        return best.part(order), [math.exp(self.logps[kept[node]]) for node in order[1:]]
 
 
 @final
@@ -174,15 +151,15 @@ class StaticTree(DynamicTree):
     which are always more probable.
     """
 
-    def __init__(self, budget: DraftBudget, levels: int | None = None, rerank: Rerank | None = None):
-        super().__init__(budget, len(_RANK_PROBS), levels, len(MC_SIM_7B_63), rerank)
+    def __init__(self, root: int, budget: DraftBudget, levels: int | None = None, rerank: Rerank | None = None):
+        super().__init__(root, budget, len(_RANK_PROBS), levels, len(MC_SIM_7B_63), rerank)
         fitting = [path for path in MC_SIM_7B_63 if len(path) <= self.depth]
         fitting.sort(key=lambda path: -math.prod(_RANK_PROBS[rank] for rank in path))
         self._table = set(fitting[: max(0, budget.nodes)])
-        self._paths: list[tuple[int, ...]] = []
+        self._paths: list[tuple[int, ...]] = [()]
 
     def takes(self, parent: int, rank: int, score: float) -> bool:
-        path = (*(self._paths[parent] if parent >= 0 else ()), rank)
+        path = (*self._paths[parent], rank)
         taken = path in self._table and super().takes(parent, rank, score)
         if taken:
             self._paths.append(path)
@@ -206,11 +183,10 @@ def grow(trees: Sequence[DynamicTree], children: Callable[[list[int], int], Chil
             tree.add([()] * len(tree.frontier), [()] * len(tree.frontier))
 
 
-def draft_of(seqs: Sequence[TextSequence], rows: Sequence[DraftTree], source: str) -> Draft:
+def draft_of(rows: Sequence[Grown], source: str) -> Draft:
     """The draft of a batch."""
-    tokens = [[seq.token_ids[-1], *row.tokens] for seq, row in zip(seqs, rows, strict=True)]
-    tree = TokenTree.from_lists(tokens, [[-1, *row.parents] for row in rows])
-    return Draft(tree, source=source, confidence=padded_confidences([row.confidences for row in rows], tree.num_nodes))
+    tree = TokenTree.of(tree for tree, _ in rows)
+    return Draft(tree, source=source, confidence=padded_confidences([sure for _, sure in rows], tree.num_nodes))
 
 
 def up_to_end(seq: TextSequence, tokens: list[int]) -> list[int]:

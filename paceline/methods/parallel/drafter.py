@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.request import Sequence
 from ...schema import checked, checked_call
 from ...system.hardware import median_seconds
@@ -35,7 +35,7 @@ class HeadsDrafter(Drafter, ABC):
         self._given, self.top_k, self._uses_ngrams = head, top_k, ngrams
         self.info = DrafterInfo(branches=top_k, reads_states=True)
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         sizes = {"hidden_size": target.loaded.hidden_size, "states": (target.loaded.num_layers,)}
         self.heads, self._target = attach_head(self._given, self.kind, target, **sizes), target
         self._ranking = TokenRanking.of(self.heads.draft_ids, target, verifier)
@@ -59,9 +59,9 @@ class HeadsDrafter(Drafter, ABC):
         """The best tree by the heads' distributions, which depend on each row's last state only, and by the text."""
         heads, rerank = self.heads, self._ngrams.rerank
         trees = [
-            DynamicTree(budget, self.top_k, heads.num_heads, budget.nodes, rerank(seq))
+            DynamicTree(seq.token_ids[-1], budget, self.top_k, heads.num_heads, budget.nodes, rerank(seq))
             if seq.num_cached
-            else DynamicTree(budget, self.top_k, 0)
+            else DynamicTree(seq.token_ids[-1], budget, self.top_k, 0)
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
@@ -71,7 +71,7 @@ class HeadsDrafter(Drafter, ABC):
             states = torch.cat([read(slot, length - 1, length, layer) for slot, length in ends])
             logits = heads(states.to(self._dtype), max(trees[row].levels for row in growing))  # [B, D, Vd]
             self._ranking.grow_marginal([trees[row] for row in growing], [seqs[row] for row in growing], logits)
-        return draft_of(seqs, [tree.finish() for tree in trees], self.name)
+        return draft_of([tree.finish() for tree in trees], self.name)
 
     def release(self, slots: Seq[int]) -> None:
         self._ngrams.release(slots)

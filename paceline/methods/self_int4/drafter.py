@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 from pydantic import Field
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, ModelFacts, TargetView, Verifier
+from ...core.interfaces import DraftBudget, Drafter, Target, Verifier
 from ...core.request import Sequence
 from ...errors import ConfigError
 from ...quant.linears import LmHead, QuantReport, quantize_head, quantize_linears
 from ...sampling.draft_sampler import DraftSampler
 from ...schema import checked, checked_call
 from ...target.adapters import put_int4
+from ...target.loaded import LoadedModel
 from ...zoo.packaged import head_folder
 from ..draft_model.chain import Chains, Runner
 from ..draft_model.drafter import llama_cpp_draft
@@ -57,7 +58,7 @@ class SelfQuantized(Drafter):
         self.lm_head: LmHead = lm_head
         self.report: QuantReport | None = None
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Quantise a copy of the target's linear layers; everything else is shared with it."""
         self._runner: Runner = target.sharing_cache(lambda model: self._quantize(model, target.loaded))
         sampler = DraftSampler(verifier.exact, target.banned_token_ids)
@@ -73,7 +74,7 @@ class SelfQuantized(Drafter):
         with self._runner.tentative([seq.slot for seq in seqs]):
             return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])
 
-    def _quantize(self, model: "PreTrainedModel", target: ModelFacts) -> None:
+    def _quantize(self, model: "PreTrainedModel", target: LoadedModel) -> None:
         """The output head is never trained; beside trained weights it is rounded to 4 bits if `lm_head` allows."""
         weights = self.weights
         if weights is None:

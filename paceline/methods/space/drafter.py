@@ -20,16 +20,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
-from ...core.outputs import Walk
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
+from ...core.nodes import Tree
 from ...core.request import Sequence
-from ...core.tree import TokenTree
+from ...core.walk import Walk
 from ...schema import checked, checked_call
 from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.fitting import read_adapter
 from ..heads.top_tokens import TokenRanking
-from ..heads.trees import Children, DraftTree, DynamicTree, grow, padded_confidences
+from ..heads.trees import Children, DynamicTree, Grown, draft_of, grow
 from ..spec import HeadSpec
 from .adapter import SpaceAdapter
 
@@ -74,7 +74,7 @@ class Space(Drafter):
         self.info = DrafterInfo(branches=top_k + 1)
         self._predicted: dict[int, _Predicted] = {}  # by slot
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Attach the adapter to the target.
 
         Raises `ConfigError` for a head of another method or a second adapter, `IncompatibleModels` for an adapter of
@@ -110,26 +110,28 @@ class Space(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Candidates from the predictions of the last masks, and masks for the next round."""
         known = [self._known(seq) for seq in seqs]
-        trees = [
-            DynamicTree(
-                budget, self.top_k, len(logits), budget.nodes if self._rows is None else None, self._ngrams.rerank(seq)
-            )
-            for seq, budget, logits in zip(seqs, budgets, known, strict=True)
-        ]
+        trees = list[DynamicTree]()
+        for seq, budget, logits in zip(seqs, budgets, known, strict=True):
+            width, rerank = budget.nodes if self._rows is None else None, self._ngrams.rerank(seq)
+            trees.append(DynamicTree(seq.token_ids[-1], budget, self.top_k, len(logits), width, rerank))
         if self._rows is None:
             self._ranking.grow_marginal(trees, seqs, known)
         else:
             self._grow_corrected(trees, seqs, known)
-        return self._with_masks(seqs, budgets, [tree.finish() for tree in trees])
+        # The last token of the answer is the target's in any case.
+        rows = [
+            with_masks(tree.finish(), budget, self._adapter.num_masks, seq.remaining - 2, self._target.vocab_size)
+            for tree, budget, seq in zip(trees, budgets, seqs, strict=True)
+        ]
+        return draft_of(rows, self.name)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Keep the logits of the masks that predict what follows each row's last accepted node."""
-        tokens, parents, _ = draft.tree.lists
-        for row, (seq, walk) in enumerate(zip(seqs, walks, strict=True)):
+        for row, (tree, seq, walk) in enumerate(zip(draft.tree.rows, seqs, walks, strict=True)):
             self._predicted.pop(seq.slot, None)
             rows = list[int]()
             for distance, node in enumerate(reversed([0, *walk.path])):
-                rows += masks_below(node, tokens[row], parents[row], self._target.vocab_size)[distance + len(rows) :]
+                rows += masks_below(tree, node, self._target.vocab_size)[distance + len(rows) :]
             if rows and not seq.is_finished:
                 found = logits[row, rows]
                 num_finite = found.amax(-1).isfinite().cumprod(0).sum()  # those before the first overflow
@@ -152,10 +154,7 @@ class Space(Drafter):
         """Grow the trees, each token ranked by its mask and by the token before it."""
 
         def children(rows: list[int], level: int) -> Children:
-            before = [
-                [trees[row].tokens[node] if node >= 0 else seqs[row].token_ids[-1] for node in trees[row].frontier]
-                for row in rows
-            ]
+            before = [[trees[row].tokens[node] for node in trees[row].frontier] for row in rows]
             logits = torch.stack([known[row][level] for row in rows])
             return self._children(logits, [seqs[row] for row in rows], level, before)
 
@@ -178,31 +177,9 @@ class Space(Drafter):
         tokens = columns.unsqueeze(1).expand_as(logps).gather(-1, best.indices)
         return tokens.tolist(), best.values.tolist()
 
-    def _with_masks(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
-        """The draft: root, candidates, then the masks of each."""
-        tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
-        confidences = list[list[float]]()
-        for seq, budget, tree in zip(seqs, budgets, grown, strict=True):
-            num_masks = min(budget.depth, self._adapter.num_masks)
-            # The last token of the answer is the target's in any case.
-            made, masks = with_masks(tree, budget, num_masks, seq.remaining - 2)
-            ids, ups = [seq.token_ids[-1], *made.tokens], [-1, *made.parents]
-            for node, count in enumerate(masks):
-                below = node
-                for mask in range(count):
-                    ids.append(self._target.vocab_size + mask)
-                    ups.append(below)
-                    below = len(ids) - 1
-            tokens.append(ids)
-            parents.append(ups)
-            probes.append([False] * len(masks) + [True] * sum(masks))
-            confidences.append(made.confidences)
-        drafted = TokenTree.from_lists(tokens, parents, probes=probes)
-        return Draft(drafted, source=self.name, confidence=padded_confidences(confidences, drafted.num_nodes))
 
-
-def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: int) -> tuple[DraftTree, list[int]]:
-    """Share the nodes of a budget: the kept candidates, and the number of masks below the root and each of them.
+def with_masks(grown: Grown, budget: DraftBudget, num_masks: int, remaining: int, vocab_size: int) -> Grown:
+    """Share the nodes of a budget: the root and the kept candidates, then the masks below each of them.
 
     A candidate is worth the chance that it is accepted, a mask `MASK_WORTH` times the chance that the node above it is
     the last accepted one. There are as many candidates as leave room for all masks that are worth more than the last of
@@ -211,17 +188,17 @@ def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: 
 
     num_masks: the most below a node. remaining: the most tokens that may follow the target's next one.
     """
-    chance, depth = [1.0], [0]
-    for parent, confidence in zip(tree.parents, tree.confidences, strict=True):
+    tree, confidences = grown
+    chance = [1.0]
+    for parent, confidence in zip(tree.parents[1:], confidences, strict=True):
         chance.append(chance[parent] * confidence)
-        depth.append(depth[parent] + 1)
-    most = [max(0, min(num_masks, remaining - one)) for one in depth]
-    best = sorted(range(1, len(chance)), key=lambda node: -chance[node])  # ties keep their order: parents come first
+    most = [max(0, min(budget.depth, num_masks, remaining - depth)) for depth in tree.depths]
+    best = sorted(range(1, len(tree)), key=lambda node: -chance[node])  # ties keep their order: parents come first
 
     def mask_worths(num_candidates: int) -> dict[int, float]:
         ends = {node: chance[node] for node in (0, *best[:num_candidates])}
         for node in best[:num_candidates]:
-            ends[tree.parents[node - 1]] -= chance[node]
+            ends[tree.parents[node]] -= chance[node]
         return {node: MASK_WORTH * max(0.0, end) for node, end in ends.items()}
 
     def is_too_large(num_candidates: int) -> bool:
@@ -230,7 +207,7 @@ def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: 
         return size > budget.nodes or least < budget.min_prob(size - 1)
 
     num_candidates = bisect_left(range(1, len(best) + 1), True, key=is_too_large)
-    worths, size, counts = mask_worths(num_candidates), num_candidates, [0] * len(chance)
+    worths, size, counts = mask_worths(num_candidates), num_candidates, [0] * len(tree)
     for node in sorted(worths, key=lambda node: -worths[node]):
         while counts[node] < most[node] and size < budget.nodes:
             if node > 0 and worths[node] < budget.min_prob(size):
@@ -238,13 +215,14 @@ def with_masks(tree: DraftTree, budget: DraftBudget, num_masks: int, remaining: 
             counts[node] += 1
             size += 1
     kept = [0, *sorted(best[:num_candidates])]
-    place = {node: index for index, node in enumerate(kept)}
-    made = DraftTree(
-        [tree.tokens[node - 1] for node in kept[1:]],
-        [place[tree.parents[node - 1]] for node in kept[1:]],
-        [tree.confidences[node - 1] for node in kept[1:]],
-    )
-    return made, [counts[node] for node in kept]
+    candidates = tree.part(kept)
+    tokens, parents = [*candidates.token_ids], [*candidates.parents]
+    for below, node in enumerate(kept):
+        for mask in range(counts[node]):
+            parents.append(len(tokens) - 1 if mask else below)
+            tokens.append(vocab_size + mask)
+    marks = [node >= len(kept) for node in range(len(tokens))]
+    return Tree.of(tokens, parents, marks), [confidences[node - 1] for node in kept[1:]]
 
 
 @checked
@@ -258,9 +236,10 @@ class SpaceSpec(HeadSpec):
     draws_tree = True
 
 
-def masks_below(node: int, tokens: Seq[int], parents: Seq[int], vocab_size: int) -> range:
+def masks_below(tree: Tree, node: int, vocab_size: int) -> range:
     """The masks of a node, which are adjacent; empty where it has none."""
-    first = next((i for i, up in enumerate(parents) if up == node and tokens[i] == vocab_size), len(tokens))
+    tokens = tree.token_ids
+    first = next((i for i, up in enumerate(tree.parents) if up == node and tokens[i] == vocab_size), len(tokens))
     end = first
     while end < len(tokens) and tokens[end] == vocab_size + end - first:
         end += 1

@@ -20,12 +20,12 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.interfaces import ModelFacts
 from ...errors import ConfigError, IncompatibleModels
 from ...hf.fingerprint import hash_vocabulary
-from ...hf.prompts import tokenizer_of
 from ...schema import checked, validate
 from ...system.files import exists, new_folder, read_json, to_json, write_text
+from ...target.loaded import LoadedModel
+from ...target.prompts import tokenizer_of
 from .automaton import MAX_CONTEXT, NO_CONTEXT, TOP_K, Context
 
 SEPARATOR = 2**32 - 1
@@ -72,7 +72,7 @@ class CorpusIndex:
         if int(some.max()) >= self.about.num_tokens or beginnings != sorted(beginnings):
             raise self._damaged(f"{_SUFFIXES} that does not fit {_TOKENS}", "the places in order")
 
-    def check_tokenizer(self, target: ModelFacts) -> None:
+    def check_tokenizer(self, target: LoadedModel) -> None:
         """Raise `IncompatibleModels` unless the corpus was encoded with the target's tokenizer."""
         if (found := hash_vocabulary(tokenizer_of(target))) != self.about.tokenizer:
             raise IncompatibleModels(

@@ -12,10 +12,10 @@ from os import PathLike
 from typing import ClassVar, final
 
 from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.request import Sequence
 from ...schema import checked, checked_call
-from ..heads.trees import DraftTree, DynamicTree, draft_of
+from ..heads.trees import DynamicTree, Grown, draft_of
 from ..lookup import LONGEST_HINT
 from ..spec import DrafterSpec, vllm_flag
 from .automaton import NO_CONTEXT, TOP_K, Context, Continuations, SuffixAutomaton
@@ -62,7 +62,7 @@ class Suffix(Drafter):
         self._corpus = None if corpus is None else CorpusIndex(corpus)
         self._texts: dict[int, _Text] = {}
 
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
+    def bind(self, target: Target, verifier: Verifier) -> None:
         """Check that the corpus has the same tokenizer."""
         if self._corpus is not None:
             self._corpus.check_tokenizer(target.loaded)
@@ -75,7 +75,7 @@ class Suffix(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         texts = [self._read(seq) for seq in seqs]
         trees = [self._tree(*row) for row in zip(seqs, texts, budgets, strict=True)]
-        return replace(draft_of(seqs, trees, self.name), hints=tuple(text.hint for text in texts))
+        return replace(draft_of(trees, self.name), hints=tuple(text.hint for text in texts))
 
     def release(self, slots: Seq[int]) -> None:
         for slot in slots:
@@ -103,16 +103,16 @@ class Suffix(Drafter):
         if found.length:
             text.source, text.context = corpus, found
 
-    def _tree(self, seq: Sequence, text: _Text, budget: DraftBudget) -> DraftTree:
+    def _tree(self, seq: Sequence, text: _Text, budget: DraftBudget) -> Grown:
         """A tree grown level by level; tokens that would end the answer get no children."""
-        tree = DynamicTree(budget, TOP_K, None if text.context.length else 0)
-        contexts = {-1: text.context}
+        tree = DynamicTree(seq.token_ids[-1], budget, TOP_K, None if text.context.length else 0)
+        contexts = {0: text.context}
         while tree.frontier:
             tokens, logps = list[list[int]](), list[list[float]]()
             for node in tree.frontier:
-                if node >= 0:
+                if node:
                     contexts[node] = text.source.step(contexts[tree.parents[node]], tree.tokens[node])
-                ends = node >= 0 and seq.would_end(tree.tokens[node], tree.level)
+                ends = node > 0 and seq.would_end(tree.tokens[node], tree.level)
                 children = {} if ends else self._children(text.source, contexts[node])
                 tokens.append([*children])
                 logps.append([*children.values()])

@@ -1,7 +1,7 @@
 """The loop: draft, verify in one target pass, keep what was accepted. Plain decoding is the same without drafts."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -9,16 +9,20 @@ import torch
 
 from ..core.draft import Draft
 from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
-from ..core.outputs import Origin, Round, TargetDistribution, Timings, Walk
 from ..core.request import Sequence
+from ..core.round import Origin, Round
+from ..core.shortage import spared
 from ..core.tree import TokenTree
+from ..core.walk import TargetDistribution, Walk
 from ..errors import CacheFull
+from ..policy import CostModel
 from ..sampling.distribution import target_distribution
 from ..sampling.scores import token_logprob
 from ..system.hardware import one_thread
 from ..target import ModelRunner
+from ..verify import Coupled
 from . import first_pass
-from .contract import call, check_contract, spared
+from .contract import call, check_contract
 from .forbidden import without_forbidden
 
 
@@ -27,23 +31,25 @@ class SpeculativeDecoder:
 
     def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, policy: DraftPolicy):
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
-        self.timings = Timings()
+        self.num_rounds = 0
         # These never change, and the model is slow to return them.
         self._device, self._known = runner.loaded.device, (runner.vocab_size, runner.banned_token_ids)
         with runner.lock:
             bind_once(drafter, runner, verifier)
+            drafter.bind_inner(lambda own, inner: SpeculativeDecoder(own, inner, Coupled(), CostModel()))
             policy.bind(drafter, runner.pass_seconds, runner.pads_trees)
 
-    def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> None:
-        """Give a sequence a slot and prefill its prompt except the last token, which is the first root.
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names of the drafters, as in results and in `SamplingParams.extra_args["method"]`."""
+        return tuple(name for name in self.drafter.labels or (self.drafter.name,) if name != "none")
 
-        The last chunk may be left to the first `step`, see `first_pass`. is_used: see `SlotCache.allocate`.
+    def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
+        """Give a sequence a slot now; each item then reads a chunk of its prompt. Others may run in between.
+
+        The last token is not read: it is the first root. The last chunk may be left to the first `step`, see
+        `first_pass`. is_used: see `SlotCache.allocate`.
         """
-        for _ in self.admit_in_chunks(seq, is_used):
-            pass
-
-    def admit_in_chunks(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
-        """`admit` chunk by chunk: it takes the slot now, and each item prefills a chunk. Others may run in between."""
         self._check_room(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self.reset_slot(seq.slot)  # an interrupted release may not have done this
@@ -67,22 +73,21 @@ class SpeculativeDecoder:
     def _prefill(self, seq: Sequence) -> Iterator[None]:
         is_done, vision_s, chunks = False, 0.0, self._chunks(seq)
         while not is_done:
-            self.runner.states.kept = self.drafter.info.reads_states  # others may have run since
             begin = time.perf_counter()
             try:
                 next(chunks)
             except StopIteration as end:
                 is_done, vision_s = True, end.value
             seconds = time.perf_counter() - begin - vision_s
-            for timings in (self.timings, seq.timings):
-                timings.vision += vision_s
-                timings.prefill += seconds
+            seq.vision_s += vision_s
+            seq.prefill_s += seconds
             if not is_done:
                 yield
         seq.has_deferred_tokens = self.runner.cache.lengths[seq.slot] < seq.num_cached
 
     def _chunks(self, seq: Sequence) -> Generator[None, None, float]:
-        prompt = seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill
+        fuses, keep_states = self.runner.settings.can_fuse_prefill, self.drafter.info.reads_states
+        prompt = seq.slot, seq.token_ids, seq.vision, fuses, keep_states
         seq.num_cached_tokens = self.runner.restore_prefix(*prompt)
         return (yield from self.runner.prefill_chunks(*prompt))
 
@@ -114,27 +119,29 @@ class SpeculativeDecoder:
 
         An error that concerns one sequence only, such as a processor that raises, becomes its `Sequence.error`.
         """
-        self.runner.states.kept = self.drafter.info.reads_states  # decoders with other drafters may share the runner
+        keep_states = self.drafter.info.reads_states
         begin = time.perf_counter()
         budgets = self._budgets(seqs)
         draft = self._propose(seqs, budgets)
         drafted = time.perf_counter()
         # one target pass over candidates and probes, and over deferred tokens of prompts
-        logits, with_prompt, prefill_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device))
+        logits, prefill_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device), keep_states)
         verified = time.perf_counter()
         trimmed = draft.trimmed()  # masks and padding at the end are not verified
         with one_thread(logits):
             distribution = target_distribution(logits[:, : trimmed.tree.num_nodes], seqs, trimmed.tree)
             positions = [len(seq.token_ids) for seq in seqs]
             walks = self.verifier.verify(trimmed, distribution, [seq.seed for seq in seqs], positions)
-            self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in walks])  # the accepted rows stay
+            self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in walks], keep_states)
             emitted = [
                 _append(seq, row, walk, draft, logits, distribution)
                 for row, (seq, walk) in enumerate(zip(seqs, walks, strict=True))
             ]
             appended = time.perf_counter()
-            seconds = drafted - begin, verified - drafted - prefill_s, appended - verified
-            records = make_records(draft, walks, emitted, with_prompt, seconds, self.runner.pads_trees)
+            self.num_rounds += 1
+            seconds = {"draft_s": drafted - begin, "verify_s": verified - drafted - sum(prefill_s.values())}
+            seconds |= {"rest_s": appended - verified}
+            records = make_records(draft, walks, emitted, prefill_s, self.runner.pads_trees, self.num_rounds, **seconds)
             for seq, record in zip(seqs, records, strict=True):
                 seq.rounds.append(record)
                 if record.with_prompt:  # requests with the same prompt may use it from now on
@@ -144,16 +151,32 @@ class SpeculativeDecoder:
                     seq.no_draft_reason = self._no_draft_reason(seq)
             with spared(self.drafter, seqs):
                 call(self.drafter, "observe", seqs, draft, logits, walks)
-        rest = seconds[2] + time.perf_counter() - appended
-        for timings in {id(one): one for one in (self.timings, *(seq.timings for seq in seqs))}.values():
-            timings.add_round(prefill_s, *seconds[:2], rest)
+        learn_s = time.perf_counter() - appended
+        for row, seq in enumerate(seqs):
+            own = dict[str, float]()
+            if len(seq.rounds) == 1:
+                read_s = seq.prefill_s + prefill_s.get(row, 0.0)
+                own = {"queue_s": seq.queue_s, "vision_s": seq.vision_s, "prefill_s": read_s}
+            seq.rounds[-1] = replace(seq.rounds[-1], learn_s=learn_s, **own)
 
     def _budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """The policy's budgets, cut; none where the drafter cannot say what it could draft."""
+        """The policy's budgets, limited by `Sequence.most_drafted`; none where the drafter cannot say what it could do.
+
+        A drafter that reads the states or the cache of the target's pass drafts from the second round on.
+        """
         budgets = [DraftBudget(0, 0)] * len(seqs)
         with spared(self.drafter, seqs):
-            budgets = self.policy.budgets(seqs)
-        return [self._cut(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+            budgets = [*self.policy.budgets(seqs)]
+        for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+            if budget.depth == budget.nodes == 0:
+                continue
+            info = self.drafter.info.member(budget.drafter_index)
+            must_wait = seq.has_deferred_tokens and not info.drafts_during_prefill
+            depth = 0 if must_wait else max(0, min(budget.depth, budget.nodes, seq.most_drafted))
+            seq.had_budget |= depth > 0
+            if depth == 0 or depth < budget.depth:
+                budgets[row] = replace(budget, depth=depth, nodes=budget.nodes if depth else 0)
+        return budgets
 
     def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
         """The drafter's draft, checked and without tokens that grammars forbid.
@@ -167,20 +190,6 @@ class SpeculativeDecoder:
                 check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
                 return without_forbidden(draft, seqs)
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.drafter.name)
-
-    def _cut(self, seq: Sequence, budget: DraftBudget) -> DraftBudget:
-        """The policy's budget, limited by the cache, the request, and the tokens that may still be emitted.
-
-        A drafter that reads the states or the cache of the target's pass drafts from the second round on.
-        """
-        if budget.depth == budget.nodes == 0:
-            return budget
-        room = self.runner.room(seq.slot) - len(first_pass.deferred_tokens(self.runner, seq))
-        must_wait = seq.has_deferred_tokens and not self.drafter.info.member(budget.drafter_index).drafts_during_prefill
-        most = min(budget.depth, budget.nodes, seq.remaining - 1, room, seq.params.most_drafted)
-        depth = 0 if must_wait else max(0, most)
-        seq.had_budget |= depth > 0
-        return budget if depth == budget.depth > 0 else replace(budget, depth=depth, nodes=budget.nodes if depth else 0)
 
     def _no_draft_reason(self, seq: Sequence) -> str | None:
         """Why nothing was drafted for a sequence; None where something was, or the reason is not known."""
@@ -197,10 +206,10 @@ def _append(
     If the walk ends at a node without a distribution before the sequence ends, the sequence gets the node's error.
     """
     seq.has_deferred_tokens, before = False, seq.num_output
-    token_ids, _, probes = draft.tree.lists
+    tree = draft.tree.rows[row]
     last = Origin.BONUS if walk.is_bonus else Origin.RECOVERED
-    last = Origin.PLAIN if all(probes[row][1:]) else last
-    emitted = [(token_ids[row][node], Origin.DRAFTED, draft.source_of(row)) for node in walk.path]
+    last = Origin.PLAIN if len(tree.candidates) == 1 else last
+    emitted = [(tree.token_ids[node], Origin.DRAFTED, draft.source_of(row)) for node in walk.path]
     if walk.next_token >= 0:
         emitted.append((walk.next_token, last, ""))
     nodes, number, k = [0, *walk.path], seq.num_output + len(walk.path) + 1, seq.params.logprobs
@@ -221,42 +230,40 @@ def make_records(
     draft: Draft,
     walks: list[Walk],
     emitted: list[int],
-    with_prompt: list[bool],
-    seconds: tuple[float, float, float],
+    with_prompt: Collection[int] = (),
     pads_trees: bool = True,
+    number: int = 0,
+    **seconds: float,
 ) -> list[Round]:
     """One record for each row of the batch, without probes and padding.
 
-    emitted: how many tokens each row got. seconds: draft, verify and other, of the whole batch.
+    emitted: how many tokens each row got. with_prompt: the rows whose pass read the end of their prompt.
     pads_trees: whether the pass computed as many rows for each tree as for the largest.
+    number, seconds: of the round, see `Round`.
     """
     confidence = None if draft.confidence is None else draft.confidence.tolist()
     records = []
-    for row, (path, _, _) in enumerate(walks):
-        nodes = [node for node, is_probe in enumerate(draft.tree.lists.is_probe[row]) if not is_probe]
-        token_ids, parents, _ = draft.tree.part(row, nodes)
-        depth = [0]
-        for parent in parents[1:]:
-            depth.append(depth[parent] + 1)
+    for row, (tree, (path, _, _)) in enumerate(zip(draft.tree.rows, walks, strict=True)):
+        nodes = tree.candidates
+        verified = tree.part(nodes)
         given = () if confidence is None else tuple(confidence[row][node] for node in nodes[1:])
         records.append(
             Round(
                 draft.source_of(row),
-                num_drafted=max(depth),
+                num_drafted=max(verified.depths),
                 num_accepted=len(path),
                 num_emitted=emitted[row],
-                token_ids=tuple(token_ids),
-                parents=tuple(parents),
+                token_ids=tuple(verified.token_ids),
+                parents=tuple(verified.parents),
                 path=tuple(nodes.index(node) for node in path),
                 confidences=() if any(c != c for c in given) else given,
                 hint=0 if draft.hints is None else draft.hints[row],
                 batch=len(walks),
-                num_probes=draft.tree.sizes[row] - len(nodes),
-                num_rows=draft.tree.num_nodes if pads_trees else draft.tree.sizes[row],
-                with_prompt=with_prompt[row],
-                draft_s=seconds[0],
-                verify_s=seconds[1],
-                rest_s=seconds[2],
+                num_probes=len(tree) - len(nodes),
+                num_rows=draft.tree.num_nodes if pads_trees else len(tree),
+                with_prompt=row in with_prompt,
+                number=number,
+                **seconds,
             )
         )
     return records

@@ -1,8 +1,7 @@
-"""The target's distributions, the decisions of the verifier, and timings."""
+"""The target's distributions, and the decisions of the verifier."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 import torch
@@ -10,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import NumericsError
-from .figures import Round as Round
 
 
 @dataclass(frozen=True)
@@ -60,41 +58,3 @@ class Walk(NamedTuple):
     path: list[int]
     next_token: int
     is_bonus: bool
-
-
-class Origin(StrEnum):
-    """Where an emitted token came from."""
-
-    DRAFTED = "drafted"  # proposed by the drafter and accepted
-    RECOVERED = "recovered"  # the target's correction of a rejected proposal
-    BONUS = "bonus"  # the target's extra token after everything proposed was accepted
-    PLAIN = "plain"  # nothing was proposed: an ordinary decoding step
-
-
-@dataclass
-class Timings:
-    """Seconds spent in the parts of the loop, summed over rounds; for a request, over the rounds it took part in.
-
-    vision: encoding images before the prefill. queue: waiting for the first slot of an `AsyncLLM`.
-    """
-
-    queue: float = 0.0
-    vision: float = 0.0
-    prefill: float = 0.0
-    draft: float = 0.0
-    verify: float = 0.0
-    rest: float = 0.0
-    rounds: int = 0
-
-    def add_round(self, prefill: float, draft: float, verify: float, rest: float) -> None:
-        """Add the seconds of one round."""
-        self.prefill += prefill
-        self.draft += draft
-        self.verify += verify
-        self.rest += rest
-        self.rounds += 1
-
-    @property
-    def decode(self) -> float:
-        """The seconds after the prefill."""
-        return self.draft + self.verify + self.rest

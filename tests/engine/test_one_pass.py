@@ -6,15 +6,28 @@ import pytest
 
 from paceline import LLM, Choose, Coupled, DraftModel, Fixed, Plain, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.interfaces import DrafterInfo
+from paceline.core.round import Timings
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, first_pass, generate, loop
+from paceline.engine import first_pass, loop
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import NumericsError
 from paceline.policy import CostModel
 from paceline.policy.choice import DraftPlan
 from paceline.policy.seconds import RoundSeconds
 from paceline.target import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
-from tests.helpers import REPEATING, assert_identical, changed, loaded, oracle, prompt, result, sequence
+from tests.helpers import (
+    REPEATING,
+    admit,
+    assert_identical,
+    changed,
+    generate,
+    loaded,
+    oracle,
+    prompt,
+    result,
+    sequence,
+)
 from tests.lossless.drafters import small_draft, twin
 from tests.tiny import tiny_model
 
@@ -129,9 +142,9 @@ def test_its_seconds_are_those_of_the_prefill(monkeypatch):
     """By a clock that stands still but for passes: 30 s one that reads, 1 s another."""
     real, on, now = ModelRunner.forward, ModelRunner(loaded(), 1), [0.0]
 
-    def timed(self, slots, tree, text=()):
+    def timed(self, slots, tree, text=(), **options):
         now[0] += 30.0 if text else 1.0
-        return real(self, slots, tree, text)
+        return real(self, slots, tree, text, **options)
 
     monkeypatch.setattr(ModelRunner, "forward", timed)
     for module in (loop, first_pass):
@@ -140,7 +153,8 @@ def test_its_seconds_are_those_of_the_prefill(monkeypatch):
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=8))
     list(generate(decoder, [seq]))
     assert [record.with_prompt for record in seq.rounds] == [True, False]
-    assert (decoder.timings.prefill, decoder.timings.verify) == (30.0, 1.0)
+    timings = Timings.of(seq.rounds)
+    assert (timings.prefill, timings.verify) == (30.0, 1.0)
     assert [record.verify_s for record in seq.rounds] == [0.0, 1.0]
 
 
@@ -180,7 +194,7 @@ def test_chunks():
     for length in (512, 513, 514, 1025, 1100):
         decoder = SpeculativeDecoder(on, UnreadTrees(), Coupled(), Fixed(4, 8))
         seq = sequence(target, prompt(length), SHORT)
-        decoder.admit(seq)
+        admit(decoder, seq)
         assert len(first_pass.deferred_tokens(on, seq)) == (length - 2) % 512 + 1
         decoder.step([seq])
         assert not first_pass.deferred_tokens(on, seq)
@@ -195,7 +209,7 @@ def test_a_step_that_fails_leaves_the_prompt_unread():
     drafter = UnreadConstant(10_000)
     decoder = SpeculativeDecoder(on, drafter, Coupled(), Fixed(2))
     seq = sequence(loaded(), REPEATING, SHORT)
-    decoder.admit(seq)
+    admit(decoder, seq)
     with pytest.raises(Exception, match="outside the vocabulary"):
         decoder.step([seq])
     drafter.token = 7
@@ -212,7 +226,11 @@ def test_mutants_are_caught(monkeypatch, mutant):
         monkeypatch.setattr(TokenTree, "behind", lambda tree, text: _early(real_tree(tree, text), len(text)))
     else:
         real = ModelRunner.forward
-        monkeypatch.setattr(ModelRunner, "forward", lambda on, slots, tree, text=(): real(on, slots, tree, text[:-1]))
+
+        def cut(on, slots, tree, text=(), **options):
+            return real(on, slots, tree, text[:-1], **options)
+
+        monkeypatch.setattr(ModelRunner, "forward", cut)
     prompts, params = [REPEATING, prompt(40)], SamplingParams(max_tokens=12)
     with pytest.raises((AssertionError, RuntimeError)):
         decode(ModelRunner(loaded(), 2), DraftModel(twin(loaded())), prompts, params)

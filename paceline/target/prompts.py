@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..core.interfaces import ModelFacts
 from ..core.vision import VisionPrompt
 from ..errors import CacheFull, ConfigError
+from ..hf.chats import Message, has_images, split_chat, text_chat
+from ..hf.image_prompts import encode, read_chat, read_text, render, text_prompt, writable
+from ..hf.images import LIMITS, ImageLimits, ImageSource, open_images
 from ..schema import brief, cut, scalar
-from .chats import Message, has_images, split_chat, text_chat
-from .image_prompts import encode, read_chat, read_text, render, text_prompt, writable
-from .images import LIMITS, ImageLimits, ImageSource, open_images
+from .loaded import LoadedModel
 
 Chat: TypeAlias = Seq[Message]
 
@@ -153,7 +153,7 @@ def _is_part(value: object) -> bool:
     return isinstance(scalar(value), int | float)
 
 
-def tokenizer_of(loaded: ModelFacts) -> PreTrainedTokenizerBase:
+def tokenizer_of(loaded: LoadedModel) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises `ConfigError` where it has none."""
     if loaded.tokenizer is None:
         raise ConfigError("this model has no tokenizer", fix="pass tokenizer=..., or prompts as token ids")
@@ -174,13 +174,13 @@ def holds_images(given: object) -> bool:
     return is_chat(chat) and has_images(chat)
 
 
-def has_chat_template(loaded: ModelFacts) -> bool:
+def has_chat_template(loaded: LoadedModel) -> bool:
     """Whether the model was made for chats."""
     processor = None if loaded.vision is None else loaded.vision.processor
     return any(getattr(one, "chat_template", None) for one in (loaded.tokenizer, processor))
 
 
-def set_chat_template(loaded: ModelFacts, template: str) -> None:
+def set_chat_template(loaded: LoadedModel, template: str) -> None:
     """Render chats by this template from now on. Raises `ConfigError` for one that cannot be read."""
     tokenizer: Any = tokenizer_of(loaded)
     for one in (tokenizer, None if loaded.vision is None else loaded.vision.processor):
@@ -195,7 +195,7 @@ def set_chat_template(loaded: ModelFacts, template: str) -> None:
 
 
 def read_prompt(
-    loaded: ModelFacts, given: object, max_length: int, check: Callable[[], None] = lambda: None
+    loaded: LoadedModel, given: object, max_length: int, check: Callable[[], None] = lambda: None
 ) -> ReadPrompt:
     """Token ids of a prompt as `as_prompt` takes it, and its images; a chat goes through the model's template.
 
@@ -240,7 +240,7 @@ def check_length(num_tokens: int, vision: VisionPrompt | None, max_length: int) 
         )
 
 
-def _chat(loaded: ModelFacts, given: TemplatedChat, check: Callable[[], None]) -> ReadPrompt:
+def _chat(loaded: LoadedModel, given: TemplatedChat, check: Callable[[], None]) -> ReadPrompt:
     chat, options = given.messages, given.options
     if loaded.vision is not None and loaded.vision.processor is not None:
         messages, sources = split_chat(chat)

@@ -4,8 +4,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from .core.outputs import Round
-from .core.request import Sequence
+from ..core.request import Sequence
+from ..core.round import Round
 
 
 @dataclass
@@ -18,7 +18,7 @@ class EngineStats:
     drafts, draft_tokens, accepted_tokens: rounds with a draft, the tokens in them, and how many were accepted.
     accepted_by_position: how often the first, second and so on token of a draft was accepted.
     rounds: rounds of the whole batch. retried: rounds with several requests that raised.
-    seconds: spent on prefill and rounds.
+    seconds: of the rounds, and of reading the prompts of their answers.
     """
 
     finished: int = 0
@@ -52,12 +52,7 @@ class EngineStats:
             self.drafts += one.num_nodes > 0
             self.draft_tokens += one.num_nodes
             self.accepted_tokens += one.num_accepted
-
-    def count_ended(self, seq: Sequence, is_cached: bool) -> None:
-        """Count an answer and its prompt, if it has ended."""
-        if seq.is_finished:
-            self.count_prompt(seq, is_cached)
-            self.count(seq.rounds)
+            self.seconds += one.vision_s + one.prefill_s + one.seconds / one.batch
 
     def metrics(self) -> list["Counter | Vector"]:
         """The counts by vLLM's names."""

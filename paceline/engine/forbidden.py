@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from ..core.draft import Draft
+from ..core.nodes import Tree
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 
@@ -22,12 +23,11 @@ def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
     """
     if draft.q is not None or all(seq.grammar is None for seq in seqs):
         return draft
-    tree = draft.tree
-    kept = [_allowed(tree, row, seq) for row, seq in enumerate(seqs)]
-    if [len(nodes) for nodes in kept] == tree.sizes:
+    rows = draft.tree.rows
+    kept = [_allowed(tree, seq) for tree, seq in zip(rows, seqs, strict=True)]
+    if all(len(nodes) == len(tree) for nodes, tree in zip(kept, rows, strict=True)):
         return draft
-    ids, parents, probes = zip(*(tree.part(row, nodes) for row, nodes in enumerate(kept)), strict=True)
-    made = TokenTree.from_lists(ids, parents, tree.device, probes)
+    made = TokenTree.of(map(Tree.part, rows, kept), draft.tree.device)
     confidence = draft.confidence
     if confidence is not None:
         confidence = torch.full_like(confidence[:, : made.num_nodes], torch.nan)
@@ -36,17 +36,14 @@ def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
     return replace(draft, tree=made, confidence=confidence)
 
 
-def _allowed(tree: TokenTree, row: int, seq: Sequence) -> list[int]:
-    """The nodes of a row to keep, in order."""
-    ids, parents, probes, size = *(lists[row] for lists in tree.lists), tree.sizes[row]
-    stays = dict[int, bool]()
+def _allowed(tree: Tree, seq: Sequence) -> list[int]:
+    """The nodes to keep, in order."""
+    stays = {0: True}
     if seq.grammar is not None:
-        for node in range(size - 1, 0, -1):  # from the leaves, since one call decides a whole path
-            if node not in stays and not probes[node]:
-                path = tree.path_to(row, node)
-                count = seq.grammar.count_allowed(seq.output_ids, [ids[on_path] for on_path in path])
-                stays |= {on_path: place < count for place, on_path in enumerate(path)}
-    for node in range(1, size):  # a probe is kept if its parent is
-        if node not in stays:
-            stays[node] = parents[node] == 0 or stays[parents[node]]
-    return [0, *(node for node in range(1, size) if stays[node])]
+        for node in reversed(tree.candidates):  # from the leaves, since one call decides a whole path
+            if node not in stays:
+                count = seq.grammar.count_allowed(seq.output_ids, tree.tokens_to(node))
+                stays |= {on_path: place < count for place, on_path in enumerate(tree.path_to(node))}
+    for node, parent in enumerate(tree.parents):  # a probe is kept if its parent is
+        stays.setdefault(node, stays.get(parent, True))
+    return [node for node in range(len(tree)) if stays[node]]

@@ -7,19 +7,21 @@ from functools import cached_property
 
 from transformers import GenerationConfig
 
-from .core.outputs import Timings
-from .core.request import SamplingParams, Sequence, TokenLogprob
-from .decoding import SpeculativeDecoder
-from .errors import ConfigError
-from .hf.image_prompts import pixel_bytes
-from .hf.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
-from .outputs import Completion, RequestOutput
-from .sampling.detokenize import Detokenizer
-from .sampling.grammar import make_grammar
-from .sampling.scores import token_logprob
-from .schema import brief
-from .target import LoadedModel, ModelRunner
-from .target.prefill import text_logits
+from ..core.request import SamplingParams, Sequence, TokenLogprob
+from ..errors import ConfigError
+from ..hf.image_prompts import pixel_bytes
+from ..methods import Plain, PredictedOutput
+from ..methods.spec import one_of
+from ..sampling.detokenize import Detokenizer
+from ..sampling.grammar import make_grammar
+from ..sampling.scores import token_logprob
+from ..schema import brief
+from ..target import LoadedModel, ModelRunner
+from ..target.prefill import text_logits
+from ..target.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, tokenizer_of
+from ..target.prompts import read_prompt as tokens_of
+from .loop import SpeculativeDecoder
+from .output import Completion, RequestOutput
 
 MAX_WAITING_PIXEL_BYTES = 1 << 30
 """Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""
@@ -32,10 +34,10 @@ class Answer:
     num_fed: tokens given to its detokenizer. sent: tokens and rounds in its parts so far, see `part`.
     """
 
-    index: int
+    request: "Request" = field(repr=False)
     seq: Sequence
-    decoder: SpeculativeDecoder
-    detokenizer: Detokenizer | None
+    detokenizer: Detokenizer | None = None
+    index: int = 0
     num_fed: int = 0
     sent: tuple[int, int] = (0, 0)
     is_settled: bool = False
@@ -61,7 +63,7 @@ class Answer:
         """The whole answer, which has ended."""
         seq, text = self.seq, ""
         if self.detokenizer is not None and seq.stops is None and seq.params.spaces_between_special_tokens:
-            tokenizer = tokenizer_of(self.decoder.runner.loaded)
+            tokenizer = tokenizer_of(self.request.decoder.runner.loaded)
             text = str(tokenizer.decode(shown_ids(seq), skip_special_tokens=seq.params.skip_special_tokens))
         elif self.detokenizer is not None:
             self._feed(self.detokenizer)
@@ -69,8 +71,8 @@ class Answer:
         return self._completion(text)
 
     def _completion(self, text: str, begin: int = 0, begin_round: int = 0) -> Completion:
-        seq, loaded, verifier = self.seq, self.decoder.runner.loaded, self.decoder.verifier
-        logprobs = None if seq.params.logprobs is None else with_texts(seq.logprobs[begin:], loaded, seq.params)
+        seq, runner, verifier = self.seq, self.request.decoder.runner, self.request.decoder.verifier
+        logprobs = None if seq.params.logprobs is None else with_texts(seq.logprobs[begin:], runner.loaded, seq.params)
         return Completion(
             self.index,
             text,
@@ -84,7 +86,7 @@ class Answer:
             seq.seed,
             verifier.lossless,
             verifier.exact,
-            self.decoder.runner.numerics,
+            runner.numerics,
             len(seq.vision.images) if seq.vision else 0,
             seq.vision.num_tokens if seq.vision else 0,
             seq.no_draft_reason,
@@ -111,16 +113,26 @@ class Request:
 
     text: the prompt as text; None where it was given as token ids.
     pixels_dropped: its images must be read again before prefill.
+    error: why it cannot go on.
     begin: when it was made, by time.perf_counter.
     """
 
-    request_id: str
-    prompt: Prompt
-    text: str | None
-    answers: list[Answer]
+    decoder: SpeculativeDecoder
+    request_id: str = ""
+    prompt: Prompt = ""
+    text: str | None = None
+    answers: list[Answer] = field(default_factory=list[Answer])
     prompt_logprobs: list[TokenLogprob | None] | None = None
     pixels_dropped: bool = False
+    error: Exception | None = None
     begin: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def of(cls, decoder: SpeculativeDecoder, seq: Sequence) -> "Request":
+        """A request of one sequence, without a text."""
+        made = cls(decoder)
+        made.answers.append(Answer(made, seq))
+        return made
 
     @cached_property
     def seqs(self) -> list[Sequence]:
@@ -137,12 +149,34 @@ class Request:
         first = self.seqs[0]
         outputs = [answer.completion() for answer in self.answers] if parts is None else parts
         facts = self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs
-        return RequestOutput(*facts, outputs, replace(first.timings), first.num_cached_tokens)
+        return RequestOutput(*facts, outputs, [seq.rounds for seq in self.seqs], first.num_cached_tokens)
+
+    def result(self, return_exceptions: bool = False) -> RequestOutput | Exception:
+        """The output of all answers, which have ended, or the error of the request, which is raised or returned."""
+        try:
+            if self.error is not None:
+                raise self.error
+            return self.output()
+        except Exception as error:
+            if not return_exceptions:
+                raise
+            return error
 
 
-def read_for(runner: ModelRunner, prompt: Prompt, check: Callable[[], None] = lambda: None) -> ReadPrompt:
-    """`read_prompt`, without opened images where no drafter reads them."""
-    ids, vision = read_prompt(runner.loaded, prompt, runner.max_length, check)
+def check_drafting(decoder: SpeculativeDecoder, params: SamplingParams) -> None:
+    """Raise `ConfigError` for a request that asks for a drafter that is not there."""
+    known = decoder.drafters
+    if params.method not in (None, Plain.name, *known):
+        what = 'SamplingParams.extra_args["method"] is no drafter of this LLM'
+        raise ConfigError(what, got=brief(params.method), expected=one_of([Plain.name, *known]))
+    if params.prediction and PredictedOutput.name not in known:
+        fix = f"make it with drafter={'+'.join([*known, PredictedOutput.name])!r}"
+        raise ConfigError("this LLM has no drafter for a prediction", got=", ".join(known) or "none", fix=fix)
+
+
+def encode(runner: ModelRunner, prompt: Prompt, check: Callable[[], None] = lambda: None) -> ReadPrompt:
+    """`hf.prompts.read_prompt`, without opened images where no drafter reads them."""
+    ids, vision = tokens_of(runner.loaded, prompt, runner.max_length, check)
     if vision is not None and not runner.keeps_images:
         vision = vision.without_sources()
     return ids, vision
@@ -153,7 +187,7 @@ def open_request(
 ) -> Request:
     """Make a sequence for each of `params.n` answers to a prompt. Raises `ConfigError`.
 
-    read: see `read_for`. seed: of the first answer; those of the others are derived from it.
+    read: see `encode`. seed: of the first answer; those of the others are derived from it.
     """
     prompt, loaded, max_length = as_prompt(prompt), decoder.runner.loaded, decoder.runner.max_length
     ids, vision = read
@@ -165,8 +199,7 @@ def open_request(
     if isinstance(prediction, str):
         prediction = tokenizer_of(loaded).encode(prediction, add_special_tokens=False) if prediction else ()
     form, facts = params.structured_outputs, (loaded.vocab_size, loaded.eos_ids, params.ignore_eos)
-    timings = Timings()
-    answers = list[Answer]()
+    request = Request(decoder, request_id, prompt, _prompt_text(prompt, ids, loaded))
     for index in range(params.n):
         detokenizer = None
         if tokenizer is not None and params.detokenize:
@@ -183,10 +216,9 @@ def open_request(
             vision,
             None if form is None else make_grammar(form, tokenizer_of(loaded), *facts),
             tuple(prediction),
-            timings=timings,
         )
-        answers.append(Answer(index, seq, decoder, detokenizer))
-    return Request(request_id, prompt, _prompt_text(prompt, ids, loaded), answers)
+        request.answers.append(Answer(request, seq, detokenizer, index))
+    return request
 
 
 def default_params(config: GenerationConfig | None) -> SamplingParams:
@@ -208,7 +240,7 @@ def drop_waiting_pixels(requests: Iterable[Request], num_slots: int) -> Iterator
     """The requests; beyond `MAX_WAITING_PIXEL_BYTES` pixels are dropped where their prompt must wait for a slot."""
     held = waiting = 0
     for request in requests:
-        vision = request.seqs[0].vision
+        vision = request.seqs[0].vision if request.seqs else None
         if vision is not None:
             held += (size := pixel_bytes(vision))
             if size > 0 and held > MAX_WAITING_PIXEL_BYTES and waiting >= num_slots:
@@ -220,28 +252,21 @@ def drop_waiting_pixels(requests: Iterable[Request], num_slots: int) -> Iterator
         yield request
 
 
-def ready_sequences(runner: ModelRunner, requests: Iterable[Request]) -> Iterator[Sequence]:
-    """The sequences, each taken when a slot is free; dropped pixels are read again. Raises `ConfigError`."""
-    for request in requests:
-        first = request.seqs[0]
-        if request.pixels_dropped:
-            ids, vision = read_for(runner, request.prompt)
-            before_keys = None if first.vision is None else first.vision.keys
-            if vision is None or (ids, vision.keys) != (first.prompt_ids, before_keys):
-                raise ConfigError(
-                    "an image changed while its prompt waited for a slot",
-                    fix="pass opened images, or leave the files as they are until generate returns",
-                )
-            for seq in request.seqs:
-                seq.vision = vision
-        for _ in read_prompt_logprobs(runner, request):
-            pass
-        yield from request.seqs
+def read_prompt(request: Request) -> Iterator[None]:
+    """Read dropped pixels again, and the log-probabilities of the prompt where asked for; an item for each chunk.
 
-
-def read_prompt_logprobs(runner: ModelRunner, request: Request) -> Iterator[None]:
-    """Give a request the log-probabilities of its prompt, where asked for; an item for each chunk of the prompt."""
-    seq = request.seqs[0]
+    Raises `ConfigError` where an image changed.
+    """
+    runner, seq = request.decoder.runner, request.seqs[0]
+    if request.pixels_dropped:
+        ids, vision = encode(runner, request.prompt)
+        if vision is None or seq.vision is None or (ids, vision.keys) != (seq.prompt_ids, seq.vision.keys):
+            raise ConfigError(
+                "an image changed while its prompt waited for a slot",
+                fix="pass opened images, or leave the files as they are until generate returns",
+            )
+        for one in request.seqs:
+            one.vision = vision
     if seq.params.prompt_logprobs is None:
         return
     k, vision, ids = seq.params.prompt_logprobs, seq.vision, seq.prompt_ids

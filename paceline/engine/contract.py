@@ -1,50 +1,17 @@
-"""The contract of drafters, checked in each round: a bad draft is an error that names the drafter.
+"""The contract of drafters, checked in each round: a bad draft is an error that names the drafter."""
 
-A drafter that only lacks memory or a file is no error: the answer goes on without its draft.
-"""
-
-import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import DraftBudget, Drafter
 from ..core.request import Sequence
+from ..core.shortage import is_shortage
 from ..core.tree import TokenTree
-from ..errors import CacheFull, DraftError, PacelineError
-
-_log = logging.getLogger(__name__)
-_LACKS = (CacheFull, MemoryError, torch.OutOfMemoryError, OSError)
-_OF_TORCH = ("DefaultCPUAllocator", "_ALLOC_FAILED", "out of memory")  # in errors without a class of their own
-
-
-@contextmanager
-def spared(drafter: Drafter, seqs: Seq[Sequence]) -> Iterator[None]:
-    """End the body where memory or a file fails the drafter, which then forgets these sequences.
-
-    So there is no draft in this round; in the next one it begins again with their texts. Any other error is raised.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not _lacks(error):
-            raise
-        level = logging.DEBUG if drafter.has_lacked else logging.WARNING
-        _log.log(level, "%s cannot draft now, and answers go on without it: %s", _name(drafter), error)
-        drafter.has_lacked = True
-        drafter.release([seq.slot for seq in seqs])
-
-
-def _lacks(error: Exception) -> bool:
-    """Whether an error tells of missing memory or files, not of a fault of the drafter."""
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_TORCH):
-        return True
-    return isinstance(error, _LACKS)
+from ..errors import DraftError, PacelineError
 
 
 def call(drafter: Drafter, method: str, seqs: Seq[Sequence], *given: Any) -> Any:
@@ -57,7 +24,7 @@ def call(drafter: Drafter, method: str, seqs: Seq[Sequence], *given: Any) -> Any
     try:
         made = getattr(drafter, method)(tuple(seqs), *given)
     except Exception as error:
-        if not isinstance(error, PacelineError) and not _lacks(error):
+        if not isinstance(error, PacelineError) and not is_shortage(error):
             what = f"{_name(drafter)} failed in {method}()"
             raise DraftError(what, got=f"{type(error).__name__}: {error}") from error
         failed = error
@@ -89,40 +56,39 @@ def check_contract(
     banned_token_ids: placeholders of images.
     """
     _check_fields(draft, len(seqs), vocab_size, drafter)
-    tree = draft.tree
-    ids, parents, probes = tree.lists
-    for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
-        if ids[row][0] != seq.token_ids[-1] or parents[row][0] != -1 or probes[row][0]:
-            what = f"{draft.source}: node 0 is not the last token"
-            raise DraftError(what, got=ids[row][0], expected=seq.token_ids[-1])
-        nodes = sum(not probe or token >= vocab_size for token, probe in zip(ids[row], probes[row], strict=True)) - 1
+    for row, (tree, seq, budget) in enumerate(zip(draft.tree.rows, seqs, budgets, strict=True)):
+        ids, parents, probes = tree.token_ids, tree.parents, tree.is_probe
+        if ids[0] != seq.token_ids[-1] or parents[0] != -1 or probes[0]:
+            raise DraftError(f"{draft.source}: node 0 is not the last token", got=ids[0], expected=seq.token_ids[-1])
+        nodes = sum(not probe or token >= vocab_size for token, probe in zip(ids, probes, strict=True)) - 1
         if nodes > budget.nodes:
             raise DraftError(f"{draft.source} drafted too many tokens", got=nodes, expected=f"<= {budget.nodes}")
-        depth, last = [0] * tree.num_nodes, tree.num_nodes - 1 - probes[row][::-1].index(False)
-        for node in range(1, tree.num_nodes):
-            up = parents[row][node]
-            if not 0 <= up < node:
-                raise DraftError(f"{draft.source}: a parent must precede its child", got=f"node {node} under {up}")
-            depth[node] = depth[up] + 1
-            if vocab_size <= ids[row][node] < vocab_size + num_masks:
-                _check_mask(draft.source, ids[row], probes[row], node, up, vocab_size)
+        wrong = next((node for node in range(1, len(tree)) if not 0 <= parents[node] < node), None)
+        if wrong is not None:
+            got = f"node {wrong} under {parents[wrong]}"
+            raise DraftError(f"{draft.source}: a parent must precede its child", got=got)
+        last = tree.candidates[-1]
+        for node in range(1, len(tree)):
+            token, up = ids[node], parents[node]
+            if vocab_size <= token < vocab_size + num_masks:
+                _check_mask(draft.source, ids, probes, node, up, vocab_size)
                 if node < last:
                     got = f"node {last} after mask {node}"
                     raise DraftError(f"{draft.source}: a candidate follows mask tokens", got=got)
                 continue
-            if not 0 <= ids[row][node] < vocab_size:
+            if not 0 <= token < vocab_size:
                 expected = f"0 to {vocab_size - 1}" + (f", or one of {num_masks} mask tokens" if num_masks else "")
-                what = f"{draft.source} drafted a token outside the vocabulary"
-                raise DraftError(what, got=ids[row][node], expected=expected)
-            if probes[row][node]:
+                raise DraftError(f"{draft.source} drafted a token outside the vocabulary", got=token, expected=expected)
+            if probes[node]:
                 continue
-            if ids[row][node] in banned_token_ids:
+            if token in banned_token_ids:
                 what = f"{draft.source_of(row)} drafted a placeholder of an image"
-                raise DraftError(what, got=ids[row][node], expected="a text token")
-            if probes[row][up]:
+                raise DraftError(what, got=token, expected="a text token")
+            if probes[up]:
                 raise DraftError(f"{draft.source}: candidate {node} has a probe as its parent")
-            if depth[node] > budget.depth:
-                raise DraftError(f"{draft.source} drafted too deep", got=depth[node], expected=f"<= {budget.depth}")
+            if tree.depths[node] > budget.depth:
+                got = tree.depths[node]
+                raise DraftError(f"{draft.source} drafted too deep", got=got, expected=f"<= {budget.depth}")
 
 
 def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: Drafter | None) -> None:
@@ -138,8 +104,8 @@ def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: Drafter | N
         raise wrong("source", draft.source, "text")
     if not isinstance(draft.tree, TokenTree):
         raise wrong("tree", draft.tree, "a TokenTree")
-    if len(draft.tree.lists.token_ids) != rows:
-        raise wrong("tree", len(draft.tree.lists.token_ids), f"{rows} rows")
+    if len(draft.tree.rows) != rows:
+        raise wrong("tree", len(draft.tree.rows), f"{rows} rows")
     size = [rows, draft.tree.num_nodes]
     if not isinstance(draft.law, Law):
         raise wrong("law", draft.law, "a Law")

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline import LLM, Choose, Coupled, DraftModel, Eagle, Fixed, Medusa, PromptLookup, SamplingParams
 from paceline.attention import kv_cache
-from paceline.decoding import SpeculativeDecoder, generate
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError
 from paceline.kernels import library
 from paceline.methods import DFlash
@@ -17,7 +17,7 @@ from paceline.methods.heads import draft_layer
 from paceline.target import LoadedModel, ModelRunner, native
 from paceline.verify import Ratio
 from tests.adversaries import Constant
-from tests.helpers import REPEATING, all_free, loaded, on_torch, oracle, prompt, result, sequence
+from tests.helpers import REPEATING, all_free, generate, loaded, on_torch, oracle, prompt, result, sequence
 from tests.lossless.drafters import DRAFTERS, small_draft, twin
 from tests.methods.heads import medusa, random_head
 from tests.methods.tokenizers_made import reader
@@ -195,7 +195,7 @@ def test_a_draft_model_whose_numbers_overflow(draft, verifier, value):
     drafter = BROKEN[draft]()
     llm = LLM(target, drafter=drafter, policy=Fixed(3), verifier=verifier(), seed=1)
     forward, params = drafter.runner.forward, SamplingParams(0.8, max_tokens=10, seed=3, ignore_eos=True)
-    drafter.runner.forward = lambda *given: forward(*given) * value
+    drafter.runner.forward = lambda *given, **options: forward(*given, **options) * value
     got = llm.generate(REPEATING, params)[0]
     assert len(got.token_ids) == 10
     assert not sum(record.num_drafted for record in got.rounds)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from itertools import chain
 
-from .core.figures import tokens_per_pass
-from .core.outputs import Origin, Round, Timings
-from .core.request import TokenLogprob
-from .schema import brief
+from ..core.request import TokenLogprob
+from ..core.round import Origin, Round, Timings, tokens_per_pass
+from ..schema import brief
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,7 +101,7 @@ class RequestOutput:
     request_id: the given id, or the number of the request in its `LLM`, as text.
     prompt: the prompt as text, a chat rendered by the model's template; None where it was given as token ids.
     prompt_logprobs: of each token of the prompt, None for the first; None where not asked for.
-    metrics: the seconds of this request.
+    all_rounds: those of each answer, also where `outputs` has parts of the answers.
     num_cached_tokens: tokens of the prompt that the prefix cache had for the first answer.
     """
 
@@ -110,8 +110,13 @@ class RequestOutput:
     prompt_token_ids: list[int]
     prompt_logprobs: list[TokenLogprob | None] | None
     outputs: list[Completion]
-    metrics: Timings
+    all_rounds: list[list[Round]]
     num_cached_tokens: int = 0
+
+    @cached_property
+    def metrics(self) -> Timings:
+        """The seconds of this request so far."""
+        return Timings.of(chain.from_iterable(self.all_rounds))
 
     @property
     def finished(self) -> bool:
@@ -126,7 +131,7 @@ class RequestOutput:
     def to_dict(self) -> dict[str, object]:
         """The fields as a dict for JSON."""
         return {
-            **{one.name: getattr(self, one.name) for one in fields(self)},
+            **{one.name: getattr(self, one.name) for one in fields(self) if one.name != "all_rounds"},
             "prompt_logprobs": _listed(self.prompt_logprobs),
             "outputs": [one.to_dict() for one in self.outputs],
             "finished": self.finished,

@@ -127,17 +127,13 @@ def test_sources_follow_the_rules():
     assert not [fault for path in SOURCES for fault in faults(path)]
 
 
-_BELOW = re.compile(r"(engine|decoding|policy|target(\.(runner|load|loaded|numerics))?)(\..*)?$")
-_LEFT = {"methods/choose.py", "methods/draft_model/chain.py", "methods/draft_model/drafter.py"}  # decoding, policy
+_BELOW = re.compile(r"(engine|policy)(\..*)?|target(\.(runner|load|open_model|numerics))?")
 
 
 def reaches_the_engine(path: Path, tree: ast.AST) -> list[str]:
-    """What a drafter imports of the engine, of policies, or of the runner: it sees a `Target` alone."""
-    if room(module_of(path)) != "methods":  # a recipe trains models
-        return []
-    found = [name for name in imported_modules(path, tree) if _BELOW.match(name) and name != "target.adapters"]
-    is_left = str(path.relative_to(PACKAGE)) in _LEFT
-    return [name for name in found if not (is_left and name.startswith(("decoding", "policy")))]
+    """What a drafter imports of the engine, of policies, or of the runner: it sees a `Target` and a `LoadedModel`."""
+    is_drafter = room(module_of(path)) == "methods"  # a recipe trains models
+    return [name for name in imported_modules(path, tree) if is_drafter and _BELOW.fullmatch(name)]
 
 
 def test_methods_see_a_target_and_no_engine():

@@ -79,8 +79,7 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         how="one layer over the last hidden states", papers="arXiv 2401.15077, 2406.16858",
         home=".eagle.drafter", spec="EagleSpec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe", marks=("hidden_size",),
-        reader=".eagle.layouts:read", writer=".eagle.layouts:layout",
-        exports={"vllm": _WHOLE, "sglang": "`hot_tokens.pt` is the draft vocabulary"},
+        layouts=".eagle.layouts", exports={"vllm": _WHOLE, "sglang": "`hot_tokens.pt` is the draft vocabulary"},
     ),
     Method(
         name="eagle3", usage=_HEAD, title="EAGLE-3 and -3.1", drafts=_TREES, needs=_TRAINED,
@@ -91,7 +90,7 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
             "draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "speculators_model_type",
             "architectures=Eagle3",
         ),
-        reader=".eagle.layouts:read", writer=".eagle.layouts:layout",
+        layouts=".eagle.layouts",
         exports={
             "vllm": "", "sglang": "unless `norm_before_residual`, `norm_before_fc` or several layers",
             "speculators": "", "llama.cpp": "of one layer, EAGLE-3 alone",
@@ -103,8 +102,7 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         home=".eagle.drafter", spec="PEagleSpec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe",
         marks=("speculators_model_type=peagle", "mask_token_id", "ptd_token_id", "pard_token"),
-        reader=".eagle.layouts:read", writer=".eagle.layouts:layout",
-        exports={"vllm": 'with `"parallel_drafting": true`', "speculators": ""},
+        layouts=".eagle.layouts", exports={"vllm": 'with `"parallel_drafting": true`', "speculators": ""},
     ),
     Method(
         name="dflash", usage=_HEAD, title="DFlash", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
@@ -112,8 +110,7 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         papers="arXiv 2602.06036, its trees DDTree 2604.12989",
         home=".dflash.drafter", spec="DFlashSpec", drafter="DFlash",
         head=".dflash.head:DFlashHead", recipe=".dflash.recipe:DFlashRecipe", marks=("dflash_config",),
-        reader=".dflash.layouts:read", writer=".dflash.layouts:layout",
-        exports={"vllm": _WHOLE, "sglang": _WHOLE, "llama.cpp": ""},
+        layouts=".dflash.layouts", exports={"vllm": _WHOLE, "sglang": _WHOLE, "llama.cpp": ""},
     ),
     Method(
         name="mtp", usage=_HEAD, title="MTP", drafts=_TREES, needs=_TRAINED,
@@ -127,8 +124,7 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         how="parallel heads over the last hidden state", papers="arXiv 2401.10774",
         home=".parallel.drafter", spec="MedusaSpec", drafter="Medusa",
         head=".parallel.head:MedusaHead", recipe=".parallel.recipe:ParallelRecipe",
-        marks=("model_type=medusa", "medusa_num_heads"),
-        reader=".parallel.layouts:read", writer=".parallel.layouts:layout", exports={"vllm": ""},
+        marks=("model_type=medusa", "medusa_num_heads"), layouts=".parallel.layouts", exports={"vllm": ""},
     ),
     Method(
         name="blockwise", usage=_HEAD, title="blockwise decoding", needs=_TRAINED,

@@ -23,10 +23,11 @@ from ..llm import LLM
 from ..methods.choose import Choose
 from ..methods.draft_model.drafter import DraftModel
 from ..methods.spec import DrafterSpec
-from ..system.provenance import provenance, sha256_of
+from ..system.provenance import sha256_of
 from ..zoo.packaged import head_folder
 from .check import Verdict
 from .machine import weight_bytes
+from .record import measured_on
 from .run import PLAIN, BenchRun, TimedAnswer
 from .suites import Question, hash_questions
 
@@ -174,7 +175,7 @@ def about_run(
         "prompts_sha256": hash_questions(questions),
         "prompt_ids": [question.id for question in questions],
         "peer_versions": {name: dict(one) for name, one in peers.items()},
-        "provenance": provenance(),
+        "provenance": measured_on(),
     }
 
 

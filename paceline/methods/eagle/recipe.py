@@ -46,7 +46,7 @@ class EagleShape(LayersShape):
     """Shape of an EAGLE or MTP head.
 
     states: of EAGLE-3, empty: a low, a middle and a high one. fc_norm, norm_output: both true for EAGLE-3.1. window: of
-    `EagleConfig`; no head was found to draft better with more (docs/results.md).
+    `EagleConfig`; no head was found to draft better with more (docs/log/2026-11-results.md).
     """
 
     num_hidden_layers: Few = 1

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from paceline.methods.heads.exchange import ENGINES
 from paceline.methods.method import Method
-from paceline.methods.spec import keys_of
-from paceline.methods.table import METHODS, spec_class
+from paceline.methods.spec import keys_of, spec_class
+from paceline.methods.table import METHODS
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROWS = list(METHODS.values())

@@ -11,8 +11,8 @@ from pydantic import Field
 from ..errors import ConfigError
 from ..schema import checked, meant, validate
 from ..system.files import read_object
-from .method import Method
-from .table import METHODS, method_named, methods, rows, spec_class
+from .method import Method, named
+from .table import METHODS, method_named, methods, rows
 
 if TYPE_CHECKING:
     from ..core.interfaces import Drafter
@@ -152,6 +152,16 @@ def keys_of(kind: type[DrafterSpec]) -> tuple[str, ...]:
 def of_head_alone(method: str) -> dict[str, object]:
     """The options with which a drafter shows what its head can do alone, as other engines run it."""
     return {"ngrams": False} if "ngrams" in keys_of(spec_class(method)) else {}
+
+
+def spec_class(method: str) -> type[DrafterSpec]:
+    """The options of a method. Raises as `method_named`, and `ConfigError` for a class of another kind."""
+    row = method_named(method)
+    kind = named(f"{row.home}:{row.spec}")
+    if not (isinstance(kind, type) and issubclass(kind, DrafterSpec)):
+        expected = "a DrafterSpec"
+        raise ConfigError(f"the drafter {method!r} has no options", got=f"{row.home}:{row.spec}", expected=expected)
+    return kind
 
 
 def usages() -> str:

@@ -5,13 +5,10 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError
-from .method import Method, named
-
-if TYPE_CHECKING:
-    from .spec import DrafterSpec
+from .method import Method
 
 _LOG = logging.getLogger("paceline")
 _HEAD, _TRAINED = "head:PATH_OR_NAME", "a trained head"
@@ -163,13 +160,12 @@ def method_named(name: str) -> Method:
         raise ConfigError(f"the drafter {name!r} cannot be loaded", got=repr(error), fix=entry.value) from error
     if isinstance(found, Method):
         return found
-    from .spec import DrafterSpec  # with pydantic
-
-    if not (isinstance(found, type) and issubclass(found, DrafterSpec)):
-        expected = "a Method or a DrafterSpec"
+    if not isinstance(found, type):
+        expected = "a Method, or a DrafterSpec"
         raise ConfigError(f"the drafter {name!r} has no options", got=entry.value, expected=expected)
-    title, made = (found.__doc__ or "").partition("\n")[0], {"spec": entry.attr, "drafter": found.drafter.__name__}
-    return Method(name=name, usage=name, title=title, home=entry.module, is_tried=True, **made)
+    title, drafter = (found.__doc__ or "").partition("\n")[0], getattr(found, "drafter", found).__name__
+    row = {"home": entry.module, "spec": entry.attr, "drafter": drafter}
+    return Method(name=name, usage=name, title=title, is_tried=True, **row)
 
 
 def rows() -> list[Method]:
@@ -194,12 +190,6 @@ def trained_method(name: str) -> Method:
     if name not in known:
         raise ConfigError("unknown method of training", got=repr(name), expected="one of " + ", ".join(known))
     return known[name]
-
-
-def spec_class(method: str) -> "type[DrafterSpec]":
-    """The options of a method. Raises as `method_named`."""
-    row = method_named(method)
-    return named(f"{row.home}:{row.spec}")
 
 
 @cache

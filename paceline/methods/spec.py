@@ -12,12 +12,11 @@ from ..errors import ConfigError
 from ..schema import checked, meant, validate
 from ..system.files import read_object
 from .method import Method, named
-from .table import METHODS, method_named, methods, rows
+from .table import HEAD, METHODS, method_named, methods, rows
 
 if TYPE_CHECKING:
     from ..core.interfaces import Drafter
 
-_HEAD = "head:PATH_OR_NAME"
 TREE_NODES = 24
 """Nodes of a tree where no policy chooses their number."""
 
@@ -180,7 +179,7 @@ def from_short_name(name: str) -> dict[str, object]:
     if "+" in name:
         return {"method": "choose", "drafters": [part.strip() for part in name.split("+")]}
     word, colon, rest = name.partition(":")
-    words = {row.word: row.name for row in METHODS.values() if row.usage != _HEAD}
+    words = {row.word: row.name for row in METHODS.values() if row.usage != HEAD}
     method = words.get(word, word)
     if ":model:" in usage(method):
         rest = rest.removeprefix("model:")
@@ -188,7 +187,7 @@ def from_short_name(name: str) -> dict[str, object]:
         known = [*words, *methods(), "head:", "model:"]
         raise ConfigError(f"unknown drafter {name!r}", expected=f"one of {usages()}", fix=meant(word + colon, known))
     if colon and not rest:
-        expected = _HEAD if word == "head" else usage(method)
+        expected = HEAD if word == "head" else usage(method)
         raise ConfigError("nothing follows the colon", got=repr(name), expected=expected)
     if colon and (word == "head" or method_named(method).head):
         if (found := method_of_head(rest)) != method and word != "head" and (word, found) != ("eagle", "eagle3"):

@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from .method import Method
 
 _LOG = logging.getLogger("paceline")
-_HEAD, _TRAINED = "head:PATH_OR_NAME", "a trained head"
+HEAD, _TRAINED = "head:PATH_OR_NAME", "a trained head"
 _WHOLE = "drafts over the whole vocabulary there"
 _TREES = "a dynamic tree, a fixed tree or a chain"
 
@@ -72,14 +72,14 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         home=".ouroboros", spec="OuroborosSpec", drafter="Ouroboros",
     ),
     Method(
-        name="eagle", usage=_HEAD, title="EAGLE-1 and -2", drafts=_TREES, needs=_TRAINED,
+        name="eagle", usage=HEAD, title="EAGLE-1 and -2", drafts=_TREES, needs=_TRAINED,
         how="one layer over the last hidden states", papers="arXiv 2401.15077, 2406.16858",
         home=".eagle.drafter", spec="EagleSpec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe", marks=("hidden_size",),
         layouts=".eagle.layouts", exports={"vllm": _WHOLE, "sglang": "`hot_tokens.pt` is the draft vocabulary"},
     ),
     Method(
-        name="eagle3", usage=_HEAD, title="EAGLE-3 and -3.1", drafts=_TREES, needs=_TRAINED,
+        name="eagle3", usage=HEAD, title="EAGLE-3 and -3.1", drafts=_TREES, needs=_TRAINED,
         how="one layer over the hidden states of three depths, trained over several of its own steps",
         papers="arXiv 2503.01840, 2605.09992", home=".eagle.drafter", spec="Eagle3Spec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe",
@@ -94,7 +94,7 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         },
     ),
     Method(
-        name="peagle", usage=_HEAD, title="P-EAGLE", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
+        name="peagle", usage=HEAD, title="P-EAGLE", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
         how="EAGLE-3's layer with masks for the tokens ahead", papers="arXiv 2602.01469",
         home=".eagle.drafter", spec="PEagleSpec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe",
@@ -102,7 +102,7 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         layouts=".eagle.layouts", exports={"vllm": 'with `"parallel_drafting": true`', "speculators": ""},
     ),
     Method(
-        name="dflash", usage=_HEAD, title="DFlash", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
+        name="dflash", usage=HEAD, title="DFlash", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
         how="a few layers over several hidden states, which fill a block of masks",
         papers="arXiv 2602.06036, its trees DDTree 2604.12989",
         home=".dflash.drafter", spec="DFlashSpec", drafter="DFlash",
@@ -110,27 +110,27 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         layouts=".dflash.layouts", exports={"vllm": _WHOLE, "sglang": _WHOLE, "llama.cpp": ""},
     ),
     Method(
-        name="mtp", usage=_HEAD, title="MTP", drafts=_TREES, needs=_TRAINED,
+        name="mtp", usage=HEAD, title="MTP", drafts=_TREES, needs=_TRAINED,
         how="one layer over the last hidden states, in DeepSeek-V3's form",
         papers="DeepSeek-V3, arXiv 2412.19437; FastMTP 2509.18362",
         home=".eagle.drafter", spec="MtpSpec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe",
     ),
     Method(
-        name="medusa", usage=_HEAD, title="Medusa", drafts="a tree", needs=_TRAINED,
+        name="medusa", usage=HEAD, title="Medusa", drafts="a tree", needs=_TRAINED,
         how="parallel heads over the last hidden state", papers="arXiv 2401.10774",
         home=".parallel.drafter", spec="MedusaSpec", drafter="Medusa",
         head=".parallel.head:MedusaHead", recipe=".parallel.recipe:ParallelRecipe",
         marks=("model_type=medusa", "medusa_num_heads"), layouts=".parallel.layouts", exports={"vllm": ""},
     ),
     Method(
-        name="blockwise", usage=_HEAD, title="blockwise decoding", needs=_TRAINED,
+        name="blockwise", usage=HEAD, title="blockwise decoding", needs=_TRAINED,
         how="parallel heads over the last hidden state", papers="Stern et al. 2018, arXiv 1811.03115",
         home=".parallel.drafter", spec="BlockwiseSpec", drafter="Blockwise",
         head=".parallel.head:BlockwiseHead", recipe=".parallel.recipe:ParallelRecipe",
     ),
     Method(
-        name="space", usage=_HEAD, title="SPACE", drafts="a tree or a chain", needs="a trained adapter",
+        name="space", usage=HEAD, title="SPACE", drafts="a tree or a chain", needs="a trained adapter",
         how="mask tokens in the model's own pass", papers="arXiv 2402.11809",
         home=".space.drafter", spec="SpaceSpec", drafter="Space",
         head=".space.adapter:SpaceAdapter", recipe=".space.recipe:SpaceRecipe",

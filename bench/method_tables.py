@@ -9,8 +9,8 @@ from pathlib import Path
 
 from paceline.methods.heads.exchange import ENGINES
 from paceline.methods.method import Method
-from paceline.methods.spec import keys_of
-from paceline.methods.table import METHODS, spec_class
+from paceline.methods.spec import keys_of, spec_class
+from paceline.methods.table import METHODS
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROWS = list(METHODS.values())
@@ -51,9 +51,9 @@ def tables() -> dict[str, str]:
             "method": lambda row: row.title, "papers": lambda row: row.papers, "files": files,
         }, ROWS),
         "heads": table({
-            "method": lambda row: f"{code(row.name)} ({row.title})", "reads": lambda row: row.how,
+            "method": lambda row: f"{code(row.name)} ({row.title})", "is": lambda row: row.how,
             "drafts": lambda row: row.drafts,
-        }, heads),
+        }, [row for row in heads if "head" in row.needs]),
         "exports": table(
             {"head": lambda row: row.title, **{f"`--to {engine}`": exported(engine) for engine in ENGINES}}, heads
         ),

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import Field
 
 from .errors import ConfigError, LossyNotAllowed
-from .methods.spec import DrafterSpec, from_short_name, keys_of, one_of
-from .methods.table import methods, spec_class
+from .methods.spec import DrafterSpec, from_short_name, keys_of, one_of, spec_class
+from .methods.table import methods
 from .schema import brief, checked, meant, taken_from_others, validate
 from .system.files import parse_json
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.markup import escape
 
-from ..methods.table import spec_class
+from ..methods.spec import spec_class
 from .options import ModelArgument, ModelOptions, Speculation, SpeculationOptions, command, open_engine
 from .others import SERVING, Others
 from .screen import Screen

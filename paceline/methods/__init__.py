@@ -1,9 +1,13 @@
 """Drafters: a file or a folder for each method, listed in `table`. CONTRIBUTING.md explains how to add one."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .method import named
 from .table import METHODS
+
+if TYPE_CHECKING:
+    from .method import Method as Method
+    from .spec import DrafterSpec as DrafterSpec
 
 _HOME = {row.drafter: row.home for row in METHODS.values()} | {"DrafterSpec": ".spec", "Method": ".method"}
 __all__ = [*_HOME]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -21,7 +21,7 @@ class Method:
     recipe: "module:class" of the `train.recipe.Recipe`. trained_as: its name in `paceline train`; default: `name`.
     marks: keys of a published config.json that tell such a head, or "key=text" for values with this text in them; the
         last method of the table that has one of them counts.
-    reader, writer: "module:function" for heads of other projects, see `heads.published` and `heads.exchange`.
+    layouts: the module of `read` and `layout`, for heads of other projects (`heads.published`, `heads.exchange`).
     exports: what is different in each engine that heads are exported for.
     is_tried: whether `paceline tune` tries it unasked.
     """
@@ -40,8 +40,7 @@ class Method:
     recipe: str = ""
     trained_as: str = ""
     marks: tuple[str, ...] = ()
-    reader: str = ""
-    writer: str = ""
+    layouts: str = ""
     exports: Mapping[str, str] = field(default_factory=dict[str, str])
     is_tried: bool = False
 

@@ -11,13 +11,12 @@ from pydantic import Field
 from ..errors import ConfigError
 from ..schema import checked, meant, validate
 from ..system.files import read_object
-from .method import Method
-from .table import METHODS, method_named, methods, rows, spec_class
+from .method import Method, named
+from .table import HEAD, METHODS, method_named, methods, rows
 
 if TYPE_CHECKING:
     from ..core.interfaces import Drafter
 
-_HEAD = "head:PATH_OR_NAME"
 TREE_NODES = 24
 """Nodes of a tree where no policy chooses their number."""
 
@@ -154,6 +153,16 @@ def of_head_alone(method: str) -> dict[str, object]:
     return {"ngrams": False} if "ngrams" in keys_of(spec_class(method)) else {}
 
 
+def spec_class(method: str) -> type[DrafterSpec]:
+    """The options of a method. Raises as `method_named`, and `ConfigError` for a class of another kind."""
+    row = method_named(method)
+    kind = named(f"{row.home}:{row.spec}")
+    if not (isinstance(kind, type) and issubclass(kind, DrafterSpec)):
+        expected = "a DrafterSpec"
+        raise ConfigError(f"the drafter {method!r} has no options", got=f"{row.home}:{row.spec}", expected=expected)
+    return kind
+
+
 def usages() -> str:
     """The values of --drafter, for help and messages."""
     typed = dict.fromkeys(usage(method) for method in methods() if method != "choose")
@@ -170,7 +179,7 @@ def from_short_name(name: str) -> dict[str, object]:
     if "+" in name:
         return {"method": "choose", "drafters": [part.strip() for part in name.split("+")]}
     word, colon, rest = name.partition(":")
-    words = {row.word: row.name for row in METHODS.values() if row.usage != _HEAD}
+    words = {row.word: row.name for row in METHODS.values() if row.usage != HEAD}
     method = words.get(word, word)
     if ":model:" in usage(method):
         rest = rest.removeprefix("model:")
@@ -178,7 +187,7 @@ def from_short_name(name: str) -> dict[str, object]:
         known = [*words, *methods(), "head:", "model:"]
         raise ConfigError(f"unknown drafter {name!r}", expected=f"one of {usages()}", fix=meant(word + colon, known))
     if colon and not rest:
-        expected = _HEAD if word == "head" else usage(method)
+        expected = HEAD if word == "head" else usage(method)
         raise ConfigError("nothing follows the colon", got=repr(name), expected=expected)
     if colon and (word == "head" or method_named(method).head):
         if (found := method_of_head(rest)) != method and word != "head" and (word, found) != ("eagle", "eagle3"):

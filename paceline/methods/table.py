@@ -5,16 +5,13 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError
-from .method import Method, named
-
-if TYPE_CHECKING:
-    from .spec import DrafterSpec
+from .method import Method
 
 _LOG = logging.getLogger("paceline")
-_HEAD, _TRAINED = "head:PATH_OR_NAME", "a trained head"
+HEAD, _TRAINED = "head:PATH_OR_NAME", "a trained head"
 _WHOLE = "drafts over the whole vocabulary there"
 _TREES = "a dynamic tree, a fixed tree or a chain"
 
@@ -75,15 +72,14 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         home=".ouroboros", spec="OuroborosSpec", drafter="Ouroboros",
     ),
     Method(
-        name="eagle", usage=_HEAD, title="EAGLE-1 and -2", drafts=_TREES, needs=_TRAINED,
+        name="eagle", usage=HEAD, title="EAGLE-1 and -2", drafts=_TREES, needs=_TRAINED,
         how="one layer over the last hidden states", papers="arXiv 2401.15077, 2406.16858",
         home=".eagle.drafter", spec="EagleSpec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe", marks=("hidden_size",),
-        reader=".eagle.layouts:read", writer=".eagle.layouts:layout",
-        exports={"vllm": _WHOLE, "sglang": "`hot_tokens.pt` is the draft vocabulary"},
+        layouts=".eagle.layouts", exports={"vllm": _WHOLE, "sglang": "`hot_tokens.pt` is the draft vocabulary"},
     ),
     Method(
-        name="eagle3", usage=_HEAD, title="EAGLE-3 and -3.1", drafts=_TREES, needs=_TRAINED,
+        name="eagle3", usage=HEAD, title="EAGLE-3 and -3.1", drafts=_TREES, needs=_TRAINED,
         how="one layer over the hidden states of three depths, trained over several of its own steps",
         papers="arXiv 2503.01840, 2605.09992", home=".eagle.drafter", spec="Eagle3Spec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe",
@@ -91,53 +87,50 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
             "draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "speculators_model_type",
             "architectures=Eagle3",
         ),
-        reader=".eagle.layouts:read", writer=".eagle.layouts:layout",
+        layouts=".eagle.layouts",
         exports={
             "vllm": "", "sglang": "unless `norm_before_residual`, `norm_before_fc` or several layers",
             "speculators": "", "llama.cpp": "of one layer, EAGLE-3 alone",
         },
     ),
     Method(
-        name="peagle", usage=_HEAD, title="P-EAGLE", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
+        name="peagle", usage=HEAD, title="P-EAGLE", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
         how="EAGLE-3's layer with masks for the tokens ahead", papers="arXiv 2602.01469",
         home=".eagle.drafter", spec="PEagleSpec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe",
         marks=("speculators_model_type=peagle", "mask_token_id", "ptd_token_id", "pard_token"),
-        reader=".eagle.layouts:read", writer=".eagle.layouts:layout",
-        exports={"vllm": 'with `"parallel_drafting": true`', "speculators": ""},
+        layouts=".eagle.layouts", exports={"vllm": 'with `"parallel_drafting": true`', "speculators": ""},
     ),
     Method(
-        name="dflash", usage=_HEAD, title="DFlash", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
+        name="dflash", usage=HEAD, title="DFlash", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
         how="a few layers over several hidden states, which fill a block of masks",
         papers="arXiv 2602.06036, its trees DDTree 2604.12989",
         home=".dflash.drafter", spec="DFlashSpec", drafter="DFlash",
         head=".dflash.head:DFlashHead", recipe=".dflash.recipe:DFlashRecipe", marks=("dflash_config",),
-        reader=".dflash.layouts:read", writer=".dflash.layouts:layout",
-        exports={"vllm": _WHOLE, "sglang": _WHOLE, "llama.cpp": ""},
+        layouts=".dflash.layouts", exports={"vllm": _WHOLE, "sglang": _WHOLE, "llama.cpp": ""},
     ),
     Method(
-        name="mtp", usage=_HEAD, title="MTP", drafts=_TREES, needs=_TRAINED,
+        name="mtp", usage=HEAD, title="MTP", drafts=_TREES, needs=_TRAINED,
         how="one layer over the last hidden states, in DeepSeek-V3's form",
         papers="DeepSeek-V3, arXiv 2412.19437; FastMTP 2509.18362",
         home=".eagle.drafter", spec="MtpSpec", drafter="Eagle",
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe",
     ),
     Method(
-        name="medusa", usage=_HEAD, title="Medusa", drafts="a tree", needs=_TRAINED,
+        name="medusa", usage=HEAD, title="Medusa", drafts="a tree", needs=_TRAINED,
         how="parallel heads over the last hidden state", papers="arXiv 2401.10774",
         home=".parallel.drafter", spec="MedusaSpec", drafter="Medusa",
         head=".parallel.head:MedusaHead", recipe=".parallel.recipe:ParallelRecipe",
-        marks=("model_type=medusa", "medusa_num_heads"),
-        reader=".parallel.layouts:read", writer=".parallel.layouts:layout", exports={"vllm": ""},
+        marks=("model_type=medusa", "medusa_num_heads"), layouts=".parallel.layouts", exports={"vllm": ""},
     ),
     Method(
-        name="blockwise", usage=_HEAD, title="blockwise decoding", needs=_TRAINED,
+        name="blockwise", usage=HEAD, title="blockwise decoding", needs=_TRAINED,
         how="parallel heads over the last hidden state", papers="Stern et al. 2018, arXiv 1811.03115",
         home=".parallel.drafter", spec="BlockwiseSpec", drafter="Blockwise",
         head=".parallel.head:BlockwiseHead", recipe=".parallel.recipe:ParallelRecipe",
     ),
     Method(
-        name="space", usage=_HEAD, title="SPACE", drafts="a tree or a chain", needs="a trained adapter",
+        name="space", usage=HEAD, title="SPACE", drafts="a tree or a chain", needs="a trained adapter",
         how="mask tokens in the model's own pass", papers="arXiv 2402.11809",
         home=".space.drafter", spec="SpaceSpec", drafter="Space",
         head=".space.adapter:SpaceAdapter", recipe=".space.recipe:SpaceRecipe",
@@ -167,13 +160,12 @@ def method_named(name: str) -> Method:
         raise ConfigError(f"the drafter {name!r} cannot be loaded", got=repr(error), fix=entry.value) from error
     if isinstance(found, Method):
         return found
-    from .spec import DrafterSpec  # with pydantic
-
-    if not (isinstance(found, type) and issubclass(found, DrafterSpec)):
-        expected = "a Method or a DrafterSpec"
+    if not isinstance(found, type):
+        expected = "a Method, or a DrafterSpec"
         raise ConfigError(f"the drafter {name!r} has no options", got=entry.value, expected=expected)
-    title, made = (found.__doc__ or "").partition("\n")[0], {"spec": entry.attr, "drafter": found.drafter.__name__}
-    return Method(name=name, usage=name, title=title, home=entry.module, is_tried=True, **made)
+    title, drafter = (found.__doc__ or "").partition("\n")[0], getattr(found, "drafter", found).__name__
+    row = {"home": entry.module, "spec": entry.attr, "drafter": drafter}
+    return Method(name=name, usage=name, title=title, is_tried=True, **row)
 
 
 def rows() -> list[Method]:
@@ -198,12 +190,6 @@ def trained_method(name: str) -> Method:
     if name not in known:
         raise ConfigError("unknown method of training", got=repr(name), expected="one of " + ", ".join(known))
     return known[name]
-
-
-def spec_class(method: str) -> "type[DrafterSpec]":
-    """The options of a method. Raises as `method_named`."""
-    row = method_named(method)
-    return named(f"{row.home}:{row.spec}")
 
 
 @cache

@@ -102,7 +102,7 @@ class BatchReader:
         """The batch as the draft reads it: prompts may be of another length, answers are the same."""
         assert self._vision is not None
         assert self._draft is not None
-        readings = [self._vision.read(seq, self._draft) for seq in self._sequences(batch)]
+        readings = [self._vision.read(seq, cast("Any", self._draft)) for seq in self._sequences(batch)]
         answers = [ids[mask].tolist() for ids, mask in zip(batch.token_ids, batch.is_answer, strict=True)]
         texts = [one.prompt + answer for one, answer in zip(readings, answers, strict=True)]
         ids = batch.token_ids.new_zeros(len(texts), max(map(len, texts)))

@@ -11,8 +11,8 @@ from ..errors import ConfigError
 from ..llm import LLM
 from ..measure.prompts import EXAMPLES, Prompt, read_prompts
 from ..measure.trials import Progress, Trial, run_trial
-from ..methods.spec import keys_of, of_head_alone
-from ..methods.table import spec_class, trained_method
+from ..methods.spec import keys_of, of_head_alone, spec_class
+from ..methods.table import trained_method
 from ..system.provenance import hash_prompts
 from ..target import LoadedModel
 from ..target.adapters import share_copy

@@ -12,7 +12,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_folder, local_folder, quietly, refused
 from ..hf.halves import text_half
 from ..hf.vision import is_vlm
-from ..methods.space.adapter import last_part
+from ..methods.heads.parts import last_part
 from ..system.hardware import available_memory
 from ..target.adapters import decoder_layers
 from ..zoo import resolve

@@ -28,8 +28,8 @@ from paceline import (
 from paceline.errors import CacheFull, ConfigError, NumericsError
 from paceline.integrations.other_names import INSTEAD
 from paceline.methods import Blockwise, Eagle, Medusa, Space
-from paceline.methods.spec import keys_of
-from paceline.methods.table import methods, spec_class
+from paceline.methods.spec import keys_of, spec_class
+from paceline.methods.table import methods
 from paceline.schema import validate
 from tests.helpers import all_free, loaded, talking, tokenizer
 from tests.tiny import tiny_model

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import pytest
 from pydantic import Field
 
-from paceline import LLM, PromptLookup, SamplingParams
+from paceline import LLM, PromptLookup, SamplingParams, methods
 from paceline.config import engine_flags, parse
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Drafter, DrafterInfo, DraftOptions
@@ -16,6 +16,9 @@ from paceline.errors import ConfigError
 from paceline.measure.tune import candidates_of
 from paceline.methods import DrafterSpec
 from paceline.methods import table as registry
+from paceline.methods.heads.exchange import ENGINES
+from paceline.methods.method import named
+from paceline.methods.spec import spec_class
 from paceline.schema import checked
 from tests.cli.helpers import answer
 from tests.helpers import loaded
@@ -109,8 +112,13 @@ def test_it_is_listed_where_ours_are(monkeypatch):
         parse({"method": "bigram"})
 
 
-def test_every_drafter_of_the_registry_can_be_loaded():
-    for method in registry.METHODS:
-        kind = registry.spec_class(method)
-        assert kind.method == method
-        assert issubclass(kind, DrafterSpec)
+@pytest.mark.parametrize("row", registry.METHODS.values(), ids=lambda row: row.name)
+def test_every_row_names_what_there_is(row):
+    kind = spec_class(row.name)
+    assert (kind.method, getattr(methods, row.drafter).__name__) == (row.name, row.drafter)
+    if row.head:
+        assert named(row.head).Config
+    if row.recipe:
+        assert (row.trained_as or row.name) in named(row.recipe).KINDS
+    assert not row.exports or named(f"{row.layouts}:layout")
+    assert row.exports.keys() <= ENGINES.keys()

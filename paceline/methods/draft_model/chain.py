@@ -30,38 +30,14 @@ class Runner(Target, Protocol):
     settings: Any
     images: Any
     states: Any
-
-    def forward(self, slots: Seq[int], tree: TokenTree) -> Tensor:
-        """Logits at every node [B, N, V]."""
-        ...
-
-    def commit(self, slots: Seq[int], paths: Seq[Seq[int]]) -> None:
-        """Keep the nodes of these paths in the cache, and the roots."""
-        ...
-
-    def prefill(self, slot: int, token_ids: Seq[int], vision: VisionPrompt | None = None) -> None:
-        """Cache a prompt without its last token."""
-        ...
-
-    def extend_cache(self, slot: int, token_ids: Seq[int]) -> None:
-        """Cache more tokens."""
-        ...
-
-    def set_offset(self, slot: int, vision: VisionPrompt | None) -> None:
-        """Take the positions of a prompt with images."""
-        ...
-
-    def tentative(self, slots: Seq[int]) -> AbstractContextManager[None]:
-        """Roll back at the end whatever the body commits."""
-        ...
-
-    def pass_seconds(self, rows: int) -> float:
-        """Seconds of a pass over a chain of so many tokens."""
-        ...
-
-    def prefill_seconds(self) -> float:
-        """Seconds per token of a prefill."""
-        ...
+    forward: Callable[[Seq[int], TokenTree], Tensor]
+    commit: Callable[[Seq[int], Seq[Seq[int]]], None]
+    prefill: Callable[[int, Seq[int], VisionPrompt | None], None]
+    extend_cache: Callable[[int, Seq[int]], None]
+    set_offset: Callable[[int, VisionPrompt | None], None]
+    tentative: Callable[[Seq[int]], AbstractContextManager[None]]
+    pass_seconds: Callable[[int], float]
+    prefill_seconds: Callable[[], float]
 
 
 class CommonTokens:

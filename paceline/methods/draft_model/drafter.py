@@ -24,8 +24,7 @@ from ...sampling.draft_sampler import DraftSampler
 from ...schema import checked, checked_call
 from ...target.loaded import LoadedModel
 from ...zoo import resolve
-from ..spec import DrafterSpec, from_short_name, vllm_flag
-from ..table import spec_class
+from ..spec import DrafterSpec, from_short_name, spec_class, vllm_flag
 from .chain import Chains, Runner
 from .vision import DraftPrompt, VisionMode, vision_of_draft
 from .vocabularies import Translation, VocabularyMode, translation

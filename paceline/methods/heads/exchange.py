@@ -99,7 +99,7 @@ def _layout(head: Head, engine: str, facts: TargetFacts, num_tokens: int) -> Lay
         fix = f"export it for {' or '.join(row.exports)}" if row.exports else "use it here"
         what = f"{engine} cannot hold this head"
         raise NotExportable(what, got=f"a head of {row.title}", fix=f"{fix}, or train one of {', '.join(others)}")
-    return named(row.writer)(head, engine, facts, num_tokens)
+    return named(f"{row.layouts}:layout")(head, engine, facts, num_tokens)
 
 
 def _served(own_name: str, engine: str) -> tuple[str, str | None]:

@@ -10,7 +10,6 @@ from torch import nn
 from ...core.interfaces import Target
 from ...errors import ConfigError
 from ...target.loaded import LoadedModel
-from ..space.adapter import SpaceAdapter
 from .draft_layer import pack_head, runs_natively
 from .folder import load_head
 from .parts import DraftHead, check_sizes
@@ -51,10 +50,3 @@ def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: T
 def row_dtype(target: Target) -> torch.dtype:
     """The input dtype of an attached head."""
     return torch.float32 if runs_natively(target.loaded) else target.loaded.dtype
-
-
-def read_adapter(adapter: str | PathLike[str] | nn.Module, target: Target) -> SpaceAdapter:
-    """Read a SPACE adapter that the target can attach. Raises as `read_head`."""
-    loaded = target.loaded
-    shape = {"hidden_size": loaded.hidden_size, "num_layers": loaded.num_layers, "vocab_size": loaded.vocab_size}
-    return read_head(adapter, SpaceAdapter, loaded, **shape)

@@ -129,6 +129,11 @@ def filled(make: Callable[[Any], _M], config: object, tensors: Mapping[str, Tens
     return module.eval().requires_grad_(False)
 
 
+def last_part(linear: str) -> str:
+    """The last part of a linear layer's name: "self_attn.q_proj" -> "q_proj"."""
+    return linear.rpartition(".")[2]
+
+
 # Draft vocabularies. A head drafts the most frequent tokens only, since at a small target its output layer is most of
 # its cost. Other tokens are never drafted, only emitted by the target; verification is the same.
 

@@ -109,15 +109,15 @@ def read_published(place: Path, target: TargetFacts, engine: str | None = None) 
     or a head of another size than the target.
     """
     published = open_published(place)
-    readers = dict.fromkeys(row.reader for row in reversed(rows()) if row.reader)
+    layouts = dict.fromkeys(row.layouts for row in reversed(rows()) if row.layouts)
     with refused(f"the head at {str(place)!r} has a config.json or tensors that do not fit"):
-        found = (named(reader)(published, target, engine) for reader in readers)
+        found = (named(f"{module}:read")(published, target, engine) for module in layouts)
         module = next((one for one in found if one is not None), None)
     if module is None:
         held = f"architecture {published.architecture!r}", "tensors " + ", ".join(sorted(published.tensors)[:8])
         raise ConfigError(
             f"the head at {str(place)!r} has a layout that is not known", got=held[published.file is None],
-            expected="a head of Paceline, " + ", ".join(row.title for row in rows() if row.reader),
+            expected="a head of Paceline, " + ", ".join(row.title for row in rows() if row.layouts),
             fix="name a draft model as model:FILE.gguf" if published.file else None,
         )  # fmt: skip
     config: Any = module.config

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ...schema import checked
-from ..heads.parts import Count, Linears, Rank, Shapes, Vocabulary, Width
+from ..heads.parts import Count, Linears, Rank, Shapes, Vocabulary, Width, last_part
 
 
 @checked
@@ -111,8 +111,3 @@ class SpaceAdapter(nn.Module):
         scale = before.pow(2).mean(-1, keepdim=True).clamp_min(1e-12).rsqrt()  # embeddings differ in length by model
         inner = nn.functional.silu(nn.functional.linear(before * scale, self.transition_in))
         return nn.functional.linear(inner, self.transition_out)
-
-
-def last_part(linear: str) -> str:
-    """The last part of a linear layer's name: "self_attn.q_proj" -> "q_proj"."""
-    return linear.rpartition(".")[2]

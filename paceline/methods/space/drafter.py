@@ -27,7 +27,7 @@ from ...core.walk import Walk
 from ...schema import checked, checked_call
 from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
-from ..heads.fitting import read_adapter
+from ..heads.fitting import read_head
 from ..heads.top_tokens import TokenRanking
 from ..heads.trees import Children, DynamicTree, Grown, draft_of, grow
 from ..spec import HeadSpec
@@ -80,7 +80,8 @@ class Space(Drafter):
         Raises `ConfigError` for a head of another method or a second adapter, `IncompatibleModels` for an adapter of
         other sizes, or with a transition for a target whose output rows cannot be used.
         """
-        given = read_adapter(self._given, target)
+        shape = {size: getattr(target.loaded, size) for size in ("hidden_size", "num_layers", "vocab_size")}
+        given = read_head(self._given, SpaceAdapter, target.loaded, **shape)
         rows = target.loaded.output_rows() if given.config.transition_rank else None
         adapter = target.attach_adapter(given)  # first: if it raises, this drafter must stay unchanged
         self._rows, self._target, self._adapter, self._embeddings = rows, target, adapter, target.loaded.embeddings

@@ -39,8 +39,8 @@ from ...train.models import check_memory, layers_of, linears_of, outlined, plain
 from ...train.recipe import Batch, Losses, Plan, Recipe
 from ...train.rounds import Rounds
 from ...train.run_folder import check_same
-from ..heads.parts import Rank, draft_index, frequent_ids
-from .adapter import Factors, SpaceAdapter, SpaceConfig, last_part
+from ..heads.parts import Rank, draft_index, frequent_ids, last_part
+from .adapter import Factors, SpaceAdapter, SpaceConfig
 
 
 @checked

@@ -17,4 +17,4 @@ def read_once(monkeypatch):
             _READ[key] = load_model(*given)
         return _READ[key]
 
-    monkeypatch.setattr("paceline.llm.load_model", load)
+    monkeypatch.setattr("paceline.target.open_model.load_model", load)

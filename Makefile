@@ -9,13 +9,17 @@ BIN := $(VENV)/bin
 DOCS ?= .venv-docs
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-vlm test lint slow docs setup clean
+.PHONY: demo demo-vlm bench test lint slow docs setup clean
 
 demo: $(READY)
 	@$(BIN)/paceline demo $(ARGS)
 
 demo-vlm: $(READY)
 	@$(BIN)/python -m examples.tiny_vlm demo $(ARGS)
+
+# The first table of docs/results.md on this machine; `make bench ARGS=--help` lists the options.
+bench: $(READY)
+	@$(BIN)/python -m bench.speeds $(ARGS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)

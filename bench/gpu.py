@@ -24,8 +24,8 @@ from paceline import LLM, Fixed, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
 from paceline.errors import PacelineError
 from paceline.measure.machine import weight_bytes
+from paceline.measure.record import measured_on
 from paceline.quant.linears import Weights
-from paceline.system.provenance import provenance
 from paceline.target import LoadedModel, ModelRunner, with_weights, wrap_model
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -188,7 +188,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, obje
         "not_measured": missing,
         "round_ms": {name: round(value, 4) for name, value in spent.items()},
         "peak_bytes": peak,
-        "provenance": provenance(),
+        "provenance": measured_on(),
     }
 
 

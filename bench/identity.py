@@ -17,7 +17,8 @@ from paceline import LLM, SamplingParams
 from paceline.config import parse
 from paceline.measure.check import check
 from paceline.measure.prompts import read_prompts
-from paceline.system.provenance import hash_prompts, provenance
+from paceline.measure.record import measured_on
+from paceline.system.provenance import hash_prompts
 from paceline.target import load_model
 from paceline.zoo import resolve
 
@@ -83,7 +84,7 @@ def main() -> None:
         "prompts_hash": hash_prompts([json.dumps(text) for text in texts]),
         "max_tokens": options.max_tokens,
         "rows": rows,
-        "provenance": provenance(),
+        "provenance": measured_on(),
     }
     print(json.dumps(result))
 

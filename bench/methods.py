@@ -44,15 +44,15 @@ TREE_DEPTH = 5
 SUITES = ("spec_bench", "humaneval", "gsm8k", "mbpp")
 
 
-def open_engines(args, budget):
+def open_engines(model, drafters, budget="cost_model", nodes=7):
     """(configs, engines) of all drafters, on the same weights. Raises `PacelineError` for one that cannot be used."""
     from paceline import LLM
     from paceline.config import parse
     from paceline.zoo import resolve
 
-    configs = [within(parse(text), budget, args.nodes) for text in args.drafter]
+    configs = [within(parse(text), budget, nodes) for text in drafters]
     built = [config.build() for config in configs]  # what has no weights is refused before the model is loaded
-    llms, loaded = [], resolve(args.model)
+    llms, loaded = [], resolve(model)
     for drafter, policy, verifier in built:
         llms.append(LLM(loaded, drafter=drafter, policy=policy, verifier=verifier, max_num_seqs=1))
         loaded = llms[-1].loaded
@@ -61,12 +61,12 @@ def open_engines(args, budget):
 
 def run_piece(args, folder, suite, temperature, budget, progress):
     """Measure all drafters on one suite."""
-    from paceline.measure.results import claim
+    from paceline.measure.result_folder import claim
     from paceline.measure.run import PLAIN, BenchOptions, BenchRun, EngineSide, fitting
     from paceline.measure.suites import choose, read_suite
     from paceline.measure.summary import about_run, summarise
 
-    configs, llms = open_engines(args, budget)
+    configs, llms = open_engines(args.model, args.drafter, budget, args.nodes)
     questions = read_suite(suite, args.data)
     prompts, left_out = fitting(llms[0], choose(questions, args.num_prompts))
     options = BenchOptions(max_tokens=args.max_tokens, temperature=temperature, seed=args.seed)
@@ -87,7 +87,7 @@ def check(args):
 
     for suite in args.suite:
         read_suite(suite, args.data)
-    open_engines(args, args.budget[0])
+    open_engines(args.model, args.drafter, args.budget[0], args.nodes)
 
 
 def memory_of(args):

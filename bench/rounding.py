@@ -27,8 +27,8 @@ from paceline import LLM, SamplingParams
 from paceline.hf.load import open_checkpoint
 from paceline.hf.twin import in_float32
 from paceline.measure.prompts import EXAMPLES, user_prompt
+from paceline.measure.record import measured_on
 from paceline.quant.blocks import BlockLinear
-from paceline.system.provenance import provenance
 from paceline.target import with_activations
 from paceline.target.loaded import LoadedModel
 from paceline.target.prefill import reference_logits
@@ -154,7 +154,7 @@ def main() -> None:
                 f"{side:<26} mean KL {one['mean_kl']:.2e} ± {one['standard_error']:.1e} nats, "
                 f"same most likely token {one['same_top']:.2%}"
             )
-    print(json.dumps({**found, "provenance": provenance()}))
+    print(json.dumps({**found, "provenance": measured_on()}))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def bench(
     if download and data is not None:
         raise typer.BadParameter("give either --download or --data, not both")
     with screen.spinner("starting"):
-        from ..measure.results import claim
+        from ..measure.result_folder import claim
         from ..measure.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide
         from ..measure.suites import read_suite
         from ..measure.summary import about_run, summarise

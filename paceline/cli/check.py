@@ -66,7 +66,7 @@ def check(
     from ..measure.check import check as run_check
     from ..measure.distribution_test import TEST_SECONDS
     from ..measure.formats import held_weights, unpacked_formats
-    from ..system.provenance import provenance
+    from ..measure.record import measured_on
 
     asked = given or [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
     for one in asked:
@@ -100,7 +100,7 @@ def check(
                 "distribution_test": report.distribution_test,
                 "skipped_temperatures": report.skipped,
                 "prompts": report.comparisons,
-                "provenance": provenance(),
+                "provenance": measured_on(),
             }
         )
     else:
@@ -187,9 +187,10 @@ def check_draft(
     """
     with screen.spinner("starting"):  # importing torch takes seconds
         from ..measure.prompts import read_prompts
+        from ..measure.record import measured_on
         from ..measure.trials import check_trial, trials_of
         from ..methods.heads.folder import read_record, trained_info
-        from ..system.provenance import hash_prompts, provenance
+        from ..system.provenance import hash_prompts
 
     info = trained_info(head)
     record = read_record(info.folder)
@@ -225,7 +226,7 @@ def check_draft(
                 "passed": passed,
                 "trials": [_trial_as_json(one) for one in checks],
                 "not_measured": left_out,
-                "provenance": provenance(),
+                "provenance": measured_on(),
             }
         )
     else:

@@ -65,7 +65,7 @@ def demo(
         screen.out.print(_table(pairs, total))
         screen.out.print(sentence, soft_wrap=not screen.out.is_terminal)
         return
-    from ..system.provenance import provenance
+    from ..measure.record import measured_on
 
     screen.put_json(
         {
@@ -87,7 +87,7 @@ def demo(
             "numerics": llm.numerics,
             "lossless": llm.verifier.lossless,
             "exact": llm.verifier.exact,
-            "provenance": provenance(),
+            "provenance": measured_on(),
         }
     )
 

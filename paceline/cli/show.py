@@ -31,7 +31,8 @@ def plot(
     results: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RESULTS...", help="Folders that `paceline bench` wrote, or files of `paceline doctor --json`."
+            metavar="RESULTS...",
+            help="Folders that `paceline bench` wrote, or files of what a measurement prints with --json.",
         ),
     ],
     screen: Screen,

@@ -106,7 +106,8 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES) -> d
         ]
         objects = [str(out.with_name(f"{isa}.o")) for isa in built]
         tail = ["-lm", *(["-Wl,--as-needed"] if sys.platform == "linux" else []), "-o", str(out)]
-        error = _run([*base, *defines, "-shared", str(sources / "library.cpp"), *objects, *tail], caches)[1]
+        rest = [str(path) for path in sorted(sources.glob("*.cpp")) if path.name != "body.cpp"]
+        error = _run([*base, *defines, "-shared", *rest, *objects, *tail], caches)[1]
     if error:
         raise CompileError(f"{compiler.name} cannot compile the kernels: {error}")
     return missing

@@ -24,8 +24,17 @@ struct Worker {
   int phase;           // phases this worker has gone through
 };
 
-void wait_for(const int* value, int target);  // spins, then sleeps; in library.cpp
-void wake_all();                               // wakes those that sleep in wait_for
+// What a team does in a pass: `prepare`, unless it is null, before the others begin, then `run` in every thread.
+struct Work {
+  void (*prepare)(void* scratch, int threads);
+  void (*run)(void* scratch, Worker& me);
+};
+
+// Runs it with this much scratch on at most so many threads; one caller at a time. 0, or ENOMEM.
+int run_team(int threads, int phases, int64_t bytes, Work work);
+
+void wait_for(const int* value, int target);  // spins, then sleeps
+void wake_all();                              // wakes those that sleep in wait_for
 extern int num_sleeping;
 
 inline int load_acquire(const int* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }

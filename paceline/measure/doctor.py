@@ -17,9 +17,9 @@ from ..quant.int4 import fits_int4
 from ..quant.packed import PackedLinear, device_of, has_kernels
 from ..system.files import Progress, silent
 from ..system.hardware import Load, Processors, available_memory, cpu_flags, processors, waiting, watch_load
-from ..system.provenance import provenance
 from .formats import HeldWeights, held_weights, unpacked_formats
 from .machine import PassCosts, about_drafts, ms, read_bandwidth, weight_bytes
+from .record import measured_on
 
 ROWS = (1, 2, 4, 8, 16, 32)
 _CONTEXT = 512  # committed tokens before the measured passes
@@ -118,7 +118,7 @@ def examine_machine(device: torch.device | str | None = None) -> MachineReport:
     place = chosen_device(device)
     load = watch_load()
     return MachineReport(
-        provenance=provenance(),
+        provenance=measured_on(),
         cpu_flags=cpu_flags(),
         processors=processors(),
         threads=torch.get_num_threads(),

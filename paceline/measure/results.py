@@ -10,137 +10,19 @@ Imports no model library, so that reading results is fast.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, AliasPath, BaseModel, ConfigDict, Field, model_validator
 
 from ..core.round import MIN_TIMED, Round
-from ..errors import ConfigError, PacelineError
-from ..system.files import check_folder, claimed, read_json, read_text, to_json, write_text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from .run import TimedAnswer
+from ..errors import ConfigError
+from ..system.files import read_json, read_text
 
 SUMMARY, ANSWERS, PEER_ANSWERS = "summary.json", "answers.jsonl", "peer_answers.jsonl"
 PLAIN = "plain"
-
-
-# Writing
-
-
-class ResultFolder:
-    """A folder that only this run writes to; see `claim`."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.count = 0
-        self._files = {name: FileIO(path / name, "x") for name in (ANSWERS, PEER_ANSWERS)}
-
-    def add(
-        self, answers: "Sequence[TimedAnswer]", ours: Collection[str], tokenizer: "PreTrainedTokenizerBase"
-    ) -> None:
-        """Append answers; `ours` are the names of Paceline's sides, the others are peers.
-
-        Raises `PacelineError` where the disk is full; earlier lines stay intact.
-        """
-        from ..sampling.detokenize import Detokenizer
-        from ..sampling.pieces import Pieces
-
-        pieces = Pieces(tokenizer)
-        for answer in answers:
-            line, is_ours = answer.as_dict(), answer.side in ours
-            if is_ours:  # special tokens by name; joined, the text of the answer
-                detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
-                line["pieces"] = detokenizer.pieces(line["token_ids"], is_end=True)
-                for one in line["rounds"]:
-                    one["pieces"] = [pieces.text(token) for token in one["token_ids"]]
-            self._append(self._files[ANSWERS if is_ours else PEER_ANSWERS], (to_json(line) + "\n").encode())
-            self.count += 1
-
-    def finish(self, summary: dict[str, object]) -> None:
-        """Write the summary atomically. Raises `PacelineError` where the disk is full."""
-        try:
-            write_text(self.path / SUMMARY, to_json(summary, indent=2) + "\n")
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def close(self) -> None:
-        """Close the files, and remove empty ones."""
-        for name, file in self._files.items():
-            file.close()
-            if not (self.path / name).stat().st_size:
-                (self.path / name).unlink()
-
-    def _append(self, file: FileIO, line: bytes) -> None:
-        before = file.tell()
-        try:
-            while line:
-                line = line[file.write(line) :]
-        except OSError as error:
-            file.seek(file.truncate(before))
-            raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> PacelineError:
-        return PacelineError(
-            f"the results cannot be written to {str(self.path)!r}",
-            got=error.strerror or error,
-            fix=f"make room; the {self.count} finished answers are kept there",
-        )
-
-
-@contextmanager
-def claim(out: Path | None, model: str, drafters: Sequence[str]) -> Iterator[ResultFolder]:
-    """The folder for a run, created and locked before the measurement.
-
-    out: None takes a new `results/<date>-<model>-<drafters>`. Raises `ConfigError` where the folder cannot be written
-    or already has results. Empty folders are removed at the end.
-    """
-    folder = out if out is not None else _unused(model, drafters)
-    check_folder(folder)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        with claimed(folder):
-            folder.mkdir(exist_ok=True)
-            for name in (SUMMARY, ANSWERS, PEER_ANSWERS):
-                if (folder / name).exists():
-                    raise _taken(folder, name)
-            with closing(ResultFolder(folder)) as results:
-                yield results
-    finally:
-        for one in made:
-            with suppress(OSError):  # it holds something
-                one.rmdir()
-
-
-def _taken(folder: Path, name: str) -> ConfigError:
-    what, fix = f"{str(folder)!r} holds results already", "give another --out, or move them away"
-    if name == ANSWERS:
-        with (folder / ANSWERS).open("rb") as file:
-            if file.read(9) == b'{"index":':  # as our lines begin
-                what, fix = f"{what}, of a run that was killed", f"{fix}; `paceline show` shows what it measured"
-    return ConfigError(what, got=name, fix=fix)
-
-
-def _unused(model: str, drafters: Sequence[str]) -> Path:
-    """`results/<date>-<model>-<drafters>`, with a number appended if that exists."""
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    # Of a path the last part, and only what can be part of a file's name.
-    short = [re.sub(r"[^\w.+-]+", "-", last_part(one)).strip("-")[:60] or "model" for one in (model, *drafters)]
-    name, number = "-".join([day, *short])[:200], 1
-    while (folder := Path("results", name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return folder
-
-
-# Reading
 
 
 def last_part(name: str) -> str:
@@ -233,12 +115,17 @@ def _texts(token_ids: tuple[int, ...], pieces: tuple[str, ...]) -> tuple[str, ..
     return pieces if len(pieces) == len(token_ids) else tuple(f"[{token}]" for token in token_ids)
 
 
+def _gain(name: str, part: str) -> Any:
+    """A field that `paceline tune` writes as part of a `Gain`."""
+    return Field(None, validation_alias=AliasChoices(name, part, AliasPath("overall", part)))
+
+
 class SavedSpeedup(_Saved):
     """A speed-up and the bounds of its confidence interval; None where none was computed."""
 
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
+    speedup: float | None = _gain("speedup", "value")
+    speedup_low: float | None = _gain("speedup_low", "low")
+    speedup_high: float | None = _gain("speedup_high", "high")
 
 
 class SavedRun(SavedSpeedup):
@@ -250,7 +137,7 @@ class SavedRun(SavedSpeedup):
     rounds: tuple[int, ...] = Field((), validation_alias="rounds_by_position")
     batch: int = 1
     mean_acceptance_length: float | None = None
-    tokens_per_s: float | None = Field(None, validation_alias="speculative_tokens_per_s")
+    tokens_per_s: float | None = Field(None, validation_alias=AliasChoices("speculative_tokens_per_s", "tokens_per_s"))
     verdicts: dict[str, int] = {}
 
 
@@ -264,7 +151,7 @@ class SavedPeer(_Saved):
 
 
 class SavedResults(_Saved):
-    """A result folder, or a file of measurements such as `paceline doctor --json` prints.
+    """A result folder, or what `paceline bench`, `check`, `demo`, `doctor` or `tune` prints with --json, as a file.
 
     model: the last part of its path. pass_times: seconds of a pass by its rows. floor_s: seconds of reading the weights
     once. complete: False where the run was interrupted or killed.
@@ -282,6 +169,14 @@ class SavedResults(_Saved):
     numerics: str | None = None
     complete: bool = True
     provenance: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_runs(cls, given: object) -> object:
+        """`check` and `demo` are one run, with its numbers at the top; the runs of `tune` are its candidates."""
+        if not isinstance(given, dict) or given.get("runs"):
+            return given
+        return {**given, "runs": given.get("candidates") or ([given] if "drafter" in given else [])}
 
     def answers(self) -> list[SavedAnswer]:
         """The answers in the order of the file, none without a file. Raises `ConfigError` for an invalid line."""
@@ -324,5 +219,5 @@ def open_results(path: Path | str) -> SavedResults:
         raise ConfigError(
             f"{str(file)!r} cannot be read as results",
             got=getattr(error, "got", error),
-            expected="a folder that `paceline bench` wrote, or a file of `paceline doctor --json`",
+            expected="a folder that `paceline bench` wrote, or a file of what a measurement prints with --json",
         ) from None

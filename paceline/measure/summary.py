@@ -21,10 +21,11 @@ from ..config import SpecConfig
 from ..core.round import tokens_per_pass
 from ..llm import LLM
 from ..methods import Choose, DrafterSpec, DraftModel
-from ..system.provenance import provenance, sha256_of
+from ..system.provenance import sha256_of
 from ..zoo.packaged import head_folder
 from .check import Verdict
 from .machine import weight_bytes
+from .record import measured_on
 from .run import PLAIN, BenchRun, TimedAnswer
 from .suites import Question, hash_questions
 
@@ -172,7 +173,7 @@ def about_run(
         "prompts_sha256": hash_questions(questions),
         "prompt_ids": [question.id for question in questions],
         "peer_versions": {name: dict(one) for name, one in peers.items()},
-        "provenance": provenance(),
+        "provenance": measured_on(),
     }
 
 

@@ -19,10 +19,10 @@ from ..methods.table import REGISTRY, HeadSpec, methods
 from ..policy import CostModel, Profile
 from ..policy.estimates import Estimates
 from ..system.files import Progress, silent
-from ..system.provenance import provenance
 from ..tuned import Tuned, made_for
 from ..zoo import name_elsewhere, resolve
 from .machine import PassCosts, about_drafts, ms
+from .record import measured_on
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide
 from .suites import Question
 from .summary import FEW, by_side, speculative_summary
@@ -240,7 +240,7 @@ def tuned_of(
     return Tuned(
         SpecConfig() if best is None else best.config,
         policy.profile(*made_for(loaded)) if isinstance(policy, CostModel) else Profile(),
-        provenance(),
+        measured_on(),
         tune_report(candidates, best, loaded.name, remarks),
         {
             "candidates": [one.as_dict() for one in candidates],

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from paceline.cli.app import app
+from paceline.measure.results import SavedResults, open_results
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(4, 97))]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -46,3 +47,9 @@ def refusal(*arguments: str, code: int = 1) -> str:
         assert result.stderr.startswith("Error: ")
         assert len(result.stderr.splitlines()) == 1, result.stderr
     return " ".join(result.stderr.replace("│", " ").split())
+
+
+def saved(told: dict[str, object], file: Path) -> SavedResults:
+    """What a command printed with --json, as `paceline plot` reads it."""
+    file.write_text(json.dumps(told))
+    return open_results(file)

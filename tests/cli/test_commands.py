@@ -11,7 +11,7 @@ from paceline import zoo
 from paceline.cli.app import app
 from paceline.cli.screen import Screen, duration
 from paceline.measure.distribution_test import distribution_test
-from tests.cli.helpers import GENERATE, answer, paceline, refusal
+from tests.cli.helpers import GENERATE, answer, paceline, refusal, saved
 
 
 @pytest.mark.parametrize("command", sorted(get_command(app).commands))
@@ -100,7 +100,7 @@ def test_a_stream_says_the_text_on_stdout_and_the_rest_on_stderr(model):
     assert "plain step" in coloured.stderr or "correction" in coloured.stderr
 
 
-def test_demo_json(model):
+def test_demo_json(model, tmp_path):
     got = answer("demo", model, "--max-tokens", "8", "--num-prompts", "2")
     keys = ["model", "drafter", "plain_tokens_per_s", "speculative_tokens_per_s", "speedup", "mean_acceptance_length"]
     assert set(keys) <= got.keys()
@@ -110,6 +110,8 @@ def test_demo_json(model):
     assert got["prompts"][0]["identical"] is True
     assert got["provenance"]["torch"] == torch.__version__
     assert got["speedup"] == pytest.approx(got["speculative_tokens_per_s"] / got["plain_tokens_per_s"])
+    (run,) = saved(got, tmp_path / "demo.json").runs
+    assert (run.drafter, run.speedup, run.tokens_per_s) == ("lookup", got["speedup"], got["speculative_tokens_per_s"])
 
 
 def test_demo_for_people(model, tmp_path):
@@ -140,6 +142,8 @@ def test_check_json(model, tmp_path, monkeypatch):
     assert {"verdict", "temperature", "position", "measured"} <= got["prompts"][0].keys()
     assert got["num_references"] == sum(one["measured"] is not None for one in got["prompts"]) == 4
     assert got["prompts"][0]["measured"]["speculative"]["typical"] < 2
+    (run,) = saved(got, tmp_path / "check.json").runs
+    assert (run.drafter, run.verdicts) == ("lookup", got["verdicts"])
 
 
 def test_check_says_what_it_does_before_it_begins(model, monkeypatch):

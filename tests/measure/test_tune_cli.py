@@ -8,7 +8,7 @@ from paceline.errors import IncompatibleModels
 from paceline.measure.run import BenchRun
 from paceline.methods import SelfQuantized
 from paceline.tuned import load_tuned, save_tuned
-from tests.cli.helpers import GENERATE, answer, paceline, refusal, save
+from tests.cli.helpers import GENERATE, answer, paceline, refusal, save, saved
 from tests.tiny import tiny_model
 
 
@@ -44,6 +44,13 @@ def test_json_and_file(tune, model, tmp_path):
     assert (kept.profile.dtype, kept.profile.threads >= 1) == ("float32", True)
     assert kept.profile.pass_seconds
     assert kept.provenance["torch"]
+    for run, one in zip(saved(got, tmp_path / "json").runs, got["candidates"], strict=True):
+        assert (run.drafter, run.speedup, run.tokens_per_s) == (
+            one["drafter"],
+            one["overall"]["value"],
+            one["tokens_per_s"],
+        )
+        assert run.categories["one"].speedup == one["categories"]["one"]["value"]
 
 
 def test_for_people(tune, tmp_path):

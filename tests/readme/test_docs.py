@@ -16,7 +16,7 @@ from paceline.core.interfaces import Drafter, DraftPolicy
 from paceline.methods.table import REGISTRY, keys_of, spec_class, table
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 
 
 def named_rows(text: str) -> set[str]:
@@ -54,10 +54,18 @@ def test_the_table_of_methods_is_that_of_the_registry():
     assert not missing, "docs/drafters.md lacks these rows:\n" + "\n".join(missing)
 
 
+def anchors(page: Path) -> set[str]:
+    """Of the headings of a page, as mkdocs names them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", page.read_text()):
-        assert (DOCS / target).exists(), target
+    for target, _, place in re.findall(r"\]\((?!http)([^)#]*)(#([^)]*))?\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not place or file.suffix != ".md" or place in anchors(file), f"{target}#{place}"
 
 
 def test_the_files_of_the_methods_exist():
@@ -70,7 +78,7 @@ def test_the_files_of_the_methods_exist():
 
 def test_every_page_is_in_the_menu():
     menu = (DOCS.parent / "mkdocs.yml").read_text()
-    assert not [page.name for page in PAGES if f": {page.name}\n" not in menu]
+    assert not [page.name for page in PAGES if f": {page.relative_to(DOCS)}\n" not in menu]
 
 
 TYPED = ["README.md", "docs/coming_from.md", "docs/quickstart.md"]

@@ -46,7 +46,7 @@ class EagleShape:
     """Shape of an EAGLE or MTP head; None: the target's.
 
     states: of EAGLE-3, empty: a low, a middle and a high one. fc_norm, norm_output: both true for EAGLE-3.1. window: of
-    `EagleConfig`; no head was found to draft better with more (docs/results.md).
+    `EagleConfig`; no head was found to draft better with more (docs/log/2026-11-results.md).
     """
 
     draft_vocab_size: AtLeast1 = 8192

@@ -239,7 +239,7 @@ def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count:
 def pack_head(head: nn.Module) -> None:
     """Pack the linear layers of an attached head, the target's output rows included, and make its norms float32.
 
-    Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/results.md, "Heads in INT8").
+    Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/log/2026-11-results.md).
     The portable kernels, which convert every code, would take twice the time.
     """
     output = getattr(head, "output", None)

@@ -11,7 +11,8 @@ from io import FileIO
 
 import pytest
 
-from paceline.measure.results import claim, open_results
+from paceline.measure.result_folder import claim
+from paceline.measure.results import open_results
 from paceline.measure.run import BenchRun
 from paceline.measure.summary import summarise
 from tests.cli.helpers import answer, paceline, refusal
@@ -175,7 +176,7 @@ def test_a_full_disk_ends_the_run_and_keeps_whole_lines(bench, tmp_path, monkeyp
             self.left -= told
             return told
 
-    monkeypatch.setattr("paceline.measure.results.FileIO", Full)
+    monkeypatch.setattr("paceline.measure.result_folder.FileIO", Full)
     result = paceline(*bench)
     assert result.exit_code == 1
     assert "stopped early" in result.stdout
@@ -188,7 +189,7 @@ def test_a_summary_that_cannot_be_written(bench, tmp_path, monkeypatch):
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("paceline.measure.results.write_text", full)
+    monkeypatch.setattr("paceline.measure.result_folder.write_text", full)
     got = answer(*bench, code=1)
     assert got["verdicts"]["identical"] == 3
     assert "the 6 finished answers are kept" in got["error"]["fix"]

@@ -187,7 +187,7 @@ def rules(style: str, width: int) -> str:
 
 
 def test_a_phone_pins_nothing_by_itself_and_less_than_a_third_of_it_when_asked():
-    """In a browser: `bench/page.py`."""
+    """In a browser: `tests/live/page.py`."""
     phone = rules((resources.files("paceline.measure") / "page.css").read_text(), 390)
     assert "#round:not(.is-held) { position: static;" in phone
     assert "nav { position: static;" in phone

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from paceline.measure.results import ResultFolder
+from paceline.measure.result_folder import ResultFolder
 from paceline.sampling.detokenize import Detokenizer
 from tests.helpers import byte_pairs
 

@@ -2,7 +2,7 @@
 
     paceline serve MODEL --drafter none --port 8000 &
     paceline serve MODEL --drafter lookup+self-int4 --port 8001 &
-    python bench/lm_eval_items.py test.jsonl --lm-eval VENV/bin/lm_eval \\
+    python -m tests.live.lm_eval_items test.jsonl --lm-eval VENV/bin/lm_eval \\
         --base-url plain=http://localhost:8000 --base-url drafts=http://localhost:8001
 
 The items are those of GSM8K's published file, asked as chats, greedily, through `local-chat-completions`. lm-eval is
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 TASK = """
@@ -53,7 +54,7 @@ def evaluate(lm_eval: str, tasks: Path, url: str, limit: int, clients: int) -> l
     return sorted((json.loads(line) for line in lines), key=lambda item: item["doc_id"])
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Ask every server, and compare with the first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="test.jsonl of GSM8K")
@@ -62,7 +63,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=20, help="items")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--clients", type=int, default=4, help="requests at once")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "task.yaml").write_text(TASK % (json.dumps(str(options.file.resolve())), options.max_tokens))
         found = {

@@ -1,6 +1,6 @@
 """Does vLLM accept as many drafted tokens as Paceline? Greedy, in float32, a chain of k.
 
-    python bench/vllm_roundtrip.py TARGET DRAFT --vllm-python ~/vllm/bin/python --prompts HumanEval.jsonl.gz
+    python -m tests.live.vllm_roundtrip TARGET DRAFT --vllm-python ~/vllm/bin/python --prompts HumanEval.jsonl.gz
 
 DRAFT is an exported EAGLE-3, P-EAGLE or Medusa head, or a draft model. vLLM's first token of an answer comes without
 a draft, so Paceline is asked to go on behind it; from there on both draft at the same places of the same text, and
@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def summary(side: dict) -> dict[str, object]:
     }
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Ask both and compare."""
     if sys.argv[1:2] == ["--vllm-side"]:
         Path(sys.argv[3]).write_text(json.dumps(vllm_side(json.loads(Path(sys.argv[2]).read_text()))))
@@ -124,7 +125,7 @@ def main() -> int:
     parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("-k", type=int, default=3)
     parser.add_argument("--tolerance", type=float, default=0.03, help="of the mean acceptance length, relative")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     from transformers import AutoTokenizer
 
     from paceline.measure.prompts import read_prompts

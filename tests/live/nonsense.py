@@ -1,4 +1,4 @@
-"""What a server must refuse soon, whatever it says: bodies for `bench/soak.py`, and bytes that are no HTTP."""
+"""What a server must refuse soon, whatever it says: bodies for `tests/live/soak.py`, and bytes that are no HTTP."""
 
 import base64
 import io

@@ -1,11 +1,11 @@
 """Random requests at a server for some minutes: does it leak slots, tasks or memory, and do answers stay the same?
 
-    python bench/soak.py smollm2-135m --minutes 10
-    python bench/soak.py tiny-vlm --minutes 10 --image
+    python -m tests.live.soak smollm2-135m --minutes 10
+    python -m tests.live.soak tiny-vlm --minutes 10 --image
 
 Starts `paceline serve` and asks whole answers, streams, forms, tools and images, several at a time, from a list of
 seeded requests whose answers alone are known. Some clients go in the middle, some read slowly, some send nonsense
-(bench/nonsense.py). The last line is JSON: counts by kind and status, and `faults`, what must not have happened. Exit
+(nonsense.py). The last line is JSON: counts by kind and status, and `faults`, what must not have happened. Exit
 code 1 where there is one.
 
 `memory_mb`, at the beginning and after each tenth of the time, while no request runs: `rss` of the server; `kv`, its KV
@@ -33,9 +33,9 @@ from typing import Any
 
 import httpx
 import psutil
-from nonsense import BODIES, CHAT, COMPLETION, raw_bytes, red_square
 
 from paceline import LLM
+from tests.live.nonsense import BODIES, CHAT, COMPLETION, raw_bytes, red_square
 
 SLOTS, WAITING, WORKERS = 4, 4, 10
 _TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"],
@@ -294,7 +294,18 @@ def main() -> None:
     limits = ["--max-num-seqs", str(SLOTS), "--max-waiting", str(WAITING), "--max-body-mb", "8"]
     limits += ["--max-model-len", "2048"]  # nonsense may ask for answers as long as that
     limits += ["--drafter", options.drafter]
-    command = [sys.executable, __file__, "--child", options.model, "--port", "0", "--json", "--log-format", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.live.soak",
+        "--child",
+        options.model,
+        "--port",
+        "0",
+        "--json",
+        "--log-format",
+        "json",
+    ]
     with options.log.open("w") as log:
         made = subprocess.Popen(
             [*command, *limits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True

@@ -1,8 +1,8 @@
 """Do clients of the OpenAI API work with `paceline serve` as they are? Runs them, and prints a table.
 
     paceline serve smollm2-135m &
-    python bench/clients.py --base-url http://127.0.0.1:8000/v1
-    python bench/clients.py --base-url http://127.0.0.1:8000/v1 openai langchain --image
+    python -m tests.live.clients --base-url http://127.0.0.1:8000/v1
+    python -m tests.live.clients --base-url http://127.0.0.1:8000/v1 openai langchain --image
 
 Without names all run: openai, langchain (langchain-openai), llama_index (llama-index-llms-openai-like), litellm,
 instructor, curl, and in a folder where `npm install openai ai @ai-sdk/openai-compatible zod` was run (--node-dir)
@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nonsense import red_square
 from pydantic import BaseModel
+
+from tests.live.nonsense import red_square
 
 RIVERS = "Name three rivers of Europe."
 MOST = 24

@@ -1,7 +1,7 @@
 """Does the chat page of `paceline serve` work in a browser? Asks, compares, stops, and begins again in Chromium.
 
     paceline serve smollm2-135m --drafter lookup+self-int4 &
-    python bench/page.py --base-url http://127.0.0.1:8000 --screenshot page.png [--result answers.html]
+    python -m tests.live.page --base-url http://127.0.0.1:8000 --screenshot page.png [--result answers.html]
 
 Needs `pip install playwright` and an installed Chromium. --image: the model sees, and gets an image. Prints what was
 checked, also on the screen of a phone; exit code 1 where a check failed or the page reported an error.
@@ -12,11 +12,13 @@ import re
 import shutil
 import sys
 from base64 import b64decode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nonsense import red_square
 from playwright.sync_api import Page, expect, sync_playwright  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+from tests.live.nonsense import red_square
 
 MINUTES = 3.0
 ORIGINS = {"drafted", "recovered", "bonus", "plain"}
@@ -80,7 +82,7 @@ def phone_checks(browser: Any, urls: list[str]) -> dict[str, bool]:
     return found
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks, print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", required=True)
@@ -88,7 +90,7 @@ def main() -> int:
     parser.add_argument("--screenshot", help="a file for the picture of the page")
     parser.add_argument("--result", help="a page of `paceline show --html`, which is also looked at on a phone")
     parser.add_argument("--image", action="store_true", help="the model sees")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 900, "height": 700})

@@ -84,11 +84,8 @@ class Tree:
         if len(nodes) == len(self) and nodes == self.candidates:
             return self
         place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
-        return Tree(
-            [self.token_ids[node] for node in nodes],
-            [place[self.parents[node]] for node in nodes],
-            [self.is_probe[node] for node in nodes],
-        )
+        parents = [place[self.parents[node]] for node in nodes]
+        return Tree([self.token_ids[node] for node in nodes], parents, [self.is_probe[node] for node in nodes])
 
     def padded(self, size: int) -> "Tree":
         """The tree with probes below its root until it has so many nodes."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import DraftBudget, Drafter
+from ..core.nodes import Tree
 from ..core.request import Sequence
 from ..core.shortage import is_shortage
 from ..core.tree import TokenTree
@@ -71,7 +72,7 @@ def check_contract(
         for node in range(1, len(tree)):
             token, up = ids[node], parents[node]
             if vocab_size <= token < vocab_size + num_masks:
-                _check_mask(draft.source, ids, probes, node, up, vocab_size)
+                _check_mask(draft.source, tree, node, vocab_size)
                 if node < last:
                     got = f"node {last} after mask {node}"
                     raise DraftError(f"{draft.source}: a candidate follows mask tokens", got=got)
@@ -124,11 +125,11 @@ def _name(drafter: Drafter | None) -> str:
     return "a drafter" if drafter is None else f"the drafter {str(getattr(drafter, 'name', type(drafter).__name__))!r}"
 
 
-def _check_mask(source: str, ids: list[int], probes: list[bool], node: int, up: int, vocab_size: int) -> None:
+def _check_mask(source: str, tree: Tree, node: int, vocab_size: int) -> None:
     """Check that mask 0 is a child of the root or of a candidate, and mask j a child of mask j - 1."""
-    mask = ids[node] - vocab_size
-    if not probes[node]:
+    ids, up, mask = tree.token_ids, tree.parents[node], tree.token_ids[node] - vocab_size
+    if not tree.is_probe[node]:
         raise DraftError(f"{source} drafted a mask token", got=f"candidate {node}", expected="a probe")
-    if ids[up] != ids[node] - 1 if mask else probes[up]:
+    if ids[up] != ids[node] - 1 if mask else tree.is_probe[up]:
         expected = f"below mask {mask - 1}" if mask else "below the root or a candidate"
         raise DraftError(f"{source} misplaced mask {mask}", got=f"node {node} under {up}", expected=expected)

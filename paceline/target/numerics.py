@@ -87,7 +87,7 @@ def _holds(runner: ModelRunner, slot: int, tokens: list[int], passes: list[tuple
     some = {multiple, 2 * multiple, 3 * multiple, 4 * multiple, 8, 16, 24, 48, 64}
     for prefix, rows in passes:
         runner.cache.truncate(slot, 0)
-        runner.extend_cache(slot, tokens[:prefix], settings=unpadded)
+        runner.extend_cache(slot, tokens[:prefix])
         chain = tokens[prefix : prefix + rows]
         full = _chain_logits(runner, [slot], chain, unpadded)
         counts = sorted(some & set(range(multiple, len(chain), multiple)))
@@ -116,7 +116,7 @@ def static_passes_agree(runner: ModelRunner, multiple: int | None) -> bool:
             for slot in slots:
                 runner.cache.truncate(slot, 0)
             for slot, length in zip(slots, (prefix, max(1, prefix // 2)), strict=False):
-                runner.extend_cache(slot, tokens[:length], settings=how)
+                runner.extend_cache(slot, tokens[:length])
             tree = tokens[prefix : prefix + len(_PARENTS)]  # it branches: not static
             pairs = _paths(runner, slots[0], tree, how)
             for count in _STATIC_CHAINS:

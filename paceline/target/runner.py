@@ -220,7 +220,7 @@ class ModelRunner:
             self.cache.truncate(slot, edge)
             begin = edge
             yield
-        yield from self._extend_chunks(slot, token_ids[begin:last], keep_states, None, defer_last_chunk)
+        yield from self._extend_chunks(slot, token_ids[begin:last], keep_states, defer_last_chunk)
         self.prefixes.keep(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
         return seconds
 
@@ -278,34 +278,30 @@ class ModelRunner:
             return page_ends(len(token_ids), vision)
         return chunk_ends(len(token_ids) - 1 - defer_last_chunk, vision, self.chunk)
 
-    def extend_cache(
-        self, slot: int, token_ids: Sequence[int], keep_states: bool = True, settings: PassSettings | None = None
-    ) -> None:
-        """Cache text tokens after those of the slot, in chunks. settings: other ones than the runner's."""
-        for _ in self._extend_chunks(slot, token_ids, keep_states, settings):
+    def extend_cache(self, slot: int, token_ids: Sequence[int], keep_states: bool = True) -> None:
+        """Cache text tokens after those of the slot, in chunks."""
+        for _ in self._extend_chunks(slot, token_ids, keep_states):
             pass
 
     def _extend_chunks(
-        self, slot: int, token_ids: Sequence[int], keep_states: bool, settings: PassSettings | None,
-        defer_last_chunk: bool = False,
-    ) -> Iterator[None]:  # fmt: skip
+        self, slot: int, token_ids: Sequence[int], keep_states: bool, defer_last_chunk: bool = False
+    ) -> Iterator[None]:
         for begin in range(0, len(token_ids), self.chunk):
             if defer_last_chunk and begin + self.chunk >= len(token_ids):
                 return
             if begin:
                 yield
-            self.prefill_chunk(slot, token_ids[begin : begin + self.chunk], None, keep_states, settings)
+            self.prefill_chunk(slot, token_ids[begin : begin + self.chunk], None, keep_states)
 
     @torch.inference_mode()
     def prefill_chunk(
-        self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None, keep_states: bool = True,
-        settings: PassSettings | None = None,
-    ) -> None:  # fmt: skip
-        """Cache tokens in one pass. rows: replace their embeddings. settings: other ones than the runner's."""
-        count, how = len(token_ids), settings or self.settings
+        self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None, keep_states: bool = True
+    ) -> None:
+        """Cache tokens in one pass. rows: replace their embeddings."""
+        count = len(token_ids)
         layout = self.loaded.begin(
-            self.cache, [slot], count, rows=rows, head_rows=0, batch_invariant=how.invariant,
-            row_multiple=how.row_multiple, max_length=self.max_length,
+            self.cache, [slot], count, rows=rows, head_rows=0, batch_invariant=self.settings.invariant,
+            max_length=self.max_length,
         )  # fmt: skip
         ids = torch.tensor([[*token_ids]], device=self.loaded.device)
         self.loaded.forward(ids, layout, self.cache, self._store(keep_states))

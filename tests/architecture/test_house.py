@@ -159,6 +159,12 @@ def test_decoders_are_made_in_few_places():
     assert makers == {"engine/loop.py", "llm.py", "train/prepare.py"}
 
 
+def test_what_a_pass_keeps_is_an_argument():
+    """What the target holds is set by the target alone; a drafter sees a `Target`."""
+    of_target = re.compile(r"\b(runner|states|settings)\.\w+ = ")
+    assert [path for path in SOURCES if of_target.search(path.read_text())] == []
+
+
 def test_tests_stay_small():
     for path in (ROOT / "tests").rglob("*.py"):
         assert path.read_text().count("\n") <= 400, path

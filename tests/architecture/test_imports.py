@@ -22,9 +22,10 @@ HELP = "from paceline.cli import main\ntry: main([{!r}])\nexcept SystemExit as d
         ("import paceline", HEAVY | {"pydantic", "rich", "typer"}),
         (HELP.format("--version"), HEAVY | {"rich.markdown", "typer.rich_utils"}),
         (HELP.format("--help"), HEAVY | {"rich.markdown", "typer.rich_utils"}),
+        ("import paceline.core.round, paceline.core.nodes", HEAVY),
         ("import gc, paceline; paceline.LLM; assert gc.isenabled()", NEVER | {"rich", "typer", "paceline.train"}),
     ],
-    ids=["import", "version", "help", "llm"],
+    ids=["import", "version", "help", "show", "llm"],
 )
 def test_nothing_heavy_is_imported(code, forbidden):
     code += f"\nimport sys; print(sorted({forbidden} & set(sys.modules)))"

@@ -34,8 +34,8 @@ from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOpt
 from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
-from paceline.policy.estimates import FEW_TOKENS
-from paceline.policy.seconds import PassCurve
+from paceline.policy.constants import FEW_TOKENS
+from paceline.policy.costs import PassCurve
 from paceline.policy.simple import Fixed
 from paceline.system.hardware import set_waiting, use_threads
 

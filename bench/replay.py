@@ -35,8 +35,8 @@ from paceline.core.nodes import Tree, depths_of, path_to
 from paceline.core.request import Sequence
 from paceline.core.round import Origin, Round
 from paceline.core.tree import TokenTree
-from paceline.policy.estimates import FEW_TOKENS
-from paceline.policy.seconds import PassCurve
+from paceline.policy.constants import FEW_TOKENS
+from paceline.policy.costs import PassCurve
 from paceline.policy.simple import Fixed
 from paceline.system.hardware import set_waiting, use_threads
 

@@ -18,7 +18,7 @@ from ..llm import LLM
 from ..methods.spec import HeadSpec
 from ..methods.table import rows
 from ..policy import CostModel, Profile
-from ..policy.estimates import Estimates
+from ..policy.costs import Costs
 from ..system.files import Progress, silent
 from ..tuned import Tuned, made_for
 from ..zoo import name_elsewhere, resolve
@@ -151,25 +151,23 @@ def measure(
     for config, llm in zip(configs, llms, strict=True):
         mine, policy = answers[config.name], llm.decoder.policy
         summary = speculative_summary(answers[PLAIN], mine, options.seed)
-        estimates = policy.estimates if isinstance(policy, CostModel) else None
-        found.append(candidate_of(config, summary, [r for one in mine for r in one.rounds], estimates))
+        learnt = policy.costs if isinstance(policy, CostModel) else None
+        found.append(candidate_of(config, summary, [r for one in mine for r in one.rounds], learnt))
     return found
 
 
-def candidate_of(
-    config: SpecConfig, summary: Mapping[str, Any], rounds: Seq[Round], estimates: Estimates | None
-) -> Candidate:
-    """One candidate from its summary, its rounds, and its policy's estimates."""
+def candidate_of(config: SpecConfig, summary: Mapping[str, Any], rounds: Seq[Round], learnt: Costs | None) -> Candidate:
+    """One candidate from its summary, its rounds, and the costs that its policy has learnt."""
     sources = list(dict.fromkeys(r.source for r in rounds if r.num_drafted))
     costs, even = None, list[BreakEven]()
-    if estimates is not None and estimates.curve is not None:
-        round_seconds = estimates.round_seconds(1)
+    if learnt is not None and learnt.curve is not None:
+        round_seconds = learnt.round_seconds(1)
         # Times of rounds, not of passes, since a draft must also pay for the overhead of the loop. No floor is needed.
         costs = PassCosts(0, 1.0, {1 + depth: round_seconds.of(depth) for depth in range(17)})
         for source in sources:
             accepted = acceptance(r for r in rounds if r.source == source)
             if accepted is not None:
-                even.append(break_even(source, accepted, estimates.cost(source).token.value, costs))
+                even.append(break_even(source, accepted, learnt.draft(source).step.value, costs))
     drafting = sum(r.num_drafted > 0 for r in rounds)
     return Candidate(
         config,

@@ -2,7 +2,7 @@
 
 Fixed       the same number every round
 Dynamic     by recent acceptance and the drafter's confidence
-CostModel   by measured costs and learnt acceptance, never slower than plain decoding; start reading at `choice`
+CostModel   by measured costs and learnt acceptance, never slower than plain decoding; start reading at `plan`
 """
 
 from .cost_model import CostModel

@@ -1,8 +1,9 @@
 """The default policy: draft what is expected to give the most tokens per second, and never lose to plain decoding.
 
-    estimates   what rounds of the target and drafts take, and how likely tokens are to stand
-    choice      the drafter and depth that bring the most for their time; of trees also the number of nodes
-    probing     when to try again what did not pay
+    costs       what rounds of the target and drafts take
+    odds        how likely tokens are to be accepted
+    plan        the drafter, the depth and the nodes that bring the most for their time
+    trials      when to try again what did not pay
     ledger      what may still be lost; whatever the others say, nothing is drafted beyond it
 
 Decisions may depend on the clock, and on drafted tokens that are kept: neither changes the distribution of the output
@@ -19,40 +20,46 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftOptions, DraftPolicy
+from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftPolicy
 from ..core.request import Sequence
 from ..core.round import Round
 from ..schema import checked_call
-from .choice import TREE_SIZES, DraftPlan, Option, best_plan
-from .confidence import Confidence
-from .estimates import FEW_TOKENS, TREE_ROWS, Estimates
+from .constants import (
+    BAD_ROUNDS,
+    FEW_TOKENS,
+    GOOD_ROUNDS,
+    MOST,
+    OUTLIER,
+    PLAIN_EVERY,
+    PLAIN_ROUNDS,
+    TREE_ROWS,
+    TREE_SIZES,
+    WEIGHT,
+)
+from .costs import Costs, RoundSeconds
 from .ledger import Ledger
-from .probing import Probing, could_pay, largest_probe, may_join, owner
+from .lengths import Lengths
+from .odds import Confidence, Odds
+from .plan import Option, Plan, best_plan, gains_of, trial_depth
 from .profile import Profile
-from .seconds import RoundSeconds
+from .trials import Trials
 
-PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
-PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
-REST, LONG_REST = 2, 4  # rounds for which plans to draft nothing hold while the offers stay the same
-OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
-NEW, SLOW_AGAIN = 2.0, 3.0  # the same of trees of a new size; three times that for the second slow one in a row
 TOO_SHORT = "the answer ended before plain decoding was measured"
 NO_GAIN = "drafting was not expected to pay"
+_NOTHING = DraftBudget(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Row:
     """What one row is to draft this round.
 
-    replaces: of a probe, the expected speed of what the row would have drafted otherwise, over plain decoding.
     passed: products of the best paths after which drafting continued.
     """
 
     option: Option | None = None
     depth: int = 0
     nodes: int = 0
-    is_probe: bool = False
-    replaces: float = 1.0
+    is_trial: bool = False
     passed: list[float] = field(default_factory=list[float])
 
     def levels(self, record: Round) -> int:
@@ -83,17 +90,11 @@ class CostModel(DraftPolicy):
 
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
         self._drafter, self._pass_seconds = drafter, pass_seconds
-        self.estimates = Estimates(self.max_depth, self._given, pads_trees)
-        self.ledger, self._probing = Ledger(), Probing()
-        self._speed = 0.0  # tokens per second that the time of this round is worth
-        self._round = self._since_plain = self._rest = self._blind = 0
-        self._plain_after = PLAIN_AFTER
-        self._restarted = set[int]()  # slots whose last round only added masks
+        self.costs, self.odds = Costs(self._given, pads_trees), Odds(self.max_depth, self._given)
+        self.ledger, self._trials, self._lengths = Ledger(), Trials(), Lengths()
+        self._round = self._since_plain = 0
         self._reasons: dict[int, str] = {}  # why nothing was drafted so far, by slot
         self._plan, self._seen = list[_Row](), list[tuple[Sequence, Round]]()
-        # Planning takes time. After a plan to draft nothing, batches are not looked at for `_blind` rounds, and `_rest`
-        # more may do without a plan while the offers are those of the round that was planned last.
-        self._next_rest, self._offers = REST, list[object]()
 
     def measure(self, room: int, probes: bool = False) -> None:
         """Measure target and drafters now, not in the first round that could draft.
@@ -101,239 +102,209 @@ class CostModel(DraftPolicy):
         room: the most rows that fit.
         probes: whether drafts have probes, which make passes as wide as trees do.
         """
-        is_first = self.estimates.curve is None
+        is_first = self.costs.curve is None
         if is_first:
-            self.estimates.measure(self._pass_seconds, (1 + self.max_depth, 4, 8, 2), room, self._clock)
+            self.costs.measure(self._pass_seconds, (1 + self.max_depth, 4, 8, 2), room, self._clock)
         if self._drafter.info.branches > 1 or probes:
-            self.estimates.measure(self._pass_seconds, TREE_ROWS, min(room, 1 + self.max_nodes), self._clock)
+            self.costs.measure(self._pass_seconds, TREE_ROWS, min(room, 1 + self.max_nodes), self._clock)
         if is_first:
-            self.estimates.learn_seconds(self._drafter.seconds())
+            self.costs.learn_seconds(self._drafter.seconds())
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
         self._seen, self._measuring, self._round = [], 0.0, self._round + 1
-        self._plan = [_Row()] * len(seqs)
-        plain, rows = [DraftBudget(0, 0)] * len(seqs), self._options(seqs)
+        self._plan = [_Row() for _ in seqs]
+        rows = self._options(seqs)
         if not any(rows):
-            return plain
-        offered = [seq.slot for seq, row in zip(seqs, rows, strict=True) if row]
-        self._reasons |= {slot: self._reasons.get(slot, TOO_SHORT) for slot in offered}
-        round_seconds = self.estimates.round_seconds(len(seqs))
-        if round_seconds.num_plain < PLAIN_ROUNDS:
-            return plain
-        if self._since_plain >= self._plain_after + bool(self._restarted):  # a restart may still be drafted from
-            # With masks a plain round takes two: what they foresaw is lost.
-            loses = any(option.masks and option.ready for row in rows for option in row)
-            self._plain_after = min(PLAIN_EVERY * (1 + loses), 2 * self._plain_after)
-            return plain
-        allowed = [
-            [option for option in row if may_join(seq, option, round_seconds, self.estimates)]
-            for seq, row in zip(seqs, rows, strict=True)
+            return [_NOTHING] * len(seqs)
+        seconds = self.costs.round_seconds(len(seqs))
+        if seconds.num_plain < PLAIN_ROUNDS or self._since_plain >= PLAIN_EVERY:
+            return [_NOTHING] * len(seqs)
+        plain = seconds.of(0)
+        speed = sum(self.ledger.speed(seq.slot, plain) for seq in seqs)
+        credits = [self.ledger.available(seq.slot) for seq in seqs]
+        self._reasons.update({seq.slot: NO_GAIN for seq, row in zip(seqs, rows, strict=True) if row})
+        may_draft = [
+            [o for o in row if credit > 0 and o.useful and (not o.must_read or self._may_read(seq, o, credit, seconds))]
+            for seq, row, credit in zip(seqs, rows, credits, strict=True)
         ]
-        max_nodes = 1 if round_seconds.needs_small_tree else self.max_nodes
-        self._speed = sum(self.estimates.speed.of(seq.slot, round_seconds.of(0)) for seq in seqs)
-        plan = best_plan(allowed, round_seconds, self.estimates.costs, max_nodes, self._speed)
-        self._reasons |= dict.fromkeys(offered, NO_GAIN)
-        for row, option in enumerate(plan.options):
+        plan = best_plan(may_draft, seconds, speed, max(credits), self.max_nodes)
+        for row, option in zip(self._plan, plan.options, strict=True):
             if option is not None:
-                # With confidences it may go further while they are high. Not with masks: a deeper budget adds more of
-                # them, however few levels are drafted.
-                is_sure = option.source in self.estimates.confidence and not option.masks
-                depth = min(plan.deepest, option.depth) if is_sure else min(plan.depth, plan.depths[row])
-                self._plan[row] = _Row(option, depth, max(depth, plan.nodes) if option.is_tree else depth)
-        self._probe(seqs, rows, round_seconds, plan.rate * round_seconds.of(0) / len(seqs), max_nodes)
-        rests = not any(row.option for row in self._plan)
-        self._blind, self._rest = (len(seqs) // 4, self._next_rest) if rests else (0, 0)
-        self._next_rest = min(self._next_rest + REST, LONG_REST) if rests else REST
-        return [self._budget(row, plan) for row in self._plan]
+                row.option = option
+                # With confidences it may go further while they are high, but not with masks: each level adds some.
+                goes_on = option.offer.source in self.odds.confidence and not option.offer.masks
+                row.depth = min(option.useful, plan.most if goes_on else plan.depth)
+                row.nodes = max(row.depth, plan.most) if option.offer.branches > 1 else row.depth
+        self._try(seqs, rows, credits, seconds, plan.rate * plain / len(seqs))
+        return [self._budget(row, plan, speed) for row in self._plan]
 
     def observe(self, seq: Sequence, record: Round) -> None:
         self._seen.append((seq, record))
-        if len(self._seen) == record.batch == len(self._plan) and self.estimates.curve is not None:
+        if len(self._seen) == record.batch == len(self._plan) and self.costs.curve is not None:
             self._learn(self._seen)
 
     def release(self, slots: Seq[int]) -> None:
-        self._restarted.difference_update(slots)
         for slot in slots:
-            self._reasons.pop(slot, None)
-            self.estimates.release(slot)
-            self._probing.release(slot)
+            self.odds.release(slot)
             self.ledger.release(slot)
+            self._trials.release(slot)
+            self._reasons.pop(slot, None)
 
     def no_draft_reason(self, seq: Sequence) -> str | None:
         return self._reasons.get(seq.slot, NOTHING_PROPOSED)
 
     def profile(self, model: str = "", dtype: str = "", threads: int = 0) -> Profile:
         """What was learnt so far, to start another run from; the arguments say what it was measured with."""
-        return self.estimates.profile(model, dtype, threads)
+        costs, odds = self.costs, self.odds
+        return Profile(
+            pass_seconds=dict(costs.curve.points) if costs.curve else {},
+            draft_seconds={source: (one.step.value, one.uncached_token.value) for source, one in costs.drafts.items()},
+            acceptance={
+                source: {hint: (tuple(one.hits), tuple(one.tries)) for hint, one in tables.items()}
+                for source, tables in odds.counts.items()
+            },
+            nodes={source: (nodes, levels) for source, (nodes, levels) in odds.nodes.items()},
+            confidence={source: one.columns for source, one in odds.confidence.items()},
+            model=model,
+            dtype=dtype,
+            threads=threads,
+        )
 
     # Planning a round
 
     def _options(self, seqs: Seq[Sequence]) -> list[list[Option]]:
-        """What each drafter could do for each row; before the first of them the target is measured.
+        """What each drafter could do for each row; before the first of them the target is measured."""
+        info, rows, price = self._drafter.info, list[list[Option]](), None
+        for seq in seqs:
+            limit, options = min(self.max_depth, seq.most_drafted), list[Option]()
+            for index, offer in enumerate(self._drafter.draft_options(seq) if limit > 0 else ()):
+                if offer.hint < 0 or (seq.has_deferred_tokens and not info.member(index).drafts_during_prefill):
+                    continue
+                if self.costs.curve is None:
+                    begin, room = self._clock(), min(one.max_length - len(one.token_ids) for one in seqs)
+                    if room < 2:
+                        continue
+                    self.measure(room, offer.probes > 0)
+                    self._measuring = self._clock() - begin
+                if price is None:
+                    price = self.costs.round_seconds(len(seqs)).price
+                cost, horizon = self.costs.draft(offer.source), self._lengths.left(seq.num_output, seq.remaining)
+                accept = self.odds.expected(seq.slot, offer.source, offer.hint)
+                gains = gains_of(accept[: min(limit, offer.masks or offer.ready)], horizon)
+                nodes, useful = self.odds.nodes_per_level(offer.source, offer.branches > 1), len(gains) - 1
+                while price and useful and gains[useful] - gains[useful - 1] < price * nodes:
+                    useful -= 1
+                is_confident = offer.branches > 1 or offer.source in self.odds.confidence
+                must_read, reading = offer.uncached_tokens > FEW_TOKENS, cost.of(0, offer.uncached_tokens)
+                options.append(
+                    Option(offer, index, cost, must_read, reading, horizon, gains, nodes, useful, is_confident)
+                )
+            if options:
+                self._reasons.setdefault(seq.slot, TOO_SHORT)
+            rows.append(options)
+        return rows
 
-        Empty where no plan is made.
-        """
-        if self._blind > 0:
-            self._blind -= 1
-            return []
-        limits = [min(self.max_depth, seq.remaining - 1, seq.params.most_drafted) for seq in seqs]
-        ready = [self._ready(seq) if limit > 0 else {} for seq, limit in zip(seqs, limits, strict=True)]
-        offers = [
-            (seq.slot, [(i, o.hint, o.uncached_tokens > FEW_TOKENS, o.ready > 0) for i, o in row.items()])
-            for seq, row in zip(seqs, ready, strict=True)
-        ]
-        if offers == self._offers and self._rest > 0:
-            self._rest -= 1
-            return []
-        self._offers = offers
-        begin, room = self._clock(), min(seq.max_length - len(seq.token_ids) for seq in seqs)
-        if room < 2 and self.estimates.curve is None:
-            return []
-        if any(ready):
-            self.measure(room, any(offer.probes for row in ready for offer in row.values()))
-        self._measuring = self._clock() - begin
-        return [
-            [
-                self.estimates.option(seq, index, offer, limit, self.ledger.available(seq.slot, offer.source))
-                for index, offer in row.items()
-            ]
-            for seq, limit, row in zip(seqs, limits, ready, strict=True)
-        ]
+    def _may_read(self, seq: Sequence, option: Option, credit: float, seconds: RoundSeconds) -> bool:
+        """Whether the ledger pays for what a known drafter has to read, and so do its drafts after a bad beginning."""
+        source, hint = option.offer.source, option.offer.hint
+        if option.reading > credit * seconds.of(0) or self.odds.tries(source) < WEIGHT:
+            return False
+        return trial_depth(option, self.odds.expected(seq.slot, source, hint, bad=BAD_ROUNDS), seconds, 1.0, MOST) > 0
 
-    def _ready(self, seq: Sequence) -> dict[int, DraftOptions]:
-        """What the members of the drafter could draft for a sequence now, by their index."""
-        offers, info = enumerate(self._drafter.draft_options(seq)), self._drafter.info
-        return {
-            index: offer
-            for index, offer in offers
-            if offer.hint >= 0 and (not seq.has_deferred_tokens or info.member(index).drafts_during_prefill)
-        }
-
-    def _probe(
-        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], round_seconds: RoundSeconds, speed: float, max_nodes: int
+    def _try(
+        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credits: Seq[float], seconds: RoundSeconds, speed: float
     ) -> None:
         """Let a drafter that was not chosen show itself in the rows where it is due, if its failure can be paid for.
 
-        Reading is dear: one row at a time, and a drafter that has caught up in one has to show itself there first.
+        Reading is dear: one row at a time.
 
         speed: what the rows with drafts are expected to reach, over plain decoding.
         """
-        replaces = [speed if row.option else 1.0 for row in self._plan]
-        reader = {o.source for row in rows for o in row if o.uncached_tokens <= FEW_TOKENS}
-        due = [
-            (row, option)
-            for row, (seq, options) in enumerate(zip(seqs, rows, strict=True))
-            for option in options
-            if option is not self._plan[row].option
-            and (option.masks or seq.slot not in self._restarted)  # a draft from new masks comes first
-            and (option.uncached_tokens <= FEW_TOKENS or option.source not in reader)
-            and self._probing.is_due(owner(seq, option), (option.source, option.hint), self._round)
-            and could_pay(seq, option, round_seconds, self.estimates, self._good_rounds(option), replaces[row])
-        ]
-        read_by_others = 0.0
-        for row, option in due:
-            cost = self.estimates.cost(option.source)
-            if option.source != due[0][1].source or (option.uncached_tokens > FEW_TOKENS and read_by_others > 0):
-                continue
-            reading = option.uncached_tokens * cost.uncached_tokens.value + read_by_others
-            probe = largest_probe(option, reading, cost.token.value, round_seconds, max_nodes, replaces[row])
-            if probe is not None:
-                self._plan[row] = _Row(option, *probe, is_probe=True, replaces=replaces[row])
-                read_by_others = reading
+        tried: Option | None = None
+        for planned, seq, options, credit in zip(self._plan, seqs, rows, credits, strict=True):
+            replaces = speed if planned.option else 1.0
+            for option in options:
+                source, hint = option.offer.source, option.offer.hint
+                if option is planned.option or not self._trials.is_due(
+                    _owner(seq, option), (source, hint), self._round
+                ):
+                    continue
+                if tried is not None and (tried.offer.source != source or tried.must_read):
+                    continue
+                is_new, good = self.odds.tries(source) < WEIGHT, GOOD_ROUNDS * self._trials.unused(source, self._round)
+                bad = BAD_ROUNDS if option.must_read else 0.0  # texts differ
+                accept = self.odds.expected(seq.slot, source, hint, 1e9 if is_new else good, bad)
+                if depth := trial_depth(option, accept, seconds, replaces, credit):
+                    planned.option, planned.depth, planned.nodes, planned.is_trial = option, depth, depth, True
+                    tried = option
 
-    def _good_rounds(self, option: Option) -> float:
-        return self._probing.good_rounds(option, self._round, self.estimates.acceptance.tries(option.source))
-
-    def _budget(self, row: _Row, plan: DraftPlan) -> DraftBudget:
-        """The budget of a row, with the bounds that its drafter applies while it drafts, unless it is a probe."""
+    def _budget(self, row: _Row, plan: Plan, speed: float) -> DraftBudget:
+        """The budget of a row, with the bounds that its drafter applies while it drafts, unless it is a trial."""
         option = row.option
         if option is None:
-            return DraftBudget(0, 0)
+            return _NOTHING
+        offer, confidence, min_probs = option.offer, None, list[float]()
+        if option.is_confident and not row.is_trial:
+            confidence = self.odds.confidence.get(offer.source) or Confidence()
         sharing = sum(other.option is not None for other in self._plan)  # rows that pay for a further pass together
-        confidence = None
-        if not row.is_probe and (option.is_tree or option.source in self.estimates.confidence):
-            confidence = self.estimates.confidence.get(option.source) or Confidence()
-        token = 0.0 if option.at_once else self.estimates.cost(option.source).token.value
-        level, nodes = self._speed * token, [self._speed * seconds for seconds in plan.node_seconds]
+        step = 0.0 if offer.at_once else speed * option.cost.step.value / sharing
+        nodes = [speed * seconds / sharing for seconds in plan.node_seconds]
 
         def should_continue(confidences: Seq[float]) -> bool:
             """One more level must be worth its seconds and those of a node."""
-            best, price = math.prod(confidences), level + nodes[min(len(confidences), len(nodes) - 1)]
-            if confidence is not None and confidence.deeper.chance(best) * sharing < price:
+            best, price = math.prod(confidences), step + nodes[min(len(confidences), len(nodes) - 1)]
+            if confidence is not None and confidence.deeper.chance(best) < price:
                 return False
             row.passed.append(best)
             return True
 
-        min_probs = list[float]()
-        if confidence is not None and option.is_tree:
-            least = {price: confidence.accepted.min_prob(price / sharing) for price in {*nodes}}
+        if confidence is not None and offer.branches > 1:
+            least = {price: confidence.accepted.min_prob(price) for price in {*nodes}}
             min_probs = list(accumulate((least[price] for price in nodes), max))
         return DraftBudget(row.depth, row.nodes, option.drafter_index, should_continue, min_probs)
 
     # Learning from a round
 
     def _learn(self, seen: Seq[tuple[Sequence, Round]]) -> None:
-        batch, first, self._restarted = len(seen), seen[0][1], set[int]()
-        round_seconds = self.estimates.round_seconds(batch)
-        target_s = first.verify_s + first.rest_s
-        reads = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
+        batch, first = len(seen), seen[0][1]
+        seconds, target_s = self.costs.round_seconds(batch), first.verify_s + first.rest_s
+        is_fused = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
+        is_plain = not any(row.option for row in self._plan)
         for seq, _ in seen:
             if seq.is_finished:
-                self.estimates.lengths.add(seq)
-        if not any(row.option for row in self._plan):
-            if not reads:
-                self._since_plain = 0
-                round_seconds.observe(0, target_s)
-            for seq, record in seen:
-                self.ledger.book(seq.slot, 1, 0.0, batch, None)
-                self.estimates.speed.add(seq.slot, record.num_emitted, round_seconds.of(0))
-            return
-        self._since_plain += 1
-        depths, uncached_tokens = dict[str, int](), dict[str, int]()
+                self._lengths.add(seq.num_output, seq.finish_reason == "length")
+        steps, uncached, reading = dict[str, int](), dict[str, int](), 0.0
         for row, (_, record) in zip(self._plan, seen, strict=True):
             if row.option is not None:  # a drafter takes one pass for all its rows, as long as the longest
-                source = row.option.source
-                depths[source] = max(depths.get(source, 0), row.option.steps(row.levels(record)))
-                uncached_tokens[source] = uncached_tokens.get(source, 0) + row.option.uncached_tokens
+                offer, reading = row.option.offer, reading + row.option.reading
+                steps[offer.source] = max(steps.get(offer.source, 0), offer.steps(row.levels(record)))
+                uncached[offer.source] = uncached.get(offer.source, 0) + offer.uncached_tokens
         widths = [max(record.num_nodes, record.num_rows - 1) for _, record in seen]
-        nodes = max(widths) if round_seconds.pads_trees else sum(widths) / batch
-        drafting = max(0.0, first.draft_s - self._measuring)
-        should = round_seconds.of(nodes) + sum(self.estimates.cost(s).of(depths[s], uncached_tokens[s]) for s in depths)
-        reading = sum(row.option.reading for row in self._plan if row.option)
-        target_s = round_seconds.of(nodes) if reads else target_s
-        took = drafting + target_s
-        is_tree = any(row.option and row.option.is_tree for row in self._plan)
-        limit = (NEW if is_tree and round_seconds.is_new(nodes) else OUTLIER) * should + reading
-        if is_tree and not reads and round_seconds.is_slow_again(nodes, target_s):
-            limit *= SLOW_AGAIN
-        self._settle(seen, min(took, limit), round_seconds)
-        if not reads:
-            round_seconds.observe(nodes, target_s)
-        self.estimates.learn_drafting(depths, uncached_tokens, batch, drafting)
+        nodes = max(widths) if seconds.pads_trees else sum(widths) / batch
+        took = plain = seconds.of(0)
+        if not is_plain:
+            drafting = max(0.0, first.draft_s - self._measuring)
+            should = seconds.of(nodes) + sum(self.costs.draft(one).of(steps[one], uncached[one]) for one in steps)
+            took = min(drafting + (seconds.of(nodes) if is_fused else target_s), OUTLIER * should + reading)
+            self.costs.learn_drafting(steps, uncached, batch, drafting)
+        if not is_fused:
+            seconds.observe(nodes, target_s)
+            self._since_plain = 0 if is_plain else self._since_plain + 1
         for (seq, record), row in zip(seen, self._plan, strict=True):
-            if row.option is None:
+            option = row.option
+            self.ledger.book(seq.slot, record.num_emitted, took, plain, batch, option is not None)
+            if option is None:
                 continue
-            if row.option.restarts and not record.num_drafted:
-                self._restarted.add(seq.slot)
             if levels := row.levels(record):
-                depth = min(row.depth, max(row.option.ready, record.num_drafted))  # copies go beyond what is predicted
-                masks = record.num_probes / row.depth if row.option.masks else 0.0
-                self.estimates.learn_draft(seq.slot, record, depth, levels, row.passed, masks)
+                depth = min(
+                    row.depth, max(option.offer.ready, record.num_drafted)
+                )  # copies go beyond what is predicted
+                self.odds.observe(seq.slot, record, depth, levels, row.passed, seq.is_finished)
             if record.num_drafted:
-                key = (row.option.source, row.option.hint)
-                self._probing.used(owner(seq, row.option), key, self._round, row.is_probe, record.num_accepted > 0)
+                key = (option.offer.source, option.offer.hint)
+                self._trials.used(_owner(seq, option), key, self._round, row.is_trial, record.num_accepted > 0)
 
-    def _settle(self, seen: Seq[tuple[Sequence, Round]], seconds: float, round_seconds: RoundSeconds) -> None:
-        """Book the passes beyond one that the round took; known reading is a loan, paid off as tokens come."""
-        batch = len(seen)
-        extra = max(0.0, seconds / round_seconds.of(0) - 1)
-        for (seq, _), row in zip(seen, self._plan, strict=True):
-            if row.option is not None and row.option.uncached_tokens > FEW_TOKENS and not row.is_probe:
-                lent = min(row.option.reading / round_seconds.of(0), max(0.0, extra))
-                self.ledger.add_loan(seq.slot, row.option.source, lent, row.option.horizon)
-                extra -= lent
-        for (seq, record), row in zip(seen, self._plan, strict=True):
-            source = None if row.option is None else row.option.source
-            self.estimates.speed.add(seq.slot, record.num_emitted, seconds)
-            missed = (1 + extra) * (row.replaces - 1)
-            self.ledger.book(seq.slot, record.num_emitted, extra, batch, source, missed)
+
+def _owner(seq: Sequence, option: Option) -> int:
+    """Whose back-off a trial moves: the request's (its slot) or, if much has to be read for it, everybody's."""
+    return -1 if option.must_read else seq.slot

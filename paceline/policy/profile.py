@@ -8,13 +8,13 @@ from pydantic import AfterValidator, Field
 
 from ..errors import ConfigError
 from ..schema import Many, checked, validate
-from .confidence import BUCKETS
+from .constants import BUCKETS
 
-VERSION = 2
+VERSION = 3
 
-_Seconds = Annotated[float, Field(gt=0, lt=1e6)]
-_Column = Many[Annotated[float, Field(ge=0)]]
-Columns = tuple[_Column, _Column, _Column]
+_Positive = Annotated[float, Field(gt=0, lt=1e6)]
+_Count = Annotated[float, Field(ge=0)]
+_Column = Many[_Count]
 
 
 def _check_table(table: tuple[_Column, _Column]) -> tuple[_Column, _Column]:
@@ -44,21 +44,21 @@ class Profile:
     pass_seconds: T(n) by the number of rows n.
     draft_seconds: (seconds per drafted token, seconds per token read first) by drafter.
     acceptance: the counts by drafter and hint, under "" for all hints together.
-    sizes: rounds, nodes and levels by drafter and depth (`acceptance.DraftSize`).
+    nodes: the nodes and levels of its drafts by drafter, fading.
     confidence: "accepted" and "deeper" by drafter, each with hits and expected hits by bucket of the product of
-        confidences (see `policy.confidence`).
+        confidences (see `odds.Confidence`).
     model, dtype, threads: what it was measured with. Users of a profile compare them.
     """
 
-    pass_seconds: dict[Annotated[int, Field(ge=1)], _Seconds] = field(default_factory=dict[int, float])
-    draft_seconds: dict[str, tuple[_Seconds, _Seconds]] = field(default_factory=dict[str, tuple[float, float]])
+    pass_seconds: dict[Annotated[int, Field(ge=1)], _Positive] = field(default_factory=dict[int, float])
+    draft_seconds: dict[str, tuple[_Positive, _Positive]] = field(default_factory=dict[str, tuple[float, float]])
     acceptance: dict[str, dict[_Hint, Table]] = field(default_factory=dict[str, dict[str, Table]])
-    sizes: dict[str, tuple[_Column, _Column, _Column]] = field(default_factory=dict[str, Columns])
+    nodes: dict[str, tuple[_Positive, _Positive]] = field(default_factory=dict[str, tuple[float, float]])
     confidence: dict[str, _Confidence] = field(default_factory=dict[str, "dict[str, Table]"])
     model: str = ""
     dtype: str = ""
     threads: Annotated[int, Field(ge=0)] = 0
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)

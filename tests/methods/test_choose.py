@@ -14,9 +14,9 @@ from paceline.methods import choose
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.target import ModelRunner
 from tests.adversaries import Constant, RandomTrees
+from tests.exactness import test_ratio as ratio
+from tests.exactness.drafters import END, small_draft, twin
 from tests.helpers import NO_EOS, REPEATING, Budgets, assert_identical, changed, loaded, prompt, run, runner, sequence
-from tests.lossless import test_ratio as ratio
-from tests.lossless.drafters import END, small_draft, twin
 
 TARGET = loaded()
 

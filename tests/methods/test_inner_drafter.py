@@ -10,9 +10,9 @@ from paceline.methods.draft_model import chain
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
 from tests.adversaries import Ending, RandomTrees, Wide
+from tests.exactness import test_ratio as ratio
+from tests.exactness.drafters import END, small_draft, twin
 from tests.helpers import REPEATING, loaded, prompt, sequence
-from tests.lossless import test_ratio as ratio
-from tests.lossless.drafters import END, small_draft, twin
 from tests.methods.heads import medusa
 from tests.methods.test_vocabularies import decode, reader
 from tests.vision.families import seeing

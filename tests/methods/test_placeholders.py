@@ -29,8 +29,8 @@ from paceline.methods.ngram_pool import NgramPool
 from paceline.sampling import draft_sampler
 from paceline.sampling.draft_sampler import DraftSampler
 from paceline.target import ModelRunner
+from tests.exactness.drafters import small_draft
 from tests.helpers import VOCAB, changed, loaded, prompt, sequence
-from tests.lossless.drafters import small_draft
 from tests.methods.heads import SOME, blockwise, medusa
 from tests.methods.test_eagle import random_head
 from tests.space.common import adapter

@@ -13,8 +13,8 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
 from paceline.methods.suffix.automaton import MAX_CONTEXT, TOP_K, Context, SuffixAutomaton
+from tests.exactness.drafters import small_draft
 from tests.helpers import NO_EOS, REPEATING, assert_identical, loaded, runner, sequence
-from tests.lossless.drafters import small_draft
 from tests.policy.simulator import Member, simulate
 
 PARAMS = SamplingParams(max_tokens=64)

@@ -8,8 +8,8 @@ from paceline.core.request import Sequence
 from paceline.decoding import loop
 from paceline.sampling.grammar import Grammar
 from tests.adversaries import Constant, Scripted
+from tests.exactness.drafters import DRAFTERS, small_draft
 from tests.helpers import REPEATING, assert_sound, loaded, oracle, result, run, runner, sequence
-from tests.lossless.drafters import DRAFTERS, small_draft
 from tests.oracle import autoregressive
 from tests.structured.common import END, FORMS, WITH_ORACLE, Guided, formed, is_over, is_whole, may_be, pieces, possible
 

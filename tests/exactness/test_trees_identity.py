@@ -13,8 +13,8 @@ from paceline.errors import IncompatibleModels
 from paceline.methods import DFlash, Eagle
 from paceline.methods.eagle.head import EagleConfig, EagleHead
 from paceline.target import LoadedModel, ModelRunner, make_runner
+from tests.exactness.test_identity import OPTIONS
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, memoryless, prompt, run, sequence
-from tests.lossless.test_identity import OPTIONS
 from tests.methods.heads import random_head
 
 ENDS = frozenset({2, 30, 31, 60})

@@ -6,8 +6,8 @@ import torch
 from paceline import SamplingParams
 from paceline.core.request import Sequence
 from paceline.target import LoadedModel
+from tests.exactness.drafters import DRAFTERS, END
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner
-from tests.lossless.drafters import DRAFTERS, END
 from tests.tiny import ARCHITECTURES
 
 

@@ -10,8 +10,8 @@ from paceline.core.interfaces import Drafter
 from paceline.core.request import Sequence
 from paceline.methods import Space
 from tests.adversaries import RandomTrees, Scripted, Sometimes
+from tests.exactness.drafters import small_draft
 from tests.helpers import NO_EOS, REPEATING, assert_identical, loaded, oracle, prompt, runner
-from tests.lossless.drafters import small_draft
 from tests.space.common import adapter
 
 TARGET = loaded()

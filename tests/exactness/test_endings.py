@@ -5,8 +5,8 @@ import pytest
 from paceline import LLM, DraftModel, PromptLookup, SamplingParams
 from paceline.core.outputs import Origin
 from tests.adversaries import Scripted
+from tests.exactness.drafters import DRAFTERS
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner, talking
-from tests.lossless.drafters import DRAFTERS
 
 DEPTH = 5
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=24)

@@ -11,8 +11,8 @@ from paceline.core.request import Sequence
 from paceline.errors import ConfigError, NumericsError
 from paceline.sampling import distribution as law_module
 from tests.adversaries import Constant, Scripted
+from tests.exactness.drafters import DRAFTERS
 from tests.helpers import REPEATING, all_free, loaded, oracle, result, run, runner, sequence, talking
-from tests.lossless.drafters import DRAFTERS
 
 
 def by_the_past(ids: Tensor, scores: Tensor) -> Tensor:

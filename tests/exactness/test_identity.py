@@ -1,40 +1,32 @@
-"""Token for token the slow decoder's answer: every drafter, temperature, option, window and architecture."""
+"""Token for token the slow decoder's answer, whoever drafts.
+
+Every drafter with another policy and number of slots; every row of its batch with another prompt, temperature, option
+and end. `test_mutants.py` has the faults that these comparisons see.
+"""
+
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import cache
 
 import pytest
 import torch
 
-from paceline import SamplingParams
+from paceline import CostModel, Dynamic, Fixed, SamplingParams
+from paceline.core.interfaces import DraftBudget, DraftPolicy
 from paceline.core.request import Sequence
-from paceline.target import LoadedModel
-from tests.exactness.drafters import DRAFTERS, END
+from paceline.methods import Space
+from paceline.target import LoadedModel, ModelRunner
+from tests.adversaries import Scripted
+from tests.exactness.drafters import DRAFTERS, END, runner_for
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner
+from tests.methods.space.common import adapter
+from tests.methods.space.foresight import KNOWN
 from tests.tiny import ARCHITECTURES
 
-
-def decode(
-    target: LoadedModel,
-    drafter: str,
-    params: list[SamplingParams],
-    ids: list[int] = REPEATING,
-    depth: int = 4,
-    eos_ids: frozenset[int] = NO_EOS,
-) -> list[Sequence]:
-    """All of `params` in one batch; each row must equal its own slow decoding."""
-    requests = [([*ids, 3 + row], one, SEED, eos_ids) for row, one in enumerate(params)]
-    future = {tuple(request[0]): oracle(target, *request).token_ids for request in requests}
-    return assert_identical(runner(target), DRAFTERS[drafter](target, future), requests, depth)
-
-
-@pytest.mark.diagonal
-@pytest.mark.usefixtures("checked_types")
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_every_drafter_at_every_temperature(drafter, temperature):
-    (seq,) = decode(loaded(), drafter, [SamplingParams(temperature=temperature, max_tokens=24)])
-    if drafter == "all right":  # a perfect draft is accepted whole: 5 tokens a round, after one with the prompt
-        assert [r.num_emitted for r in seq.rounds] == [1, 5, 5, 5, 5, 3]
-    if drafter == "draft model, same weights":
-        assert sum(r.num_accepted for r in seq.rounds) == sum(r.num_drafted for r in seq.rounds)
+TARGET = loaded()
+ENDS = frozenset({END, 30, 31, 40, 41, 42})
+Request = tuple[list[int], SamplingParams, int, frozenset[int]]
 
 
 def halve_odd(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -46,6 +38,7 @@ def halve_odd(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 OPTIONS = {
     "none": {},
+    "none, cold": {},
     "repetition": {"repetition_penalty": 1.3},
     "no repeat": {"no_repeat_ngram_size": 3},
     "presence": {"presence_penalty": 0.5},
@@ -57,6 +50,7 @@ OPTIONS = {
     "top p": {"top_p": 0.7},
     "min p": {"min_p": 0.1},
     "user's": {"logits_processors": (halve_odd,)},
+    "stop tokens": {"stop_token_ids": tuple(range(9, 90, 9))},
     "all": {
         "repetition_penalty": 1.2,
         "no_repeat_ngram_size": 4,
@@ -70,34 +64,98 @@ OPTIONS = {
         "logits_processors": (halve_odd,),
     },
 }
+LENGTHS = 1, 40, 7, 66, 13, 2, 100
+TEMPERATURES = 1.0, 0.0, 0.7
+MAX_TOKENS = 20, 12, 3, 16, 1
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_every_option_in_one_batch(drafter):
-    """Greedy and sampled rows side by side, more requests than slots, an end of text that is likely."""
-    params = [
-        SamplingParams(temperature=0.7 * (row % 2), max_tokens=14, **options)
-        for row, options in enumerate(OPTIONS.values())
-    ]
-    decode(loaded(), drafter, params, eos_ids=frozenset({END, 30, 31}))
+def requests() -> list[Request]:
+    """Ragged prompts, of which some repeat themselves; one of a text that `overfitted` knows."""
+    made: list[Request] = [(KNOWN, SamplingParams(1.0, max_tokens=20), SEED, NO_EOS)]
+    for row, options in enumerate(OPTIONS.values()):
+        length = LENGTHS[row % len(LENGTHS)]
+        ids = [*(REPEATING if length == len(REPEATING) else prompt(length, row)), 3 + row]
+        most = 16 if "min_tokens" in options else MAX_TOKENS[row % len(MAX_TOKENS)]
+        params = SamplingParams(TEMPERATURES[row % len(TEMPERATURES)], max_tokens=most, **options)
+        made.append((ids, params, 100 + row, ENDS if row % 2 else NO_EOS))
+    return made
+
+
+REQUESTS = requests()
+
+
+@cache
+def future() -> dict[tuple[int, ...], list[int]]:
+    """How each text goes on, and on behind its end."""
+    return {tuple(one[0]): [*oracle(TARGET, *one).token_ids, *[17] * 60] for one in REQUESTS}
+
+
+class Varying(DraftPolicy):
+    """Another budget for every row and round: none, chains, trees, of one member or another, some that stop early."""
+
+    def __init__(self, members: int = 1, seed: int = 0):
+        self.rng, self.members = random.Random(seed), members
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        return [self.budget() for _ in seqs]
+
+    def budget(self) -> DraftBudget:
+        draw, depth = self.rng, self.rng.choice([0, 1, 2, 3, 5])
+        last = draw.randint(1, 9)
+        return DraftBudget(
+            depth,
+            draw.choice([depth, 2 * depth, 20]),
+            draw.randrange(self.members),
+            draw.choice([None, lambda sure: len(sure) < last]),
+            draw.choice([(), (0.001,), (0.0, 0.0, 0.01, 0.05)]),
+        )
+
+
+POLICIES: dict[str, Callable[[int], DraftPolicy]] = {
+    "varying": Varying,
+    "fixed": lambda members: Fixed(4, 24),
+    "dynamic": lambda members: Dynamic(),
+    "cost model": lambda members: CostModel(),
+}
+IDLE = "plain", "jump-forward"
 
 
 @pytest.mark.diagonal
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_every_option_alone(options, temperature):
-    params = SamplingParams(temperature=temperature, max_tokens=16, **options)
-    decode(loaded(), "right among wrong", [params])
+@pytest.mark.parametrize(("slots", "invariant"), [(3, False), (1, True), (8, True)])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter(name, policy, slots, invariant):
+    """With 1 slot requests queue; with 3 a finished row makes room for the next in the middle of the others."""
+    drafter = DRAFTERS[name](TARGET, future())
+    members = len(getattr(drafter, "members", [drafter]))
+    order = random.Random(slots).sample(REQUESTS, len(REQUESTS))
+    on = runner_for(name, slots, invariant)
+    seqs = assert_identical(on, drafter, order, 16, policy=POLICIES[policy](members))
+    assert policy == "cost model" or name in IDLE or any(r.num_nodes for seq in seqs for r in seq.rounds)
 
 
-@pytest.mark.diagonal
-@pytest.mark.parametrize("depth", [0, 1, 3, 8])
-@pytest.mark.parametrize("drafter", ["lookup recent", "draft model", "self int4", "random trees", "right among wrong"])
-def test_every_window(drafter, depth):
-    params = [SamplingParams(temperature=t, max_tokens=20) for t in (0.0, 1.0)]
-    seqs = decode(loaded(), drafter, params, depth=depth)
-    if depth == 0:
-        assert all(r.num_nodes == 0 and r.num_emitted == 1 for seq in seqs for r in seq.rounds)
+@pytest.mark.usefixtures("checked_types")
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_with_checked_shapes(name):
+    drafter = DRAFTERS[name](TARGET, future())
+    seqs = assert_identical(runner_for(name), drafter, [REQUESTS[0], REQUESTS[5]], 4, 24)
+    if name == "all right":  # a perfect draft is accepted whole: 5 tokens a round, after one with the prompt
+        assert [r.num_emitted for r in seqs[0].rounds] == [1, 5, 5, 5, 4]
+    if name in ("draft model, same weights", "space, knows a text"):
+        assert max(r.num_accepted for r in seqs[0].rounds) > 1
+
+
+def test_finished_rows_neither_draft_nor_take_rounds():
+    for seq in assert_identical(runner_for("all right", 8), Scripted(future(), [None]), REQUESTS):
+        assert sum(not one.with_prompt for one in seq.rounds) <= -(-seq.params.max_tokens // 5)
+
+
+def two(target: LoadedModel, name: str, max_tokens: int) -> None:
+    """A greedy and a sampled row on another target."""
+    asked = [([*REPEATING, 3 + t], SamplingParams(t, max_tokens=max_tokens), SEED, NO_EOS) for t in (0, 1)]
+    future = {tuple(one[0]): oracle(target, *one).token_ids for one in asked}
+    seqs = assert_identical(runner(target), DRAFTERS[name](target, future), asked)
+    assert sum(r.num_nodes for seq in seqs for r in seq.rounds), "nothing was drafted"
 
 
 @pytest.mark.diagonal
@@ -105,25 +163,40 @@ def test_every_window(drafter, depth):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture(name, drafter):
     """Past the sliding windows of eight, by trees that have to be gathered and by random ones."""
-    decode(loaded(name), drafter, [SamplingParams(temperature=t, max_tokens=9) for t in (0.0, 1.0)])
+    two(loaded(name), drafter, 9)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "opt", "qwen3", "gemma2"])
-def test_self_draft_on_other_architectures(name):
-    params = [SamplingParams(temperature=t, max_tokens=16) for t in (0.0, 1.0)]
-    decode(loaded(name), "self int4", params)
+WINDOWED = "mistral", "gemma3", "opt", "qwen3", "gemma2"
+BY_STATES = [("gpt2", "eagle3"), ("mixtral", "eagle3")]
+
+
+@pytest.mark.parametrize(("name", "drafter"), [*((name, "self int4") for name in WINDOWED), *BY_STATES])
+def test_drafters_that_read_the_target_on_other_architectures(name, drafter):
+    two(loaded(name), drafter, 12)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gpt2", "gemma3", "gpt_neox"])
+def test_masks_on_other_architectures(name):
+    """Sliding windows, learned positions, scaled embeddings, one matrix for query, key and value; the context's end."""
+    rank = 0 if name == "gpt2" else 4  # its layers are no linear ones
+    target = loaded(name)
+    requests = [
+        (ids, SamplingParams(t, max_tokens=12)) for ids in (REPEATING, prompt(target.context - 9)) for t in (0.0, 1.0)
+    ]
+    assert_identical(ModelRunner(target, 2), Space(adapter(name, rank=rank), 2), requests)
 
 
 @pytest.mark.parametrize("drafter", ["self int4", "random trees", "draft model, same weights"])
 def test_float64(drafter):
-    params = [SamplingParams(temperature=t, max_tokens=16) for t in (0.0, 1.0)]
-    decode(loaded("llama", torch.float64), drafter, params)
+    two(loaded("llama", torch.float64), drafter, 16)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_many_long_answers(drafter):
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_many_long_answers(name):
     """200 prompts of 128 tokens would be the paper's test; the slow decoder makes this one smaller."""
     for seed in range(10):
-        params = [SamplingParams(temperature=t, max_tokens=100) for t in (0.0, 0.3, 0.7, 1.0, 1.5)]
-        decode(loaded(), drafter, params, prompt(10 + 7 * seed, seed), depth=1 + seed)
+        ids = prompt(10 + 7 * seed, seed)
+        asked = [([*ids, 3 + row], SamplingParams(t, max_tokens=100)) for row, t in enumerate((0, 0.3, 0.7, 1.0, 1.5))]
+        future = {tuple(one[0]): oracle(TARGET, *one).token_ids for one in asked}
+        assert_identical(runner_for(name), DRAFTERS[name](TARGET, future), asked, 1 + seed)

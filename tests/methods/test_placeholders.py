@@ -32,8 +32,8 @@ from paceline.target import ModelRunner
 from tests.exactness.drafters import small_draft
 from tests.helpers import VOCAB, changed, loaded, prompt, sequence
 from tests.methods.heads import SOME, blockwise, medusa
+from tests.methods.space.common import adapter
 from tests.methods.test_eagle import random_head
-from tests.space.common import adapter
 
 MOST = frozenset(range(0, VOCAB, 2))  # every other token: whoever forgets, drafts one at once
 PARAMS = [SamplingParams(temperature=t, max_tokens=10) for t in (0.0, 1.0)]

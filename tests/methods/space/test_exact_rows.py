@@ -13,7 +13,7 @@ from tests.adversaries import Adversary, Nodes
 from tests.attention.common import held
 from tests.helpers import VOCAB, on_torch, oracle, prompt, result, run, sequence
 from tests.kernels.test_passes import rows
-from tests.space.common import adapter, hung, hung_chain
+from tests.methods.space.common import adapter, hung, hung_chain
 from tests.tiny import tiny_model
 
 K = 5

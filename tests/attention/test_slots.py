@@ -9,15 +9,13 @@ import torch
 
 from paceline import LLM, PromptLookup, SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError, NumericsError
 from paceline.policy import Fixed
 from paceline.target import ModelRunner
-from paceline.verify import Coupled
 from tests.adversaries import Constant, RandomTrees
 from tests.attention.common import agree, held, prefilled
 from tests.exactness.drafters import DRAFTERS
-from tests.helpers import REPEATING, all_free, loaded, prompt, sequence
+from tests.helpers import REPEATING, all_free, loaded, prompt
 from tests.tiny import tiny_model
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=12, seed=3, ignore_eos=True)
@@ -83,24 +81,6 @@ def test_commit_past_the_context_is_refused():
     on.forward([slot], TokenTree.chain([[3, 4, 5]]))
     with pytest.raises(CacheFull, match="outgrew"):
         on.commit([slot], [[1, 2]])
-
-
-@pytest.mark.parametrize("drafter", ["draft model", "self int4", "lookup recent"])
-def test_a_reused_slot_forgets_its_last_tenant(drafter):
-    target = loaded()
-    made = DRAFTERS[drafter](target, {})
-    decoder = SpeculativeDecoder(ModelRunner(target, 1), made, Coupled(), Fixed(4))
-    texts = []
-    for ids in (REPEATING, prompt(60), REPEATING):
-        seq = sequence(target, ids, PARAMS)
-        decoder.admit(seq)
-        assert seq.slot == 0
-        while not seq.is_finished:
-            decoder.step([seq])
-        decoder.release(seq)
-        decoder.release(seq)
-        texts.append((seq.output_ids, [r.num_accepted for r in seq.rounds]))
-    assert texts[0] == texts[2]
 
 
 class Fails(RandomTrees):

@@ -6,7 +6,7 @@ import torch
 from paceline.methods import Eagle
 from paceline.methods.heads.draft_layer import head_cache
 from tests.methods.heads import random_head
-from tests.methods.test_eagle import DTYPES, MASKS, is_right, target
+from tests.methods.test_eagle import DTYPES, MASKS, differing, target
 
 
 @DTYPES
@@ -17,20 +17,20 @@ def test_the_norms_of_eagle_3_1(norms, options, dtype):
     for parameter in head.parameters():
         if parameter.dim() == 1:
             torch.nn.init.uniform_(parameter, 0.5, 2.0)
-    assert is_right(Eagle(head), head)
+    assert not differing(Eagle(head), head)
 
 
 @DTYPES
 @pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_heads_of_several_layers(version, dtype):
     head = random_head(target(dtype), version, num_hidden_layers=3)
-    assert is_right(Eagle(head), head)
+    assert not differing(Eagle(head), head)
 
 
 @DTYPES
 def test_peagle_of_several_layers(dtype):
     head = random_head(target(dtype), 3, num_hidden_layers=2, **MASKS)
-    assert is_right(Eagle(head), head)
+    assert not differing(Eagle(head), head)
 
 
 def cache_of_one_layer(target, config):
@@ -44,4 +44,4 @@ def cache_of_one_layer(target, config):
 def test_a_mutant_whose_layers_share_a_cache_is_caught(dtype, monkeypatch):
     monkeypatch.setattr("paceline.methods.eagle.passes.head_cache", cache_of_one_layer)
     head = random_head(target(dtype), 3, num_hidden_layers=2)
-    assert not is_right(Eagle(head), head)
+    assert differing(Eagle(head), head)

@@ -12,8 +12,7 @@ from paceline.methods.heads.context_ngrams import ContextNgrams, _Index
 from paceline.methods.heads.trees import DynamicTree, grow
 from paceline.target import ModelRunner
 from tests.helpers import sequence
-from tests.methods.heads import random_head, with_copies
-from tests.methods.test_eagle import DTYPES, MASKS, differing, target
+from tests.methods.heads import DTYPES, MASKS, differing, random_head, target, with_copies
 from tests.methods.test_heads import medusa
 
 TEXT = [5, 9, 31, 5, 9, 40, 5, 9, 31, 7, 5, 9]

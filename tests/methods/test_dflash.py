@@ -14,8 +14,7 @@ from paceline.methods.dflash.drafter import DFlash, DFlashPass
 from paceline.target import ModelRunner
 from paceline.verify import Coupled, Ratio
 from tests.helpers import REPEATING, sequence
-from tests.methods.heads import random_head
-from tests.methods.test_eagle import DTYPES, differing, target
+from tests.methods.heads import DTYPES, differing, random_head, target
 
 
 @pytest.mark.diagonal

@@ -1,7 +1,5 @@
 """Slots: rollback, reuse, running out, and what an interrupted round leaves behind."""
 
-import copy
-import random
 from contextlib import suppress
 
 import pytest
@@ -13,47 +11,11 @@ from paceline.errors import CacheFull, DraftError, NumericsError
 from paceline.policy import Fixed
 from paceline.target import ModelRunner
 from tests.adversaries import Constant, RandomTrees
-from tests.attention.common import agree, held, prefilled
 from tests.exactness.drafters import DRAFTERS
 from tests.helpers import REPEATING, all_free, loaded, prompt
 from tests.tiny import tiny_model
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=12, seed=3, ignore_eos=True)
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-@pytest.mark.parametrize("seed", range(3))
-def test_rollback_equals_a_restored_snapshot(seed, name):
-    """Random appends and truncations, in two slots; after each the slot equals a deep copy's and a fresh prefill."""
-    rng = random.Random(seed)
-    on = ModelRunner(loaded(name), 3)
-    texts: dict[int, list[int]] = {}
-    for _ in range(2):
-        slot = on.admit([1])
-        on.extend_cache(slot, prompt(6, slot))
-        texts[slot] = prompt(6, slot)
-    for turn in range(12):
-        slot = rng.choice(list(texts))
-        snapshot = copy.deepcopy(on.cache)
-        extra = prompt(rng.randint(1, 9), 100 * seed + turn)
-        parents = [-1, *[rng.randrange(i) for i in range(1, len(extra))]]
-        tree = TokenTree.from_lists([extra], [parents])
-        on.forward([slot], tree)
-        if rng.random() < 0.5:
-            path = tree.path_to(0, rng.randrange(len(extra)))
-            on.commit([slot], [path])
-            added = [extra[0], *[extra[i] for i in path]]
-            if rng.random() < 0.5:
-                on.cache.truncate(slot, on.cache.lengths[slot] - len(added))
-            else:
-                texts[slot] = texts[slot] + added
-                continue
-        ours = held(on, slot)
-        on.cache, before = snapshot, on.cache
-        assert all(torch.equal(a, b) for a, b in zip(ours, held(on, slot), strict=True))
-        on.cache = before
-    for slot, text in texts.items():
-        assert agree(held(on, slot), prefilled(on.loaded, text))
 
 
 def test_slots_run_out_and_come_back():

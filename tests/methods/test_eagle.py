@@ -340,7 +340,7 @@ def test_a_head_of_another_target_is_refused():
         other = loaded("llama", torch.float64, **change)
         with pytest.raises(IncompatibleModels, match="another target"):
             Eagle(random_head(other, 3)).bind(runner, Coupled())
-    deep = random_head(loaded(TARGET, torch.float64, num_hidden_layers=3), 3)
+    deep = random_head(loaded("llama", torch.float64, num_hidden_layers=3), 3)
     with pytest.raises(IncompatibleModels, match="states 3"):
         Eagle(deep).bind(runner, Coupled())
 

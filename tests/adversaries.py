@@ -112,7 +112,7 @@ class Scripted(Adversary):
         tokens = self.right(seq, budget.depth)
         if good is not None and good < len(tokens):
             tokens[good:] = [(token + 1) % 97 for token in tokens[good:]]
-        return self.among_wrong_ones(tokens) if self.branching else chain(tokens)
+        return (self.among_wrong_ones(tokens) if self.branching else chain(tokens))[: budget.nodes]
 
     @staticmethod
     def among_wrong_ones(tokens: list[int]) -> Nodes:
@@ -152,7 +152,7 @@ class Ending(Adversary):
         tokens = [17] * budget.depth
         if tokens:
             tokens[len(seq.rounds) % len(tokens)] = self.token
-        return chain(tokens) + [(self.token, node, False) for node in range(len(tokens))]
+        return [*chain(tokens), *((self.token, node, False) for node in range(len(tokens)))][: budget.nodes]
 
 
 class Sometimes(Adversary):

@@ -49,7 +49,7 @@ def _own_randomness():
     torch.set_rng_state(state)
 
 
-CHECKED = ("attention", "decoding", "runner", "sampling", "verify")
+CHECKED = ("attention", "contracts", "decoding", "engine", "sampling", "target", "verify")
 """Folders in which shapes are checked against annotations, which makes short loops several times slower.
 
 Elsewhere one test of each drafter asks for `checked_types`. The checks decorate every function of `core` and `verify`

@@ -7,7 +7,7 @@ import pytest
 from paceline import CostModel, Fixed, SamplingParams
 from paceline.errors import ConfigError
 from tests.async_llm.common import TEXTS, answer, facts, serve, tiny_llm
-from tests.lossless.drafters import DRAFTERS
+from tests.exactness.drafters import DRAFTERS
 
 
 def capped(most: object, **options) -> SamplingParams:

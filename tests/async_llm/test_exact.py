@@ -15,7 +15,7 @@ from paceline import (
 )
 from tests.adversaries import RandomTrees
 from tests.async_llm.common import TEXTS, facts, run, schedule, serve, tiny_llm, wrong
-from tests.lossless.drafters import small_draft
+from tests.exactness.drafters import small_draft
 from tests.vision.families import make_image, seeing, user
 
 DRAFTERS = {

@@ -14,8 +14,8 @@ from paceline.engine.scheduler import Scheduler
 from paceline.errors import DraftError, EngineStopped
 from paceline.sampling.detokenize import Detokenizer
 from tests.async_llm.common import TEXTS, answer, facts, serve, tiny_llm
+from tests.exactness.drafters import small_draft
 from tests.helpers import all_free
-from tests.lossless.drafters import small_draft
 
 PARAMS = [SamplingParams(temperature=1.0, max_tokens=30, seed=seed, ignore_eos=True) for seed in range(3)]
 BAD = 77  # the seed of the request that fails

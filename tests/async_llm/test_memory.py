@@ -10,7 +10,7 @@ from paceline.attention import kv_cache
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull
 from tests.async_llm.common import LONG, TEXTS, answer, facts, serve, tiny_llm
-from tests.lossless.drafters import small_draft
+from tests.exactness.drafters import small_draft
 
 SHORT = SamplingParams(max_tokens=40, ignore_eos=True)
 

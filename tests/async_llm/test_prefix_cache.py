@@ -9,9 +9,9 @@ from paceline.errors import ConfigError
 from paceline.methods import Space
 from tests.adversaries import RandomTrees
 from tests.async_llm.common import LONG, answer, facts, idle, run, schedule, serve, tiny_llm, wrong
-from tests.lossless.drafters import small_draft
+from tests.exactness.drafters import small_draft
 from tests.methods.heads import random_head
-from tests.space.common import adapter
+from tests.methods.space.common import adapter
 from tests.vision.families import make_image, seeing, user
 
 SYSTEM = "you answer in short words, and you never say what you do not know. "

@@ -185,7 +185,7 @@ class Terminal:
 
 
 @pytest.mark.usefixtures("is_heard")
-@pytest.mark.parametrize("has_readline", [True, False])
+@pytest.mark.parametrize("has_readline", [True, pytest.param(False, marks=pytest.mark.more)])
 def test_ctrl_c_stops_an_answer_and_not_the_chat(model, tmp_path, has_readline):
     code = "" if has_readline else "import sys; sys.modules['readline'] = None"
     few = ("--ignore-eos", "-n", "9000", "-d", "lookup", "-k", "3")

@@ -83,11 +83,16 @@ main({arguments!r})
     ("moment", "press", "json"),
     [
         ("paceline.system.hardware", "press()", False),  # nothing is imported yet
-        ("typer", "press()", False),
-        ("paceline.cli.show", "swallow()", False),
         ("paceline.zoo", "press()", True),  # within the command
-        ("paceline.zoo", "swallow()", False),
-        ("paceline.zoo", "drop()", False),
+        *(
+            pytest.param(*one, False, marks=pytest.mark.more)
+            for one in [
+                ("typer", "press()"),
+                ("paceline.cli.show", "swallow()"),
+                ("paceline.zoo", "swallow()"),
+                ("paceline.zoo", "drop()"),
+            ]
+        ),
     ],
 )
 def test_ctrl_c_at_any_moment(moment, press, json):

@@ -12,8 +12,8 @@ import paceline
 from paceline import LLM, CostModel, DraftModel, Fixed, PromptLookup, SamplingParams
 from paceline.attention.kv_cache import SlotCache
 from paceline.errors import CacheFull
+from tests.exactness.drafters import small_draft
 from tests.helpers import REPEATING, all_free, prompt, tokenizer
-from tests.lossless.drafters import small_draft
 from tests.tiny import tiny_model
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=12, seed=3)

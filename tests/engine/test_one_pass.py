@@ -16,6 +16,7 @@ from paceline.policy.costs import RoundSeconds
 from paceline.policy.plan import Plan
 from paceline.target import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
+from tests.exactness.drafters import small_draft, twin
 from tests.helpers import (
     REPEATING,
     admit,
@@ -28,7 +29,6 @@ from tests.helpers import (
     result,
     sequence,
 )
-from tests.lossless.drafters import small_draft, twin
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")

@@ -17,8 +17,8 @@ from paceline.methods.heads import draft_layer
 from paceline.target import LoadedModel, ModelRunner, native
 from paceline.verify import Ratio
 from tests.adversaries import Constant
+from tests.exactness.drafters import DRAFTERS, small_draft, twin
 from tests.helpers import REPEATING, all_free, generate, loaded, on_torch, oracle, prompt, result, sequence
-from tests.lossless.drafters import DRAFTERS, small_draft, twin
 from tests.methods.heads import medusa, random_head
 from tests.methods.tokenizers_made import reader
 from tests.tiny import tiny_model

@@ -47,6 +47,7 @@ def folder_of(place: Path, architecture: str = "llama", dtype=torch.bfloat16, **
     return place / "model"
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("weights", [None, "f32"])
 @pytest.mark.parametrize("architecture", [*(name for name in FORMS if name != "qwen2vl"), "mistral", "olmo3"])
 def test_the_file_holds_the_model(architecture, weights, tmp_path):

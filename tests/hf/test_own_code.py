@@ -69,6 +69,7 @@ def with_code(folder, to, marker, files, **changes):
     return str(to)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("kind", ["text", "pictures"])
 @pytest.mark.parametrize(
     "files", [FILES, *((name,) for name in FILES)], ids=lambda files: "all" if files[1:] else files[0]

@@ -302,18 +302,3 @@ def test_options_of_drafters_policies_and_verifiers(kind, args, options):
 def test_what_only_the_model_can_tell():
     with pytest.raises(ConfigError, match="group size"):
         LLM(loaded(), drafter=SelfQuantized(33))
-
-
-@pytest.mark.parametrize(
-    ("processor", "error"),
-    [
-        (lambda ids, s: None, ConfigError),
-        (lambda ids, s: s * math.nan, NumericsError),
-        (lambda ids, s: s - math.inf, ConfigError),
-    ],
-)
-def test_processors_that_break(processor, error):
-    llm = LLM(loaded())
-    with pytest.raises(error):
-        llm.generate([5], SamplingParams(logits_processors=(processor,)))
-    assert all_free(llm.runner)

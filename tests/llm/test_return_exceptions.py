@@ -6,8 +6,8 @@ import pytest
 
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams
 from paceline.errors import CacheFull, ConfigError, DraftError
+from tests.exactness.drafters import small_draft
 from tests.helpers import REPEATING, all_free, prompt, tokenizer
-from tests.lossless.drafters import small_draft
 from tests.tiny import tiny_model
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)

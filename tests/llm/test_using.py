@@ -5,8 +5,8 @@ import pytest
 from paceline import LLM, CostModel, Coupled, DraftModel, Fixed, PromptLookup, Ratio, SamplingParams, Suffix, Typical
 from paceline.errors import ConfigError, LossyNotAllowed
 from paceline.methods import Plain
+from tests.exactness.drafters import small_draft
 from tests.helpers import REPEATING, all_free, prompt
-from tests.lossless.drafters import small_draft
 from tests.tiny import tiny_model
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=20, seed=3, ignore_eos=True)

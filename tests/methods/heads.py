@@ -1,25 +1,30 @@
 """Random heads for tiny targets, the slow form of what they compute, and a verifier that accepts as asked."""
 
 import itertools
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from functools import cache
 from typing import ClassVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.core.interfaces import Drafter, DraftPolicy, Verifier
+from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
 from paceline.core.request import SamplingParams, Sequence
+from paceline.core.rng import Purpose, gumbel
 from paceline.core.walk import Walk
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.methods.dflash.head import DFlashConfig, DFlashHead
 from paceline.methods.eagle.head import EagleConfig, EagleHead
+from paceline.methods.heads.context_ngrams import WEIGHT
 from paceline.methods.parallel.head import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from paceline.policy import Fixed
 from paceline.target import LoadedModel, ModelRunner
-from tests.helpers import NO_EOS, admit, reading_apart
+from paceline.verify import Coupled
+from tests.helpers import NO_EOS, admit, loaded, prompt, reading_apart, sequence
 from tests.tiny import tiny_model
 
 SOME = torch.arange(0, 97, 2)  # a draft vocabulary: the even tokens
@@ -218,3 +223,74 @@ def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return scores.masked_fill(future, float("-inf")).softmax(-1) @ value
+
+
+# The confidences of EAGLE and DFlash
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+MASKS = {"mask_token_id": 7, "num_speculative_tokens": 4}
+WIDE = DraftBudget(depth=4, nodes=14)
+
+
+def target(dtype=torch.float64):
+    """In float64 heads run in torch, as on CUDA; in float32 in the native library."""
+    return loaded("llama", dtype)
+
+
+def differing(
+    drafter, head, lengths=(9, 2), temperature=0.0, budget=WIDE, rounds=4, verifier=None, pause=1
+) -> list[str]:
+    """The nodes of some rounds, with rejections in between, whose confidence is not that of the slow form.
+
+    The second sequence joins late and now and then sits out a round; between any two nothing is drafted for `pause`
+    steps.
+    """
+    dtype = head.fc.weight.dtype
+    model, on = tiny_model("llama", dtype), target(dtype)
+    decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, verifier or Coupled(), Fixed(4, 14))
+    assert drafter.layer.is_native == (dtype is torch.float32)
+    exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
+    head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    params = SamplingParams(temperature=temperature, max_tokens=60)
+    texts = [[(60, 61, 95)[token % 3] for token in prompt(length, length)] for length in lengths]  # the head lacks 95
+    seqs = [sequence(on, ids, params, seed=len(ids)) for ids in texts]
+    for seq in seqs:
+        admit(decoder, seq)
+    wrong, spans = list[str](), {seq.seed: (0, 0) for seq in seqs}  # the first pair that each cache holds, and its end
+    shared = (verifier or Coupled()).exact
+    for count in range(rounds):
+        batch = seqs if count % 3 else seqs[:1]
+        with torch.inference_mode():
+            draft = drafter.propose(batch, [budget] * len(batch))
+        for row, seq in enumerate(batch):
+            (begin, end), pairs = spans[seq.seed], len(seq.token_ids) - 1
+            begin = pairs - head.config.window if pairs - end > (head.config.window or pairs) else begin
+            spans[seq.seed] = begin, pairs
+            known = seq.token_ids[begin:]
+            states = states_of(model, seq.token_ids, head.config.states)[:, begin:]
+            for node in range(1, draft.tree.num_nodes):
+                if bool(draft.tree.is_probe[row, node]):
+                    continue
+                *path, token = draft.tree.token_ids[row, draft.tree.rows[row].path_to(node)].tolist()
+                logits = law_after(head, states, known, path)
+                if shared:
+                    place = torch.tensor([[len(seq.token_ids) + len(path)]])
+                    noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, on.vocab_size)[0, 0]
+                    logits = logits + temperature * noise[head.draft_ids]
+                else:
+                    logits = logits / max(1.0, temperature)
+                best = logits.softmax(-1).topk(min(drafter.top_k, len(logits)))
+                law = dict(zip(head.draft_ids[best.indices].tolist(), best.values.tolist(), strict=True))
+                law = with_copies(law, seq.token_ids, path, WEIGHT * (1 - temperature))
+                want, got = law.get(token, 0.0), float(draft.confidence[row, node])
+                is_best = path or drafter.tree != "chain" or want == max(law.values())
+                if not is_best or not math.isclose(want, got, **exact):
+                    wrong.append(f"round {count} row {row} node {node} {[*path, token]}: {got}, not {want}; {is_best=}")
+        decoder.step(batch)
+        decoder.policy = Fixed(0)
+        for _ in range(pause):
+            decoder.step(batch)
+        decoder.policy = Fixed(4, 14)
+    for seq in seqs:
+        decoder.release(seq)
+    return wrong

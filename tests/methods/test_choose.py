@@ -11,12 +11,11 @@ from paceline.core.interfaces import DraftBudget, DraftPolicy
 from paceline.core.tree import TokenTree
 from paceline.errors import ConfigError
 from paceline.methods import choose
-from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.target import ModelRunner
-from tests.adversaries import Constant, RandomTrees
-from tests.helpers import NO_EOS, REPEATING, Budgets, assert_identical, changed, loaded, prompt, run, runner, sequence
-from tests.lossless import test_ratio as ratio
-from tests.lossless.drafters import END, small_draft, twin
+from tests.adversaries import Constant
+from tests.exactness import test_ratio as ratio
+from tests.exactness.drafters import small_draft, twin
+from tests.helpers import REPEATING, Budgets, changed, loaded, run, runner, sequence
 
 TARGET = loaded()
 
@@ -43,20 +42,6 @@ def members():
 
 def decode(drafter, policy, seqs):
     return run(runner(TARGET, 3), drafter, seqs, policy=policy)
-
-
-@pytest.mark.parametrize(
-    "policy", [lambda: Rotating(5), Fixed, Dynamic, CostModel], ids=["rotating", "fixed", "dynamic", "cost model"]
-)
-def test_answers_are_those_of_plain_decoding(policy):
-    """Mixed arms, ragged depths, rows that finish at different times, a queue behind three slots."""
-    requests = [
-        (REPEATING if row % 2 else prompt(9 + 20 * row, row), SamplingParams(temperature=t, max_tokens=n), row, ends)
-        for row, (t, n, ends) in enumerate(
-            [(0.0, 24, NO_EOS), (1.0, 9, NO_EOS), (0.7, 30, frozenset({END, 30})), (1.5, 17, NO_EOS), (0.0, 2, NO_EOS)]
-        )
-    ]
-    assert_identical(runner(TARGET, 3), Choose(members()), requests, 16, policy=policy())
 
 
 def test_every_token_says_who_drafted_it():
@@ -186,9 +171,3 @@ def test_lookup_hint_is_the_length_of_the_match():
         seq.token_ids.append(77)  # the text grew: nothing is remembered that no longer holds
         assert lookup.draft_options(seq)[0].hint == -1
         assert lookup.propose([seq], [DraftBudget(2, 2)]).tree.num_nodes == 1
-
-
-def test_random_trees_beside_a_model_under_the_exact_rule():
-    request = (REPEATING, SamplingParams(temperature=1.0, max_tokens=30), 5)
-    drafter = Choose([RandomTrees(), DraftModel(small_draft())])
-    assert_identical(runner(TARGET, 3), drafter, [request] * 3, 16, policy=Rotating(2))

@@ -13,8 +13,7 @@ from paceline.methods.heads.context_ngrams import ContextNgrams, _Index
 from paceline.methods.heads.trees import DynamicTree, grow
 from paceline.target import ModelRunner
 from tests.helpers import sequence
-from tests.methods.heads import random_head, with_copies
-from tests.methods.test_eagle import DTYPES, MASKS, is_right, target
+from tests.methods.heads import DTYPES, MASKS, differing, random_head, target, with_copies
 from tests.methods.test_heads import medusa
 
 TEXT = [5, 9, 31, 5, 9, 40, 5, 9, 31, 7, 5, 9]
@@ -90,9 +89,9 @@ RERANK = ContextNgrams.rerank
 @pytest.mark.parametrize("masks", [{}, MASKS], ids=["EAGLE", "P-EAGLE"])
 def test_mutants_are_caught(mutant, masks, dtype, monkeypatch):
     head = random_head(target(dtype), 3, **masks)
-    assert is_right(Eagle(head), head)
+    assert not differing(Eagle(head), head)
     monkeypatch.setattr(ContextNgrams, "rerank", mutant)
-    assert not is_right(Eagle(head), head)
+    assert differing(Eagle(head), head)
 
 
 @pytest.mark.parametrize("make", [lambda **how: Eagle(random_head(target(), 3), **how),

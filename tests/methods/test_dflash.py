@@ -14,8 +14,7 @@ from paceline.methods.dflash.drafter import DFlash, DFlashPass
 from paceline.target import ModelRunner
 from paceline.verify import Coupled, Ratio
 from tests.helpers import REPEATING, sequence
-from tests.methods.heads import random_head
-from tests.methods.test_eagle import DTYPES, is_right, target
+from tests.methods.heads import DTYPES, differing, random_head, target
 
 
 @pytest.mark.diagonal
@@ -24,7 +23,7 @@ from tests.methods.test_eagle import DTYPES, is_right, target
 @pytest.mark.parametrize(("verifier", "temperature"), [(Coupled, 0.0), (Coupled, 0.6), (Ratio, 1.7)])
 def test_every_node_has_the_law_of_the_whole_head(verifier, temperature, tree, dtype):
     head = random_head(target(dtype), "dflash")
-    assert is_right(DFlash(head, tree), head, temperature=temperature, verifier=verifier())
+    assert not differing(DFlash(head, tree), head, temperature=temperature, verifier=verifier())
 
 
 FORMS = {
@@ -40,7 +39,7 @@ FORMS = {
 def test_every_form_of_head(options, dtype, monkeypatch):
     monkeypatch.setattr("paceline.methods.dflash.drafter.CHUNK", 8)  # so that a prompt is read in parts
     head = random_head(target(dtype), "dflash", **options)
-    assert is_right(DFlash(head), head, lengths=(30, 2), pause=5 if "window" in options else 1)
+    assert not differing(DFlash(head), head, lengths=(30, 2), pause=5 if "window" in options else 1)
 
 
 class StatesShifted(DFlashPass):
@@ -78,7 +77,7 @@ class RowsShifted(DFlashPass):
 def test_mutants_of_the_pass_are_caught(mutant, dtype, monkeypatch):
     monkeypatch.setattr(DFlash, "_pass", mutant)
     head = random_head(target(dtype), "dflash")
-    assert not is_right(DFlash(head), head)
+    assert differing(DFlash(head), head)
 
 
 class LayersThrough(DFlashPass):
@@ -103,7 +102,7 @@ class CausalBlock(DFlashPass):
 def test_mutants_of_native_passes_are_caught(mutant, monkeypatch):
     monkeypatch.setattr(DFlash, "_pass", mutant)
     head = random_head(target(torch.float32), "dflash")
-    assert not is_right(DFlash(head), head)
+    assert differing(DFlash(head), head)
 
 
 def test_a_tree_is_no_deeper_than_the_block():

@@ -9,8 +9,8 @@ from paceline.errors import DraftError
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
 from tests.attention.common import agree, held, prefilled
+from tests.exactness.drafters import small_draft, twin
 from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, sequence
-from tests.lossless.drafters import small_draft, twin
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=20)
 

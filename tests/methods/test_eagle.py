@@ -6,90 +6,17 @@ from functools import partial
 import pytest
 import torch
 
-from paceline import Coupled, Fixed, SamplingParams
+from paceline import Coupled, SamplingParams
 from paceline.attention.kv_cache import SlotCache
 from paceline.core.interfaces import DraftBudget
-from paceline.core.rng import Purpose, gumbel
-from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import IncompatibleModels
 from paceline.methods import Eagle
 from paceline.methods.eagle.passes import FEW, EaglePass
 from paceline.methods.heads import draft_layer
-from paceline.methods.heads.context_ngrams import WEIGHT
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
-from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, sequence
-from tests.methods.heads import law_after, random_head, states_of, with_copies
-from tests.tiny import tiny_model
-
-TARGET = "llama"
-WIDE = DraftBudget(depth=4, nodes=14)
-
-
-def target(dtype=torch.float64):
-    """In float64 heads run in torch, as on CUDA; in float32 in the native library."""
-    return loaded(TARGET, dtype)
-
-
-def is_right(
-    drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE, rounds=4, verifier=None, pause=1
-) -> bool:
-    """Whether all confidences of some rounds, with rejections in between, are those of the slow form.
-
-    The second sequence joins late and now and then sits out a round; between any two nothing is drafted for `pause`
-    steps.
-    """
-    dtype = head.fc.weight.dtype
-    model, on = tiny_model(TARGET, dtype), target(dtype)
-    decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, verifier or Coupled(), Fixed(4, 14))
-    assert drafter.layer.is_native == (dtype is torch.float32)
-    exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
-    head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
-    params = SamplingParams(temperature=temperature, max_tokens=60)
-    texts = [[(60, 61, 95)[token % 3] for token in prompt(length, length)] for length in lengths]  # the head lacks 95
-    seqs = [sequence(on, ids, params, seed=len(ids)) for ids in texts]
-    for seq in seqs:
-        admit(decoder, seq)
-    right, spans = True, {seq.seed: (0, 0) for seq in seqs}  # the first pair that each cache holds, and its end
-    shared = (verifier or Coupled()).exact
-    for count in range(rounds):
-        batch = seqs if count % 3 else seqs[:1]
-        with torch.inference_mode():
-            draft = drafter.propose(batch, [budget] * len(batch))
-        for row, seq in enumerate(batch):
-            (begin, end), pairs = spans[seq.seed], len(seq.token_ids) - 1
-            begin = pairs - head.config.window if pairs - end > (head.config.window or pairs) else begin
-            spans[seq.seed] = begin, pairs
-            known = seq.token_ids[begin:]
-            states = states_of(model, seq.token_ids, head.config.states)[:, begin:]
-            for node in range(1, draft.tree.num_nodes):
-                if bool(draft.tree.is_probe[row, node]):
-                    continue
-                *path, token = draft.tree.token_ids[row, draft.tree.rows[row].path_to(node)].tolist()
-                logits = law_after(head, states, known, path)
-                if shared:
-                    place = torch.tensor([[len(seq.token_ids) + len(path)]])
-                    noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, on.vocab_size)[0, 0]
-                    logits = logits + temperature * noise[head.draft_ids]
-                else:
-                    logits = logits / max(1.0, temperature)
-                best = logits.softmax(-1).topk(min(drafter.top_k, len(logits)))
-                law = dict(zip(head.draft_ids[best.indices].tolist(), best.values.tolist(), strict=True))
-                law = with_copies(law, seq.token_ids, path, WEIGHT * (1 - temperature))
-                right &= math.isclose(law.get(token, 0.0), float(draft.confidence[row, node]), **exact)
-                if not path and drafter.tree == "chain":
-                    right &= law[token] == max(law.values())
-        decoder.step(batch)
-        decoder.policy = Fixed(0)
-        for _ in range(pause):
-            decoder.step(batch)
-        decoder.policy = Fixed(4, 14)
-    for seq in seqs:
-        decoder.release(seq)
-    return right
-
-
-DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+from tests.helpers import REPEATING, loaded, prompt, sequence
+from tests.methods.heads import DTYPES, MASKS, WIDE, differing, random_head, target
 
 
 @pytest.mark.diagonal
@@ -98,10 +25,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=st
 @pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_every_node_has_the_law_of_the_whole_head(version, tree, dtype):
     head = random_head(target(dtype), version)
-    assert is_right(Eagle(head, tree), head)
-
-
-MASKS = {"mask_token_id": 7, "num_speculative_tokens": 4}
+    assert not differing(Eagle(head, tree), head)
 
 
 @pytest.mark.diagonal
@@ -111,7 +35,7 @@ MASKS = {"mask_token_id": 7, "num_speculative_tokens": 4}
 def test_peagle_drafts_all_levels_in_one_pass(temperature, tree, dtype, monkeypatch):
     monkeypatch.setattr("paceline.methods.eagle.passes.EaglePass.step", None)
     head = random_head(target(dtype), 3, **MASKS)
-    assert is_right(Eagle(head, tree), head, temperature=temperature)
+    assert not differing(Eagle(head, tree), head, temperature=temperature)
 
 
 class MasksAsLong(Eagle):
@@ -142,7 +66,16 @@ OPTIONS = {
     "a scaled rotation": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}},
     "a window": {"window": 3},
     "the last pair alone": {"window": 1},
+    "three layers": {"num_hidden_layers": 3},
 }
+LATER = {
+    "norms of EAGLE-3.1": {"fc_norm": True, "norm_output": True},
+    "normed before fc": {"norm_before_fc": True},
+    "P-EAGLE's norms": {"fc_norm": True, "norm_output": True, **MASKS},
+    "P-EAGLE normed before fc": {"norm_before_fc": True, **MASKS},
+    "P-EAGLE of two layers": {"num_hidden_layers": 2, **MASKS},
+}
+"""Of version 3 alone."""
 
 
 @pytest.mark.diagonal
@@ -152,7 +85,31 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_form_of_head(options, version, dtype):
     head = random_head(target(dtype), version, **options)
-    assert is_right(Eagle(head, top_k=3), head, rounds=3)
+    assert not differing(Eagle(head, top_k=3), head, rounds=3)
+
+
+@DTYPES
+@pytest.mark.parametrize("options", LATER.values(), ids=LATER)
+def test_later_forms_of_head(options, dtype):
+    head = random_head(target(dtype), 3, **options)
+    for parameter in head.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 2.0)
+    assert not differing(Eagle(head), head)
+
+
+def cache_of_one_layer(target, config):
+    """Mutant: all layers write and read the same keys and values."""
+    cache = draft_layer.head_cache(target, config)
+    cache.keys[1:], cache.values[1:] = cache.keys[:1], cache.values[:1]
+    return cache
+
+
+@DTYPES
+def test_a_mutant_whose_layers_share_a_cache_is_caught(dtype, monkeypatch):
+    monkeypatch.setattr("paceline.methods.eagle.passes.head_cache", cache_of_one_layer)
+    head = random_head(target(dtype), 3, num_hidden_layers=2)
+    assert differing(Eagle(head), head)
 
 
 @pytest.mark.usefixtures("checked_types")
@@ -160,7 +117,7 @@ def test_every_form_of_head(options, version, dtype):
 @pytest.mark.parametrize(("verifier", "temperature"), [(Coupled, 0.6), (Ratio, 1.7)])
 def test_temperature(temperature, verifier, dtype):
     head = random_head(target(dtype), 3)
-    assert is_right(Eagle(head), head, temperature=temperature, rounds=3, verifier=verifier())
+    assert not differing(Eagle(head), head, temperature=temperature, rounds=3, verifier=verifier())
 
 
 class SmallCache(SlotCache):
@@ -176,7 +133,7 @@ def test_long_texts_and_growing_caches(monkeypatch, dtype):
     monkeypatch.setattr("paceline.methods.eagle.passes.CHUNK", 32)
     monkeypatch.setattr("paceline.methods.heads.draft_layer.SlotCache", SmallCache)
     head = random_head(target(dtype), 3)
-    assert is_right(Eagle(head, top_k=2), head, lengths=(150, 33), rounds=3, budget=DraftBudget(3, 5))
+    assert not differing(Eagle(head, top_k=2), head, lengths=(150, 33), rounds=3, budget=DraftBudget(3, 5))
 
 
 class StateShifted(Eagle):
@@ -240,14 +197,14 @@ def tree_without_mask(places, starts, parents, *rest):
 @pytest.mark.parametrize("mutant", [StateShifted, NothingForgotten, TokenNotShifted])
 def test_mutants_of_the_bookkeeping_are_caught(mutant, dtype):
     head = random_head(target(dtype), 3)
-    assert not is_right(mutant(head), head)
+    assert differing(mutant(head), head)
 
 
 @DTYPES
 def test_a_mutant_of_the_window_is_caught(dtype):
     head = random_head(target(dtype), 3, window=3)
-    assert is_right(Eagle(head), head, pause=5)
-    assert not is_right(GapIgnored(head), head, pause=5)
+    assert not differing(Eagle(head), head, pause=5)
+    assert differing(GapIgnored(head), head, pause=5)
 
 
 def test_nothing_much_has_to_be_read_within_a_window():
@@ -263,15 +220,15 @@ def test_nothing_much_has_to_be_read_within_a_window():
 @pytest.mark.parametrize("mutant", [NothingForgotten, MasksAsLong])
 def test_mutants_of_peagle_are_caught(mutant, dtype):
     head = random_head(target(dtype), 3, **MASKS)
-    assert not is_right(mutant(head), head)
+    assert differing(mutant(head), head)
 
 
 @pytest.mark.parametrize("mutant", [tree_too_far_right, tree_without_mask])
 def test_mutants_of_the_pass_are_caught(mutant, monkeypatch):
     monkeypatch.setattr(draft_layer, "_positions_and_mask", partial(mutant, draft_layer._positions_and_mask))
     head = random_head(target(), 3)
-    assert not is_right(Eagle(head), head)
-    assert not is_right(Eagle(head), head, lengths=(9,), rounds=2)
+    assert differing(Eagle(head), head)
+    assert differing(Eagle(head), head, lengths=(9,), rounds=2)
 
 
 # Native passes
@@ -303,14 +260,14 @@ class PairsUnread(EaglePass):
 
 def test_all_of_a_native_tree_is_right():
     head = random_head(target(torch.float32), 3)
-    assert is_right(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)
+    assert not differing(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)
 
 
 @pytest.mark.parametrize("mutant", [UnderOthers, ForgetsLevels, PairsUnread])
 def test_mutants_of_native_passes_are_caught(mutant, monkeypatch):
     monkeypatch.setattr(Eagle, "_pass", mutant)
     head = random_head(target(torch.float32), 3)
-    assert not is_right(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)
+    assert differing(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)
 
 
 # One draft
@@ -380,10 +337,10 @@ def test_seconds_disturb_nothing(version):
 def test_a_head_of_another_target_is_refused():
     runner = ModelRunner(target(), 1)
     for change in ({"hidden_size": 16}, {"vocab_size": 99}):
-        other = loaded(TARGET, torch.float64, **change)
+        other = loaded("llama", torch.float64, **change)
         with pytest.raises(IncompatibleModels, match="another target"):
             Eagle(random_head(other, 3)).bind(runner, Coupled())
-    deep = random_head(loaded(TARGET, torch.float64, num_hidden_layers=3), 3)
+    deep = random_head(loaded("llama", torch.float64, num_hidden_layers=3), 3)
     with pytest.raises(IncompatibleModels, match="states 3"):
         Eagle(deep).bind(runner, Coupled())
 

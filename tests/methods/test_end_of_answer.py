@@ -8,8 +8,8 @@ from paceline.core.request import Sequence
 from paceline.core.round import Origin
 from paceline.methods import DraftModel, PromptLookup
 from paceline.target import ModelRunner
+from tests.exactness.drafters import twin
 from tests.helpers import REPEATING, SEED, assert_identical, loaded, oracle, reading_apart, runner, sequence
-from tests.lossless.drafters import twin
 
 TARGET = loaded()
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -25,25 +25,29 @@ PROMPTS = [prompt(5), prompt(2, 1), prompt(11, 2)]
 DOUBLE = torch.float64
 
 
-def reads_the_last_state(kind, make, dtype) -> bool:
-    """Whether head i's token is the most probable by head i's distribution at f_{T-2}, on every round."""
+def not_of_the_last_state(kind, make, dtype) -> list[str]:
+    """The rounds in which some head i's token is not the most probable by its distribution at f_{T-2}."""
     target = loaded("llama", dtype)
     head = attached(make(target), target)
-    seen = []
+    seen, wrong = 0, list[str]()
 
     def check(seqs, budgets, made):
+        nonlocal seen
         for row, seq in enumerate(seqs):
+            seen += 1
             # T tokens x_0 .. x_{T-1}, the last one the root; f_{T-2} is the newest state the target has
             state = last_states(target, seq.token_ids)[len(seq.token_ids) - 2]
             probs = [head.logits(head.hidden(state, i), i).softmax(-1) for i in range(3)]
             tokens = made.tree.token_ids[row][~made.tree.is_probe[row]].tolist()
             sure = made.confidence[row, 1:4].double()
-            right = tokens[1:] == [int(one.argmax()) for one in probs]
+            best = [int(one.argmax()) for one in probs]
             expected = torch.stack([one.max() for one in probs]).double()
-            seen.append(right and torch.allclose(sure, expected, atol=1e-6, rtol=1e-3))
+            if tokens[1:] != best or not torch.allclose(sure, expected, atol=1e-6, rtol=1e-3):
+                wrong.append(f"{seq.token_ids}: {tokens[1:]} of {sure}, not {best} of {expected}")
 
     watched(kind(head, ngrams=False), target, PROMPTS, check)
-    return all(seen) and len(seen) == 30
+    assert seen == 30
+    return wrong
 
 
 class Older(Blockwise):
@@ -59,8 +63,8 @@ class Older(Blockwise):
 
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32], ids=str)
 def test_blockwise_reads_the_state_before_the_root(dtype):
-    assert reads_the_last_state(Blockwise, blockwise, dtype)
-    assert not reads_the_last_state(Older, blockwise, dtype)
+    assert not not_of_the_last_state(Blockwise, blockwise, dtype)
+    assert not_of_the_last_state(Older, blockwise, dtype)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -187,26 +191,6 @@ def test_a_pass_finds_the_best_tokens_only_where_scores_are_logits_and_noise():
     assert replace(exact, banned=torch.tensor([3])).in_pass(given(greedy, greedy), 2, 5) == (0, None)
 
 
-DRAFTERS = {
-    "medusa": lambda target: Medusa(medusa(target)),
-    "medusa, own heads": lambda target: Medusa(medusa(target, ids=SOME, own_lm_head=True), top_k=3),
-    "blockwise": lambda target: Blockwise(blockwise(target)),
-    "mtp": lambda target: Eagle(random_head(target, "mtp")),
-}
-
-
-@pytest.mark.diagonal
-@pytest.mark.usefixtures("checked_types")
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_answers_are_those_of_plain_decoding(name, temperature):
-    target, params = loaded(), SamplingParams(temperature=temperature, max_tokens=24)
-    seqs = assert_identical(runner(target), DRAFTERS[name](target), [(ids, params) for ids in PROMPTS], 4, 40)
-    assert all(any(r.num_drafted for r in seq.rounds) for seq in seqs)
-    if name == "medusa":
-        assert sum(r.num_accepted for seq in seqs for r in seq.rounds) > 0
-
-
 def test_medusa_with_typical_acceptance():
     target, params = loaded(), SamplingParams(temperature=1.0, max_tokens=24)
     seqs = [sequence(target, ids, params) for ids in PROMPTS]
@@ -227,6 +211,9 @@ def test_what_does_not_fit_is_refused():
         run(runner(target), Medusa(blockwise(target)), [])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="top_k"):
         Medusa(medusa(target), 0)
+    capped = loaded("gemma2")
+    with pytest.raises(IncompatibleModels, match="final_logit_softcapping"):
+        run(runner(capped), Eagle(random_head(capped, 3)), [])
 
 
 def test_measured_times():

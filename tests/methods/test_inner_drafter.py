@@ -10,9 +10,9 @@ from paceline.methods.draft_model import chain
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
 from tests.adversaries import Ending, RandomTrees, Wide
+from tests.exactness import test_ratio as ratio
+from tests.exactness.drafters import END, small_draft, twin
 from tests.helpers import REPEATING, admit, loaded, prompt, sequence
-from tests.lossless import test_ratio as ratio
-from tests.lossless.drafters import END, small_draft, twin
 from tests.methods.heads import medusa
 from tests.methods.test_vocabularies import decode, reader
 from tests.vision.families import seeing
@@ -98,7 +98,7 @@ def test_in_another_vocabulary(inner):
 
 def test_the_distribution_stays():
     drafter = DraftModel(ratio.draft(), inner_drafter=DraftModel(twin(ratio.draft())))
-    assert ratio.p_value(ratio.sample(drafter, Ratio(), 2000)) > ratio.FALSE_ALARM
+    assert ratio.p_value(ratio.sample(drafter, Ratio(), 300)) > ratio.FALSE_ALARM
 
 
 @pytest.mark.parametrize(

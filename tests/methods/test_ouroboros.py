@@ -19,8 +19,8 @@ from paceline.sampling.draft_sampler import DraftSampler
 from paceline.target import ModelRunner
 from paceline.verify import Ratio
 from tests.attention.common import agree, held, prefilled
-from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, runner, sequence, tokenizer
-from tests.lossless.drafters import small_draft, twin
+from tests.exactness.drafters import small_draft, twin
+from tests.helpers import REPEATING, loaded, prompt, reading_apart, runner, sequence, tokenizer
 from tests.methods.test_lookahead import paths
 from tests.methods.test_ngram_pool import Slow
 from tests.tiny import tiny_model

@@ -35,6 +35,7 @@ def test_the_untouched_ones_are_read(tmp_path):
     assert load_head(folder, target()).config.num_heads == 3
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("value", WRONG, ids=str)
 @pytest.mark.parametrize("size", [*SIZES, "draft_vocab_size", "target_hidden_size"])
 def test_sizes(tmp_path, size, value):

@@ -8,13 +8,12 @@ from random import Random
 import pytest
 import torch
 
-from paceline import Choose, CostModel, Coupled, DraftModel, Suffix
+from paceline import CostModel, Coupled, Suffix
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
 from paceline.methods.suffix.automaton import MAX_CONTEXT, TOP_K, Context, SuffixAutomaton
-from tests.helpers import NO_EOS, REPEATING, assert_identical, loaded, runner, sequence
-from tests.lossless.drafters import small_draft
+from tests.helpers import NO_EOS, loaded, sequence
 from tests.policy.simulator import Member, simulate
 
 PARAMS = SamplingParams(max_tokens=64)
@@ -239,14 +238,6 @@ def test_memory_is_bounded():
         automaton = automaton_of(text)
         assert len(automaton._edges) <= 2 * len(text) + 1
         assert sum(map(len, automaton._edges)) <= 3 * len(text)
-
-
-def test_another_member_drafts_where_nothing_matches():
-    drafter = Choose([Suffix(), DraftModel(small_draft())])
-    (seq,) = assert_identical(runner(loaded()), drafter, [(REPEATING, PARAMS)])
-    drafted = [record for record in seq.rounds if record.num_drafted]
-    assert {record.source for record in drafted} == {"suffix", "draft_model"}
-    assert all(record.hint > 0 for record in drafted if record.source == "suffix")
 
 
 def test_after_short_matches_the_policy_takes_another_member():

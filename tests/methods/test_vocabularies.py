@@ -22,10 +22,10 @@ from paceline.target.adapters import share_copy
 from tests.attention.common import agree, held, prefilled
 from tests.helpers import admit, assert_identical, loaded, memoryless, run, sequence
 from tests.methods.heads import blockwise, medusa, random_head
+from tests.methods.space.common import adapter
 from tests.methods.test_draft_caches import NeverForgets
 from tests.methods.test_spelling import texts
 from tests.methods.tokenizers_made import TEXT, TOKENIZERS, byte_level, permuted, reader
-from tests.space.common import adapter
 from tests.tiny import tiny_model
 
 PAIRS = [

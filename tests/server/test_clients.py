@@ -157,6 +157,7 @@ def test_sigterm_finishes_what_is_being_answered(process):
     assert "w5" not in errors
 
 
+@pytest.mark.more
 def test_after_kill_9_a_server_starts_again_at_once(folder):
     """On the same port, with the answers of before."""
     headers = {"Authorization": "Bearer secret"}

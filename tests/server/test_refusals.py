@@ -101,6 +101,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "code", "param"), WRONG.values(), ids=WRONG)
 def test_wrong_fields(fields, code, param, stream):

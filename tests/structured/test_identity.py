@@ -8,8 +8,8 @@ from paceline.core.request import Sequence
 from paceline.engine import loop
 from paceline.sampling.grammar import Grammar
 from tests.adversaries import Constant, Scripted
+from tests.exactness.drafters import DRAFTERS, runner_for, small_draft
 from tests.helpers import REPEATING, assert_sound, loaded, oracle, result, run, runner, sequence
-from tests.lossless.drafters import DRAFTERS, small_draft
 from tests.oracle import autoregressive
 from tests.structured.common import END, FORMS, WITH_ORACLE, Guided, formed, is_over, is_whole, may_be, pieces, possible
 
@@ -56,7 +56,7 @@ def test_every_drafter(drafter, temperature):
     future = {tuple(seq.prompt_ids): seq.token_ids + [7] * 30 for seq in [*expected.values(), free]}
     seqs = {form: formed(form, prompt_of(form), temperature) for form in FORMS}
     other = sequence(loaded(), REPEATING, free.params)
-    run(runner(loaded()), DRAFTERS[drafter](loaded(), future), [*seqs.values(), other])
+    run(runner_for(drafter), DRAFTERS[drafter](loaded(), future), [*seqs.values(), other])
     assert result(other) == result(free)
     for form, seq in seqs.items():
         assert result(seq) == result(expected[form]), form

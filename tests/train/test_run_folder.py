@@ -132,6 +132,7 @@ HARMLESS = {  # read as a record that says nothing
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize(("file", "stage"), DAMAGED)
 def test_what_is_damaged_is_reported_with_what_to_do(file, stage, broken, base, copied):
@@ -149,6 +150,7 @@ def test_what_is_damaged_is_reported_with_what_to_do(file, stage, broken, base, 
     assert caught.value.fix
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize(("file", "stage"), [("training.json", "train"), ("config.json", "eval")])
 def test_a_damaged_head_is_reported_with_what_to_remove(file, stage, broken, base, copied):

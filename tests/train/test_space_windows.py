@@ -10,7 +10,7 @@ from paceline.methods.space.recipe import SpaceLoss, SpaceRecipe, mask_groups, w
 from paceline.target import ModelRunner, wrap_model
 from paceline.train.models import linears_of, windows_of
 from tests.helpers import VOCAB, prompt
-from tests.space.common import hung
+from tests.methods.space.common import hung
 from tests.tiny import tiny_model
 
 WINDOWED = ("mistral", "qwen2-sliding", "gemma2", "gemma3", "phi3", "olmo3")

@@ -124,9 +124,9 @@ def anew(name: str, chunk: int, later: str) -> list[torch.Tensor]:
     return rows
 
 
-@pytest.mark.parametrize("keeps_text", [False, True])
+@pytest.mark.diagonal
+@pytest.mark.parametrize(("chunk", "keeps_text"), [(512, False), (7, True), (512, True), (7, False)])
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("chunk", [512, 7])
 def test_hits_have_the_bits_of_reading_anew(name, chunk, keeps_text):
     for later in LATER:
         llm = watching(name, chunk)

@@ -4,9 +4,10 @@ import pytest
 
 from paceline import LLM, DraftModel, PromptLookup, SamplingParams
 from paceline.core.round import Origin
+from paceline.target import make_runner
 from tests.adversaries import Scripted
+from tests.exactness.drafters import DRAFTERS
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt, runner, talking
-from tests.lossless.drafters import DRAFTERS
 
 DEPTH = 5
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=24)
@@ -77,13 +78,15 @@ def test_end_of_the_context(name, room):
             assert (len(seq.token_ids), seq.finish_reason) == (target.context, "length")
 
 
-@pytest.mark.parametrize("drafter", ["draft model", "self int4", "lookup recent", "random trees"])
+@pytest.mark.diagonal
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("limit", [20, 64, 65])
 def test_shorter_context_than_the_models(drafter, limit):
-    target = loaded("gpt2" if drafter == "random trees" else "llama")
-    params = SamplingParams(temperature=1.0, max_tokens=100)
-    request = (REPEATING if limit == 20 else prompt(limit - 9), params, SEED, NO_EOS, limit)
-    (seq,) = assert_identical(runner(target, 4, limit), DRAFTERS[drafter](target, {}), [request])
+    target, params = loaded(), SamplingParams(temperature=1.0, max_tokens=100)
+    ids = REPEATING if limit == 20 else prompt(limit - 9)
+    future = {tuple(ids): [*oracle(target, ids, SAMPLED).token_ids, *[17] * 60]}
+    on = make_runner(target, 2, limit, invariant=False) if "space" in drafter else runner(target, 4, limit)
+    (seq,) = assert_identical(on, DRAFTERS[drafter](target, future), [(ids, params, SEED, NO_EOS, limit)])
     assert len(seq.token_ids) == limit
 
 

@@ -1,50 +1,35 @@
-"""SPACE beside other drafters, on one target and on two; the states that those read survive passes with masks."""
+"""SPACE in the loop: ends inside a draft, the cache, other drafters; the states that those read survive its masks."""
 
 import pytest
 import torch
 
-from paceline import Choose, SamplingParams, SelfQuantized
+from paceline import Choose, PromptLookup, SamplingParams
 from paceline.attention.states import StateStore
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods import Medusa, Space
-from paceline.methods.eagle.drafter import Eagle
 from paceline.methods.parallel.head import MedusaConfig, MedusaHead
 from paceline.policy import Fixed
 from paceline.target import ModelRunner, make_runner, wrap_model
 from paceline.verify import Coupled
-from tests.helpers import REPEATING, VOCAB, Budgets, assert_identical, loaded, prompt, run, sequence
-from tests.methods.common import new_head
-from tests.space.common import adapter, hung
-from tests.space.foresight import KNOWN, SAMPLED, future, overfitted
+from tests.attention.common import CACHE_MUTANTS, GathersWithoutACopy, sound_after_every_round, with_cache
+from tests.helpers import (
+    NO_EOS,
+    REPEATING,
+    SEED,
+    VOCAB,
+    Budgets,
+    assert_identical,
+    loaded,
+    prompt,
+    run,
+    sequence,
+)
+from tests.methods.space.common import adapter, hung
+from tests.methods.space.foresight import SAMPLED, decreed, errs, future, knows
 from tests.tiny import tiny_model
-
-SQUARE = {"intermediate_size": 64}  # all inputs divisible by 32, for INT4
-OTHERS = {
-    "eagle": (lambda: Eagle(new_head("eagle")), {}),
-    "eagle3": (lambda: Eagle(new_head("eagle3")), {}),
-    "medusa": (lambda: Medusa(MedusaHead(MedusaConfig(32, (2,), VOCAB, VOCAB, 2))), {}),
-    "self_int4": (lambda: SelfQuantized(lm_head="shared"), SQUARE),
-}
-
-
-@pytest.mark.diagonal
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("kind", OTHERS)
-def test_choose(kind, order):
-    """Both in turns, two rounds each, so that masks are hung and read; ragged rows, sampled and not."""
-    make, sizes = OTHERS[kind]
-    target = wrap_model(tiny_model("llama", **sizes))
-    given = adapter(num_masks=3, **sizes) if sizes else overfitted()
-    on = make_runner(target, 2, invariant=kind != "self_int4")
-    turns = Budgets(lambda seq: DraftBudget(3, 5, (len(seq.rounds) // 2 + seq.slot) % 2))
-    requests = [(ids, SamplingParams(temperature=t, max_tokens=16)) for ids in (KNOWN, prompt(60)) for t in (0.0, 1.0)]
-    seqs = assert_identical(on, Choose([Space(given, 2), make()][::order]), requests, 3, policy=turns)
-    drafted = {r.source for seq in seqs for r in seq.rounds if r.num_drafted}
-    assert drafted == {"space", make().name}
-
 
 # States
 
@@ -129,3 +114,55 @@ def test_a_target_of_another_size_is_refused_and_changes_nothing():
     assert drafter._target is on
     assert drafter._rows is rows
     assert drafter._adapter is held
+
+
+# Ends
+
+
+def predicted(params, eos=NO_EOS):
+    """Loop and slow decoder, where every draft is right as far as the text goes on."""
+    on, drafter = decreed(loaded(), knows, 1), Space(adapter(num_masks=3), 1)
+    return assert_identical(on, drafter, [(REPEATING, params, SEED, eos)], 3, 15)[0]
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_ends_inside_a_draft(offset):
+    answer = future()[len(REPEATING) :]
+    end = answer[4 + offset]
+    for params, eos in (
+        (SAMPLED, frozenset({end})),
+        (SamplingParams(temperature=1.0, max_tokens=40, stop_token_ids=(end,)), NO_EOS),
+        (SamplingParams(temperature=1.0, max_tokens=40, min_tokens=4 + offset), frozenset({end})),
+    ):
+        seq = predicted(params, eos)
+        assert seq.finish_reason == "stop"
+        assert seq.output_ids == answer[: len(seq.output_ids)]
+
+
+def test_both_draft_and_both_are_right():
+    """Rounds of lookup leave no masks; the next of SPACE begins anew."""
+    on = decreed(loaded(), knows, 2)
+    turns = Budgets(lambda seq: DraftBudget(2, 8, (len(seq.rounds) // 3 + seq.slot) % 2))
+    seqs = [sequence(on.loaded, REPEATING, SAMPLED) for _ in range(2)]
+    for seq in run(on, Choose([PromptLookup(), Space(adapter(num_masks=3), 1)]), seqs, policy=turns):
+        assert seq.token_ids == future()
+        mine = [r for r in seq.rounds if r.source == "space" and r.num_drafted]
+        assert len(mine) > 2
+        assert all(r.num_accepted == r.num_drafted for r in mine)
+
+
+# The cache
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_the_cache_is_plain_decodings_after_every_round(top_k):
+    """With top_k 2 second siblings are accepted, whose rows have to be gathered."""
+    on, drafter = decreed(loaded(), errs, 1), Space(adapter(num_masks=3), top_k)
+    assert sound_after_every_round(on, drafter, REPEATING, 8, SAMPLED, depth=3)
+
+
+@pytest.mark.parametrize("mutant", [one for one in CACHE_MUTANTS if one is not GathersWithoutACopy])
+def test_cache_faults_are_noticed(mutant):
+    """The one left out errs where accepted nodes lie one off their places: no order that these trees have."""
+    on = with_cache(decreed(loaded(), errs, 1), mutant)
+    assert not sound_after_every_round(on, Space(adapter(num_masks=3), 2), REPEATING, 10, SAMPLED, depth=3)

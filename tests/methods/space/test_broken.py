@@ -12,7 +12,7 @@ from paceline.methods import Space
 from paceline.methods.space.adapter import SpaceAdapter
 from paceline.target import LoadedModel, ModelRunner, adapters, make_runner
 from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, on_torch, oracle, prompt, result, run, sequence
-from tests.space.common import adapter
+from tests.methods.space.common import adapter
 from tests.tiny import tiny_model
 
 NAN, INF = float("nan"), float("inf")

@@ -11,8 +11,8 @@ from paceline.core.request import Sequence
 from paceline.errors import ConfigError, NumericsError
 from paceline.sampling import distribution as law_module
 from tests.adversaries import Constant, Scripted
+from tests.exactness.drafters import DRAFTERS, runner_for
 from tests.helpers import REPEATING, all_free, loaded, oracle, result, run, runner, sequence, talking
-from tests.lossless.drafters import DRAFTERS
 
 
 def by_the_past(ids: Tensor, scores: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def test_trouble_behind_a_rejected_draft_is_nobodys(drafter, temperature):
     plain, grammar, params = plain_and_grammar(temperature, "raises")
     seq = sequence(loaded(), REPEATING, params)
     made = DRAFTERS[drafter](loaded(), {tuple(REPEATING): plain.token_ids})
-    run(runner(loaded()), made, [seq])
+    run(runner_for(drafter), made, [seq])
     assert result(seq) == result(plain)
     assert grammar.asked == seq.num_output, "once for every token"
     assert not grammar.troubled
@@ -112,13 +112,9 @@ def test_trouble_on_the_way_is_the_answers(drafter):
         return refuse(ids, scores) if ids.shape[1] == len(REPEATING) + 9 else by_the_past(ids, scores)
 
     params = SamplingParams(0.8, max_tokens=20, logits_processors=(late,))
-    on = runner(loaded())
+    on, made = runner_for(drafter), DRAFTERS[drafter](loaded(), {tuple(REPEATING): plain.token_ids})
     with pytest.raises(KeyError) as told:
-        run(
-            on,
-            DRAFTERS[drafter](loaded(), {tuple(REPEATING): plain.token_ids}),
-            [sequence(loaded(), REPEATING, params)],
-        )
+        run(on, made, [sequence(loaded(), REPEATING, params)])
     assert str(plain.token_ids[: len(REPEATING) + 9]) in str(told.value)
     assert all_free(on)
 

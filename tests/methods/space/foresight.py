@@ -12,7 +12,7 @@ from paceline.core.tree import TokenTree
 from paceline.methods.space.adapter import SpaceAdapter, SpaceConfig
 from paceline.target import LoadedModel, ModelRunner
 from tests.helpers import REPEATING, VOCAB, loaded, oracle, run, sequence
-from tests.space.common import adapter, decoder_layers
+from tests.methods.space.common import adapter, decoder_layers
 from tests.tiny import tiny_model
 
 Says = Callable[[tuple[int, ...], int], list[int]]

@@ -19,8 +19,8 @@ from paceline.target import LoadedModel, ModelRunner, native, wrap_model
 from paceline.target.adapters import AdaptedLinear, share_copy
 from paceline.target.load import with_weights
 from tests.helpers import VOCAB, changed, on_torch, prompt, sequence
-from tests.space.common import LLAMA, adapter, hung_chain
-from tests.space.test_runner import read
+from tests.methods.space.common import LLAMA, adapter, hung_chain
+from tests.methods.space.test_runner import read
 from tests.tiny import tiny_model
 
 K = 3

@@ -18,7 +18,7 @@ from paceline.target import LoadedModel, ModelRunner, adapters, wrap_model
 from paceline.target.native import NativeDecoder
 from tests.attention.common import NoWindow, TreePlusOne, with_layout
 from tests.helpers import VOCAB, changed, on_torch, prompt
-from tests.space.common import adapter, decoder_layers, hung, hung_chain
+from tests.methods.space.common import adapter, decoder_layers, hung, hung_chain
 from tests.tiny import tiny_model
 
 K = 3

@@ -5,7 +5,7 @@ import torch
 
 from paceline.core.draft import Draft, Law
 from paceline.core.tree import TokenTree
-from tests.space.common import hung_chain
+from tests.methods.space.common import hung_chain
 
 
 def test_masks_go_and_candidates_stay():

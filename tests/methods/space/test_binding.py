@@ -14,8 +14,8 @@ from paceline.methods.space.adapter import SpaceAdapter, SpaceConfig
 from paceline.target import ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, Budgets, loaded, memoryless, sequence
-from tests.space.common import adapter
-from tests.space.foresight import accepted, knowing_transition
+from tests.methods.space.common import adapter
+from tests.methods.space.foresight import accepted, knowing_transition
 
 V = VOCAB
 

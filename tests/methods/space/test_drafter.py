@@ -20,8 +20,8 @@ from paceline.methods.space.adapter import SpaceAdapter
 from paceline.target import ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, Budgets, admit, loaded, prompt, run, sequence
-from tests.space.common import adapter
-from tests.space.foresight import KNOWN, SAMPLED, SHORT, accepted, decreed, errs, future, knows, overfitted
+from tests.methods.space.common import adapter
+from tests.methods.space.foresight import KNOWN, SAMPLED, SHORT, accepted, decreed, errs, future, knows, overfitted
 
 V = VOCAB
 FULL = 15

@@ -1,19 +1,16 @@
 """With invariant numerics, candidates before mask tokens have the bits of plain decoding; so the answers do too."""
 
-import random
 from functools import cache
 
 import pytest
 import torch
 
-from paceline import Coupled, SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.target import LoadedModel, ModelRunner, make_runner, wrap_model
-from tests.adversaries import Adversary, Nodes
 from tests.attention.common import held
-from tests.helpers import VOCAB, on_torch, oracle, prompt, result, run, sequence
+from tests.helpers import on_torch, prompt
 from tests.kernels.test_passes import rows
-from tests.space.common import adapter, hung, hung_chain
+from tests.methods.space.common import adapter, hung, hung_chain
 from tests.tiny import tiny_model
 
 K = 5
@@ -92,52 +89,6 @@ def test_what_the_bits_rest_on(monkeypatch):
     runner, tree = attached("torch llama"), hung([BRANCHING[0]], [BRANCHING[1]], [K])
     monkeypatch.setattr(runner, "invariant", False)  # one call for all nodes, as with fast numerics
     assert not all(same_bits(runner, [length], tree) for length in (60, 62, 127))
-
-
-class Hangs(Adversary):
-    """Some tokens of the answer, some wrong ones, then K masks below each: a chain, or with a wrong sibling a tree."""
-
-    def __init__(self, answers: dict[int, list[int]], branches: bool = False):
-        self.answers, self.wide, self.rng = answers, branches, random.Random(0)
-
-    def nodes(self, seq, budget) -> Nodes:
-        nodes: Nodes = []
-        if not budget.nodes:
-            return nodes
-        depth = self.rng.randint(0, budget.depth)
-        known = self.answers[seq.prompt_ids[0]][seq.num_output : seq.num_output + depth]
-        up = 0
-        for index, token in enumerate(known):
-            wrong = self.rng.random() < 0.2
-            nodes.append(((token + 1) % VOCAB if wrong else token, up, False))
-            up = len(nodes)
-            if self.wide and index == 0:
-                nodes.append(((token + 2) % VOCAB, 0, False))
-        for node in range(len(nodes) + 1):
-            for mask in range(self.rng.randint(0, K)):
-                nodes.append((VOCAB + mask, len(nodes) if mask else node, True))
-        return nodes
-
-
-PARAMS = [
-    SamplingParams(max_tokens=24),
-    SamplingParams(max_tokens=24, temperature=0.9, top_p=0.9),
-    SamplingParams(max_tokens=24, temperature=0.8, repetition_penalty=1.3, logprobs=2),
-]
-
-
-@pytest.mark.diagonal
-@pytest.mark.parametrize("branches", [False, True])
-@pytest.mark.parametrize("params", PARAMS, ids=lambda p: f"{p.temperature}-{p.repetition_penalty}")
-def test_answers_in_the_loop(params, branches):
-    runner, prompts = attached("llama", torch.float32), [prompt(n, seed=n) for n in (9, 61, 30)]
-    expected = [oracle(runner.loaded, ids, params) for ids in prompts]
-    answers = {ids[0]: seq.output_ids for ids, seq in zip(prompts, expected, strict=True)}
-    assert len(answers) == 3
-    seqs = [sequence(runner.loaded, ids, params) for ids in prompts]
-    done = run(runner, Hangs(answers, branches), seqs, depth=K, nodes=99, verifier=Coupled())
-    assert [result(seq) for seq in done] == [result(seq) for seq in expected]
-    assert any(record.num_accepted > 1 for seq in done for record in seq.rounds)
 
 
 def test_the_context_ends_and_the_cache_grows():

@@ -10,6 +10,7 @@ from paceline.engine import loop
 from paceline.target import ModelRunner
 from tests.adversaries import Ending, Scripted
 from tests.attention.common import CACHE_MUTANTS, LAYOUT_MUTANTS, NoWindow, with_cache, with_layout
+from tests.exactness.test_processors import by_the_past
 from tests.helpers import (
     NO_EOS,
     REPEATING,
@@ -23,7 +24,6 @@ from tests.helpers import (
     run,
     sequence,
 )
-from tests.lossless.test_processors import by_the_past
 from tests.oracle import choose_token
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=24)

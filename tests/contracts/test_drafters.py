@@ -26,7 +26,7 @@ from paceline.sampling import draft_sampler
 from paceline.sampling.draft_sampler import DraftSampler
 from paceline.target import ModelRunner
 from tests.exactness.drafters import DRAFTERS, twin
-from tests.helpers import REPEATING, VOCAB, changed, generate, loaded, oracle, prompt, reading_apart, sequence
+from tests.helpers import REPEATING, VOCAB, admit, changed, generate, loaded, oracle, prompt, reading_apart, sequence
 
 LEARNT = (
     *("recycling", "ouroboros", "ouroboros, same weights", "random trees", "trees of endings"),

@@ -11,7 +11,7 @@ from paceline.engine.loop import SpeculativeDecoder
 from paceline.target import ModelRunner
 from tests.adversaries import Constant
 from tests.exactness.drafters import DRAFTERS, runner_for
-from tests.helpers import REPEATING, generate, loaded, oracle, prompt, sequence
+from tests.helpers import REPEATING, admit, generate, loaded, oracle, prompt, sequence
 
 POLICIES: dict[str, Callable[[], DraftPolicy]] = {
     "fixed": lambda: Fixed(4, 9),

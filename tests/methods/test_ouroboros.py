@@ -20,7 +20,7 @@ from paceline.target import ModelRunner
 from paceline.verify import Ratio
 from tests.attention.common import agree, held, prefilled
 from tests.exactness.drafters import small_draft, twin
-from tests.helpers import REPEATING, loaded, prompt, reading_apart, runner, sequence, tokenizer
+from tests.helpers import REPEATING, admit, loaded, prompt, reading_apart, runner, sequence, tokenizer
 from tests.methods.test_lookahead import paths
 from tests.methods.test_ngram_pool import Slow
 from tests.tiny import tiny_model

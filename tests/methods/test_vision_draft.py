@@ -16,7 +16,7 @@ from paceline.hf.vision import SharedVisionTower
 from paceline.target import LoadedModel, ModelRunner, wrap_model
 from paceline.target.prompts import read_prompt
 from tests.attention.common import agree, held
-from tests.helpers import sequence
+from tests.helpers import admit, sequence
 from tests.methods.heads import random_head
 from tests.methods.tokenizers_made import byte_level, reader
 from tests.oracle import autoregressive

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -57,7 +57,7 @@ def open_models(made: Calibration, args: argparse.Namespace) -> tuple[LLM, LLM]:
     return opened[0], opened[1]
 
 
-def compare(cascade: Cascade, plain: LLM, prompts: Seq[Prompt], params: SamplingParams) -> list[Compared]:
+def compare(cascade: Cascade, plain: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> list[Compared]:
     """Answer everything twice; the first prompt once more before, for what is set up on first use."""
     found: list[Compared] = []
     for place, prompt in enumerate(track([prompts[0], *prompts], "prompts", console=Console(stderr=True))):
@@ -74,7 +74,7 @@ def compare(cascade: Cascade, plain: LLM, prompts: Seq[Prompt], params: Sampling
     return found
 
 
-def told_of(found: Seq[Compared], limit: float, confidence: float) -> dict[str, Any]:
+def told_of(found: Sequence[Compared], limit: float, confidence: float) -> dict[str, Any]:
     """The sample against the promise. chance: of at least so many differences if exactly `limit` of all differed."""
     count, alone = len(found), [one for one in found if one.by_small]
     decided = [one for one in found if not one.by_small]

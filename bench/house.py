@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline import LLM
-    from paceline.core.request import Sequence
 
 PROMPT = [5, 9, 31, 7, 5, 9, 31]
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline import LLM, CostModel, Coupled, Fixed, PromptLookup, SamplingParams
 from paceline.attention.masks import PassLayout
 from paceline.core.draft import Draft
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.core.tree import TokenTree
 from paceline.sampling.distribution import target_distribution
 
@@ -58,7 +58,7 @@ def rounds(sampling: dict[str, float], **options: object) -> tuple[float, float]
 @torch.inference_mode()
 def verification() -> float:
     """Median ms of verifying a greedy chain of `ROWS` rows whose drafted first half is accepted."""
-    seq, half = Sequence([5, TOKEN], SamplingParams(), 0, frozenset(), 1 << 20), [TOKEN] * (ROWS // 2)
+    seq, half = TokenSequence([5, TOKEN], SamplingParams(), 0, frozenset(), 1 << 20), [TOKEN] * (ROWS // 2)
     logits, times = torch.randn(1, ROWS, VOCAB), list[float]()
     logits[..., TOKEN] = 100.0
     for _ in range(100 * REPEATS):

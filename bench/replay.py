@@ -32,7 +32,7 @@ from paceline.config import parse
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
 from paceline.core.nodes import Tree, depths_of, path_to
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.core.round import Origin, Round
 from paceline.core.tree import TokenTree
 from paceline.policy.constants import FEW_TOKENS
@@ -217,7 +217,7 @@ def replay(seconds, lessons, answers, names, rng):
     for number, answer in enumerate([*lessons, *answers]):
         drafter.begin(answer)
         params = SamplingParams(max_tokens=len(answer["output"]), ignore_eos=True)
-        seq = Sequence(answer["prompt"], params, 0, frozenset(), 10**6, slot=0)
+        seq = TokenSequence(answer["prompt"], params, 0, frozenset(), 10**6, slot=0)
         while not seq.is_finished:
             made, spent = drafter.play(seq, policy.budgets([seq])[0])
             took = spent, curve.seconds(made.num_rows), REST

@@ -13,8 +13,7 @@ num_draft_nodes            for drafters of trees and the policy "fixed": the nod
                            num_draft_tokens and EAGLE's total_token also count the root: theirs is one more)
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -172,10 +171,10 @@ def _kind(given: dict[str, object]) -> type[DrafterSpec]:
 
 def _members(given: object) -> tuple[DrafterSpec, ...]:
     """The drafters of "choose"; they share its policy and verification rule."""
-    if not isinstance(given, list | tuple) or len(cast("Seq[object]", given)) < 2:
+    if not isinstance(given, list | tuple) or len(cast("Sequence[object]", given)) < 2:
         raise ConfigError('method "choose" needs "drafters"', got=brief(given), expected="a list of two or more")
     members = list[DrafterSpec]()
-    for one in cast("Seq[str | Mapping[str, object]]", given):
+    for one in cast("Sequence[str | Mapping[str, object]]", given):
         # A nested "choose" is refused without reading it, since it may be nested deeply.
         chooses = isinstance(one, Mapping) and one.get("method") == "choose"
         member = None if chooses else parse(one).drafter
@@ -215,7 +214,9 @@ class EngineFlags:
     remark: str = ""
 
 
-def engine_flags(config: SpecConfig, num_tokens: Mapping[str, int], alone: Seq[SpecConfig] = ()) -> list[EngineFlags]:
+def engine_flags(
+    config: SpecConfig, num_tokens: Mapping[str, int], alone: Sequence[SpecConfig] = ()
+) -> list[EngineFlags]:
     """The same drafter as options of vLLM 0.32, SGLang 0.5.23 and llama.cpp of 2026, which draft a fixed number.
 
     num_tokens: how many to draft, by the drafter's name in results (lookup, self-int4, draft_model). alone: single

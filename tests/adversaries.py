@@ -2,12 +2,12 @@
 
 import random
 from abc import abstractmethod
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import ClassVar
 
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, Target, Verifier
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.core.tree import TokenTree
 from paceline.core.walk import Walk
 from paceline.target import ModelRunner
@@ -27,9 +27,9 @@ class Adversary(Drafter):
         self.target = target
 
     @abstractmethod
-    def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes: ...
+    def nodes(self, seq: TokenSequence, budget: DraftBudget) -> Nodes: ...
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         rows = [self.nodes(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
         banned = self.target.banned_token_ids  # not even they may draft what stands for an image
         drafted = [[0 if n[0] in banned and not n[2] else n[0] for n in row] for row in rows]
@@ -39,7 +39,7 @@ class Adversary(Drafter):
         return Draft(TokenTree.from_lists(tokens, parents, probes=probes), source=self.name)
 
 
-def chain(tokens: Seq[int]) -> Nodes:
+def chain(tokens: Sequence[int]) -> Nodes:
     return [(token, index, False) for index, token in enumerate(tokens)]
 
 
@@ -49,14 +49,14 @@ class Constant(Adversary):
     def __init__(self, token: int = 7):
         self.token = token
 
-    def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
+    def nodes(self, seq: TokenSequence, budget: DraftBudget) -> Nodes:
         return chain([self.token] * budget.depth)
 
 
 class LeastLikely(Adversary):
     """Asks the target itself and offers what it likes least, leaving its passes behind in the cache."""
 
-    def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
+    def nodes(self, seq: TokenSequence, budget: DraftBudget) -> Nodes:
         tokens: list[int] = []
         for _ in range(budget.depth):
             tree = TokenTree.chain([[seq.token_ids[-1], *tokens]])
@@ -70,7 +70,7 @@ class RandomTrees(Adversary):
     def __init__(self, seed: int = 0, tokens: range = range(3, 97), probes: bool = True):
         self.rng, self.tokens, self.probes = random.Random(seed), tokens, probes
 
-    def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
+    def nodes(self, seq: TokenSequence, budget: DraftBudget) -> Nodes:
         made: Nodes = []
         depth = [0]
         for node in range(1, self.rng.randint(0, min(24, budget.nodes)) + 1):
@@ -85,7 +85,7 @@ class RandomTrees(Adversary):
 class Wide(Adversary):
     """Every token of the vocabulary under the root, as far as the budget goes; a probe under each fourth of them."""
 
-    def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
+    def nodes(self, seq: TokenSequence, budget: DraftBudget) -> Nodes:
         if budget.depth == 0:
             return []
         below = [(token, 0, False) for token in range(min(self.target.vocab_size, budget.nodes))]
@@ -100,14 +100,14 @@ class Scripted(Adversary):
 
     name: ClassVar[str] = "scripted"
 
-    def __init__(self, future: dict[tuple[int, ...], list[int]], script: Seq[int | None], branching: bool = False):
+    def __init__(self, future: dict[tuple[int, ...], list[int]], script: Sequence[int | None], branching: bool = False):
         self.future, self.script, self.branching = future, script, branching
 
-    def right(self, seq: Sequence, count: int) -> list[int]:
+    def right(self, seq: TokenSequence, count: int) -> list[int]:
         begin = len(seq.token_ids)
         return self.future[tuple(seq.prompt_ids)][begin : begin + count]
 
-    def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
+    def nodes(self, seq: TokenSequence, budget: DraftBudget) -> Nodes:
         good = self.script[len(seq.rounds) % len(self.script)]
         tokens = self.right(seq, budget.depth)
         if good is not None and good < len(tokens):
@@ -130,7 +130,7 @@ class Scripted(Adversary):
 class Window(Scripted):
     """As Lookahead: right candidates, then chains of probes under the root and under other probes."""
 
-    def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
+    def nodes(self, seq: TokenSequence, budget: DraftBudget) -> Nodes:
         made = super().nodes(seq, budget)
         if budget.depth == 0:
             return made
@@ -148,7 +148,7 @@ class Ending(Adversary):
     def __init__(self, token: int):
         self.token = token
 
-    def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
+    def nodes(self, seq: TokenSequence, budget: DraftBudget) -> Nodes:
         tokens = [17] * budget.depth
         if tokens:
             tokens[len(seq.rounds) % len(tokens)] = self.token
@@ -165,7 +165,7 @@ class Sometimes(Adversary):
         super().bind(target, verifier)
         self.other.bind(target, verifier)
 
-    def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
+    def nodes(self, seq: TokenSequence, budget: DraftBudget) -> Nodes:
         return self.other.nodes(seq, budget) if (len(seq.rounds) + seq.slot) % 3 == 0 else []
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
 from paceline.core.nodes import Tree
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.core.tree import TokenTree
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.engine.request import Request
@@ -78,13 +78,15 @@ def sequence(
     max_length: int | None = None,
     stops: Detokenizer | None = None,
     slot: int = -1,
-) -> Sequence:
+) -> TokenSequence:
     """A request as the front door makes it; `slot`: for drafters that are asked without a runner."""
     words = tuple(tuple(tokenizer().encode(word, add_special_tokens=False)) for word in params.bad_words)
-    return Sequence(list(ids), params, seed, eos_ids, max_length or target.context, words, stops, slot=slot)
+    return TokenSequence(list(ids), params, seed, eos_ids, max_length or target.context, words, stops, slot=slot)
 
 
-_ANSWERS: dict[tuple[object, ...], tuple[LoadedModel, Sequence]] = {}  # models are kept, so that no id is used twice
+_ANSWERS: dict[
+    tuple[object, ...], tuple[LoadedModel, TokenSequence]
+] = {}  # models are kept, so that no id is used twice
 
 
 def oracle(
@@ -94,7 +96,7 @@ def oracle(
     seed: int = SEED,
     eos_ids: frozenset[int] = NO_EOS,
     max_length: int | None = None,
-) -> Sequence:
+) -> TokenSequence:
     """The answer of the slow decoder, which reads the whole text again for every token; remembered across tests."""
     key = (id(target), tuple(ids), repr(params), seed, eos_ids, max_length)
     if key not in _ANSWERS:
@@ -113,13 +115,13 @@ def runner(target: LoadedModel, slots: int = 4, max_length: int | None = None) -
     return _RUNNERS[key]
 
 
-def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> Iterator[list[Sequence]]:
+def generate(decoder: SpeculativeDecoder, seqs: Iterable[TokenSequence]) -> Iterator[list[TokenSequence]]:
     """Run every sequence to its end; yields those of each round."""
     for step in schedule(decoder, [Request.of(decoder, seq) for seq in seqs]):
         yield [answer.seq for answers in step.updated.values() for answer in answers]
 
 
-def admit(decoder: SpeculativeDecoder, seq: Sequence) -> None:
+def admit(decoder: SpeculativeDecoder, seq: TokenSequence) -> None:
     """Give a sequence a slot and read its prompt."""
     for _ in decoder.admit(seq):
         pass
@@ -128,12 +130,12 @@ def admit(decoder: SpeculativeDecoder, seq: Sequence) -> None:
 def run(
     on: ModelRunner,
     drafter: Drafter,
-    seqs: Iterable[Sequence],
+    seqs: Iterable[TokenSequence],
     depth: int = 4,
     nodes: int = 128,
     verifier: Verifier | None = None,
     policy: DraftPolicy | None = None,
-) -> list[Sequence]:
+) -> list[TokenSequence]:
     """Decode `seqs` to their ends."""
     seqs = list(seqs)
     decoder = SpeculativeDecoder(on, drafter, verifier or Coupled(), policy or Fixed(depth, nodes))
@@ -146,7 +148,7 @@ def run(
 class Budgets(DraftPolicy):
     """The same budget for everybody and for ever, or one that a function makes for each row."""
 
-    def __init__(self, make: Callable[[Sequence], DraftBudget] | None = None, **options):
+    def __init__(self, make: Callable[[TokenSequence], DraftBudget] | None = None, **options):
         self.make = make or (lambda seq: DraftBudget(**options))
 
     def budgets(self, seqs):
@@ -163,7 +165,7 @@ def all_free(on: ModelRunner) -> bool:
     return sorted(on.cache._free) == list(range(on.cache.num_slots)) and not any(on.cache.lengths)
 
 
-def result(seq: Sequence) -> tuple[list[int], str | None, object]:
+def result(seq: TokenSequence) -> tuple[list[int], str | None, object]:
     """What the user sees of an answer."""
     return seq.output_ids, seq.finish_reason, seq.stop_reason
 
@@ -175,7 +177,7 @@ def assert_identical(
     depth: int = 4,
     nodes: int = 128,
     policy: DraftPolicy | None = None,
-) -> list[Sequence]:
+) -> list[TokenSequence]:
     """Decode side by side; each answer must be the slow decoder's.
 
     requests: what `sequence` and `oracle` take after the target: prompt, params, seed, ends, greatest length.
@@ -188,7 +190,7 @@ def assert_identical(
     return seqs
 
 
-def assert_sound(seq: Sequence, depth: int) -> None:
+def assert_sound(seq: TokenSequence, depth: int) -> None:
     """What holds for every answer whatever was drafted: rounds within bounds, counters that add up."""
     assert len(seq.origins) == len(seq.sources) == seq.num_output == sum(r.num_emitted for r in seq.rounds)
     for record in seq.rounds:

@@ -6,7 +6,7 @@ It shares the distribution of a token with the fast path and nothing else; tests
 import torch
 from torch import Tensor
 
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.core.rng import Purpose, gumbel
 from paceline.core.round import Origin
 from paceline.core.tree import TokenTree
@@ -35,7 +35,7 @@ def choose_token(distribution: TargetDistribution, seeds: Tensor, positions: Ten
 
 
 @torch.inference_mode()
-def autoregressive(loaded: LoadedModel, seq: Sequence) -> Sequence:
+def autoregressive(loaded: LoadedModel, seq: TokenSequence) -> TokenSequence:
     """Run `seq` to its end, one token at a time; the vision tower encodes its images once more."""
     features = encode_images(loaded, seq.vision)
     while not seq.is_finished:

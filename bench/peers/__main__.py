@@ -1,8 +1,7 @@
 """`python -m bench.peers`: `paceline bench` with other systems among the sides, see the package."""
 
 import argparse
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from . import __doc__ as about_peers
 _BY_NAME = ("--peer-model", "--peer-draft-model")
 
 
-def parse(arguments: Seq[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """The options that speak of peers, and the others, which are `paceline bench`'s. Exits with 2 for wrong ones."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers", description=about_peers, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -65,7 +64,7 @@ def opener(given: argparse.Namespace) -> Any:
 
     @contextmanager
     def open_peers(
-        configs: Seq[Any], llm: Any, model: str, screen: Any, missing: dict[str, str]
+        configs: Sequence[Any], llm: Any, model: str, screen: Any, missing: dict[str, str]
     ) -> Iterator[tuple[list[PeerSide], Mapping[str, dict[str, str]]]]:
         draft = next((model for config in configs for model in config.models), None)
         common = PeerOptions(
@@ -96,7 +95,7 @@ def opener(given: argparse.Namespace) -> Any:
     return open_peers
 
 
-def main(arguments: Seq[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and exit as `paceline bench` does."""
     given, others = parse(arguments)
     set_waiting()  # before torch is imported

@@ -1,7 +1,7 @@
 """What a peer is: another inference system that answers the same prompts with the same weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import PacelineError
@@ -68,7 +68,7 @@ class Peer(ABC):
         """Load the models. Raises `ConfigError` that says what is missing and how to get it."""
 
     @abstractmethod
-    def run(self, mode: str, token_ids: Seq[int], max_tokens: int, temperature: float) -> PeerAnswer:
+    def run(self, mode: str, token_ids: Sequence[int], max_tokens: int, temperature: float) -> PeerAnswer:
         """Answer one prompt. Raises `PeerFailed`.
 
         token_ids: the prompt encoded, chat template included.

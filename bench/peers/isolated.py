@@ -1,8 +1,7 @@
 """A peer that runs in an interpreter of its own, and what each kind needs: its script, packages and model files."""
 
 import base64
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,7 +156,7 @@ class IsolatedPeer(Peer):
         self.modes = tuple(ready["modes"])
         self._about |= ready["about"]
 
-    def run(self, mode: str, token_ids: Seq[int], max_tokens: int, temperature: float) -> PeerAnswer:
+    def run(self, mode: str, token_ids: Sequence[int], max_tokens: int, temperature: float) -> PeerAnswer:
         """Answer one prompt; a mode with a process of its own loads at its first prompt."""
         if mode not in self.modes:
             raise ConfigError(
@@ -169,7 +168,7 @@ class IsolatedPeer(Peer):
         request = {"mode": mode, "token_ids": list(token_ids), "max_tokens": max_tokens, "temperature": temperature}
         return PeerAnswer(**self._asked(mode, request, max_tokens))
 
-    def logprobs(self, token_ids: Seq[int]) -> NDArray[np.float32]:
+    def logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Log-probabilities of all tokens after a prompt, by id, where the worker knows them. Raises `PeerFailed`."""
         packed = self._asked("plain", {"call": "logprobs", "token_ids": list(token_ids)}, 1)
         return np.frombuffer(base64.b64decode(packed), np.float32)

@@ -4,8 +4,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import ConfigError
@@ -78,7 +77,7 @@ class LlamaServer(ServedPeer):
             "model": str(properties.get("model_path", "unknown")),
         }
 
-    def run(self, mode: str, token_ids: Seq[int], max_tokens: int, temperature: float) -> PeerAnswer:
+    def run(self, mode: str, token_ids: Sequence[int], max_tokens: int, temperature: float) -> PeerAnswer:
         """Answer by /completion, which takes token ids and reports the server's own times."""
         body = body_of(list(token_ids), max_tokens, temperature)
         lines = b"".join(self._server.post("/completion", body, _patience(max_tokens)))
@@ -102,7 +101,7 @@ class VllmServer(ServedPeer):
         version = str(self._server.get("/version").get("version", "unknown"))
         self._about = {"url": self._server.url, "version": version, "model": str(models[0].get("root") or self._model)}
 
-    def run(self, mode: str, token_ids: Seq[int], max_tokens: int, temperature: float) -> PeerAnswer:
+    def run(self, mode: str, token_ids: Sequence[int], max_tokens: int, temperature: float) -> PeerAnswer:
         """Answer by a stream of /v1/completions, timed here: the server reports no times for one request."""
         body = {
             "model": self._model, "prompt": list(token_ids), "max_tokens": max_tokens, "temperature": temperature,

@@ -1,6 +1,6 @@
 """A peer as one of the sides of a benchmark."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.errors import ConfigError
@@ -21,7 +21,7 @@ class PeerSide(Side):
         super().__init__(f"{peer.name}:{mode}")
         self.peer, self.mode, self.eos_ids = peer, mode, eos_ids
 
-    def answer(self, asks: Seq[Ask], options: BenchOptions) -> list[TimedAnswer]:
+    def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[TimedAnswer]:
         """Ask the peer, with its own count of tokens and its own clock. Raises `ConfigError` for an image."""
         if any(ask.question.image for ask in asks):
             raise ConfigError("peers are asked about text alone", got="a prompt with an image", fix="leave --peer out")

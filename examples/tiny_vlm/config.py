@@ -7,7 +7,7 @@
 Everything else has a default.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated
@@ -113,6 +113,6 @@ class VlmConfig:
                 raise ConfigError(f"{name} is out of range", got=got, expected=expected)
 
 
-def read_vlm_config(path: Path | str | None, overrides: Seq[str] = ()) -> VlmConfig:
+def read_vlm_config(path: Path | str | None, overrides: Sequence[str] = ()) -> VlmConfig:
     """The file with `a.b=value` put over it. Raises `ConfigError` for what is not understood."""
     return validate(VlmConfig, read_mapping(path, overrides), "the configuration")

@@ -1,7 +1,6 @@
 """The demo with images: questions about drawn scenes, or about your image, answered plainly and with speculation."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -98,7 +97,7 @@ def scenes(count: int, seed: int = 0) -> list[Shown]:
     return found
 
 
-def answer_both_ways(llm: LLM, images: Seq[Shown], params: SamplingParams) -> Iterator[Answered]:
+def answer_both_ways(llm: LLM, images: Sequence[Shown], params: SamplingParams) -> Iterator[Answered]:
     """Answer every question plainly and with speculation; the two take turns, image by image.
 
     The vision features are dropped before each turn, so that each side encodes an image once, with its first question.
@@ -127,7 +126,7 @@ def _answer(side: LLM, image: Image.Image, query: Question, params: SamplingPara
     return side.generate([{"role": "user", "content": parts}], params)[0]
 
 
-def totals(answered: Seq[Answered]) -> dict[str, Any]:
+def totals(answered: Sequence[Answered]) -> dict[str, Any]:
     """Tokens per second of each side over all questions, and how many answers were identical and right."""
     total: dict[str, Any] = {}
     for name, sides in (("plain", [a.plain for a in answered]), ("speculative", [a.speculative for a in answered])):
@@ -144,7 +143,7 @@ def totals(answered: Seq[Answered]) -> dict[str, Any]:
     return total
 
 
-def show(console: Console, llm: LLM, drafter: str, answered: Seq[Answered]) -> None:
+def show(console: Console, llm: LLM, drafter: str, answered: Sequence[Answered]) -> None:
     """Print a table for each image, and the totals."""
     images = list({id(one.shown): one.shown for one in answered}.values())
     for shown in images:

@@ -8,7 +8,7 @@ rightly. The sibling's layers begin as those of the trained model; embeddings, n
 both.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -35,7 +35,7 @@ class DistillTask(ChatTask):
 
     def __init__(
         self, language_model: Path, teacher: PackagedVlm, teacher_folder: Path, config: VlmConfig,
-        device: torch.device, easy: Seq[EasyVqa], easy_test: Seq[EasyVqa],
+        device: torch.device, easy: Sequence[EasyVqa], easy_test: Sequence[EasyVqa],
     ):  # fmt: skip
         super().__init__(config, config.distill, device, easy, easy_test)
         how = config.distill

@@ -5,7 +5,7 @@ text, height of a bar), and the projected patch is drawn to the mean of the toke
 "red circle top left": the language model gets images that it can nearly read.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -142,7 +142,7 @@ class PretrainTask(Task[tuple[Tensor, list[Patches]]]):
     def num_steps(self, devices: int) -> int:
         return self._how.steps
 
-    def items(self, step: int, devices: int) -> Seq[list[Scene]]:
+    def items(self, step: int, devices: int) -> Sequence[list[Scene]]:
         scenes, size = scenes_of(step, self._how.batch, self._how.seed + 1), self._how.micro_batch
         return [scenes[i : i + size] for i in range(0, len(scenes), size)]
 

@@ -9,8 +9,7 @@ longest part, is computed once.
 """
 
 import hashlib
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -156,7 +155,7 @@ def easy_chats(example: EasyVqa) -> ImageChats:
 
 
 def step_chats(
-    step: int, easy: Seq[EasyVqa], num_scenes: int = 2, num_easy: int = 1, seed: int = 0
+    step: int, easy: Sequence[EasyVqa], num_scenes: int = 2, num_easy: int = 1, seed: int = 0
 ) -> list[ImageChats]:
     """The images of one step; without easy-VQA more scenes instead."""
     rng = Random(f"{seed} {step}")
@@ -165,13 +164,13 @@ def step_chats(
     return made + [easy_chats(rng.choice(easy)) for _ in range(num_easy if easy else 0)]
 
 
-def held_out_chats(count: int, easy: Seq[EasyVqa] = ()) -> list[ImageChats]:
+def held_out_chats(count: int, easy: Sequence[EasyVqa] = ()) -> list[ImageChats]:
     """`count` held-out scenes with one question each for every kind, and half as many images of easy-VQA."""
     scenes = [replace(scene_chats(HELD_OUT + i, kind), kind=kind) for kind in KINDS for i in range(count)]
     return scenes + [replace(easy_chats(one), kind="easy-VQA") for one in easy[: max(1, count // 2)]]
 
 
-def hash_easy(examples: Seq[EasyVqa]) -> str:
+def hash_easy(examples: Sequence[EasyVqa]) -> str:
     """A hash of all questions and answers."""
     return hashlib.sha256(repr([one.questions for one in examples]).encode()).hexdigest()
 
@@ -185,8 +184,8 @@ class ChatTask(Task[Batch]):
     """Added to the seed of the images."""
 
     def __init__(
-        self, config: VlmConfig, how: SftSection | DistillSection, device: torch.device, easy: Seq[EasyVqa],
-        easy_test: Seq[EasyVqa],
+        self, config: VlmConfig, how: SftSection | DistillSection, device: torch.device, easy: Sequence[EasyVqa],
+        easy_test: Sequence[EasyVqa],
     ):  # fmt: skip
         self._how, self._device, self._easy = how, device, easy
         self.held_out = held_out_chats(config.held_out, easy_test)
@@ -195,7 +194,7 @@ class ChatTask(Task[Batch]):
     def num_steps(self, devices: int) -> int:
         return self._how.steps
 
-    def items(self, step: int, devices: int) -> Seq[ImageChats]:
+    def items(self, step: int, devices: int) -> Sequence[ImageChats]:
         how = self._how
         return step_chats(step, self._easy, how.scenes, how.easy, how.seed + self.first_seed)
 
@@ -218,7 +217,7 @@ class SftTask(ChatTask):
 
     def __init__(
         self, language_model: Path, vision: Mapping[str, Tensor], config: VlmConfig, device: torch.device,
-        easy: Seq[EasyVqa], easy_test: Seq[EasyVqa],
+        easy: Sequence[EasyVqa], easy_test: Sequence[EasyVqa],
     ):  # fmt: skip
         super().__init__(config, config.sft, device, easy, easy_test)
         how, self._vision_lr = config.sft, config.sft.vision_lr

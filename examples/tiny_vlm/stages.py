@@ -11,8 +11,7 @@ out/eval.json               real decoding with both                             
 """
 
 import json
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,7 +63,7 @@ VlmEvent: TypeAlias = TrainEvent | Asking | Done
 class VlmStages:
     """One run. todo: the stages that will be run."""
 
-    def __init__(self, config: VlmConfig, todo: Seq[str] = STAGES):
+    def __init__(self, config: VlmConfig, todo: Sequence[str] = STAGES):
         self.config, self.out, self._todo = config, Path(config.out), todo
         self.packaged, self.packaged_small = self.out / config.name, self.out / f"{config.name}-small"
 

@@ -6,7 +6,7 @@ excluded if so few are unlikely under it, P(Bin(n, p) <= k) <= 1 - confidence.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Annotated, NamedTuple
 
@@ -68,7 +68,7 @@ def prompts_needed(k: int, limit: float, confidence: float) -> int:
     return bisect_left(range(enough), True, key=lambda n: holds(k, n, limit, confidence))
 
 
-def last_that_holds(points: Seq[Point], n: int, limit: float, confidence: float) -> Point | None:
+def last_that_holds(points: Sequence[Point], n: int, limit: float, confidence: float) -> Point | None:
     """The lowest valid threshold among points with descending thresholds fixed before the data; None: none is valid.
 
     Each threshold is a hypothesis, "more than `limit` of all prompts get another answer", tested at the level

@@ -10,7 +10,7 @@ the small model answers within `short_limit` tokens
 import random
 import secrets
 import warnings
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from os import PathLike
@@ -160,7 +160,7 @@ class Cascade:
         self._requests = self._alone = self._checked = 0
 
     def generate(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[CascadeOutput]:
         """Answer one prompt or many, as `LLM.generate` does; each result says which model decided, and why."""
         many = as_list(prompts)
@@ -231,7 +231,9 @@ class Cascade:
             )
 
 
-def ask_small(small: LLM, prompts: Seq[Prompt], params: Seq[SamplingParams], limit: int) -> list[RequestOutput | None]:
+def ask_small(
+    small: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], limit: int
+) -> list[RequestOutput | None]:
     """The small model's answers of up to `limit` tokens, with log-probabilities; None where a prompt is too long."""
     try:
         return list(small.generate(list(prompts), [_within(one, limit) for one in params]))
@@ -251,7 +253,7 @@ def _within(params: SamplingParams, limit: int) -> SamplingParams:
 
 def decide(
     finish_reason: str | None,
-    logprobs: Seq[TokenLogprob] | None,
+    logprobs: Sequence[TokenLogprob] | None,
     choice: ChosenThreshold,
     is_calibrated: bool,
     trusts: bool,

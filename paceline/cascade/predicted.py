@@ -3,14 +3,13 @@
 See `methods.prediction`. A wrong prediction changes no token.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import final
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
-from ..core.request import SamplingParams, Sequence
+from ..core.request import SamplingParams, TokenSequence
 from ..core.round import Round
 from ..engine.output import RequestOutput
 from ..errors import ConfigError
@@ -35,22 +34,22 @@ class PredictedFirst(DraftPolicy):
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
         self.then.bind(drafter, pass_seconds, pads_trees)
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+    def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         """A budget for each row; the loop limits it to the tokens that may still be emitted."""
         rests = [_rest(seq) for seq in seqs]
         self._is_predicted = any(rests)
         return [DraftBudget(n, n) for n in rests] if self._is_predicted else self.then.budgets(seqs)
 
-    def observe(self, seq: Sequence, record: Round) -> None:
+    def observe(self, seq: TokenSequence, record: Round) -> None:
         """Pass on the rounds of the other policy only: predictions are not its drafts."""
         if not self._is_predicted:
             self.then.observe(seq, record)
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         self.then.release(slots)
 
 
-def _rest(seq: Sequence) -> int:
+def _rest(seq: TokenSequence) -> int:
     """How many tokens are left of the prediction; 0 where the answer differs from it."""
     begin = seq.num_output
     return len(seq.prediction) - begin if seq.prediction[:begin] == tuple(seq.output_ids) else 0

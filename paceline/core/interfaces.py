@@ -1,8 +1,7 @@
 """The three roles of the loop: a drafter proposes, a verifier decides, a policy sets the budget."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .draft import Draft
-from .request import Sequence
+from .request import TokenSequence
 from .round import Round
 from .vision import PromptImage
 from .walk import TargetDistribution, Walk
@@ -34,8 +33,8 @@ class DraftBudget:
     depth: int
     nodes: int
     drafter_index: int = 0
-    should_continue: Callable[[Seq[float]], bool] | None = None
-    min_probs: Seq[float] = ()
+    should_continue: Callable[[Sequence[float]], bool] | None = None
+    min_probs: Sequence[float] = ()
 
     def min_prob(self, n: int) -> float:
         """The least probability of the candidate that comes behind `n` others."""
@@ -98,14 +97,14 @@ class Target(Protocol):
 
     @property
     def num_slots(self) -> int:
-        """How many sequences can be decoded at once; `Sequence.slot` is below it."""
+        """How many sequences can be decoded at once; `TokenSequence.slot` is below it."""
         ...
 
     def watch_states(self, layers: Iterable[int]) -> None:
         """Store these hidden states from now on, in rounds of drafters with `DrafterInfo.reads_states`."""
         ...
 
-    def read_states(self, slot: int, begin: int, end: int, layers: Seq[int]) -> Tensor:
+    def read_states(self, slot: int, begin: int, end: int, layers: Sequence[int]) -> Tensor:
         """The watched states of cached tokens `begin` to `end`, concatenated. [M, len(layers) E]."""
         ...
 
@@ -133,7 +132,7 @@ class Target(Protocol):
         """A draft's vision half with this model's tower in it, which encodes each image once for both."""
         ...
 
-    def image_features(self, images: Seq[PromptImage]) -> list[Any]:
+    def image_features(self, images: Sequence[PromptImage]) -> list[Any]:
         """The features of each image by this model's vision half."""
         ...
 
@@ -171,7 +170,7 @@ class InnerDecoder(Protocol):
         """The drafter for the draft model."""
         ...
 
-    def step(self, seqs: Seq[Sequence]) -> None:
+    def step(self, seqs: Sequence[TokenSequence]) -> None:
         """One round, as of `engine.loop.SpeculativeDecoder`."""
         ...
 
@@ -211,7 +210,7 @@ class Drafter(ABC):
     def bind_inner(self, decoder: MakeDecoder) -> None:
         """Take a decoder for a model that drafts with a drafter of its own. Called after `bind`."""
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The options for this round: one entry, or one for each member of a combined drafter."""
         return (DraftOptions(self.name),)
 
@@ -220,20 +219,20 @@ class Drafter(ABC):
         return {}
 
     @abstractmethod
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Draft for each sequence within its budget; row b of the tree starts at `seqs[b].token_ids[-1]`.
 
         Not called in rounds where no sequence has a budget.
         """
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+    def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         """Learn from the round. Called after the sequences took their tokens, before finished ones are released.
 
         draft: the draft that was verified, without tokens that a request's grammar forbids.
         logits: those of the target at every node of the draft, [B, N, V].
         """
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         """Drop the state of these slots; harmless for unknown slots."""
 
 
@@ -263,7 +262,7 @@ class Verifier(ABC):
 
     @abstractmethod
     def verify(
-        self, draft: Draft, distribution: TargetDistribution, seeds: Seq[int], positions: Seq[int]
+        self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> list[Walk]:
         """Walk the tree of each row from its root.
 
@@ -283,15 +282,15 @@ class DraftPolicy(ABC):
         """
 
     @abstractmethod
-    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """The most to draft for each sequence now; the loop limits it to `Sequence.most_drafted`."""
+    def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
+        """The most to draft for each sequence now; the loop limits it to `TokenSequence.most_drafted`."""
 
-    def observe(self, seq: Sequence, record: Round) -> None:
+    def observe(self, seq: TokenSequence, record: Round) -> None:
         """Learn from the record of a round."""
 
-    def no_draft_reason(self, seq: Sequence) -> str | None:
+    def no_draft_reason(self, seq: TokenSequence) -> str | None:
         """Why it has let no drafter draft for this sequence, in words; None if it does not know."""
         return None
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         """Drop the state of these slots; harmless for unknown slots."""

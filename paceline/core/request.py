@@ -1,9 +1,8 @@
-"""The options of a request (`SamplingParams`) and the state of one unfinished answer (`Sequence`)."""
+"""The options of a request (`SamplingParams`) and the state of one unfinished answer (`TokenSequence`)."""
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -43,7 +42,7 @@ _CountOrAll = Annotated[Integer, Field(ge=-1)]
 def _is_prediction(value: Any) -> bool:
     if isinstance(value, str):
         return value == value.encode(errors="ignore").decode()  # no lone surrogates
-    return isinstance(value, list | tuple) and all(type(one) is int for one in cast("Seq[object]", value))
+    return isinstance(value, list | tuple) and all(type(one) is int for one in cast("Sequence[object]", value))
 
 
 _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -136,7 +135,7 @@ class SamplingParams:
         return (self.extra_args or {}).get("method")
 
     @property
-    def prediction(self) -> str | Seq[int]:
+    def prediction(self) -> str | Sequence[int]:
         """The likely answer, see `extra_args`; empty where none is given."""
         return (self.extra_args or {}).get("prediction", "")
 
@@ -152,7 +151,7 @@ def params_of(given: object, count: int, default: SamplingParams | None = None) 
 
     given: options for all of them, a list with one for each, or None, which takes the default.
     """
-    each = cast("Seq[object]", given) if isinstance(given, list | tuple) else [given] * count
+    each = cast("Sequence[object]", given) if isinstance(given, list | tuple) else [given] * count
     if len(each) != count:
         raise ConfigError("params and prompts differ in number", got=len(each), expected=count)
     made, default = list[SamplingParams](), default or SamplingParams()
@@ -205,7 +204,7 @@ class TokenLogprob(Mapping[int, Logprob]):
 
 
 @dataclass
-class Sequence:
+class TokenSequence:
     """One unfinished answer. Between rounds the cache holds `token_ids[:-1]`; the last token is the next input."""
 
     # set when admitted

@@ -1,15 +1,14 @@
 """A drafter that only lacks memory or a file is no error: the answer goes on without its draft."""
 
 import logging
-from collections.abc import Generator
-from collections.abc import Sequence as Seq
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from ..errors import CacheFull
 from .interfaces import Drafter
-from .request import Sequence
+from .request import TokenSequence
 
 _log = logging.getLogger(__name__)
 _LACKS = (CacheFull, MemoryError, torch.OutOfMemoryError, OSError)
@@ -17,7 +16,7 @@ _OF_TORCH = ("DefaultCPUAllocator", "_ALLOC_FAILED", "out of memory")  # in erro
 
 
 @contextmanager
-def spared(drafter: Drafter, seqs: Seq[Sequence]) -> Generator[None]:
+def spared(drafter: Drafter, seqs: Sequence[TokenSequence]) -> Generator[None]:
     """End the body where memory or a file fails the drafter, which then forgets these sequences.
 
     So there is no draft in this round; in the next one it begins again with their texts. Any other error is raised.

@@ -1,7 +1,6 @@
 """The contract of drafters, checked in each round: a bad draft is an error that names the drafter."""
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,13 +8,13 @@ from torch import Tensor
 from ..core.draft import Draft, Law
 from ..core.interfaces import DraftBudget, Drafter
 from ..core.nodes import Tree
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.shortage import is_shortage
 from ..core.tree import TokenTree
 from ..errors import DraftError, PacelineError
 
 
-def call(drafter: Drafter, method: str, seqs: Seq[Sequence], *given: Any) -> Any:
+def call(drafter: Drafter, method: str, seqs: Sequence[TokenSequence], *given: Any) -> Any:
     """Call a method of a drafter and convert its exceptions to a `DraftError` that names the drafter.
 
     Paceline's own errors, and those that `spared` knows, are passed on unchanged. Raises `DraftError` if a text got
@@ -38,14 +37,14 @@ def call(drafter: Drafter, method: str, seqs: Seq[Sequence], *given: Any) -> Any
     return made
 
 
-def _ends(seqs: Seq[Sequence]) -> list[tuple[int, list[int]]]:
+def _ends(seqs: Sequence[TokenSequence]) -> list[tuple[int, list[int]]]:
     return [(len(seq.token_ids), seq.token_ids[-1:]) for seq in seqs]
 
 
 def check_contract(
     draft: Draft,
-    seqs: Seq[Sequence],
-    budgets: Seq[DraftBudget],
+    seqs: Sequence[TokenSequence],
+    budgets: Sequence[DraftBudget],
     vocab_size: int,
     num_masks: int = 0,
     banned_token_ids: Collection[int] = (),

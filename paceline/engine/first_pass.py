@@ -8,23 +8,23 @@ Rows with a chunk are computed one by one, the other rows of the batch together.
 """
 
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.tree import TokenTree
 from ..target import ModelRunner
 
 
-def deferred_tokens(runner: ModelRunner, seq: Sequence) -> list[int]:
+def deferred_tokens(runner: ModelRunner, seq: TokenSequence) -> list[int]:
     """The tokens before the root that were left to the first pass; empty after that pass."""
     return seq.token_ids[runner.cache.lengths[seq.slot] : -1] if seq.has_deferred_tokens else []
 
 
 def forward(
-    runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree, keep_states: bool
+    runner: ModelRunner, seqs: Sequence[TokenSequence], tree: TokenTree, keep_states: bool
 ) -> tuple[Tensor, dict[int, float]]:
     """Logits [B, N, V] of the trees, and the seconds of each row that was fused with its prefill."""
     seconds, rows = dict[int, float](), dict[int, Tensor]()
@@ -42,7 +42,7 @@ def forward(
     return torch.stack([rows[row] for row in range(len(seqs))]), seconds
 
 
-def _fused(runner: ModelRunner, seq: Sequence, tree: TokenTree, row: int, keep_states: bool) -> Tensor:
+def _fused(runner: ModelRunner, seq: TokenSequence, tree: TokenTree, row: int, keep_states: bool) -> Tensor:
     """Logits [N, V] of one row, 0 at its padding."""
     own = tree.of_rows([row]).trimmed()
     logits = runner.forward([seq.slot], own, deferred_tokens(runner, seq), keep_states=keep_states)[0]

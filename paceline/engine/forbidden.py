@@ -5,18 +5,18 @@ regex a(b|c)     draft  a ── d       verified  a ── c
                         └─── c
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from ..core.draft import Draft
 from ..core.nodes import Tree
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.tree import TokenTree
 
 
-def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
+def without_forbidden(draft: Draft, seqs: Sequence[TokenSequence]) -> Draft:
     """The draft without forbidden tokens and their descendants.
 
     A draft with a distribution q keeps them: its rejection rule is only correct if it sees every drawn token.
@@ -36,7 +36,7 @@ def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
     return replace(draft, tree=made, confidence=confidence)
 
 
-def _allowed(tree: Tree, seq: Sequence) -> list[int]:
+def _allowed(tree: Tree, seq: TokenSequence) -> list[int]:
     """The nodes to keep, in order."""
     stays = {0: True}
     if seq.grammar is not None:

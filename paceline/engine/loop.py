@@ -1,15 +1,14 @@
 """The loop: draft, verify in one target pass, keep what was accepted. Plain decoding is the same without drafts."""
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from ..core.draft import Draft
 from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.round import Origin, Round
 from ..core.shortage import spared
 from ..core.tree import TokenTree
@@ -44,7 +43,7 @@ class SpeculativeDecoder:
         """The names of the drafters, as in results and in `SamplingParams.extra_args["method"]`."""
         return tuple(name for name in self.drafter.labels or (self.drafter.name,) if name != "none")
 
-    def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
+    def admit(self, seq: TokenSequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
         """Give a sequence a slot now; each item then reads a chunk of its prompt. Others may run in between.
 
         The last token is not read: it is the first root. The last chunk may be left to the first `step`, see
@@ -55,7 +54,7 @@ class SpeculativeDecoder:
         self.reset_slot(seq.slot)  # an interrupted release may not have done this
         return self._prefill(seq)
 
-    def _check_room(self, seq: Sequence) -> None:
+    def _check_room(self, seq: TokenSequence) -> None:
         """Raise `CacheFull` if the memory cannot hold the whole sequence; with `max_tokens=None` shorten it instead."""
         length, cache = len(seq.token_ids), self.runner.cache
         if cache.can_hold(length + seq.remaining):
@@ -70,7 +69,7 @@ class SpeculativeDecoder:
             )
         seq.max_length = most
 
-    def _prefill(self, seq: Sequence) -> Iterator[None]:
+    def _prefill(self, seq: TokenSequence) -> Iterator[None]:
         is_done, vision_s, chunks = False, 0.0, self._chunks(seq)
         while not is_done:
             begin = time.perf_counter()
@@ -85,13 +84,13 @@ class SpeculativeDecoder:
                 yield
         seq.has_deferred_tokens = self.runner.cache.lengths[seq.slot] < seq.num_cached
 
-    def _chunks(self, seq: Sequence) -> Generator[None, None, float]:
+    def _chunks(self, seq: TokenSequence) -> Generator[None, None, float]:
         fuses, keep_states = self.runner.settings.can_fuse_prefill, self.drafter.info.reads_states
         prompt = seq.slot, seq.token_ids, seq.vision, fuses, keep_states
         seq.num_cached_tokens = self.runner.restore_prefix(*prompt)
         return (yield from self.runner.prefill_chunks(*prompt))
 
-    def release(self, seq: Sequence) -> None:
+    def release(self, seq: TokenSequence) -> None:
         """Release the slot, even if the drafter or the policy raises; harmless if there is none."""
         if seq.slot >= 0:
             slot, seq.slot = seq.slot, -1
@@ -108,16 +107,16 @@ class SpeculativeDecoder:
         finally:
             self.policy.release([slot])
 
-    def can_go_on(self, seq: Sequence) -> bool:
+    def can_go_on(self, seq: TokenSequence) -> bool:
         """Whether a sequence is consistent after a round that raised: its text and its cache agree."""
         cached = self.runner.cache.lengths[seq.slot]
         return seq.error is None and (cached == seq.num_cached or (seq.has_deferred_tokens and cached < seq.num_cached))
 
     @torch.inference_mode()
-    def step(self, seqs: Seq[Sequence]) -> None:
+    def step(self, seqs: Sequence[TokenSequence]) -> None:
         """One round for sequences that are admitted and not finished; each gets at least one token.
 
-        An error that concerns one sequence only, such as a processor that raises, becomes its `Sequence.error`.
+        An error that concerns one sequence only, such as a processor that raises, becomes its `TokenSequence.error`.
         """
         keep_states = self.drafter.info.reads_states
         begin = time.perf_counter()
@@ -159,8 +158,8 @@ class SpeculativeDecoder:
                 own = {"queue_s": seq.queue_s, "vision_s": seq.vision_s, "prefill_s": read_s}
             seq.rounds[-1] = replace(seq.rounds[-1], learn_s=learn_s, **own)
 
-    def _budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """The policy's budgets, limited by `Sequence.most_drafted`; none where the drafter cannot say what it could do.
+    def _budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
+        """The policy's budgets, within `TokenSequence.most_drafted`; none where the drafter cannot say what it can do.
 
         A drafter that reads the states or the cache of the target's pass drafts from the second round on.
         """
@@ -178,7 +177,7 @@ class SpeculativeDecoder:
                 budgets[row] = replace(budget, depth=depth, nodes=budget.nodes if depth else 0)
         return budgets
 
-    def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
+    def _propose(self, seqs: Sequence[TokenSequence], budgets: list[DraftBudget]) -> Draft:
         """The drafter's draft, checked and without tokens that grammars forbid.
 
         Empty if no row may draft, or if the drafter cannot.
@@ -191,7 +190,7 @@ class SpeculativeDecoder:
                 return without_forbidden(draft, seqs)
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.drafter.name)
 
-    def _no_draft_reason(self, seq: Sequence) -> str | None:
+    def _no_draft_reason(self, seq: TokenSequence) -> str | None:
         """Why nothing was drafted for a sequence; None where something was, or the reason is not known."""
         if any(record.num_nodes for record in seq.rounds):
             return None
@@ -199,7 +198,7 @@ class SpeculativeDecoder:
 
 
 def _append(
-    seq: Sequence, row: int, walk: Walk, draft: Draft, logits: torch.Tensor, distribution: TargetDistribution
+    seq: TokenSequence, row: int, walk: Walk, draft: Draft, logits: torch.Tensor, distribution: TargetDistribution
 ) -> int:
     """Append the accepted tokens and the target's own token to a sequence, up to its end; returns how many.
 

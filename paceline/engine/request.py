@@ -7,7 +7,7 @@ from functools import cached_property
 
 from transformers import GenerationConfig
 
-from ..core.request import SamplingParams, Sequence, TokenLogprob
+from ..core.request import SamplingParams, TokenLogprob, TokenSequence
 from ..errors import ConfigError
 from ..hf.image_prompts import pixel_bytes
 from ..methods import Plain, PredictedOutput
@@ -35,7 +35,7 @@ class Answer:
     """
 
     request: "Request" = field(repr=False)
-    seq: Sequence
+    seq: TokenSequence
     detokenizer: Detokenizer | None = None
     index: int = 0
     num_fed: int = 0
@@ -128,14 +128,14 @@ class Request:
     begin: float = field(default_factory=time.perf_counter)
 
     @classmethod
-    def of(cls, decoder: SpeculativeDecoder, seq: Sequence) -> "Request":
+    def of(cls, decoder: SpeculativeDecoder, seq: TokenSequence) -> "Request":
         """A request of one sequence, without a text."""
         made = cls(decoder)
         made.answers.append(Answer(made, seq))
         return made
 
     @cached_property
-    def seqs(self) -> list[Sequence]:
+    def seqs(self) -> list[TokenSequence]:
         """The sequences of its answers."""
         return [answer.seq for answer in self.answers]
 
@@ -205,7 +205,7 @@ def open_request(
         if tokenizer is not None and params.detokenize:
             shows = params.skip_special_tokens, params.include_stop_str_in_output, params.spaces_between_special_tokens
             detokenizer = Detokenizer(tokenizer, params.stop or (), *shows)
-        seq = Sequence(
+        seq = TokenSequence(
             ids,
             params,
             (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63,  # a signed 64-bit integer
@@ -279,7 +279,7 @@ def read_prompt(request: Request) -> Iterator[None]:
     request.prompt_logprobs = found
 
 
-def shown_ids(seq: Sequence) -> list[int]:
+def shown_ids(seq: TokenSequence) -> list[int]:
     """The tokens whose text an answer shows: without the token that ended it, unless that was asked for."""
     hidden = seq.is_ended_by_token and not seq.params.include_stop_str_in_output
     return seq.output_ids[:-1] if hidden else seq.output_ids

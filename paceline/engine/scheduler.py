@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import chain
 
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from .first_pass import deferred_tokens
 from .loop import SpeculativeDecoder
 from .request import Answer, Request, read_prompt
@@ -224,7 +224,7 @@ class Scheduler:
         if answer.seq.vision is not None:
             answer.seq.vision = answer.seq.vision.without_pixels()
 
-    def _step_alone(self, seq: Sequence, error: Exception, is_tried: bool) -> None:
+    def _step_alone(self, seq: TokenSequence, error: Exception, is_tried: bool) -> None:
         """Run one answer of a round that raised, unless it has logits processors, which run once for each token."""
         if is_tried or seq.params.logits_processors or not self.decoder.can_go_on(seq):
             seq.error = seq.error or error

@@ -1,10 +1,10 @@
 """Counts of an engine's work, and the same as vLLM's metrics."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.round import Round
 
 
@@ -37,13 +37,13 @@ class EngineStats:
     free_slots: int = 0
     seconds: float = 0.0
 
-    def count_prompt(self, seq: Sequence, is_cached: bool) -> None:
+    def count_prompt(self, seq: TokenSequence, is_cached: bool) -> None:
         """Count the prompt of an answer. is_cached: whether the prefix cache is on."""
         self.prompt_tokens += len(seq.prompt_ids)
         self.prefix_cache_queries += len(seq.prompt_ids) if is_cached else 0
         self.prefix_cache_hits += seq.num_cached_tokens
 
-    def count(self, rounds: Seq[Round]) -> None:
+    def count(self, rounds: Sequence[Round]) -> None:
         """Count rounds of an answer."""
         for one in rounds:
             own = [place < one.num_accepted for place in range(one.num_drafted)]

@@ -1,7 +1,6 @@
 """Splits chats into the messages for the chat template and the images, in order."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..errors import ConfigError
@@ -21,12 +20,12 @@ _KEYS: dict[str, tuple[str, ...]] = {
 _KINDS = 'a part is {"type": "text", "text": ...}, {"type": "image", "image": ...} or {"type": "image_url", ...}'
 
 
-def has_images(chat: Seq[Message]) -> bool:
+def has_images(chat: Sequence[Message]) -> bool:
     """Whether a chat holds an image. Raises `ConfigError` as `split_chat`."""
     return any(is_image for message in chat for is_image, _ in _parts(message))
 
 
-def split_chat(chat: Seq[Message]) -> tuple[list[dict[str, object]], list[ImageSource]]:
+def split_chat(chat: Sequence[Message]) -> tuple[list[dict[str, object]], list[ImageSource]]:
     """The messages as a processor's chat template takes them, each content a list of parts, and the images.
 
     Parts may have the form of transformers or of the OpenAI API. Raises `ConfigError` for any other kind of part.
@@ -42,7 +41,7 @@ def split_chat(chat: Seq[Message]) -> tuple[list[dict[str, object]], list[ImageS
     return messages, images
 
 
-def text_chat(chat: Seq[Message]) -> list[dict[str, object]]:
+def text_chat(chat: Sequence[Message]) -> list[dict[str, object]]:
     """The messages as the template of a text model takes them, each content one string.
 
     Raises `ConfigError` where there is an image.

@@ -10,8 +10,7 @@ trees. vLLM verifies the drafts by its own rule, so Paceline's guarantee does no
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
-from ..core.request import SamplingParams, Sequence
+from ..core.request import SamplingParams, TokenSequence
 from ..core.round import Round
 from ..methods import lookup as prompt_lookup
 from ..methods.suffix import drafter as suffix
@@ -36,7 +35,7 @@ _NODES = 4  # of a tree for each token of the chain that is taken out of it
 class _Text:
     """A request of vLLM, known by its tokens alone. drafted, hint, accepted: of the last step. is_new: it has none."""
 
-    seq: Sequence
+    seq: TokenSequence
     tokens: NDArray[np.int32]
     drafted: list[int] = field(default_factory=list[int])
     hint: int = 0
@@ -70,7 +69,7 @@ class Proposer:
 
     def propose(
         self,
-        sampled_token_ids: Seq[Seq[int]],
+        sampled_token_ids: Sequence[Sequence[int]],
         num_tokens_no_spec: NDArray[np.integer[Any]],
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: object = None,
@@ -98,7 +97,7 @@ class Proposer:
         self._draft_s = self._ended - begin
         return drafts
 
-    def _options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def _options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """Those of the drafter, whose trees are cut to chains."""
         return [replace(one, branches=1) for one in self.drafter.draft_options(seq)]
 
@@ -113,7 +112,7 @@ class Proposer:
                 return one
         self._slots += 1
         ids = tokens.tolist()
-        seq = Sequence(ids[:was], SamplingParams(max_tokens=None), 0, self.eos_ids, self.max_length, token_ids=ids)
+        seq = TokenSequence(ids[:was], SamplingParams(max_tokens=None), 0, self.eos_ids, self.max_length, token_ids=ids)
         seq.slot = self._slots
         return _Text(seq, tokens.copy())
 

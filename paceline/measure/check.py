@@ -6,12 +6,12 @@ Two answers that should be equal are identical, differ by a near-tie, or show a 
 
 import math
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 
-from ..core.request import SamplingParams, Sequence
+from ..core.request import SamplingParams, TokenSequence
 from ..errors import ConfigError
 from ..llm import LLM
 from ..system.files import Progress, silent
@@ -42,7 +42,7 @@ class Judgement:
     measured: Measured | None
 
 
-def first_difference(plain: Seq[int], speculative: Seq[int]) -> int | None:
+def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
     """Index of the first token in which two answers differ, None where they are equal."""
     pairs = enumerate(zip_longest(plain, speculative))
     return next((place for place, (one, other) in pairs if one != other), None)
@@ -97,7 +97,7 @@ def judge(
     measured = None
     if count and (differs or with_reference):
         ids, vision = read_prompt(llm.loaded, prompt, llm.runner.max_length)
-        seq = Sequence(ids, params, seed, llm.loaded.eos_ids, llm.runner.max_length, vision=vision)
+        seq = TokenSequence(ids, params, seed, llm.loaded.eos_ids, llm.runner.max_length, vision=vision)
         measured = measure_scores(llm.runner.loaded, seq, plain, speculative, count)
     same = True
     if plain.logprobs is not None and speculative.logprobs is not None:
@@ -156,10 +156,10 @@ class CheckReport:
 
 def check(
     llm: LLM,
-    prompts: Seq[Prompt],
+    prompts: Sequence[Prompt],
     *,
     max_tokens: int = 64,
-    temperatures: Seq[float] = (0.0, 0.8),
+    temperatures: Sequence[float] = (0.0, 0.8),
     seed: int = 0,
     with_distribution_test: bool = True,
     num_references: int = 4,

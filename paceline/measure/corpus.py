@@ -1,6 +1,6 @@
 """The documents of a corpus: chats and texts from files, as token ids of a model."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from .prompts import PromptLine, read_lines
 _JSON = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 
-def find_files(paths: Seq[Path], suffixes: Seq[str]) -> list[Path]:
+def find_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     """The files, and those in folders with one of the suffixes. Raises `ConfigError` for a folder without any."""
     found = list[Path]()
     for path in paths:
@@ -57,7 +57,7 @@ def _text_of(line: PromptLine, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def tokenize(
-    files: Seq[Path], tokenizer: PreTrainedTokenizerBase, named: Seq[Path], progress: Progress
+    files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, named: Sequence[Path], progress: Progress
 ) -> tuple[list[NDArray[np.uint32]], list[str]]:
     """The token ids of every document, and why files of folders were left out, each in a sentence.
 

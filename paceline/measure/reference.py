@@ -11,13 +11,13 @@ tiny models of all architectures). With fast numerics a fault that changes score
 found where it changes a token with a wider gap; to find more, check in float32 or with invariant numerics.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..core.request import Sequence, TokenLogprob
+from ..core.request import TokenLogprob, TokenSequence
 from ..core.rng import Purpose, gumbel
 from ..core.tree import TokenTree
 from ..sampling.distribution import target_distribution
@@ -74,13 +74,15 @@ class Measured:
 class Decoded:
     """One side's answer. logprobs: with the `NUM_TOP` most likely tokens of each position; None: not reported."""
 
-    token_ids: Seq[int]
+    token_ids: Sequence[int]
     finish_reason: str | None
-    logprobs: Seq[TokenLogprob] | None = None
+    logprobs: Sequence[TokenLogprob] | None = None
 
 
 @torch.inference_mode()
-def measure_scores(loaded: LoadedModel, seq: Sequence, plain: Decoded, speculative: Decoded, count: int) -> Measured:
+def measure_scores(
+    loaded: LoadedModel, seq: TokenSequence, plain: Decoded, speculative: Decoded, count: int
+) -> Measured:
     """Compare the first `count` tokens of two answers to the prompt of `seq` with the reference.
 
     All but the last of these tokens are the same on both sides. count: at least 1.
@@ -130,7 +132,7 @@ def _rms(values: Tensor) -> Tensor:
     return values.square().mean(-1).sqrt()
 
 
-def _decision_scores(logits: Tensor, seq: Sequence) -> Tensor:
+def _decision_scores(logits: Tensor, seq: TokenSequence) -> Tensor:
     """What the argmax is taken of: processed log-scores, plus the shared noise of this position if sampled. [V]."""
     tree = TokenTree.chain([[seq.token_ids[-1]]], logits.device)
     scores = target_distribution(logits[None, None], [seq], tree).at([0], [0])[0].double()

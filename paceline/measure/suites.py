@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -83,7 +83,7 @@ class Question:
     topic: str = ""
     image: str | None = None
 
-    def messages(self, answers: Seq[str]) -> list[dict[str, object]]:
+    def messages(self, answers: Sequence[str]) -> list[dict[str, object]]:
         """The conversation up to the turn that follows these answers, as role and content."""
         found: list[dict[str, object]] = [{"role": role, "content": content} for role, content in self.chat or ()]
         for place, (turn, answer) in enumerate(zip(self.turns, (*answers, None), strict=False)):
@@ -108,7 +108,7 @@ def read_suite(suite: str, data: str | Path | None = None, download: bool = Fals
     return [_question(line, name) for line in read_lines(path)]
 
 
-def choose(questions: Seq[Question], count: int | None = None) -> list[Question]:
+def choose(questions: Sequence[Question], count: int | None = None) -> list[Question]:
     """`count` prompts, divided evenly among the categories; the same ones every time.
 
     Within a category they are evenly spaced, since suites are sorted by topic.
@@ -122,7 +122,7 @@ def choose(questions: Seq[Question], count: int | None = None) -> list[Question]
     return [groups[name][(2 * i + 1) * len(groups[name]) // (2 * quota[name])] for i, name in turns]
 
 
-def hash_questions(questions: Seq[Question]) -> str:
+def hash_questions(questions: Sequence[Question]) -> str:
     """SHA-256 over the prompts, images included, and their order."""
     images = ([] if one.image is None else [sha256_of(one.image)] for one in questions)
     rows = ([one.id, one.chat, one.turns, *image] for one, image in zip(questions, images, strict=True))

@@ -6,8 +6,7 @@ over all tokens whose 95% interval is above 1 is chosen, or none.
 
 import shlex
 from collections import ChainMap, Counter
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -100,7 +99,7 @@ class Candidate:
         return {"drafter": self.config.name, **found, "config": self.config.as_dict()}
 
 
-def candidates_of(given: Seq[str] | None, heads: Seq[str] = ()) -> list[SpecConfig]:
+def candidates_of(given: Sequence[str] | None, heads: Sequence[str] = ()) -> list[SpecConfig]:
     """The drafters to try, each with the cost model: those given, else all that need no model; and `combined` of them.
 
     Those that need no model are lookup, suffix, recycling, self-int4, the ones of installed packages, and `heads`, the
@@ -137,9 +136,9 @@ def combined(configs: Iterable[SpecConfig]) -> SpecConfig | None:
 
 
 def measure(
-    configs: Seq[SpecConfig],
-    llms: Seq[LLM],
-    questions: Seq[Question],
+    configs: Sequence[SpecConfig],
+    llms: Sequence[LLM],
+    questions: Sequence[Question],
     options: BenchOptions,
     progress: Progress = silent,
 ) -> list[Candidate]:
@@ -156,7 +155,9 @@ def measure(
     return found
 
 
-def candidate_of(config: SpecConfig, summary: Mapping[str, Any], rounds: Seq[Round], learnt: Costs | None) -> Candidate:
+def candidate_of(
+    config: SpecConfig, summary: Mapping[str, Any], rounds: Sequence[Round], learnt: Costs | None
+) -> Candidate:
     """One candidate from its summary, its rounds, and the costs that its policy has learnt."""
     sources = list(dict.fromkeys(r.source for r in rounds if r.num_drafted))
     costs, even = None, list[BreakEven]()
@@ -221,7 +222,12 @@ def break_even(source: str, accepted: float, token_s: float, costs: PassCosts) -
 
 
 def tuned_of(
-    plain: LLM, candidates: Seq[Candidate], llms: Seq[LLM], how: BenchOptions, prompts: Mapping[str, Any], model: str
+    plain: LLM,
+    candidates: Sequence[Candidate],
+    llms: Sequence[LLM],
+    how: BenchOptions,
+    prompts: Mapping[str, Any],
+    model: str,
 ) -> Tuned:
     """The choice, its report and flags, and the profile of the drafter chosen, or of the fastest where none pays.
 
@@ -250,7 +256,7 @@ def tuned_of(
     )
 
 
-def flags_of(candidates: Seq[Candidate], best: Candidate | None, model: str) -> list[EngineFlags]:
+def flags_of(candidates: Sequence[Candidate], best: Candidate | None, model: str) -> list[EngineFlags]:
     """Options of other engines for the choice, with model names that those engines can open.
 
     model: its name on the command line, for the command that exports a head.
@@ -275,7 +281,9 @@ def for_others(config: SpecConfig) -> SpecConfig:
     return replace(config, drafter=opened(config.drafter))
 
 
-def tune_report(candidates: Seq[Candidate], best: Candidate | None, model: str, remarks: Seq[str] = ()) -> list[str]:
+def tune_report(
+    candidates: Sequence[Candidate], best: Candidate | None, model: str, remarks: Sequence[str] = ()
+) -> list[str]:
     """The choice, each candidate by category, what its tokens may cost, and what a draft model would have to."""
     choice = f"Choice for {model}: none. No drafter is surely faster than plain decoding here."
     if best is not None:

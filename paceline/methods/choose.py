@@ -4,8 +4,7 @@ The policy names the member; `Fixed` and `Dynamic` take the first member that ha
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, final
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, MakeDecoder, Target, Verifier, bind_once
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.shortage import spared
 from ..core.tree import TokenTree
 from ..core.walk import Walk
@@ -37,7 +36,7 @@ class Choose(Drafter):
     name: ClassVar[str] = "choose"
 
     @checked_call
-    def __init__(self, members: Seq[Drafter]):
+    def __init__(self, members: Sequence[Drafter]):
         if not members:
             raise ConfigError("Choose has nothing to choose from", got="no drafters", expected="at least one drafter")
         if any(isinstance(member, Choose) for member in members):
@@ -70,10 +69,10 @@ class Choose(Drafter):
         for member in self.members:
             member.bind_inner(decoder)
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         return [self._options(*one, seq) for one in zip(self.members, self.labels, strict=True)]
 
-    def _options(self, member: Drafter, label: str, seq: Sequence) -> DraftOptions:
+    def _options(self, member: Drafter, label: str, seq: TokenSequence) -> DraftOptions:
         if _may(label, seq):
             with spared(member, [seq]):
                 return replace(member.draft_options(seq)[0], source=label)
@@ -85,7 +84,7 @@ class Choose(Drafter):
             found.update((label, costs) for costs in member.seconds().values())
         return found
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Each row by the member its budget names; others stay empty, also those of one that cannot draft."""
         parts: list[_Part | None] = [None] * len(seqs)
         for drafter_index, (member, label) in enumerate(zip(self.members, self.labels, strict=True)):
@@ -103,13 +102,13 @@ class Choose(Drafter):
         empty = Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
         return _merged([part or (empty, row) for row, part in enumerate(parts)])
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+    def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         """Every member sees every row, also those of the others: that is how it stays in step."""
         for member in self.members:
             with spared(member, seqs):
                 member.observe(seqs, draft, logits, walks)
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         for member in self.members:
             member.release(slots)
 
@@ -143,7 +142,7 @@ class ChooseSpec(DrafterSpec):
         return Choose([member.build() for member in self.drafters])
 
 
-def _may(label: str, seq: Sequence) -> bool:
+def _may(label: str, seq: TokenSequence) -> bool:
     return seq.params.method in (None, label)
 
 

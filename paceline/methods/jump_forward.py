@@ -4,12 +4,12 @@ Zheng et al. 2024 (SGLang). Here it is verified like every draft: the model may 
 and the answer has the tokens that the model chooses.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import ClassVar, final
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.tree import TokenTree
 from ..schema import checked
 from .spec import DrafterSpec
@@ -25,12 +25,12 @@ class JumpForward(Drafter):
     name: ClassVar[str] = "jump-forward"
     info = DrafterInfo(drafts_during_prefill=True)  # it reads tokens only
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is -1 where nothing is forced."""
         count = len(_forced(seq))
         return (DraftOptions(self.name, hint=0 if count else -1, ready=count),)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         rows = [
             [seq.token_ids[-1], *(_forced(seq)[: budget.depth] if budget.depth else ())]
             for seq, budget in zip(seqs, budgets, strict=True)
@@ -38,7 +38,7 @@ class JumpForward(Drafter):
         return Draft(TokenTree.chain(rows), source=self.name)
 
 
-def _forced(seq: Sequence) -> list[int]:
+def _forced(seq: TokenSequence) -> list[int]:
     return [] if seq.grammar is None else seq.grammar.forced(seq.output_ids)
 
 

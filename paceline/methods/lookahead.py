@@ -5,7 +5,7 @@ the tree. Row r, column j guesses the token r + j places after the last one.
 """
 
 import random
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, TypeAlias, final
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.tree import TokenTree
 from ..core.walk import Walk
 from ..errors import ConfigError
@@ -88,14 +88,14 @@ class Lookahead(Drafter):
         self._states.clear()
         self._shared = self._new_pool()
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is -1 if no n-gram of the pool begins with the last token."""
         state = self._read(seq)
         hint = 0 if state.pool.after(seq.token_ids[-1]) else -1
         probes = sum(map(len, state.rows)) - 1 if self._has_room(seq, state) else 0
         return (DraftOptions(self.name, hint, branches=self.guesses, probes=probes, ready=self.ngram - 1),)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Candidates from the pool, newest first, then the window; nothing for a budget of 0."""
         tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
         for seq, budget in zip(seqs, budgets, strict=True):
@@ -112,7 +112,7 @@ class Lookahead(Drafter):
         return Draft(TokenTree.from_lists(tokens, parents, probes=probes), source=self.name)
 
     @torch.inference_mode()
-    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+    def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         """Advance each window by the target's top tokens after its last row, and add its n-grams to the pool."""
         known = [(row, self._states[seq.slot]) for row, seq in enumerate(seqs) if seq.slot in self._states]
         with_window = [(row, state) for row, state in known if state.ends]
@@ -130,14 +130,14 @@ class Lookahead(Drafter):
             del top_tokens[:count]
             state.ends = []
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._states.pop(slot, None)
 
     def _new_pool(self) -> NgramPool:
         return NgramPool(self.ngram, self.guesses, self.pool_size, self.banned_token_ids)
 
-    def _read(self, seq: Sequence) -> _State:
+    def _read(self, seq: TokenSequence) -> _State:
         """The state of a sequence, after adding all n-grams of the text so far to its pool."""
         state = self._states.get(seq.slot)
         if state is None:
@@ -150,12 +150,12 @@ class Lookahead(Drafter):
         state.num_read, state.ends = state.pool.read(seq.token_ids, state.num_read), []
         return state
 
-    def _has_room(self, seq: Sequence, state: _State) -> bool:
+    def _has_room(self, seq: TokenSequence, state: _State) -> bool:
         """Whether all positions of the window are within the context."""
         return len(seq.token_ids) + len(state.rows[0]) + len(state.rows) - 2 <= seq.max_length
 
 
-def add_window(ids: list[int], parents: list[int], rows: Seq[Seq[int]]) -> list[int]:
+def add_window(ids: list[int], parents: list[int], rows: Sequence[Sequence[int]]) -> list[int]:
     """Add the window to a tree, below its root, which is its first token; returns the last node of each column."""
     top = [0]
     for token in rows[0][1:]:

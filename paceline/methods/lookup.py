@@ -1,6 +1,6 @@
 """Prompt lookup: copy what followed the last time the text ended like this (Saxena 2023)."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, final
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
 from ..sampling.scores import before_banned
@@ -59,12 +59,12 @@ class PromptLookup(Drafter):
         self.max_ngram, self.min_ngram, self.match = max_ngram, min_ngram, match
         self._indexes: dict[int, _Index] = {}
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is the length of the match, at most 8 and possibly above `max_ngram`; -1 if there is none."""
         found = self._match(seq)
         return (DraftOptions(self.name, hint=found[1] if found else -1),)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         rows, hints = list[list[int]](), list[int]()
         for seq, budget in zip(seqs, budgets, strict=True):
             found = self._match(seq) if budget.depth else None
@@ -74,11 +74,11 @@ class PromptLookup(Drafter):
             hints.append(found[1] if found else -1)
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._indexes.pop(slot, None)
 
-    def _updated(self, seq: Sequence) -> _Index:
+    def _updated(self, seq: TokenSequence) -> _Index:
         """Index the n-grams that end before the last token: each of them has a continuation."""
         index = self._indexes.get(seq.slot)
         if index is None:
@@ -93,7 +93,7 @@ class PromptLookup(Drafter):
         index.num_indexed = max(index.num_indexed, len(tokens) - 1)
         return index
 
-    def _match(self, seq: Sequence) -> tuple[int, int] | None:
+    def _match(self, seq: TokenSequence) -> tuple[int, int] | None:
         """The place to copy from, which is searched once for each text."""
         tokens, index = seq.token_ids, self._updated(seq)
         if index.num_found != len(tokens):

@@ -1,13 +1,12 @@
 """A pool of n-grams and the candidates from it, shared by Lookahead and Ouroboros."""
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, final
 
 from pydantic import Field
 
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, validate
 from ..system.files import read_kind, to_json, write_text
@@ -46,7 +45,7 @@ class NgramPool:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, tokens: Seq[int]) -> None:
+    def add(self, tokens: Sequence[int]) -> None:
         """Add an n-gram, or make it the newest if it is there."""
         if max(tokens) >= self._vocab_size or not self._banned.isdisjoint(tokens):
             return
@@ -66,7 +65,7 @@ class NgramPool:
             if not oldest:
                 del self._known[first]
 
-    def read(self, text: Seq[int], begin: int) -> int:
+    def read(self, text: Sequence[int], begin: int) -> int:
         """Add the n-grams of a text that start at `begin` or later; returns where the next one will start."""
         end = max(begin, len(text) - self.ngram + 1)
         for start in range(max(begin, end - self.size), end):
@@ -108,7 +107,13 @@ class NgramPool:
 
 
 def add_branches(
-    ids: list[int], parents: list[int], phrases: Iterable[Seq[int]], seq: Sequence, ahead: int, length: int, nodes: int
+    ids: list[int],
+    parents: list[int],
+    phrases: Iterable[Sequence[int]],
+    seq: TokenSequence,
+    ahead: int,
+    length: int,
+    nodes: int,
 ) -> dict[tuple[int, int], int]:
     """Add phrases after the last node of a chain; common prefixes are added once.
 

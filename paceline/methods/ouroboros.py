@@ -5,8 +5,7 @@ its first token. Phrases save passes of the draft model and lengthen the draft. 
 after the drafted tokens, rejected ones included. Drafts are verified as a point mass.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, final
@@ -18,7 +17,7 @@ from torch import Tensor
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.nodes import Tree
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.tree import TokenTree
 from ..core.walk import Walk
 from ..errors import ConfigError, IncompatibleModels
@@ -100,14 +99,14 @@ class Ouroboros(Drafter):
         """Write the phrases to a JSON file, which holds parts of prompts and answers."""
         self.pool.save(path, self._vocabulary)
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         return [replace(one, source=self.name, branches=self.phrases) for one in self.draft.draft_options(seq)]
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Those of the draft model without phrases."""
         return {self.name: self.draft.seconds()[self.draft.name]}
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         for seq in seqs:
             self._num_read[seq.slot] = self.pool.read(seq.token_ids, self._num_read.get(seq.slot, 0))
         # With phrases a token costs less than the policy assumes, so the policy must not stop the draft.
@@ -122,7 +121,7 @@ class Ouroboros(Drafter):
         return Draft(TokenTree.from_lists(tokens, parents), source=self.name)
 
     @torch.inference_mode()
-    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+    def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         """Add phrases from the verified rows to the pool, then let the draft model observe."""
         verified = draft.tree.trimmed()
         top_tokens = argmax(logits[:, : verified.num_nodes]).tolist()
@@ -130,7 +129,7 @@ class Ouroboros(Drafter):
             recycle(self.pool, tree, tokens)
         self.draft.observe(seqs, draft, logits, walks)
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         self.draft.release(slots)
         for slot in slots:
             self._num_read.pop(slot, None)
@@ -139,7 +138,7 @@ class Ouroboros(Drafter):
         return min(self.ngram - 1, budget.depth // 3)
 
 
-def recycle(pool: NgramPool, tree: Tree, top_tokens: Seq[int]) -> None:
+def recycle(pool: NgramPool, tree: Tree, top_tokens: Sequence[int]) -> None:
     """Add each run of drafted tokens that the target confirms, wherever it begins, with the target's token after it.
 
     top_tokens: the target's token after each node of the tree.

@@ -1,11 +1,11 @@
 """No drafts: every round is one plain decoding step, in the same loop and with the same kernels."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftOptions
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.tree import TokenTree
 from ..schema import checked
 from .spec import DrafterSpec
@@ -16,10 +16,10 @@ class Plain(Drafter):
 
     name: ClassVar[str] = "none"
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         return (DraftOptions(self.name, hint=-1),)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
 
 

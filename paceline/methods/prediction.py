@@ -7,13 +7,13 @@ As in OpenAI's "Predicted Outputs". A wrong prediction only costs acceptance.
 """
 
 from bisect import bisect
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.tree import TokenTree
 from ..sampling.scores import before_banned
 from ..schema import checked
@@ -58,12 +58,12 @@ class PredictedOutput(Drafter):
     def __init__(self):
         self._places: dict[int, _Place] = {}
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is the number of matched last tokens, at most 8, and 8 at the start; -1 at the prediction's end."""
         place = self._read(seq)
         return (DraftOptions(self.name, hint=-1 if place is None else min(place.num_matched, LONGEST_HINT)),)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         rows, hints = list[list[int]](), list[int]()
         for seq, budget in zip(seqs, budgets, strict=True):
             place = self._read(seq) if budget.depth else None
@@ -73,11 +73,11 @@ class PredictedOutput(Drafter):
             hints.append(-1 if place is None else min(place.num_matched, LONGEST_HINT))
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._places.pop(slot, None)
 
-    def _read(self, seq: Sequence) -> _Place | None:
+    def _read(self, seq: TokenSequence) -> _Place | None:
         """The place after the last token; None at the end of the prediction, or without one."""
         if not seq.prediction:
             return None
@@ -92,7 +92,7 @@ class PredictedOutput(Drafter):
         return place if place.next < len(seq.prediction) else None
 
 
-def _after(seq: Sequence, place: _Place, end: int) -> tuple[int, int]:
+def _after(seq: TokenSequence, place: _Place, end: int) -> tuple[int, int]:
     """The next place, and how many tokens match before it, after the token at `end` of the text."""
     tokens, expected = seq.prediction, place.next
     if expected < len(tokens) and tokens[expected] == seq.token_ids[end]:
@@ -107,7 +107,7 @@ def _after(seq: Sequence, place: _Place, end: int) -> tuple[int, int]:
     return best + 1, matched[best]
 
 
-def _count_matching(seq: Sequence, index: int, end: int) -> int:
+def _count_matching(seq: TokenSequence, index: int, end: int) -> int:
     """How many last tokens of the answer up to `end` equal those of the prediction up to `index`."""
     most = min(MAX_MATCH, index + 1, end + 1 - len(seq.prompt_ids))
     differs = (k for k in range(1, most) if seq.prediction[index - k] != seq.token_ids[end - k])

@@ -5,7 +5,7 @@ first. A tree of fixed shape is filled from it.
 """
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar, final
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ..core.nodes import Tree
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.walk import Walk
 from ..kernels.library import largest, reads
 from ..schema import checked, checked_call
@@ -49,16 +49,16 @@ class TokenRecycling(Drafter):
         self._successors = torch.full((target.vocab_size, SUCCESSORS), -1, dtype=torch.int32)
         super().bind(target, verifier)
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is -1 where the last token has no successors."""
         known = max(self._below(seq.token_ids[-1])) >= 0
         return (DraftOptions(self.name, hint=0 if known else -1, branches=SUCCESSORS),)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """The tree of each row, the most likely nodes of it if the budget is small."""
         return draft_of([self._tree(*both) for both in zip(seqs, budgets, strict=True)], self.name)
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+    def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         """Store the successors of every token of the pass. If a token occurs twice, the accepted path takes precedence.
 
         Rejected tokens count too, since the target computed what follows them.
@@ -76,7 +76,7 @@ class TokenRecycling(Drafter):
         found: list[int] = self._successors[token].tolist()  # pyright: ignore[reportUnknownMemberType]
         return [-1 if one in self.banned_token_ids else one for one in found]
 
-    def _tree(self, seq: Sequence, budget: DraftBudget) -> Grown:
+    def _tree(self, seq: TokenSequence, budget: DraftBudget) -> Grown:
         """The most probable nodes of the shape whose tokens are known, within the budget."""
         deepest = _deepest(budget)
         tokens, parents, confidences = seq.token_ids[-1:], [-1], list[float]()

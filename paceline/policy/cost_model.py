@@ -12,8 +12,7 @@ Decisions may depend on the clock, and on drafted tokens that are kept: neither 
 
 import math
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, final
@@ -21,7 +20,7 @@ from typing import Annotated, final
 from pydantic import Field
 
 from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftPolicy
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.round import Round
 from ..schema import checked_call
 from .constants import (
@@ -94,7 +93,7 @@ class CostModel(DraftPolicy):
         self.ledger, self._trials, self._lengths = Ledger(), Trials(), Lengths()
         self._round = self._since_plain = 0
         self._reasons: dict[int, str] = {}  # why nothing was drafted so far, by slot
-        self._plan, self._seen = list[_Row](), list[tuple[Sequence, Round]]()
+        self._plan, self._seen = list[_Row](), list[tuple[TokenSequence, Round]]()
 
     def measure(self, room: int, probes: bool = False) -> None:
         """Measure target and drafters now, not in the first round that could draft.
@@ -110,7 +109,7 @@ class CostModel(DraftPolicy):
         if is_first:
             self.costs.learn_seconds(self._drafter.seconds())
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+    def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         self._seen, self._measuring, self._round = [], 0.0, self._round + 1
         self._plan = [_Row() for _ in seqs]
         rows = self._options(seqs)
@@ -138,19 +137,19 @@ class CostModel(DraftPolicy):
         self._try(seqs, rows, credits, seconds, plan.rate * plain / len(seqs))
         return [self._budget(row, plan, speed) for row in self._plan]
 
-    def observe(self, seq: Sequence, record: Round) -> None:
+    def observe(self, seq: TokenSequence, record: Round) -> None:
         self._seen.append((seq, record))
         if len(self._seen) == record.batch == len(self._plan) and self.costs.curve is not None:
             self._learn(self._seen)
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self.odds.release(slot)
             self.ledger.release(slot)
             self._trials.release(slot)
             self._reasons.pop(slot, None)
 
-    def no_draft_reason(self, seq: Sequence) -> str | None:
+    def no_draft_reason(self, seq: TokenSequence) -> str | None:
         return self._reasons.get(seq.slot, NOTHING_PROPOSED)
 
     def profile(self, model: str = "", dtype: str = "", threads: int = 0) -> Profile:
@@ -172,7 +171,7 @@ class CostModel(DraftPolicy):
 
     # Planning a round
 
-    def _options(self, seqs: Seq[Sequence]) -> list[list[Option]]:
+    def _options(self, seqs: Sequence[TokenSequence]) -> list[list[Option]]:
         """What each drafter could do for each row; before the first of them the target is measured."""
         info, rows, price = self._drafter.info, list[list[Option]](), None
         for seq in seqs:
@@ -204,7 +203,7 @@ class CostModel(DraftPolicy):
             rows.append(options)
         return rows
 
-    def _may_read(self, seq: Sequence, option: Option, credit: float, seconds: RoundSeconds) -> bool:
+    def _may_read(self, seq: TokenSequence, option: Option, credit: float, seconds: RoundSeconds) -> bool:
         """Whether the ledger pays for what a known drafter has to read, and so do its drafts after a bad beginning."""
         source, hint = option.offer.source, option.offer.hint
         if option.reading > credit * seconds.of(0) or self.odds.tries(source) < WEIGHT:
@@ -212,7 +211,12 @@ class CostModel(DraftPolicy):
         return trial_depth(option, self.odds.expected(seq.slot, source, hint, bad=BAD_ROUNDS), seconds, 1.0, MOST) > 0
 
     def _try(
-        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credits: Seq[float], seconds: RoundSeconds, speed: float
+        self,
+        seqs: Sequence[TokenSequence],
+        rows: Sequence[Sequence[Option]],
+        credits: Sequence[float],
+        seconds: RoundSeconds,
+        speed: float,
     ) -> None:
         """Let a drafter that was not chosen show itself in the rows where it is due, if its failure can be paid for.
 
@@ -250,7 +254,7 @@ class CostModel(DraftPolicy):
         step = 0.0 if offer.at_once else speed * option.cost.step.value / sharing
         nodes = [speed * seconds / sharing for seconds in plan.node_seconds]
 
-        def should_continue(confidences: Seq[float]) -> bool:
+        def should_continue(confidences: Sequence[float]) -> bool:
             """One more level must be worth its seconds and those of a node."""
             best, price = math.prod(confidences), step + nodes[min(len(confidences), len(nodes) - 1)]
             if confidence is not None and confidence.deeper.chance(best) < price:
@@ -265,7 +269,7 @@ class CostModel(DraftPolicy):
 
     # Learning from a round
 
-    def _learn(self, seen: Seq[tuple[Sequence, Round]]) -> None:
+    def _learn(self, seen: Sequence[tuple[TokenSequence, Round]]) -> None:
         batch, first = len(seen), seen[0][1]
         seconds, target_s = self.costs.round_seconds(batch), first.verify_s + first.rest_s
         is_fused = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
@@ -305,6 +309,6 @@ class CostModel(DraftPolicy):
                 self._trials.used(_owner(seq, option), key, self._round, row.is_trial, record.num_accepted > 0)
 
 
-def _owner(seq: Sequence, option: Option) -> int:
+def _owner(seq: TokenSequence, option: Option) -> int:
     """Whose back-off a trial moves: the request's (its slot) or, if much has to be read for it, everybody's."""
     return -1 if option.must_read else seq.slot

@@ -5,8 +5,7 @@ No single measurement is trusted: estimates start as medians and later move by b
 
 import math
 from bisect import insort
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import final
@@ -134,7 +133,7 @@ class Costs:
         self._most_rows = 0  # of passes, as far as they were measured or not worth it
 
     def measure(
-        self, pass_seconds: Callable[[int], float], sizes: Seq[int], room: int, clock: Callable[[], float]
+        self, pass_seconds: Callable[[int], float], sizes: Sequence[int], room: int, clock: Callable[[], float]
     ) -> None:
         """T(n) at 1 and at these sizes, in this order, as far as it is not known so far up and drafts could pay.
 

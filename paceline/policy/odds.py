@@ -14,7 +14,7 @@ wider level:
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import final
 
@@ -41,7 +41,7 @@ class Counts:
 
     __slots__ = ("_fade", "hits", "tries")
 
-    def __init__(self, half_life: float, hits: Seq[float] = (), tries: Seq[float] = ()):
+    def __init__(self, half_life: float, hits: Sequence[float] = (), tries: Sequence[float] = ()):
         self.hits, self.tries = list(hits), list(tries)
         self._fade = 0.5 ** (1 / half_life)
 
@@ -55,7 +55,7 @@ class Counts:
             self.tries[i] += 1
         self.tries[accepted] += rejected
 
-    def refine(self, prior: Seq[float], weight: float) -> list[float]:
+    def refine(self, prior: Sequence[float], weight: float) -> list[float]:
         """The posterior mean of each position from its prior mean; a change at one also shifts those behind it.
 
         weight: the rounds that the prior counts for.
@@ -77,12 +77,12 @@ class PathOdds:
     bucket with little evidence follows the one above.
     """
 
-    def __init__(self, hits: Seq[float] = (), expected: Seq[float] = ()):
+    def __init__(self, hits: Sequence[float] = (), expected: Sequence[float] = ()):
         self.hits, self.expected = list(hits) or [0.0] * BUCKETS, list(expected) or [0.0] * BUCKETS
         self._ratios = [1.0] * BUCKETS
         self.observe((), ())
 
-    def observe(self, products: Seq[float], hits: Seq[bool]) -> None:
+    def observe(self, products: Sequence[float], hits: Sequence[bool]) -> None:
         """Count the paths of a round. Buckets that are no longer drafted fade, so that they are tried again."""
         self.hits = [value * FADE for value in self.hits]
         self.expected = [value * FADE for value in self.expected]
@@ -121,7 +121,7 @@ class Confidence:
         path may be another one, so this can exceed what the best path itself is worth.
     """
 
-    def __init__(self, accepted: Seq[Seq[float]] = (), deeper: Seq[Seq[float]] = ()):
+    def __init__(self, accepted: Sequence[Sequence[float]] = (), deeper: Sequence[Sequence[float]] = ()):
         """accepted, deeper: hits and expected hits by bucket."""
         self.accepted, self.deeper = PathOdds(*accepted), PathOdds(*deeper)
 
@@ -130,7 +130,7 @@ class Confidence:
         both = {"accepted": self.accepted, "deeper": self.deeper}
         return {name: (tuple(one.hits), tuple(one.expected)) for name, one in both.items()}
 
-    def observe(self, record: Round, passed: Seq[float]) -> None:
+    def observe(self, record: Round, passed: Sequence[float]) -> None:
         """Count every node of a round, and every level that was drafted from a best path with the product `passed`."""
         path, products = set(record.path), path_products(record)
         self.accepted.observe(products[1:], [node in path for node in range(1, len(products))])
@@ -174,7 +174,9 @@ class Odds:
         nodes, levels = self.nodes.setdefault(source, (2 * NODES_PER_LEVEL if is_tree else 2.0, 2.0))
         return nodes / levels
 
-    def observe(self, slot: int, record: Round, depth: int, levels: int, passed: Seq[float], is_over: bool) -> None:
+    def observe(
+        self, slot: int, record: Round, depth: int, levels: int, passed: Sequence[float], is_over: bool
+    ) -> None:
         """Learn from a round that had a budget of `depth`, of which it drafted `levels`.
 
         passed: the products of confidences of the best paths after which drafting continued.

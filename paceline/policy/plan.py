@@ -14,7 +14,7 @@ candidates and masks for the next one; a round that can only add masks is rated 
 """
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -41,7 +41,7 @@ class Option:
     must_read: bool
     reading: float
     horizon: float
-    gains: Seq[float]
+    gains: Sequence[float]
     nodes_per_level: float
     useful: int
     is_confident: bool
@@ -59,13 +59,13 @@ class Plan:
 
     rate: float
     value: float
-    options: Seq[Option | None]
+    options: Sequence[Option | None]
     depth: int = 0
     most: int = 0
-    node_seconds: Seq[float] = (0.0,)
+    node_seconds: Sequence[float] = (0.0,)
 
 
-def gains_of(accept: Seq[float], horizon: float) -> list[float]:
+def gains_of(accept: Sequence[float], horizon: float) -> list[float]:
     """Expected accepted tokens by depth, from depth 0, of the chances a_1, a_2, ...; the answer ends at `horizon`."""
     gains, chance = [0.0], 1.0
     for a in accept:
@@ -74,7 +74,9 @@ def gains_of(accept: Seq[float], horizon: float) -> list[float]:
     return gains
 
 
-def best_plan(rows: Seq[Seq[Option]], seconds: RoundSeconds, speed: float, credit: float, max_nodes: int) -> Plan:
+def best_plan(
+    rows: Sequence[Sequence[Option]], seconds: RoundSeconds, speed: float, credit: float, max_nodes: int
+) -> Plan:
     """The best depth for the best drafters: one drafter for all rows or, in a batch, each row's most promising one.
 
     speed: the tokens per second that time is worth. credit: the passes that the round may lose.
@@ -94,7 +96,9 @@ def best_plan(rows: Seq[Seq[Option]], seconds: RoundSeconds, speed: float, credi
     return best
 
 
-def _plan_of(options: Seq[Option | None], seconds: RoundSeconds, speed: float, credit: float, max_nodes: int) -> Plan:
+def _plan_of(
+    options: Sequence[Option | None], seconds: RoundSeconds, speed: float, credit: float, max_nodes: int
+) -> Plan:
     """The best depth for these drafters, one or none for each row."""
     drafting, batch, plain = [option for option in options if option is not None], len(options), seconds.of(0)
     is_tree, at_once = any(o.offer.branches > 1 for o in drafting), all(o.offer.at_once for o in drafting)
@@ -154,7 +158,7 @@ def node_seconds(seconds: dict[int, float]) -> list[float]:
     return [(b - a) / (n - m) for (m, a), (n, b) in pairwise(corners) for _ in range(n - m)]
 
 
-def trial_depth(option: Option, accept: Seq[float], seconds: RoundSeconds, replaces: float, credit: float) -> int:
+def trial_depth(option: Option, accept: Sequence[float], seconds: RoundSeconds, replaces: float, credit: float) -> int:
     """The depth of a trial of an option, 0 if drafting could not pay before the answer ends, reading included.
 
     accept: a_1, a_2, ..., as hopeful as a trial may be. replaces: the expected speed of what it takes the place of,

@@ -1,14 +1,13 @@
 """Policies that measure no costs: `Fixed` and `Dynamic`."""
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import Annotated, final
 
 from pydantic import Field
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.round import Round
 from ..errors import ConfigError
 from ..schema import checked_call
@@ -38,13 +37,13 @@ class Fixed(DraftPolicy):
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
         self._drafter = drafter
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+    def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         if self._depth == 0:
             return [DraftBudget(0, 0)] * len(seqs)
         return [DraftBudget(self._depth, self._nodes, first_ready(self._drafter, seq)) for seq in seqs]
 
 
-def first_ready(drafter: Drafter | None, seq: Sequence) -> int:
+def first_ready(drafter: Drafter | None, seq: TokenSequence) -> int:
     """The first member of a combined drafter with something to propose; 0 where none has."""
     if drafter is None:
         return 0
@@ -81,18 +80,18 @@ class Dynamic(DraftPolicy):
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
         self._drafter, self._accepted = drafter, {}
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+    def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         return [self._budget(seq) for seq in seqs]
 
-    def _budget(self, seq: Sequence) -> DraftBudget:
+    def _budget(self, seq: TokenSequence) -> DraftBudget:
         depth = round(self._accepted.get(seq.slot, FIRST_ACCEPTED)) + 1
         depth = max(self.min_tokens, min(depth, self.max_tokens))
         return DraftBudget(depth, max(depth, self.num_nodes or 0), first_ready(self._drafter, seq), self._is_likely)
 
-    def _is_likely(self, confidences: Seq[float]) -> bool:
+    def _is_likely(self, confidences: Sequence[float]) -> bool:
         return len(confidences) < self.min_tokens or math.prod(confidences) >= self.min_chance
 
-    def observe(self, seq: Sequence, record: Round) -> None:
+    def observe(self, seq: TokenSequence, record: Round) -> None:
         """Move the average of accepted tokens; a draft that was accepted whole could have been longer."""
         if record.num_drafted == 0:
             return
@@ -101,6 +100,6 @@ class Dynamic(DraftPolicy):
         accepted = self._accepted.get(seq.slot, FIRST_ACCEPTED)
         self._accepted[seq.slot] = min(accepted + NEWEST_WEIGHT * (target - accepted), float(self.max_tokens))
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._accepted.pop(slot, None)

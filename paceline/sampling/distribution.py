@@ -1,12 +1,12 @@
 """p, the target's distribution after every node of a tree. Processors are applied on the path of each node."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.tree import TokenTree
 from ..core.walk import TargetDistribution
 from ..errors import ConfigError, NumericsError
@@ -16,7 +16,7 @@ from .warpers import is_warped, on_rows, warp
 
 def target_distribution(
     logits: Tensor,  # [B, N, V]
-    seqs: Seq[Sequence],  # B
+    seqs: Sequence[TokenSequence],  # B
     tree: TokenTree,
 ) -> TargetDistribution:
     """The distribution of the token after each candidate, in the order that SamplingParams documents.
@@ -34,13 +34,13 @@ def target_distribution(
     return TargetDistribution(logits, is_greedy, partial(_process, seqs, tree, errors), errors)
 
 
-def _is_raw(seq: Sequence) -> bool:
+def _is_raw(seq: TokenSequence) -> bool:
     """Whether the scores of this sequence are its logits."""
     return seq.params.temperature == 0 and not is_edited(seq)
 
 
 def _process(
-    batch: Seq[Sequence],
+    batch: Sequence[TokenSequence],
     tree: TokenTree,
     errors: dict[tuple[int, int], Exception],
     logits: Tensor,  # [K, V]
@@ -78,7 +78,7 @@ def _process(
     return scores
 
 
-def _processed(scores: Tensor, seq: Sequence, path: list[int]) -> Tensor:  # [1, V] -> [V]
+def _processed(scores: Tensor, seq: TokenSequence, path: list[int]) -> Tensor:  # [1, V] -> [V]
     """Scores after a path of drafted tokens; NaN if the answer ends with the path."""
     may_raise = seq.params.logits_processors or seq.grammar is not None
     if may_raise and path and seq.ends_with(path):

@@ -4,14 +4,13 @@ For `Coupled` (rule R7) the draft uses the noise of the target at the same posit
 tokens, and no q is needed. For `Ratio` tokens are drawn from q, independently of the target.
 """
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from ..core.request import Sequence
+from ..core.request import TokenSequence
 from ..core.rng import Purpose, inverse_cdf, uniforms
 from ..system.hardware import one_thread
 from .processors import edit_named, mask_endings, names_tokens
@@ -36,8 +35,8 @@ class DraftSampler:
     def sample(
         self,
         logits: Tensor,  # [B, V]
-        seqs: Seq[Sequence],  # B
-        offsets: Seq[int],  # B
+        seqs: Sequence[TokenSequence],  # B
+        offsets: Sequence[int],  # B
     ) -> tuple[Tensor, Tensor | None]:  # [B], [B, V]
         """Tokens [B] (int64) and q [B, V] (float32, rows sum to 1; None when coupled). -1: there is no distribution.
 
@@ -51,7 +50,9 @@ class DraftSampler:
             best = scores.gather(1, tokens.unsqueeze(1)).squeeze(1) if q is None else scores.amax(1)
             return tokens.where(best.isfinite(), -1), q  # NaN passes through argmax and amax
 
-    def _sample(self, scores: Tensor, seqs: Seq[Sequence], offsets: Seq[int]) -> tuple[Tensor, Tensor | None]:
+    def _sample(
+        self, scores: Tensor, seqs: Sequence[TokenSequence], offsets: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
         sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
         seeds, lengths = [seqs[row].seed for row in sampled], [len(seqs[row].token_ids) for row in sampled]
         positions = [length + offsets[row] for length, row in zip(lengths, sampled, strict=True)]
@@ -71,7 +72,7 @@ class DraftSampler:
             tokens[sampled] = inverse_cdf(q[sampled], uniforms(keys, places, Purpose.DRAFT, 1).squeeze(1))
         return tokens, q
 
-    def _scores(self, logits: Tensor, seqs: Seq[Sequence], offsets: Seq[int]) -> Tensor:
+    def _scores(self, logits: Tensor, seqs: Sequence[TokenSequence], offsets: Sequence[int]) -> Tensor:
         """Float32 scores of the draft's distribution, up to a constant per row."""
         ahead = [seq.num_output + offset for seq, offset in zip(seqs, offsets, strict=True)]
         biased = [names_tokens(s.params) or n < s.params.min_tokens for s, n in zip(seqs, ahead, strict=True)]

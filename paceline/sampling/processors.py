@@ -14,11 +14,11 @@ from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from ..core.request import LogitsProcessor, SamplingParams, Sequence
+from ..core.request import LogitsProcessor, SamplingParams, TokenSequence
 from ..errors import ConfigError
 
 
-def is_edited(seq: Sequence) -> bool:
+def is_edited(seq: TokenSequence) -> bool:
     """True iff some processor may change the scores of the next token or of a later one."""
     params, is_short = seq.params, seq.num_output < seq.params.min_tokens
     return seq.grammar is not None or names_tokens(params) or params.needs_history or is_short
@@ -39,7 +39,7 @@ def edit_named(scores: Tensor, params: SamplingParams) -> None:  # [1, V]
         scores[0, index] += torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device)
 
 
-def mask_endings(scores: Tensor, seq: Sequence, num_output: int) -> None:  # [1, V]
+def mask_endings(scores: Tensor, seq: TokenSequence, num_output: int) -> None:  # [1, V]
     """Forbid in place the tokens that would end the answer before `min_tokens`.
 
     num_output: how many tokens of the answer precede the one to be chosen.
@@ -52,7 +52,7 @@ def mask_endings(scores: Tensor, seq: Sequence, num_output: int) -> None:  # [1,
         scores[0, torch.tensor(endings, device=scores.device)] = -torch.inf
 
 
-def process(scores: Tensor, ids: Tensor, seq: Sequence) -> Tensor:  # [1, V], [1, L] -> [1, V]
+def process(scores: Tensor, ids: Tensor, seq: TokenSequence) -> Tensor:  # [1, V], [1, L] -> [1, V]
     """Scores of the token after `ids`, with every processor of the sequence applied in the documented order.
 
     scores: a private float32 copy, which may be written to.

@@ -4,8 +4,7 @@ Banned tokens are the placeholders of images. Drafters that rank or sample token
 that copy tokens stop before a banned one, and the loop refuses a draft that has one (`decoding.contract`).
 """
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -28,8 +27,8 @@ def argmax(scores: Tensor) -> Tensor:
 
 def gumbel_argmax(
     scores: Tensor,  # [K, V]
-    seeds: Seq[int],  # K
-    positions: Seq[int],  # K
+    seeds: Sequence[int],  # K
+    positions: Sequence[int],  # K
 ) -> Tensor:  # [K], int64
     """The target's choice at each position: argmax(scores + noise), a draw from the softmax of the scores.
 

@@ -1,7 +1,6 @@
 """From the prompt of a user (a string, a chat or token ids) to token ids and the images as the engine takes them."""
 
-from collections.abc import Callable, Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard, cast
 
@@ -19,7 +18,7 @@ from ..hf.images import LIMITS, ImageLimits, ImageSource, open_images
 from ..schema import brief, cut, scalar
 from .loaded import LoadedModel
 
-Chat: TypeAlias = Seq[Message]
+Chat: TypeAlias = Sequence[Message]
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,11 @@ class ImageText:
     """A text with a placeholder for each of its images, as the model's processor takes both."""
 
     text: str
-    images: Seq[ImageSource]
+    images: Sequence[ImageSource]
 
 
 Prompt: TypeAlias = (
-    str | Chat | TemplatedChat | ImageText | Seq[int] | Mapping[str, Any] | Tensor | NDArray[np.integer[Any]]
+    str | Chat | TemplatedChat | ImageText | Sequence[int] | Mapping[str, Any] | Tensor | NDArray[np.integer[Any]]
 )
 ReadPrompt: TypeAlias = tuple[list[int], VisionPrompt | None]
 """Token ids and images."""
@@ -96,8 +95,8 @@ def _taken(given: Any) -> str | ImageText | list[Any]:
         given = given.tolist()
     if isinstance(given, str):
         return given
-    if isinstance(given, Seq):
-        return list(cast("Seq[Any]", given))
+    if isinstance(given, Sequence):
+        return list(cast("Sequence[Any]", given))
     raise ConfigError("this is no prompt", got=brief(given), expected=_KINDS)
 
 
@@ -162,7 +161,7 @@ def tokenizer_of(loaded: LoadedModel) -> PreTrainedTokenizerBase:
 
 def is_chat(prompt: object) -> TypeGuard[Chat]:
     """Whether a prompt is a list of messages."""
-    return isinstance(prompt, Seq) and len(cast("Seq[object]", prompt)) > 0 and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, Sequence) and len(cast("Sequence[object]", prompt)) > 0 and isinstance(prompt[0], Mapping)
 
 
 def holds_images(given: object) -> bool:
@@ -216,7 +215,7 @@ def read_prompt(
     elif is_chat(prompt):
         ids, vision = _chat(loaded, TemplatedChat(prompt, {}), check)
     else:
-        ids = _ids(cast("Seq[object]", prompt), loaded.vocab_size)
+        ids = _ids(cast("Sequence[object]", prompt), loaded.vocab_size)
     if not ids:
         raise ConfigError("the prompt is empty", expected="at least one token")
     if loaded.vision is not None and not (vision and vision.images):
@@ -255,7 +254,7 @@ def _chat(loaded: LoadedModel, given: TemplatedChat, check: Callable[[], None]) 
     return list(tokenizer.encode(render(tokenizer, messages, options), add_special_tokens=False)), None
 
 
-def _ids(prompt: Seq[object], vocab_size: int) -> list[int]:
+def _ids(prompt: Sequence[object], vocab_size: int) -> list[int]:
     ids = [scalar(one) for one in prompt]
     bad = [one for one in ids if type(one) is not int or not 0 <= one < vocab_size]
     if bad:

@@ -2,8 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -118,7 +117,7 @@ def save_draft(
 # What is there already
 
 
-def record_acceptance(head: Path, trials: Seq[Trial]) -> None:
+def record_acceptance(head: Path, trials: Sequence[Trial]) -> None:
     """Write the measurements to the artefact's record and card."""
     write_record(head, head.name, {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]})
 

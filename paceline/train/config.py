@@ -7,8 +7,7 @@
 Everything else has a default. `head` and `train.loss` depend on the method; their classes are in its recipe.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -153,7 +152,7 @@ class RunConfig:
     eval: EvalSection = field(default_factory=EvalSection)
 
 
-def read_config(path: Path | str | None, overrides: Seq[str] = ()) -> RunConfig:
+def read_config(path: Path | str | None, overrides: Sequence[str] = ()) -> RunConfig:
     """The file with overrides `a.b=value`, whose values are YAML. Raises `ConfigError` for invalid settings.
 
     Prompt files in the configuration file are relative to it, those of an override to the working directory.
@@ -161,7 +160,7 @@ def read_config(path: Path | str | None, overrides: Seq[str] = ()) -> RunConfig:
     return validate(RunConfig, read_mapping(path, overrides), "the configuration")
 
 
-def read_mapping(path: Path | str | None, overrides: Seq[str] = ()) -> dict[str, Any]:
+def read_mapping(path: Path | str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The same as plain values, not validated."""
     given: Any = {}
     if path is not None:

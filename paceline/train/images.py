@@ -6,7 +6,7 @@
 Towers and projectors are frozen and each image is encoded once; only language models are trained.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.masks import PromptRows
-from ..core.request import SamplingParams, Sequence
+from ..core.request import SamplingParams, TokenSequence
 from ..core.vision import VisionPrompt
 from ..hf.image_prompts import pixel_bytes
 from ..hf.vision import BoundedCache, Features
@@ -114,9 +114,9 @@ class BatchReader:
             return ModelInput(ids, is_answer)
         return ModelInput(ids, is_answer, _rows(self._draft, texts, [one.vision for one in readings], ids))
 
-    def _sequences(self, batch: Batch) -> list[Sequence]:
+    def _sequences(self, batch: Batch) -> list[TokenSequence]:
         """Each row's prompt as the engine has it."""
-        found, begins = list[Sequence](), batch.is_answer.long().argmax(1).tolist()
+        found, begins = list[TokenSequence](), batch.is_answer.long().argmax(1).tolist()
         for row, begin in enumerate(begins):
             ids: list[int] = batch.token_ids[row, :begin].tolist()
             chat = batch.chats[row] if batch.chats else None
@@ -126,11 +126,13 @@ class BatchReader:
                 vision = vision_of(self._target, ids, chat)
                 if vision is not None:
                     self._seen.put(key, vision)
-            found.append(Sequence(ids, SamplingParams(), 0, frozenset(), 1 << 30, vision=vision))
+            found.append(TokenSequence(ids, SamplingParams(), 0, frozenset(), 1 << 30, vision=vision))
         return found
 
 
-def _rows(runner: ModelRunner, texts: Seq[list[int]], prompts: Seq[VisionPrompt | None], ids: Tensor) -> ImageRows:
+def _rows(
+    runner: ModelRunner, texts: Sequence[list[int]], prompts: Sequence[VisionPrompt | None], ids: Tensor
+) -> ImageRows:
     """Texts of several lengths as one model reads them; prompts: None for text alone."""
     half, model = runner.loaded.vision, runner.loaded.model
     assert half is not None

@@ -1,7 +1,6 @@
 """Measures a trained artefact by decoding prompts with it at each temperature."""
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..config import SpecConfig, parse
@@ -20,7 +19,7 @@ from .config import EvalSection
 
 
 def evaluate(
-    head: Path, method: str, target: LoadedModel, config: EvalSection, done: Seq[Trial], report: Progress
+    head: Path, method: str, target: LoadedModel, config: EvalSection, done: Sequence[Trial], report: Progress
 ) -> Iterator[Trial]:
     """Decode the prompts with the head at each temperature; equal measurements in `done` are reused."""
     spec = spec_of(head, method, config, str(target.dtype).removeprefix("torch."))

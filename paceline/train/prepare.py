@@ -18,8 +18,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -33,7 +32,7 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DrafterInfo, Target, Verifier
-from ..core.request import SamplingParams, Sequence
+from ..core.request import SamplingParams, TokenSequence
 from ..core.vision import VisionPrompt
 from ..core.walk import Walk
 from ..engine.loop import SpeculativeDecoder
@@ -107,7 +106,7 @@ def encode_line(runner: ModelRunner, line: PromptLine) -> TrainPrompt | None:
     return TrainPrompt(source, ids, ImageChat(messages, vision.keys) if vision and has_images(messages) else None)
 
 
-def vision_of(runner: ModelRunner, token_ids: Seq[int], chat: ImageChat | None) -> VisionPrompt | None:
+def vision_of(runner: ModelRunner, token_ids: Sequence[int], chat: ImageChat | None) -> VisionPrompt | None:
     """The images of a prompt for the runner; None for a text model.
 
     Raises `ConfigError` where a file is missing or has another image.
@@ -126,11 +125,11 @@ def vision_of(runner: ModelRunner, token_ids: Seq[int], chat: ImageChat | None) 
     return vision
 
 
-def _brief(keys: Seq[str]) -> str:
+def _brief(keys: Sequence[str]) -> str:
     return ", ".join(key[:8] for key in keys) or "none"
 
 
-def ordered(prompts: Seq[PromptLine], config: PrepareSection) -> list[PromptLine]:
+def ordered(prompts: Sequence[PromptLine], config: PrepareSection) -> list[PromptLine]:
     """The prompts to answer, shuffled by the seed, sources interleaved by their weights. Raises `ConfigError`."""
     chance = random.Random(config.seed)
     shuffled = list(prompts)
@@ -156,7 +155,7 @@ class _Recorder(Plain):
     name: ClassVar[str] = "recorder"
     info = DrafterInfo(reads_states=True)
 
-    def __init__(self, layers: Seq[int]):
+    def __init__(self, layers: Sequence[int]):
         self.layers = tuple(layers)
         self.states: dict[int, dict[int, Tensor]] = {}
 
@@ -164,7 +163,7 @@ class _Recorder(Plain):
         self._target = target
         target.watch_states(self.layers)
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+    def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         for seq in seqs:
             if seq.is_finished and self.layers:
                 read = self._target.read_states
@@ -252,16 +251,21 @@ def prepare(
         if index % config.part[1] == config.part[0] and index not in known:
             missing.append((index, one))
 
-    def sequence(index: int, one: TrainPrompt) -> Sequence:
+    def sequence(index: int, one: TrainPrompt) -> TokenSequence:
         temperature = config.temperatures[index // config.part[1] % len(config.temperatures)]
         params, seed = SamplingParams(temperature=temperature, max_tokens=config.max_tokens), config.seed * 1_000_003
         vision = vision_of(runner, one.token_ids, one.chat)
-        return Sequence(one.token_ids, params, seed + index, eos_ids, runner.max_length, vision=vision)
+        return TokenSequence(one.token_ids, params, seed + index, eos_ids, runner.max_length, vision=vision)
 
     recorder = _Recorder(layers)
     decoder = SpeculativeDecoder(runner, recorder, Coupled(), Fixed(0))
     together = _WITH_IMAGES if any(one.chat is not None for _, one in missing) else None
-    todo, waiting, finished, count = iter(missing), dict[int, tuple[int, TrainPrompt]](), list[Sequence](), len(done)
+    todo, waiting, finished, count = (
+        iter(missing),
+        dict[int, tuple[int, TrainPrompt]](),
+        list[TokenSequence](),
+        len(done),
+    )
     while group := list(islice(todo, together)):
         seqs = [sequence(index, one) for index, one in group]
         waiting |= {id(seq): prompt for seq, prompt in zip(seqs, group, strict=True)}
@@ -288,7 +292,7 @@ def _check_record(folder: Path, runner: ModelRunner, config: PrepareSection, lay
 
 
 def _write(
-    folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, TrainPrompt]], recorder: _Recorder
+    folder: Path, seqs: list[TokenSequence], indices: dict[int, tuple[int, TrainPrompt]], recorder: _Recorder
 ) -> None:
     """States first, then the lines that name them."""
     if not seqs:

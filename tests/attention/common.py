@@ -4,7 +4,7 @@ import torch
 
 from paceline.attention.masks import PassLayout
 from paceline.core.interfaces import Drafter
-from paceline.core.request import SamplingParams, Sequence
+from paceline.core.request import SamplingParams, TokenSequence
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.target import LoadedModel, ModelRunner, SlotCache
@@ -45,7 +45,7 @@ def sound_after_every_round(
 ) -> bool:
     """True iff after every round the cache holds what a fresh prefill of the same text holds."""
     decoder = SpeculativeDecoder(runner, drafter, Coupled(), Fixed(depth, 64))
-    seq: Sequence = sequence(runner.loaded, ids, params)
+    seq: TokenSequence = sequence(runner.loaded, ids, params)
     admit(decoder, seq)
     try:
         for _ in range(rounds):

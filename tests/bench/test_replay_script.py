@@ -7,7 +7,7 @@ import pytest
 
 from paceline import SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from tests.bench.test_methods_script import data  # noqa: F401
 
 SCRIPT = "replay"
@@ -63,7 +63,7 @@ def test_a_draft_that_is_made_at_once_takes_one_step(script, at_once, seconds):
     row = {"position": 0, "hint": 0, "branches": 1, "at_once": at_once, "ids": [9, 1, 2], "parents": [-1, 0, 1]}
     answer = {"output": [1, 2, 3, 4], "proposals": {"m": [row | {"confidences": None}]}}
     drafter = script.Replayed(["m"], {"drafts": {"m": [0.5, 0.0]}}, [answer])
-    seq = Sequence([5, 9], SamplingParams(max_tokens=4, ignore_eos=True), 0, frozenset(), 100, slot=0)
+    seq = TokenSequence([5, 9], SamplingParams(max_tokens=4, ignore_eos=True), 0, frozenset(), 100, slot=0)
     made, spent = drafter.play(seq, DraftBudget(2, 2))
     assert (made.num_emitted, spent) == (3, seconds)
     assert drafter.draft_options(seq)[0].at_once == at_once

@@ -18,7 +18,7 @@ from paceline import (
     Typical,
 )
 from paceline.config import SpecConfig, parse
-from paceline.core.request import SamplingParams, Sequence
+from paceline.core.request import SamplingParams, TokenSequence
 from paceline.errors import ConfigError, LossyNotAllowed
 from paceline.methods import Space
 
@@ -176,7 +176,7 @@ def test_build_makes_the_objects():
         drafter, policy, verifier = parse(name, policy="fixed").build()
         assert isinstance(drafter, kind)
         assert isinstance(verifier, Coupled)
-        seq = Sequence([1], SamplingParams(), 0, frozenset(), 100)
+        seq = TokenSequence([1], SamplingParams(), 0, frozenset(), 100)
         assert policy.budgets([seq])[0].depth == parse(name, policy="fixed").num_speculative_tokens
 
 
@@ -254,7 +254,7 @@ def test_the_method_of_a_head_is_read_from_its_folder(tmp_path):
     assert config.models == ()
     drafter, policy, _ = config.build()
     assert isinstance(drafter, Choose)
-    budget = policy.budgets([Sequence([1], SamplingParams(), 0, frozenset(), 100)])
+    budget = policy.budgets([TokenSequence([1], SamplingParams(), 0, frozenset(), 100)])
     assert (budget[0].depth, budget[0].nodes) == (4, 24)
     assert parse(f"eagle:{tmp_path / 'a'}").method == "eagle3"
     assert parse(f"head:{tmp_path / 'b'}").name == f"head:{tmp_path / 'b'}"
@@ -262,7 +262,7 @@ def test_the_method_of_a_head_is_read_from_its_folder(tmp_path):
     made, policy, _ = parse(f"space:{tmp_path / 'd'}", 4).build()
     assert isinstance(made, Space)
     assert made.top_k == 4
-    budget = policy.budgets([Sequence([1], SamplingParams(), 0, frozenset(), 100)])
+    budget = policy.budgets([TokenSequence([1], SamplingParams(), 0, frozenset(), 100)])
     assert (budget[0].depth, budget[0].nodes) == (4, 24)
     for name, words in (
         (f"eagle:{tmp_path / 'b'}", "of another method"),

@@ -4,7 +4,7 @@ That it changes no answer, whoever shares the batch, is in `tests/exactness`; th
 contract, in `tests/decoding/test_bad_drafters.py`.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -41,7 +41,7 @@ def future() -> dict[tuple[int, ...], list[int]]:
     return {tuple(ids): oracle(loaded(), ids, PARAMS).token_ids for ids in (FIRST, SECOND)}
 
 
-def drafts_of(drafter: Drafter, texts: Seq[list[int]], rounds: int = 6) -> list[tuple[object, ...]]:
+def drafts_of(drafter: Drafter, texts: Sequence[list[int]], rounds: int = 6) -> list[tuple[object, ...]]:
     """The drafts for the last text, in the slot where the others were, each of which was left in the middle."""
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(loaded(), 2)), drafter, Coupled(), Fixed(4, 16))
     drafter.release([0, 1])  # unknown slots are harmless

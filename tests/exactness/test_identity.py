@@ -5,8 +5,7 @@ and end. `test_mutants.py` has the faults that these comparisons see.
 """
 
 import random
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 
 from paceline import CostModel, Dynamic, Fixed, SamplingParams
 from paceline.core.interfaces import DraftBudget, DraftPolicy
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.methods import Space
 from paceline.target import LoadedModel, ModelRunner
 from tests.adversaries import Scripted
@@ -96,7 +95,7 @@ class Varying(DraftPolicy):
     def __init__(self, members: int = 1, seed: int = 0):
         self.rng, self.members = random.Random(seed), members
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+    def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         return [self.budget() for _ in seqs]
 
     def budget(self) -> DraftBudget:

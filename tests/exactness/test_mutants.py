@@ -5,7 +5,7 @@ import torch
 
 from paceline import Coupled, SamplingParams
 from paceline.core.interfaces import Verifier
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.engine import loop
 from paceline.target import ModelRunner
 from tests.adversaries import Ending, Scripted
@@ -33,7 +33,7 @@ def scripted(ids=REPEATING, name: str = "llama", dtype=torch.float32) -> Scripte
     return Scripted({tuple(ids): oracle(loaded(name, dtype), ids, PARAMS).token_ids}, [2, None], branching=True)
 
 
-def is_identical(on: ModelRunner, drafter, params=PARAMS, ids=REPEATING, verifier=None, eos=NO_EOS, kind=Sequence):
+def is_identical(on: ModelRunner, drafter, params=PARAMS, ids=REPEATING, verifier=None, eos=NO_EOS, kind=TokenSequence):
     """The comparison that the identity tests make, as a verdict."""
     seq = sequence(on.loaded, ids, params, SEED, eos)
     seq.__class__ = kind
@@ -105,7 +105,7 @@ def test_noise_faults(verifier):
     assert not is_identical(ModelRunner(loaded(), 1), scripted(), verifier=verifier())
 
 
-class NeverCuts(Sequence):
+class NeverCuts(TokenSequence):
     """Goes on after the end of the text until the round is over."""
 
     def append(self, token, origin, source, logprob=None):
@@ -113,7 +113,7 @@ class NeverCuts(Sequence):
         return False
 
 
-class ForgetsTheBudget(Sequence):
+class ForgetsTheBudget(TokenSequence):
     """Believes that one more token may be emitted than may."""
 
     @property
@@ -121,7 +121,7 @@ class ForgetsTheBudget(Sequence):
         return super().remaining + 1
 
 
-class NoMinimum(Sequence):
+class NoMinimum(TokenSequence):
     """Stops at any end, `min_tokens` or not, and masks nothing."""
 
     @property

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline import LLM, Fixed, Ratio, SamplingParams, Typical
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.errors import ConfigError, NumericsError
 from paceline.sampling import distribution as law_module
 from tests.adversaries import Constant, Scripted
@@ -37,7 +37,7 @@ TROUBLES: dict[str, Callable[[Tensor, Tensor], object]] = {
 class Grammar:
     """Knows the pasts of plain decoding; on any other one it is trouble. With memory: it wants them in order."""
 
-    def __init__(self, plain: Sequence, trouble: str):
+    def __init__(self, plain: TokenSequence, trouble: str):
         self.first, self.text, self.trouble = len(plain.prompt_ids), plain.token_ids, TROUBLES[trouble]
         self.asked, self.troubled = 0, False
 
@@ -49,7 +49,7 @@ class Grammar:
         return by_the_past(ids, scores)
 
 
-def plain_and_grammar(temperature: float, trouble: str) -> tuple[Sequence, Grammar, SamplingParams]:
+def plain_and_grammar(temperature: float, trouble: str) -> tuple[TokenSequence, Grammar, SamplingParams]:
     plain = oracle(loaded(), REPEATING, SamplingParams(temperature, max_tokens=20, logits_processors=(by_the_past,)))
     grammar = Grammar(plain, trouble)
     return plain, grammar, SamplingParams(temperature, max_tokens=20, logits_processors=(grammar,))

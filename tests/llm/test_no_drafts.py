@@ -1,13 +1,13 @@
 """An answer for which nothing was drafted says why, as far as it is known."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import pytest
 
 from paceline import LLM, CostModel, Fixed, PromptLookup, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftOptions
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.core.tree import TokenTree
 from paceline.policy.cost_model import NO_GAIN, TOO_SHORT
 from tests.helpers import talking
@@ -21,13 +21,13 @@ class Slow(Drafter):
 
     name = "slow"
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         return (DraftOptions(self.name),)
 
     def seconds(self) -> dict[str, tuple[float, float]]:
         return {self.name: (3600.0, 0.0)}
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         raise AssertionError("too slow to be asked")
 
 
@@ -39,7 +39,7 @@ class Mute(Slow):
     def seconds(self) -> dict[str, tuple[float, float]]:
         return {}
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
 
 
@@ -48,7 +48,7 @@ class Unready(Mute):
 
     name = "unready"
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         return (DraftOptions(self.name, hint=-1),)
 
 

@@ -2,8 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
-from paceline.core.request import SamplingParams, Sequence
+from paceline.core.request import SamplingParams, TokenSequence
 from paceline.core.rng import Purpose, gumbel
 from paceline.core.walk import Walk
 from paceline.engine.loop import SpeculativeDecoder
@@ -114,7 +113,7 @@ def watched(
         reading_apart(ModelRunner(target, 3)), drafter, Accepts(counts), policy or Fixed(depth, 12)
     )
     params = SamplingParams(temperature=temperature, max_tokens=200, ignore_eos=True)
-    seqs = [Sequence(list(ids), params, 5 + n, NO_EOS, 250) for n, ids in enumerate(prompts)]
+    seqs = [TokenSequence(list(ids), params, 5 + n, NO_EOS, 250) for n, ids in enumerate(prompts)]
     for seq in seqs:
         admit(decoder, seq)
     for _ in range(rounds):
@@ -148,14 +147,14 @@ def random_head(
 
 
 @torch.inference_mode()
-def states_of(model: PreTrainedModel, token_ids: Seq[int], layers: Seq[int]) -> Tensor:
+def states_of(model: PreTrainedModel, token_ids: Sequence[int], layers: Sequence[int]) -> Tensor:
     """The states of a text by plain transformers, [1, T, len(layers) E]."""
     out = model(torch.tensor([list(token_ids)]), output_hidden_states=True)
     return torch.cat([out.hidden_states[layer] for layer in layers], -1)
 
 
 @torch.inference_mode()
-def law_after(head: EagleHead, states: Tensor, token_ids: Seq[int], path: Seq[int]) -> Tensor:
+def law_after(head: EagleHead, states: Tensor, token_ids: Sequence[int], path: Sequence[int]) -> Tensor:
     """Logits [Vd] of the token after `path`, itself drafted after `token_ids`: the whole head over all pairs.
 
     states: f_0 .. f_{T-2} or more, [1, T - 1, len(states) E]. `head` must be attached.
@@ -175,7 +174,9 @@ def law_after(head: EagleHead, states: Tensor, token_ids: Seq[int], path: Seq[in
     return head.logits(out[0, -1])
 
 
-def with_copies(law: dict[int, float], token_ids: Seq[int], path: Seq[int], weight: float) -> dict[int, float]:
+def with_copies(
+    law: dict[int, float], token_ids: Sequence[int], path: Sequence[int], weight: float
+) -> dict[int, float]:
     """A law of the next token beside what followed the last two tokens of a path in the whole text."""
     context, law, total = [*token_ids, *path][-2:], dict(law), 1.0
     for place in range(2, len(token_ids) if weight > 0 else 0):
@@ -185,7 +186,7 @@ def with_copies(law: dict[int, float], token_ids: Seq[int], path: Seq[int], weig
     return {token: prob / total for token, prob in law.items()}
 
 
-def block_of(head: DFlashHead, states: Tensor, token_ids: Seq[int]) -> Tensor:
+def block_of(head: DFlashHead, states: Tensor, token_ids: Sequence[int]) -> Tensor:
     """Logits [B - 1, Vd] after each row of a block but the last: layer by layer, each query beside all that it sees."""
     known, c = len(token_ids) - 1, head.config
     tokens = torch.tensor([token_ids[-1], *[c.mask_token_id] * (c.block_size - 1)])

@@ -4,7 +4,7 @@ import pytest
 
 from paceline import SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.core.round import Origin
 from paceline.methods import DraftModel, PromptLookup
 from paceline.target import ModelRunner
@@ -21,7 +21,7 @@ def ended(params: SamplingParams = GREEDY) -> frozenset[int]:
     return frozenset([oracle(TARGET, REPEATING, params).output_ids[3]])
 
 
-def drafted(eos_ids: frozenset[int], params: SamplingParams = GREEDY) -> tuple[int, Sequence]:
+def drafted(eos_ids: frozenset[int], params: SamplingParams = GREEDY) -> tuple[int, TokenSequence]:
     """Tokens that the model itself drafted, and the answer."""
     on, request = reading_apart(ModelRunner(TARGET, 4)), (REPEATING, params, SEED, eos_ids)
     (seq,) = assert_identical(on, DraftModel(twin(TARGET)), [request], WINDOW)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline import SamplingParams
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.core.walk import TargetDistribution
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods.eagle.drafter import Eagle
@@ -175,7 +175,7 @@ def test_a_pass_finds_the_best_tokens_only_where_scores_are_logits_and_noise():
     """Then the two together are the scores, in batches of greedy and sampled rows as well."""
     target, logits, ids = loaded(), torch.randn(2, 97), torch.arange(97)
 
-    def given(*params: SamplingParams) -> list[Sequence]:
+    def given(*params: SamplingParams) -> list[TokenSequence]:
         return [sequence(target, prompt(3 + n, n), each, seed=n) for n, each in enumerate(params)]
 
     greedy, cool, hot = (SamplingParams(temperature=temperature) for temperature in (0.0, 0.6, 1.5))

@@ -9,7 +9,7 @@ import pytest
 from paceline import Coupled, Lookahead, SamplingParams, TokenRecycling
 from paceline.config import parse
 from paceline.core.interfaces import Drafter
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.measure.doctor import drafter_memory
 from paceline.methods.suffix.corpus import CorpusIndex, write_index
 
@@ -52,7 +52,7 @@ TEXTS: dict[str, Callable[[int], list[int]]] = {
 
 def held_by(drafter: Drafter, texts: list[list[int]], released: bool = False) -> int:
     """Bytes that it holds after it was asked about each text, in a slot of its own."""
-    seqs = [Sequence(text, SamplingParams(), 0, frozenset(), LONG) for text in texts]
+    seqs = [TokenSequence(text, SamplingParams(), 0, frozenset(), LONG) for text in texts]
     tracemalloc.start()
     for slot, seq in enumerate(seqs):
         seq.slot = slot

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline import SamplingParams
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.methods.ngram_pool import NgramPool, add_branches
 
 
@@ -84,7 +84,7 @@ def test_a_banned_token_is_not_kept():
 
 
 def branches(phrases, depth, nodes, stem=(), eos_ids=frozenset()):
-    seq = Sequence([9], SamplingParams(), 0, eos_ids, 100)
+    seq = TokenSequence([9], SamplingParams(), 0, eos_ids, 100)
     ids, parents = [9, *stem], list(range(-1, len(stem)))
     add_branches(ids, parents, phrases, seq, len(ids), depth - len(stem), nodes)
     return ids, parents

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from paceline import CostModel, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, DraftPolicy
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.core.round import Origin, Round
 from tests.policy.growing import Branching, DraftTree, Marginal, with_masks
 
@@ -94,7 +94,7 @@ class SimDrafter(Drafter):
         """The most of what any member gives."""
         return DrafterInfo(max(member.branches for member in self.members))
 
-    def draft_options(self, seq: Sequence) -> list[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> list[DraftOptions]:
         looks = []
         for member in self.members:
             uncached_tokens = seq.num_cached - member.cached.get(seq.slot, 0) if member.reads else 0
@@ -216,14 +216,14 @@ def simulate(
         return sorted(machine.seen(machine.curve(rows), rng) for _ in range(3))[1]
 
     policy.bind(drafter, pass_seconds, machine.pads_trees)
-    running = list[Sequence]()
+    running = list[TokenSequence]()
     waiting, played = list(range(requests))[::-1], 0
     while waiting or running:
         while waiting and len(running) < batch:
             slot = min(set(range(batch)) - {seq.slot for seq in running})
             ends = length(waiting[-1]) if length else 0
             text = [1] * prompt + (asks(waiting[-1]) if asks else [])
-            seq = Sequence(text, SamplingParams(max_tokens=tokens), ends, frozenset({END}), 10**6, slot=slot)
+            seq = TokenSequence(text, SamplingParams(max_tokens=tokens), ends, frozenset({END}), 10**6, slot=slot)
             drafter.requests[slot] = waiting.pop()
             running.append(seq)
         begin = clock.now
@@ -256,7 +256,7 @@ def simulate(
 
 
 def play(
-    seqs: list[Sequence], budgets: Iterable[DraftBudget], drafter: SimDrafter, machine: Machine, rng: random.Random
+    seqs: list[TokenSequence], budgets: Iterable[DraftBudget], drafter: SimDrafter, machine: Machine, rng: random.Random
 ) -> tuple[list[Round], tuple[float, float, float]]:
     """One round: its records without times, and the true seconds of drafting, verification and the rest."""
     records, levels, widths, drafting = [], dict[str, int](), list[int](), 0.0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from paceline.core.request import SamplingParams, Sequence
+from paceline.core.request import SamplingParams, TokenSequence
 from paceline.core.tree import TokenTree
 from paceline.core.walk import TargetDistribution
 
@@ -16,9 +16,11 @@ EOS = 3
 BAD_WORDS = ((5,), (7, 8), (9, 10, 11))
 
 
-def sequence(params: SamplingParams, prompt: list[int], answer: list[int] | None = None, seed: int = 1) -> Sequence:
+def sequence(
+    params: SamplingParams, prompt: list[int], answer: list[int] | None = None, seed: int = 1
+) -> TokenSequence:
     bad = BAD_WORDS if params.bad_words else ()
-    return Sequence(prompt, params, seed, frozenset([EOS]), 10_000, bad, token_ids=prompt + (answer or []))
+    return TokenSequence(prompt, params, seed, frozenset([EOS]), 10_000, bad, token_ids=prompt + (answer or []))
 
 
 def every_score(target: TargetDistribution) -> Tensor:
@@ -28,7 +30,7 @@ def every_score(target: TargetDistribution) -> Tensor:
     return target.at([*rows], [*nodes]).view(batch, width, vocab)
 
 
-def root_only(seq: Sequence) -> TokenTree:
+def root_only(seq: TokenSequence) -> TokenTree:
     return TokenTree.chain([[seq.token_ids[-1]]])
 
 
@@ -79,7 +81,7 @@ WARPS: dict[str, dict] = {
 # --- the oracle: every processor written out, one node and one token at a time -------------------------------------
 
 
-def naive_processed(row: Tensor, past: list[int], seq: Sequence) -> Tensor:
+def naive_processed(row: Tensor, past: list[int], seq: TokenSequence) -> Tensor:
     p, scores = seq.params, row.double().clone()
     answer = past[len(seq.prompt_ids) :]
     for token, bias in (p.logit_bias or {}).items():
@@ -126,7 +128,7 @@ def naive_warped(scores: Tensor, p: SamplingParams) -> Tensor:
     return scores
 
 
-def check_target(target: TargetDistribution, logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> int:
+def check_target(target: TargetDistribution, logits: Tensor, seqs: list[TokenSequence], tree: TokenTree) -> int:
     """Compare every node whose distribution can be used with the oracle; the number of nodes compared."""
     compared = 0
     for b, seq in enumerate(seqs):

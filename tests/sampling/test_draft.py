@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.request import SamplingParams, Sequence
+from paceline.core.request import SamplingParams, TokenSequence
 from paceline.core.rng import Purpose, gumbel
 from paceline.core.tree import TokenTree
 from paceline.sampling.distribution import target_distribution
@@ -13,7 +13,7 @@ from paceline.sampling.scores import token_logprob
 from tests.sampling.helpers import EOS, HISTORY, WARPS, V, sequence
 
 
-def draft_batch(params: list[SamplingParams], seed: int = 7) -> tuple[Tensor, list[Sequence]]:
+def draft_batch(params: list[SamplingParams], seed: int = 7) -> tuple[Tensor, list[TokenSequence]]:
     g = torch.Generator().manual_seed(seed)
     return torch.randn(len(params), V, generator=g) * 2, [
         sequence(p, [4, 5], [6], seed=i * 97 - 3) for i, p in enumerate(params)

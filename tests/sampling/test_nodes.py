@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.request import SamplingParams, Sequence
+from paceline.core.request import SamplingParams, TokenSequence
 from paceline.core.tree import TokenTree
 from paceline.core.walk import TargetDistribution
 from paceline.errors import NumericsError
@@ -47,7 +47,7 @@ def test_every_node_of_a_branching_tree(history: str, warps: str) -> None:
     assert torch.equal(logits, before), "the logits were written to"
 
 
-def law_of_root_prefix(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetDistribution:
+def law_of_root_prefix(logits: Tensor, seqs: list[TokenSequence], tree: TokenTree) -> TargetDistribution:
     """Mutant: the processors see the committed prefix, whatever the node."""
     parts = [
         target_distribution(logits[:, i : i + 1], seqs, TokenTree.chain([[s.token_ids[-1]] for s in seqs]))
@@ -56,7 +56,7 @@ def law_of_root_prefix(logits: Tensor, seqs: list[Sequence], tree: TokenTree) ->
     return TargetDistribution(torch.cat([every_score(p) for p in parts], 1), parts[0].is_greedy)
 
 
-def law_of_rows_above(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetDistribution:
+def law_of_rows_above(logits: Tensor, seqs: list[TokenSequence], tree: TokenTree) -> TargetDistribution:
     """Mutant: the processors see the rows above in the tree instead of the path."""
     return target_distribution(logits, seqs, TokenTree.chain(tree.lists.token_ids))
 

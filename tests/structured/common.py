@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from paceline import SamplingParams, StructuredOutputsParams
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.sampling.grammar import Grammar, make_grammar
 from tests.helpers import SPECIAL, VOCAB, byte_pairs, loaded, sequence
 
@@ -121,7 +121,7 @@ def grammar_of(form: str, **options) -> Grammar:
     )
 
 
-def formed(form: str, ids: list[int], temperature: float = 0.0, max_tokens: int = 24, **options) -> Sequence:
+def formed(form: str, ids: list[int], temperature: float = 0.0, max_tokens: int = 24, **options) -> TokenSequence:
     """A request for an answer of a form, as the front door makes it."""
     params = SamplingParams(
         temperature=temperature, max_tokens=max_tokens, structured_outputs=FORMS[form][0], **options

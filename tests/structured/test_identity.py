@@ -4,7 +4,7 @@ import pytest
 
 from paceline import DraftModel, Lookahead, Ratio, SamplingParams, Typical
 from paceline.core.interfaces import Drafter
-from paceline.core.request import Sequence
+from paceline.core.request import TokenSequence
 from paceline.engine import loop
 from paceline.sampling.grammar import Grammar
 from tests.adversaries import Constant, Scripted
@@ -13,14 +13,14 @@ from tests.helpers import REPEATING, assert_sound, loaded, oracle, result, run, 
 from tests.oracle import autoregressive
 from tests.structured.common import END, FORMS, WITH_ORACLE, Guided, formed, is_over, is_whole, may_be, pieces, possible
 
-_ANSWERS: dict[object, Sequence] = {}
+_ANSWERS: dict[object, TokenSequence] = {}
 
 
 def prompt_of(form: str) -> list[int]:
     return [*REPEATING, 3 + list(FORMS).index(form)]
 
 
-def slow(form: str, temperature: float) -> Sequence:
+def slow(form: str, temperature: float) -> TokenSequence:
     """Without speculation, token by token; remembered."""
     key = form, temperature
     if key not in _ANSWERS:
@@ -28,7 +28,7 @@ def slow(form: str, temperature: float) -> Sequence:
     return _ANSWERS[key]
 
 
-def text_of(seq: Sequence) -> str:
+def text_of(seq: TokenSequence) -> str:
     return "".join(pieces()[token] for token in seq.output_ids)
 
 
@@ -65,7 +65,7 @@ def test_every_drafter(drafter, temperature):
             assert forbidden_drafts(seq, FORMS[form][1]) == 0
 
 
-def forbidden_drafts(seq: Sequence, pattern: str) -> int:
+def forbidden_drafts(seq: TokenSequence, pattern: str) -> int:
     """How many nodes were verified whose text cannot be in an answer."""
     count, done = 0, 0
     for record in seq.rounds:

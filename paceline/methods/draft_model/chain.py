@@ -1,7 +1,6 @@
 """Drafts chains with a model, for the draft model, Ouroboros and the quantised self-draft."""
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -12,7 +11,7 @@ from torch import Tensor
 from ...attention.kv_cache import SlotCache
 from ...core.draft import Draft, Law
 from ...core.interfaces import DraftBudget, InnerDecoder, Target
-from ...core.request import SamplingParams, Sequence
+from ...core.request import SamplingParams, TokenSequence
 from ...core.tree import TokenTree
 from ...core.vision import VisionPrompt
 from ...errors import NumericsError
@@ -30,12 +29,12 @@ class Runner(Target, Protocol):
     settings: Any
     images: Any
     states: Any
-    forward: Callable[[Seq[int], TokenTree], Tensor]
-    commit: Callable[[Seq[int], Seq[Seq[int]]], None]
-    prefill: Callable[[int, Seq[int], VisionPrompt | None], None]
-    extend_cache: Callable[[int, Seq[int]], None]
+    forward: Callable[[Sequence[int], TokenTree], Tensor]
+    commit: Callable[[Sequence[int], Sequence[Sequence[int]]], None]
+    prefill: Callable[[int, Sequence[int], VisionPrompt | None], None]
+    extend_cache: Callable[[int, Sequence[int]], None]
     set_offset: Callable[[int, VisionPrompt | None], None]
-    tentative: Callable[[Seq[int]], AbstractContextManager[None]]
+    tentative: Callable[[Sequence[int]], AbstractContextManager[None]]
     pass_seconds: Callable[[int], float]
     prefill_seconds: Callable[[], float]
 
@@ -64,7 +63,7 @@ class _Row:
     is_open: whether more tokens may be drafted.
     """
 
-    seq: Sequence
+    seq: TokenSequence
     budget: DraftBudget
     feed: list[int]
     tokens: list[int] = field(default_factory=list[int])
@@ -115,7 +114,7 @@ class Chains:
     vocab_size: int
     source: str
     common: CommonTokens | None = None
-    phrases: Callable[[int], Seq[Seq[int]]] | None = None
+    phrases: Callable[[int], Sequence[Sequence[int]]] | None = None
     decoder: InnerDecoder | None = None
 
     def logits(self, own: Tensor) -> Tensor:
@@ -130,7 +129,9 @@ class Chains:
     def draft_id(self, token: int) -> int:
         return token if self.common is None else self.common.draft_ids[token]
 
-    def draft(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]) -> Draft:
+    def draft(
+        self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget], uncached_tokens: Sequence[Sequence[int]]
+    ) -> Draft:
         """Draft up to `budgets[b].depth` tokens for each row; the runner's cache keeps them.
 
         A row ends with a token that would end the answer, or after which `should_continue` of its budget returns False.
@@ -179,13 +180,17 @@ class Chains:
         return Draft(tree, Law.IID, q, self.source, confidence=confidences)
 
     def _decode(
-        self, decoder: InnerDecoder, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached: Seq[Seq[int]]
+        self,
+        decoder: InnerDecoder,
+        seqs: Sequence[TokenSequence],
+        budgets: Sequence[DraftBudget],
+        uncached: Sequence[Sequence[int]],
     ) -> Draft:
         """`draft` where each chain is a short answer of the decoder. It is a point mass, without confidences.
 
         Coupled, its tokens have the noise of their positions, as those of `DraftSampler` have; else they are greedy.
         """
-        runner, answers = self.runner, dict[int, Sequence]()
+        runner, answers = self.runner, dict[int, TokenSequence]()
         for row, (seq, budget, feed) in enumerate(zip(seqs, budgets, uncached, strict=True)):
             if budget.depth > 0 and feed:
                 asked = seq.params
@@ -195,7 +200,7 @@ class Chains:
                 )  # fmt: skip
                 text = [token if token < runner.vocab_size else 0 for token in seq.token_ids]
                 decoder.drafter.release([seq.slot])  # it may have read tokens that were rejected since
-                answers[row] = answer = Sequence(text, params, seq.seed, seq.eos_ids, 1 << 62, slot=seq.slot)
+                answers[row] = answer = TokenSequence(text, params, seq.seed, seq.eos_ids, 1 << 62, slot=seq.slot)
                 if runner.settings.can_fuse_prefill:
                     answer.has_deferred_tokens = len(feed) > 1
                 else:

@@ -4,8 +4,7 @@ Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 """
 
 import shlex
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, final
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, MakeDecoder, Target, Verifier
-from ...core.request import Sequence
+from ...core.request import TokenSequence
 from ...core.walk import Walk
 from ...errors import ConfigError, IncompatibleModels
 from ...quant.linears import Weights
@@ -105,7 +104,7 @@ class DraftModel(Drafter):
         """A pass of the draft over one token, and its prefill per token."""
         return {self.name: (self.runner.pass_seconds(1), self.runner.prefill_seconds())}
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """`uncached_tokens` are at most a chunk; the hint is -1 once the draft's context is full."""
         length = len(seq.token_ids)
         if seq.slot in self._prompts or length >= self.runner.max_length:  # else no need to process images for it
@@ -115,14 +114,16 @@ class DraftModel(Drafter):
         uncached_tokens = min(length - 1 - self.runner.cache.lengths[seq.slot], self.runner.chunk)
         return (DraftOptions(self.name, uncached_tokens=uncached_tokens),)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Cache what was emitted since the last round, then draft. Rows beyond the draft's context get no draft."""
         limits, uncached_tokens = self._catch_up(seqs, budgets)
         if self.translation is None:
             return self.chains.draft(seqs, limits, uncached_tokens)
         return self.translation.draft(self.chains, seqs, limits, uncached_tokens)
 
-    def _catch_up(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> tuple[list[DraftBudget], list[list[int]]]:
+    def _catch_up(
+        self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]
+    ) -> tuple[list[DraftBudget], list[list[int]]]:
         """Cache new text; returns budgets limited to the draft's context, and the few tokens left for the first pass.
 
         Rows of depth 0 are skipped. A round prefills one chunk in all, so that a long prompt delays others no more than
@@ -142,7 +143,7 @@ class DraftModel(Drafter):
             uncached_tokens.append(text[runner.cache.lengths[seq.slot] :] if depth else [])
         return limits, uncached_tokens
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+    def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         """Drop rejected tokens: what stays cached is a prefix of the text without its last token."""
         for seq in seqs:
             if cached := self.runner.cache.lengths[seq.slot]:
@@ -150,7 +151,7 @@ class DraftModel(Drafter):
                 same = len(text) if self.translation is None else self.translation.num_unchanged(seq.slot)
                 self.runner.cache.truncate(seq.slot, min(cached, same, len(text) - 1))
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self.runner.cache.lengths[slot] = 0
             self._prompts.pop(slot, None)
@@ -159,7 +160,7 @@ class DraftModel(Drafter):
             if self.chains.decoder is not None:
                 self.chains.decoder.reset_slot(slot)
 
-    def _text(self, seq: Sequence) -> list[int]:
+    def _text(self, seq: TokenSequence) -> list[int]:
         """The text in the draft's tokens."""
         if seq.slot not in self._prompts:
             self._prompts[seq.slot] = self._draft_vision.read(seq, self.runner)

@@ -10,14 +10,14 @@ The answer is the target's in any case; only the acceptance depends on the choic
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, final
 
 import torch
 
 from ...core.interfaces import Target
-from ...core.request import Sequence
+from ...core.request import TokenSequence
 from ...core.vision import PromptImage, VisionPrompt
 from ...errors import ConfigError, IncompatibleModels, PacelineError
 from ...hf.image_prompts import read_chat, text_prompt, with_positions
@@ -53,7 +53,7 @@ class DraftVision(ABC):
         self.target, self.loaded = target, loaded
 
     @abstractmethod
-    def read(self, seq: Sequence, draft: Runner) -> DraftPrompt:
+    def read(self, seq: TokenSequence, draft: Runner) -> DraftPrompt:
         """The prompt of a sequence for `draft`, the runner of `loaded`."""
 
     def text_only(self, ids: list[int], replaced: int) -> DraftPrompt:
@@ -65,7 +65,7 @@ class DraftVision(ABC):
 class TextOnly(DraftVision):
     """Drops placeholders from the prompt; its last token is always kept."""
 
-    def read(self, seq: Sequence, draft: Runner) -> DraftPrompt:
+    def read(self, seq: TokenSequence, draft: Runner) -> DraftPrompt:
         *before, last = seq.prompt_ids
         kept = [token for token in before if token not in self.target.banned_token_ids]
         return self.text_only([*kept, last], len(seq.prompt_ids))
@@ -94,7 +94,7 @@ class OwnTower(DraftVision):
             _CACHE_BYTES, lambda own: sum(t.nbytes for t in own[1].inputs.values())
         )
 
-    def read(self, seq: Sequence, draft: Runner) -> DraftPrompt:
+    def read(self, seq: TokenSequence, draft: Runner) -> DraftPrompt:
         if seq.vision is None or not seq.vision.images:
             return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
         try:
@@ -103,7 +103,7 @@ class OwnTower(DraftVision):
             _log.warning("the draft %s reads a prompt without its images: %s", self.loaded.name, error)
             return TextOnly(self.target, self.loaded).read(seq, draft)
 
-    def _seeing(self, seq: Sequence, given: Seq[PromptImage]) -> DraftPrompt:
+    def _seeing(self, seq: TokenSequence, given: Sequence[PromptImage]) -> DraftPrompt:
         ids, images, end = list[int](), list[PromptImage](), 0
         for image in given:
             ids += seq.prompt_ids[end : image.start]
@@ -173,7 +173,7 @@ class SharedTower(DraftVision):
             )
         super().__init__(target, replace(cast("Any", loaded), vision=half, image_reference=None))
 
-    def read(self, seq: Sequence, draft: Runner) -> DraftPrompt:
+    def read(self, seq: TokenSequence, draft: Runner) -> DraftPrompt:
         if seq.vision is None or not seq.vision.images:
             return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
         if self._projected:

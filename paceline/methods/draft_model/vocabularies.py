@@ -11,15 +11,14 @@ auto           In each round one of the two, by the share of common tokens at th
 
 import codecs
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget
-from ...core.request import SamplingParams, Sequence
+from ...core.request import SamplingParams, TokenSequence
 from ...core.tree import TokenTree
 from ...errors import IncompatibleModels
 from ...sampling.draft_sampler import DraftSampler
@@ -97,7 +96,11 @@ class Translation:
         self._texts.pop(slot, None)
 
     def draft(
-        self, chains: Chains, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]
+        self,
+        chains: Chains,
+        seqs: Sequence[TokenSequence],
+        budgets: Sequence[DraftBudget],
+        uncached_tokens: Sequence[Sequence[int]],
     ) -> Draft:
         """As `Chains.draft`; `uncached_tokens` are the draft's tokens, all others the target's.
 
@@ -119,7 +122,7 @@ class Translation:
         confidence = padded_confidences([self._confidences(*part) for part in parts], tree.num_nodes)
         return Draft(tree, source=chains.source, confidence=confidence)
 
-    def common_for(self, texts: Iterable[Seq[int]]) -> CommonTokens | None:
+    def common_for(self, texts: Iterable[Sequence[int]]) -> CommonTokens | None:
         """The common tokens if these texts, in target tokens, are drafted by intersection; None: by strings.
 
         The whole batch is drafted in the same way, so that its rows share the passes of the draft.
@@ -129,7 +132,7 @@ class Translation:
         recent = [token in self.common.draft_ids for text in texts for token in text[-_RECENT:]]
         return self.common if sum(recent) >= _MIN_SHARE * len(recent) else None
 
-    def _has_read(self, seqs: Seq[Sequence], drafted: Seq[Seq[int]]) -> None:
+    def _has_read(self, seqs: Sequence[TokenSequence], drafted: Sequence[Sequence[int]]) -> None:
         """Record what the draft has cached, for rows with a draft."""
         for seq, tokens in zip(seqs, drafted, strict=True):
             if tokens:
@@ -140,12 +143,12 @@ class Translation:
         """The text after its beginning-of-text token; never empty."""
         return self._begins[1] + text.ids or [0]
 
-    def _as_read(self, seq: Sequence) -> Sequence:
+    def _as_read(self, seq: TokenSequence) -> TokenSequence:
         """The sequence in the draft's tokens, decoded greedily."""
         ends = frozenset() if self._ends[1] is None or seq.params.ignore_eos else frozenset([self._ends[1]])
-        return Sequence(self._whole(self._texts[seq.slot]), SamplingParams(), 0, ends, 1 << 62, slot=seq.slot)
+        return TokenSequence(self._whole(self._texts[seq.slot]), SamplingParams(), 0, ends, 1 << 62, slot=seq.slot)
 
-    def _cut(self, seq: Sequence, drafted: list[int], depth: int, banned: Collection[int]) -> list[int]:
+    def _cut(self, seq: TokenSequence, drafted: list[int], depth: int, banned: Collection[int]) -> list[int]:
         """The drafted text in target tokens, up to one that would end the answer."""
         ends = bool(drafted) and drafted[-1] == self._ends[1]
         spelled = self._theirs.join(drafted[:-1] if ends else drafted)

@@ -6,8 +6,7 @@ docs/how_it_works.md shows a round. Children are the most probable tokens, and p
 `top_tokens`.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
-from ...core.request import Sequence
+from ...core.request import TokenSequence
 from ...errors import ConfigError, IncompatibleModels
 from ...schema import checked, checked_call
 from ...system.hardware import median_seconds
@@ -77,7 +76,7 @@ class Eagle(Drafter):
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """Uncached pairs beyond the usual few count; the hint is -1 for a text of one token, which has no pair."""
         uncached_tokens = max(0, len(seq.token_ids) - 1 - self._first_uncached(seq) - FEW)
         hint, at_once = 0 if len(seq.token_ids) > 1 else -1, self._levels_at_once > 0
@@ -109,7 +108,7 @@ class Eagle(Drafter):
         level, levels = read(), self._levels_at_once
         return {self.source: (median_seconds(draft if levels else step), median_seconds(read) / 64)}
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Cache what was emitted since the last round, then grow all trees of the batch, one pass per level."""
         trees = [self._tree(budget, seq) for budget, seq in zip(budgets, seqs, strict=True)]
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
@@ -118,12 +117,12 @@ class Eagle(Drafter):
             how([seqs[row] for row in growing], [trees[row] for row in growing])
         return draft_of([tree.finish() for tree in trees], self.source)
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self.layer.cache.release(slot)
         self._ngrams.release(slots)
 
-    def _tree(self, budget: DraftBudget, seq: Sequence) -> DynamicTree:
+    def _tree(self, budget: DraftBudget, seq: TokenSequence) -> DynamicTree:
         at_once = self._levels_at_once
         levels, width = at_once or None, budget.nodes if at_once else None
         rerank = self._ngrams.rerank(seq)
@@ -134,7 +133,7 @@ class Eagle(Drafter):
         return DynamicTree(seq.token_ids[-1], budget, self.top_k, levels, width, rerank)
 
     @torch.inference_mode()
-    def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
+    def _grow(self, seqs: Sequence[TokenSequence], growing: Sequence[DynamicTree]) -> None:
         layer, depth = self.layer, 0
         level = self._catch_up(seqs, *self._in_pass(seqs, depth))
         while True:
@@ -154,14 +153,16 @@ class Eagle(Drafter):
             level = layer.step(packed[0], level.hidden, packed[1], *self._in_pass(seqs, depth))
 
     @torch.inference_mode()
-    def _grow_at_once(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
+    def _grow_at_once(self, seqs: Sequence[TokenSequence], growing: Sequence[DynamicTree]) -> None:
         """Grow the trees from the distributions of one pass (P-EAGLE, DFlash)."""
         levels, is_greedy = max(tree.levels for tree in growing), all(seq.params.temperature == 0 for seq in seqs)
         most = self._in_pass(seqs, 0)[0] if is_greedy else 0  # otherwise every level has a noise of its own
         drafted = self._catch_up(seqs, most, masks=levels - 1)
         self._ranking.grow_marginal(growing, seqs, drafted.logits, drafted.best)
 
-    def _catch_up(self, seqs: Seq[Sequence], most: int = 0, noise: Tensor | None = None, masks: int = 0) -> Level:
+    def _catch_up(
+        self, seqs: Sequence[TokenSequence], most: int = 0, noise: Tensor | None = None, masks: int = 0
+    ) -> Level:
         """Cache all uncached pairs; returns the level of the last pairs and the masks, [B, 1 + masks, ...]."""
         layer, cache = self.layer, self.layer.cache
         tokens, states = list[list[int]](), list[Tensor]()
@@ -175,18 +176,18 @@ class Eagle(Drafter):
             states.append(self._target.read_states(seq.slot, begin, last + 1, layer.head.config.states))
         return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most, noise, masks)
 
-    def _in_pass(self, seqs: Seq[Sequence], offset: int) -> tuple[int, Tensor | None]:
+    def _in_pass(self, seqs: Sequence[TokenSequence], offset: int) -> tuple[int, Tensor | None]:
         """How many of the best tokens a native pass finds itself, and the noise [B, Vd] that it adds to the logits."""
         return self._ranking.in_pass(seqs, offset, self.top_k) if self.layer.is_native else (0, None)
 
-    def _first_uncached(self, seq: Sequence) -> int:
+    def _first_uncached(self, seq: TokenSequence) -> int:
         """The first pair that the next draft must cache. The cache of a slot begins with the pair of its offset."""
         cache, pairs = self.layer.cache, len(seq.token_ids) - 1
         cached = cache.offsets[seq.slot] + cache.lengths[seq.slot]
         return max(cached, pairs - (self.layer.head.config.window or pairs))
 
     def _children(
-        self, level: Level, seqs: Seq[Sequence], offset: int
+        self, level: Level, seqs: Sequence[TokenSequence], offset: int
     ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
         """The best tokens after each row of a level and their log-probabilities, [B, F, top_k] each."""
         width = level.logits.shape[1]

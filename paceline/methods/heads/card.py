@@ -1,8 +1,7 @@
 """The model card (README.md) of a head or a draft model: YAML for hubs, then what one must know before using it."""
 
 import shlex
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -53,7 +52,9 @@ def model_card(folder: str, info: HeadInfo, size: int, record: Mapping[str, Any]
     return card(front, introduction, about, record, acceptance_table(record.get("acceptance")), limits)
 
 
-def card(front: str, introduction: str, about: str, record: Mapping[str, Any], measured: str, limits: Seq[str]) -> str:
+def card(
+    front: str, introduction: str, about: str, record: Mapping[str, Any], measured: str, limits: Sequence[str]
+) -> str:
     """A model card of these sections, with what the record says of data, training and provenance.
 
     front: see `front_matter`. measured: the section with the measurements, or nothing.
@@ -76,7 +77,7 @@ def front_matter(record: Mapping[str, Any], library: str, pipeline: str, *tags: 
     return f"---\n{data.to_yaml()}\n---"
 
 
-def acceptance_table(rows: Seq[Mapping[str, Any]] | None) -> str:
+def acceptance_table(rows: Sequence[Mapping[str, Any]] | None) -> str:
     """The acceptance table; empty where nothing was measured."""
     if not rows:
         return ""

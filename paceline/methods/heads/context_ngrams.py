@@ -11,13 +11,12 @@ this decides token by token, within a tree.
 """
 
 import math
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
-from ...core.request import Sequence
+from ...core.request import TokenSequence
 from .trees import Rerank
 
 LENGTH = 2
@@ -49,19 +48,19 @@ class ContextNgrams:
         self._banned, self._enabled = frozenset(banned_token_ids), enabled
         self._indexes = dict[int, _Index]()
 
-    def rerank(self, seq: Sequence) -> Rerank | None:
+    def rerank(self, seq: TokenSequence) -> Rerank | None:
         """How to rank tokens after a path of drafted tokens of this sequence; None if that changes nothing."""
         weight = WEIGHT * (1 - seq.params.temperature)
         if weight <= 0 or not self._enabled:
             return None
         return partial(self._posterior, self._updated(seq), tuple(seq.token_ids[-LENGTH:]), weight)
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         """Drop the texts of these slots."""
         for slot in slots:
             self._indexes.pop(slot, None)
 
-    def _updated(self, seq: Sequence) -> Followers:
+    def _updated(self, seq: TokenSequence) -> Followers:
         index, tokens = self._indexes.setdefault(seq.slot, _Index()), seq.token_ids
         for end in range(index.num_indexed, len(tokens)):
             counts = index.followers.setdefault(tuple(tokens[end - LENGTH : end]), {})
@@ -71,8 +70,8 @@ class ContextNgrams:
 
     def _posterior(
         self, followers: Followers, end: tuple[int, ...], weight: float,
-        path: Seq[int], tokens: Seq[int], logps: Seq[float],
-    ) -> tuple[Seq[int], Seq[float]]:  # fmt: skip
+        path: Sequence[int], tokens: Sequence[int], logps: Sequence[float],
+    ) -> tuple[Sequence[int], Sequence[float]]:  # fmt: skip
         counts = followers.get((*end, *path)[-LENGTH:])
         if counts is None:
             return tokens, logps

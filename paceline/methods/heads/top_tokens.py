@@ -10,7 +10,7 @@ differs from the logits by independent Gumbel noise of scale 1. If noise is not 
 softmax(logits / max(T, 1)): at a lower temperature the target is more certain of its token, but the head is not.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Self
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...core.interfaces import Target, Verifier
-from ...core.request import Sequence
+from ...core.request import TokenSequence
 from ...core.rng import Purpose, gumbel
 from ...kernels import library as native
 from ...kernels.library import largest, reads
@@ -62,7 +62,7 @@ class TokenRanking:
         return cls(draft_ids, verifier.exact, banned_columns(target.banned_token_ids, draft_ids))
 
     def top(
-        self, logits: Tensor, seqs: Seq[Sequence], offset: int, count: int, found: Best | None = None
+        self, logits: Tensor, seqs: Sequence[TokenSequence], offset: int, count: int, found: Best | None = None
     ) -> tuple[list[list[int]], list[list[float]]]:
         """The `count` best tokens of each row, best first, and the logarithms of the confidence in them.
 
@@ -70,7 +70,7 @@ class TokenRanking:
         """
         return self._listed(self.best(logits, seqs, offset, count) if found is None else found)
 
-    def best(self, logits: Tensor, seqs: Seq[Sequence], offset: int, count: int) -> Best:
+    def best(self, logits: Tensor, seqs: Sequence[TokenSequence], offset: int, count: int) -> Best:
         """The `count` largest scores of each row."""
         is_native = reads(logits)
         with one_thread(logits):
@@ -82,7 +82,7 @@ class TokenRanking:
             best = scores.topk(count, dim=-1)
             return Best(best.indices, best.values - scores.logsumexp(-1, keepdim=True))
 
-    def in_pass(self, seqs: Seq[Sequence], offset: int, count: int) -> tuple[int, Tensor | None]:
+    def in_pass(self, seqs: Sequence[TokenSequence], offset: int, count: int) -> tuple[int, Tensor | None]:
         """How a pass over sequences [B] finds the best tokens itself: how many, and the noise [B, Vd] to add.
 
         0: not at all, since a score is not a logit plus noise.
@@ -96,7 +96,11 @@ class TokenRanking:
         return count, _noise(self.draft_ids, seqs, offset) * temperatures[:, None]
 
     def grow_marginal(
-        self, trees: Seq[DynamicTree], seqs: Seq[Sequence], logits: Seq[Tensor] | Tensor, found: Best | None = None
+        self,
+        trees: Sequence[DynamicTree],
+        seqs: Sequence[TokenSequence],
+        logits: Sequence[Tensor] | Tensor,
+        found: Best | None = None,
     ) -> None:
         """Grow trees where the distribution of a level, `logits[row][level]`, does not depend on the path.
 
@@ -119,7 +123,7 @@ class TokenRanking:
 
         grow(trees, children)
 
-    def scores(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
+    def scores(self, logits: Tensor, seqs: Sequence[TokenSequence], offset: int) -> Tensor:
         """The scores [R, Vd] that rank tokens, and whose softmax is the confidence in them; float32.
 
         Tokens whose logit is not finite are not drafted.
@@ -149,16 +153,16 @@ class TokenRanking:
     def _listed_draft_ids(self) -> list[int]:
         return self.draft_ids.tolist()
 
-    def divisors(self, seqs: Seq[Sequence]) -> Tensor:
+    def divisors(self, seqs: Sequence[TokenSequence]) -> Tensor:
         """The numbers by which `scores` divides the logits of each row. [R, 1]."""
         return torch.tensor([1.0 if self.uses_noise else max(1.0, seq.params.temperature) for seq in seqs])[:, None]
 
-    def _ranks_by_logits(self, seq: Sequence) -> bool:
+    def _ranks_by_logits(self, seq: TokenSequence) -> bool:
         """Whether `scores` leaves the finite logits of this row unchanged."""
         return seq.params.temperature == 0 or (not self.uses_noise and seq.params.temperature <= 1)
 
 
-def _noise(draft_ids: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
+def _noise(draft_ids: Tensor, seqs: Sequence[TokenSequence], offset: int) -> Tensor:
     """The target's noise at this position, computed once for each sequence. [R, Vd]."""
     distinct = list({id(seq): seq for seq in seqs}.values())
     seeds, positions = [seq.seed for seq in distinct], [len(seq.token_ids) + offset for seq in distinct]

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget
 from ...core.nodes import Tree, path_to
-from ...core.request import Sequence as TextSequence
+from ...core.request import TokenSequence
 from ...core.tree import TokenTree
 
 MC_SIM_7B_63: tuple[tuple[int, ...], ...] = (
@@ -189,7 +189,7 @@ def draft_of(rows: Sequence[Grown], source: str) -> Draft:
     return Draft(tree, source=source, confidence=padded_confidences([sure for _, sure in rows], tree.num_nodes))
 
 
-def up_to_end(seq: TextSequence, tokens: list[int]) -> list[int]:
+def up_to_end(seq: TokenSequence, tokens: list[int]) -> list[int]:
     """A chain up to the first token that would end the answer."""
     ends = (place for place, token in enumerate(tokens, start=1) if seq.would_end(token, place))
     return tokens[: next(ends, len(tokens))]

@@ -5,8 +5,7 @@ token there is none yet, so the first round drafts nothing.
 """
 
 from abc import ABC
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Annotated, ClassVar, final
 
@@ -15,7 +14,7 @@ from pydantic import Field
 
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
-from ...core.request import Sequence
+from ...core.request import TokenSequence
 from ...schema import checked, checked_call
 from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
@@ -43,7 +42,7 @@ class HeadsDrafter(Drafter, ABC):
         self._dtype = row_dtype(target)
         target.watch_states([target.loaded.num_layers])
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """There are never uncached tokens; the hint is -1 if the target has no state yet."""
         return (DraftOptions(self.name, hint=0 if seq.num_cached else -1, branches=self.top_k, at_once=True),)
 
@@ -55,7 +54,7 @@ class HeadsDrafter(Drafter, ABC):
         return {self.name: (seconds, 0.0)}
 
     @torch.inference_mode()
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """The best tree by the heads' distributions, which depend on each row's last state only, and by the text."""
         heads, rerank = self.heads, self._ngrams.rerank
         trees = [
@@ -73,7 +72,7 @@ class HeadsDrafter(Drafter, ABC):
             self._ranking.grow_marginal([trees[row] for row in growing], [seqs[row] for row in growing], logits)
         return draft_of([tree.finish() for tree in trees], self.name)
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         self._ngrams.release(slots)
 
 

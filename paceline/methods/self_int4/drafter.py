@@ -6,15 +6,14 @@ Its weights are the target's rounded to the nearest, or trained ones (`paceline 
 """
 
 import os
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 
 from pydantic import Field
 
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, Target, Verifier
-from ...core.request import Sequence
+from ...core.request import TokenSequence
 from ...errors import ConfigError
 from ...quant.linears import LmHead, QuantReport, quantize_head, quantize_linears
 from ...sampling.draft_sampler import DraftSampler
@@ -69,7 +68,7 @@ class SelfQuantized(Drafter):
         token = self._runner.pass_seconds(1)
         return {self.name: (token, token)}
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Draft after the committed columns and roll back; verification overwrites the drafted columns."""
         with self._runner.tentative([seq.slot for seq in seqs]):
             return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])

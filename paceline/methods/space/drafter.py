@@ -9,8 +9,7 @@ of what followed the same tokens, if there are any, and the round adds the masks
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Annotated, ClassVar, final
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
 from ...core.nodes import Tree
-from ...core.request import Sequence
+from ...core.request import TokenSequence
 from ...core.walk import Walk
 from ...schema import checked, checked_call
 from ...system.hardware import median_seconds
@@ -43,7 +42,7 @@ SHORTLIST = 64
 class _Predicted:
     """The predictions [d, V] for a sequence of `length` tokens, from the masks below its last token but one."""
 
-    seq: Sequence  # a slot is unique within one target only
+    seq: TokenSequence  # a slot is unique within one target only
     length: int
     logits: Tensor
 
@@ -90,7 +89,7 @@ class Space(Drafter):
         self._ngrams = ContextNgrams(target.banned_token_ids, self._uses_ngrams)
         self._predicted.clear()
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """`ready` is how many tokens the last masks predicted; at 0 this round adds masks for the next one."""
         ready = len(self._known(seq))
         return (DraftOptions(self.name, branches=self.info.branches, masks=self._adapter.num_masks, ready=ready),)
@@ -108,7 +107,7 @@ class Space(Drafter):
         return {self.name: (median_seconds(rank), 0.0)}
 
     @torch.inference_mode()
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Candidates from the predictions of the last masks, and masks for the next round."""
         known = [self._known(seq) for seq in seqs]
         trees = list[DynamicTree]()
@@ -126,7 +125,7 @@ class Space(Drafter):
         ]
         return draft_of(rows, self.name)
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+    def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         """Keep the logits of the masks that predict what follows each row's last accepted node."""
         for row, (tree, seq, walk) in enumerate(zip(draft.tree.rows, seqs, walks, strict=True)):
             self._predicted.pop(seq.slot, None)
@@ -139,19 +138,21 @@ class Space(Drafter):
                 # A copy, since a view would keep the whole pass alive.
                 self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), found[:num_finite].clone())
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         self._ngrams.release(slots)
         for slot in slots:
             self._predicted.pop(slot, None)
 
-    def _known(self, seq: Sequence) -> Tensor:
+    def _known(self, seq: TokenSequence) -> Tensor:
         """Logits [d, V] of the next d tokens; d = 0 if the last predictions were made for another text."""
         known = self._predicted.get(seq.slot)
         if known is None or known.seq is not seq or known.length != len(seq.token_ids):
             return torch.empty(0, self._target.vocab_size)
         return known.logits
 
-    def _grow_corrected(self, trees: Seq[DynamicTree], seqs: Seq[Sequence], known: Seq[Tensor]) -> None:
+    def _grow_corrected(
+        self, trees: Sequence[DynamicTree], seqs: Sequence[TokenSequence], known: Sequence[Tensor]
+    ) -> None:
         """Grow the trees, each token ranked by its mask and by the token before it."""
 
         def children(rows: list[int], level: int) -> Children:
@@ -161,7 +162,7 @@ class Space(Drafter):
 
         grow(trees, children)
 
-    def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> Children:
+    def _children(self, logits: Tensor, seqs: Sequence[TokenSequence], level: int, before: list[list[int]]) -> Children:
         """The best tokens by a mask's logits [R, V] after each parent. before: the parents' tokens for each row."""
         assert self._rows is not None
         columns, logps = self._ranking.best(logits, seqs, level, SHORTLIST)  # [R, K]

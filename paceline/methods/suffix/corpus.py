@@ -11,8 +11,7 @@ Both files are mapped into memory and never read whole: opening takes millisecon
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, final
@@ -82,7 +81,7 @@ class CorpusIndex:
                 fix=_MAKE,
             )
 
-    def context(self, tokens: Seq[int], at_least: int = 1) -> Context:
+    def context(self, tokens: Sequence[int], at_least: int = 1) -> Context:
         """The longest suffix of these tokens that occurs in the corpus, of `at_least` to `MAX_CONTEXT` tokens.
 
         A suffix occurs only if all shorter ones do, so its length is found by binary search too.
@@ -151,7 +150,7 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 def write_index(
-    folder: Path, documents: Iterable[Seq[int] | Ids], vocabulary: str, progress: Callable[[str, int, int], None]
+    folder: Path, documents: Iterable[Sequence[int] | Ids], vocabulary: str, progress: Callable[[str, int, int], None]
 ) -> IndexInfo:
     """Write the index of these documents, whole or not at all; about 50 bytes of memory a token.
 

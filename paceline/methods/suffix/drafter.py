@@ -5,7 +5,7 @@ of a corpus it is retrieval as well (He et al. 2023, REST, arXiv 2311.08252).
 """
 
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import log
 from os import PathLike
@@ -13,7 +13,7 @@ from typing import ClassVar, final
 
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
-from ...core.request import Sequence
+from ...core.request import TokenSequence
 from ...schema import checked, checked_call
 from ..heads.trees import DynamicTree, Grown, draft_of
 from ..lookup import LONGEST_HINT
@@ -68,20 +68,20 @@ class Suffix(Drafter):
             self._corpus.check_tokenizer(target.loaded)
         super().bind(target, verifier)
 
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is the length of the match, up to 8, and 8 more for one in the corpus; -1 where there is none."""
         return (DraftOptions(self.name, hint=self._read(seq).hint, branches=TOP_K),)
 
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         texts = [self._read(seq) for seq in seqs]
         trees = [self._tree(*row) for row in zip(seqs, texts, budgets, strict=True)]
         return replace(draft_of(trees, self.name), hints=tuple(text.hint for text in texts))
 
-    def release(self, slots: Seq[int]) -> None:
+    def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._texts.pop(slot, None)
 
-    def _read(self, seq: Sequence) -> _Text:
+    def _read(self, seq: TokenSequence) -> _Text:
         """The state of a sequence, updated with its new tokens."""
         text = self._texts.setdefault(seq.slot, _Text())
         if text.automaton.num_tokens < len(seq.token_ids):
@@ -92,7 +92,7 @@ class Suffix(Drafter):
                 self._search(self._corpus, seq, text)
         return text
 
-    def _search(self, corpus: CorpusIndex, seq: Sequence, text: _Text) -> None:
+    def _search(self, corpus: CorpusIndex, seq: TokenSequence, text: _Text) -> None:
         """Take the match in the corpus if it is longer."""
         try:
             found = corpus.context(seq.token_ids, text.context.length + 1)
@@ -103,7 +103,7 @@ class Suffix(Drafter):
         if found.length:
             text.source, text.context = corpus, found
 
-    def _tree(self, seq: Sequence, text: _Text, budget: DraftBudget) -> Grown:
+    def _tree(self, seq: TokenSequence, text: _Text, budget: DraftBudget) -> Grown:
         """A tree grown level by level; tokens that would end the answer get no children."""
         tree = DynamicTree(seq.token_ids[-1], budget, TOP_K, None if text.context.length else 0)
         contexts = {0: text.context}

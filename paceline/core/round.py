@@ -35,7 +35,7 @@ class Round:
     queue_s, vision_s, prefill_s: of the first round, the seconds that this sequence alone took before it, and for the
         end of its prompt: waiting for a slot, encoding images, reading.
     draft_s, verify_s, rest_s, learn_s: the seconds of the round, which `batch` sequences shared. learn_s: for updates
-        of the drafter and the policy.
+        of the drafter and the policy, after the round before it.
     """
 
     source: str

@@ -30,7 +30,7 @@ class SpeculativeDecoder:
 
     def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, policy: DraftPolicy):
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
-        self.num_rounds = 0
+        self.num_rounds, self._learn_s = 0, 0.0
         # These never change, and the model is slow to return them.
         self._device, self._known = runner.loaded.device, (runner.vocab_size, runner.banned_token_ids)
         with runner.lock:
@@ -139,10 +139,10 @@ class SpeculativeDecoder:
             appended = time.perf_counter()
             self.num_rounds += 1
             seconds = {"draft_s": drafted - begin, "verify_s": verified - drafted - sum(prefill_s.values())}
-            seconds |= {"rest_s": appended - verified}
+            seconds |= {"rest_s": appended - verified, "learn_s": self._learn_s}
             records = make_records(draft, walks, emitted, prefill_s, self.runner.pads_trees, self.num_rounds, **seconds)
-            for seq, record in zip(seqs, records, strict=True):
-                seq.rounds.append(record)
+            for row, (seq, record) in enumerate(zip(seqs, records, strict=True)):
+                seq.rounds.append(record if seq.rounds else _with_prompt_seconds(record, seq, prefill_s.get(row, 0.0)))
                 if record.with_prompt:  # requests with the same prompt may use it from now on
                     self.runner.keep_prefix(seq.slot, seq.token_ids, seq.vision)
                 self.policy.observe(seq, record)
@@ -150,13 +150,7 @@ class SpeculativeDecoder:
                     seq.no_draft_reason = self._no_draft_reason(seq)
             with spared(self.drafter, seqs):
                 call(self.drafter, "observe", seqs, draft, logits, walks)
-        learn_s = time.perf_counter() - appended
-        for row, seq in enumerate(seqs):
-            own = dict[str, float]()
-            if len(seq.rounds) == 1:
-                read_s = seq.prefill_s + prefill_s.get(row, 0.0)
-                own = {"queue_s": seq.queue_s, "vision_s": seq.vision_s, "prefill_s": read_s}
-            seq.rounds[-1] = replace(seq.rounds[-1], learn_s=learn_s, **own)
+        self._learn_s = time.perf_counter() - appended
 
     def _budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         """The policy's budgets, within `TokenSequence.most_drafted`; none where the drafter cannot say what it can do.
@@ -223,6 +217,12 @@ def _append(
     except Exception as error:  # of this sequence alone: a stop string, a grammar, a processor
         seq.error = error
     return seq.num_output - before
+
+
+def _with_prompt_seconds(record: Round, seq: TokenSequence, prefill_s: float) -> Round:
+    """The first record of a sequence. prefill_s: of the end of its prompt."""
+    read_s = seq.prefill_s + prefill_s
+    return replace(record, queue_s=seq.queue_s, vision_s=seq.vision_s, prefill_s=read_s)
 
 
 def make_records(

@@ -35,5 +35,5 @@ def test_rounds_tell_the_seconds_of_requests_and_of_the_engine():
         assert result.metrics == Timings.of(result.rounds)
         assert all(one.prefill_s > 0 for one in result.rounds[:1])
         assert not any(one.prefill_s or one.queue_s for one in result.rounds[1:])
-        assert all(one.learn_s > 0 for one in result.rounds)
+        assert all(one.learn_s > 0 for one in result.rounds[1:])  # the first engine round had none before it
     assert results[2].metrics.queue > results[0].metrics.queue, "it waited for a slot"

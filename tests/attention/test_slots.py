@@ -46,7 +46,7 @@ def test_commit_past_the_context_is_refused():
 
 
 class Fails(RandomTrees):
-    """Raises in its n-th round, before or after it was verified."""
+    """Raises from its n-th round on, before or after it was verified."""
 
     def __init__(self, error: BaseException, place: str):
         super().__init__()
@@ -54,13 +54,12 @@ class Fails(RandomTrees):
 
     def propose(self, seqs, budgets):
         self.left -= 1
-        if self.place == "propose" and self.left == 0:
+        if self.place == "propose" and self.left <= 0:
             raise self.error
         return super().propose(seqs, budgets)
 
     def observe(self, seqs, draft, logits, walks):
-        if self.place == "observe" and self.left == 0:
-            self.left = -1
+        if self.place == "observe" and self.left <= 0:
             raise self.error
 
 
@@ -69,10 +68,12 @@ def test_errors_leave_slots_free_and_the_next_answer_right():
     right = LLM(model).generate([REPEATING, prompt(30)], PARAMS)
     for place in ("propose", "observe"):
         for error in (RuntimeError("broken"), KeyboardInterrupt()):
-            llm = LLM(model, drafter=Fails(error, place), policy=Fixed(3), max_num_seqs=2)  # drafts in every round
+            drafter = Fails(error, place)
+            llm = LLM(model, drafter=drafter, policy=Fixed(3), max_num_seqs=2)  # drafts in every round
             with pytest.raises(DraftError if isinstance(error, Exception) else KeyboardInterrupt):
                 llm.generate([REPEATING, prompt(30), prompt(4)], PARAMS)
             assert all_free(llm.runner)
+            drafter.place = "mended"
             again = llm.generate([REPEATING, prompt(30)], PARAMS)
             assert [a.token_ids for a in again] == [r.token_ids for r in right]
 

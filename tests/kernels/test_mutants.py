@@ -144,9 +144,9 @@ def faulty(tmp_path_factory) -> ctypes.CDLL:
             assert right in text
             text = text.replace(right, wrong.replace("FAULT", f"(paceline_fault == {number})"))
         (sources / name).write_text(text)
-    for name, line in (("abi.h", 'extern "C" int paceline_fault;\n'), ("library.cpp", "int paceline_fault = 0;\n")):
-        text = (sources / name).read_text()
-        (sources / name).write_text(line + text if name == "abi.h" else text + line)
+    for name in ("abi.h", "pool.h"):
+        (sources / name).write_text('extern "C" int paceline_fault;\n' + (sources / name).read_text())
+    (sources / "library.cpp").write_text((sources / "library.cpp").read_text() + "int paceline_fault = 0;\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "ISAS", {"portable": ()})
         patch.setattr(compiler, "FLAGS", (*(f for f in compiler.FLAGS if f != "-O3"), "-O0"))

@@ -1,5 +1,6 @@
 """With invariant numerics, candidates before mask tokens have the bits of plain decoding; so the answers do too."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -85,9 +86,9 @@ def test_rows_of_a_batch(kind):
     assert same_bits(attached(*kind), [62, 5, 130], hung(tokens, parents, [2, 0, 5]))
 
 
-def test_what_the_bits_rest_on(monkeypatch):
+def test_what_the_bits_rest_on():
     runner, tree = attached("torch llama"), hung([BRANCHING[0]], [BRANCHING[1]], [K])
-    monkeypatch.setattr(runner, "invariant", False)  # one call for all nodes, as with fast numerics
+    runner.use(replace(runner.settings, invariant=False))  # one call for all nodes, as with fast numerics
     assert not all(same_bits(runner, [length], tree) for length in (60, 62, 127))
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,15 @@ def test_methods_see_a_target_and_no_engine():
     }
     for mutant in ("from ..engine import x\n", "from ..target import ModelRunner\n", "import paceline.policy.simple\n"):
         assert reaches_the_engine(PACKAGE / "methods" / "x.py", ast.parse(mutant)), mutant
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Nor in functions, nor for types alone."""
+    known = {module_of(path): path for path in SOURCES if path.name != "__init__.py"}
+    imports = {module: imported_modules(path, ast.parse(path.read_text())) & {*known} for module, path in known.items()}
+    [*TopologicalSorter(imports).static_order()]  # raises an error that names the circle
+    with pytest.raises(CycleError):
+        TopologicalSorter({**imports, "core.tree": {"llm"}}).prepare()
 
 
 def test_core_imports_torch_and_pydantic_only():

@@ -25,11 +25,11 @@ from ..core.round import Round
 from ..schema import checked_call
 from .constants import (
     BAD_ROUNDS,
+    CLIP,
     FEW_TOKENS,
     GOOD_ROUNDS,
+    LONGEST,
     MOST,
-    OUTLIER,
-    PLAIN_EVERY,
     PLAIN_ROUNDS,
     TREE_ROWS,
     TREE_SIZES,
@@ -116,7 +116,7 @@ class CostModel(DraftPolicy):
         if not any(rows):
             return [_NOTHING] * len(seqs)
         seconds = self.costs.round_seconds(len(seqs))
-        if seconds.num_plain < PLAIN_ROUNDS or self._since_plain >= PLAIN_EVERY:
+        if seconds.num_plain < PLAIN_ROUNDS or self._since_plain >= LONGEST:
             return [_NOTHING] * len(seqs)
         plain = seconds.of(0)
         speed = sum(self.ledger.speed(seq.slot, plain) for seq in seqs)
@@ -289,7 +289,7 @@ class CostModel(DraftPolicy):
         if not is_plain:
             drafting = max(0.0, first.draft_s - self._measuring)
             should = seconds.of(nodes) + sum(self.costs.draft(one).of(steps[one], uncached[one]) for one in steps)
-            took = min(drafting + (seconds.of(nodes) if is_fused else target_s), OUTLIER * should + reading)
+            took = min(drafting + (seconds.of(nodes) if is_fused else target_s), CLIP * should + reading)
             self.costs.learn_drafting(steps, uncached, batch, drafting)
         if not is_fused:
             seconds.observe(nodes, target_s)

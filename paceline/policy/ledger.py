@@ -1,7 +1,8 @@
 """The ledger behind "never slower": what speculation has won and lost, in passes of plain decoding.
 
-A round that emits e tokens and takes the time of s plain passes has won e - s. A draft may only cost what is in the
-ledger, so the total loss is bounded by INITIAL + ALLOWANCE per token: over 256 tokens 2.4% of the time.
+A round that emits e tokens and takes the time of s plain passes has won e - s. A round may only cost what is in the
+ledger even if all it drafts is rejected, so the loss is bounded by INITIAL + ALLOWANCE per token: over 256 tokens 2.4%
+of the time.
 """
 
 from typing import final

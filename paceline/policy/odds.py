@@ -20,10 +20,8 @@ from typing import final
 
 from ..core.round import Round
 from .constants import (
-    BUCKETS,
     EDGES,
     HALF_LIFE,
-    KNOWN,
     NODES_PER_LEVEL,
     PRIOR,
     REQUEST_HALF_LIFE,
@@ -33,6 +31,7 @@ from .constants import (
 from .profile import Profile
 
 FADE = 0.5 ** (1 / HALF_LIFE)
+BUCKETS = len(EDGES) + 1
 
 
 @final
@@ -92,7 +91,7 @@ class PathOdds:
             self.expected[bucket] += product
         ratio = 1.0
         for bucket in reversed(range(BUCKETS)):
-            ratio = (self.hits[bucket] + KNOWN * ratio) / (self.expected[bucket] + KNOWN)
+            ratio = (self.hits[bucket] + WEIGHT * ratio) / (self.expected[bucket] + WEIGHT)
             self._ratios[bucket] = ratio
 
     def chance(self, product: float) -> float:

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import final
 
 from ..core.interfaces import DraftOptions
-from .constants import MARGIN, PATIENCE, TREE_SIZES, TRIAL_DEPTH
+from .constants import MARGIN, TREE_SIZES, TRIAL_DEPTH
 from .costs import DraftSeconds, RoundSeconds
 
 
@@ -109,11 +109,11 @@ def _plan_of(
     def round_seconds(nodes: float) -> float:
         return seconds.of((nodes + probes) * share)
 
-    def can_pay(nodes: float, depth: int, tokens: float) -> bool:
-        """Whether the credit and the expected tokens per row pay for such a round."""
-        return round_seconds(nodes) + (1 if at_once else depth) * step <= (credit + tokens) * plain
+    def can_pay(nodes: float, depth: int) -> bool:
+        """Whether the credit pays for such a round if every token is rejected."""
+        return round_seconds(nodes) + (1 if at_once else depth) * step <= (1 + credit) * plain
 
-    rate, value, depth, expected, size = 0.0, -math.inf, 0, 0.0, 0.0
+    rate, value, depth, size = 0.0, -math.inf, 0, 0.0
     for d in range(1, min(widest, deepest) + 1):
         tokens, reading, total, longest = float(batch), 0.0, 0.0, 0.0
         for o in drafting:
@@ -123,17 +123,17 @@ def _plan_of(
             total, longest = total + nodes, max(longest, nodes)
         mean = total / len(drafting)
         nodes = min(widest, max(1, math.ceil((mean + longest) / 2 - 0.05) if seconds.pads_trees else mean))
-        if d > depth + PATIENCE or not can_pay(max(nodes, d), d, tokens / batch):
+        if not can_pay(max(nodes, d), d):
             break
         took = round_seconds(nodes) + (1 if at_once else d) * step + reading
         if tokens - speed * took > value:
-            rate, value, depth, expected, size = tokens / took, tokens - speed * took, d, tokens / batch, nodes
+            rate, value, depth, size = tokens / took, tokens - speed * took, d, nodes
     if not depth:
         return Plan(rate, value, options)
     most = max(math.ceil(size), depth)
     for n in TREE_SIZES if is_tree else range(depth + 1, widest + 1):
         if most < n <= widest:
-            if not can_pay(n, depth if is_tree else n, expected):
+            if not can_pay(n, depth if is_tree else n):
                 break
             most = n
     sizes = {n: round_seconds(n) for n in (*TREE_SIZES, most) if n <= most}

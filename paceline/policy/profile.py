@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from ..errors import ConfigError
 from ..schema import Many, checked, validate
-from .constants import BUCKETS
+from .constants import EDGES
 
 VERSION = 3
 
@@ -26,8 +26,9 @@ def _check_table(table: tuple[_Column, _Column]) -> tuple[_Column, _Column]:
 
 def _check_confidence(tables: dict[str, tuple[_Column, _Column]]) -> dict[str, tuple[_Column, _Column]]:
     sizes = {name: [len(column) for column in columns] for name, columns in tables.items()}
-    if sizes != {"accepted": [BUCKETS] * 2, "deeper": [BUCKETS] * 2}:
-        raise ValueError(f"accepted and deeper, 2 columns of {BUCKETS} each")
+    buckets = len(EDGES) + 1
+    if sizes != {"accepted": [buckets] * 2, "deeper": [buckets] * 2}:
+        raise ValueError(f"accepted and deeper, 2 columns of {buckets} each")
     return tables
 
 

@@ -11,10 +11,7 @@ from ..core.request import TokenSequence
 from ..core.round import Round
 from ..errors import ConfigError
 from ..schema import checked_call
-
-FIRST_ACCEPTED = 4.0  # tokens that `Dynamic` assumes a new answer accepts
-GROWTH = 2  # tokens that it adds after a draft that was accepted whole, as Hugging Face's heuristic schedule does
-NEWEST_WEIGHT = 0.5  # of the newest round in its moving average
+from .constants import FIRST_ACCEPTED, GROWTH, NEWEST_WEIGHT
 
 
 @final

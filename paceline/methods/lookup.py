@@ -61,17 +61,17 @@ class PromptLookup(Drafter):
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is the length of the match, at most 8 and possibly above `max_ngram`; -1 if there is none."""
-        found = self._match(seq)
-        return (DraftOptions(self.name, hint=found[1] if found else -1),)
+        match = self._match(seq)
+        return (DraftOptions(self.name, hint=match[1] if match else -1),)
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         rows, hints = list[list[int]](), list[int]()
         for seq, budget in zip(seqs, budgets, strict=True):
-            found = self._match(seq) if budget.depth else None
-            copied = _continuation(seq.token_ids, found[0], budget.depth) if found else []
+            match = self._match(seq) if budget.depth else None
+            copied = _continuation(seq.token_ids, match[0], budget.depth) if match else []
             copied = up_to_end(seq, before_banned(copied, self.banned_token_ids))
             rows.append([seq.token_ids[-1], *copied])
-            hints.append(found[1] if found else -1)
+            hints.append(match[1] if match else -1)
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
 
     def release(self, slots: Sequence[int]) -> None:

@@ -26,13 +26,13 @@ class _Index:
 
     tables: for n = min_ngram .. max_ngram, {n-gram: index of its last token}.
     num_indexed: how many tokens have their n-grams in the tables.
-    found: for a text of `num_found` tokens, (index of the last matching token, length of the match), or None.
+    match: for a text of `num_matched` tokens, (index of the last matching token, length of the match), or None.
     """
 
     tables: list[dict[tuple[int, ...], int]]
     num_indexed: int = 0
-    num_found: int = -1
-    found: tuple[int, int] | None = None
+    num_matched: int = -1
+    match: tuple[int, int] | None = None
 
 
 @final
@@ -96,9 +96,9 @@ class PromptLookup(Drafter):
     def _match(self, seq: TokenSequence) -> tuple[int, int] | None:
         """The place to copy from, which is searched once for each text."""
         tokens, index = seq.token_ids, self._updated(seq)
-        if index.num_found != len(tokens):
-            index.num_found, index.found = len(tokens), self._search(index, tokens)
-        return index.found
+        if index.num_matched != len(tokens):
+            index.num_matched, index.match = len(tokens), self._search(index, tokens)
+        return index.match
 
     def _search(self, index: _Index, tokens: list[int]) -> tuple[int, int] | None:
         for n in range(min(self.max_ngram, len(tokens)), self.min_ngram - 1, -1):

@@ -70,7 +70,7 @@ class Choose(Drafter):
             member.bind_inner(decoder)
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
-        return [self._options(*one, seq) for one in zip(self.members, self.labels, strict=True)]
+        return [self._options(*pair, seq) for pair in zip(self.members, self.labels, strict=True)]
 
     def _options(self, member: Drafter, label: str, seq: TokenSequence) -> DraftOptions:
         if _may(label, seq):
@@ -79,10 +79,10 @@ class Choose(Drafter):
         return DraftOptions(label, hint=-1)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        found: dict[str, tuple[float, float]] = {}
+        costs_of: dict[str, tuple[float, float]] = {}
         for member, label in zip(self.members, self.labels, strict=True):
-            found.update((label, costs) for costs in member.seconds().values())
-        return found
+            costs_of.update((label, costs) for costs in member.seconds().values())
+        return costs_of
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Each row by the member its budget names; others stay empty, also those of one that cannot draft."""
@@ -93,12 +93,13 @@ class Choose(Drafter):
                 for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True))
                 if budget.drafter_index == drafter_index and budget.depth > 0 and _may(label, seq)
             ]
-            own = [seqs[row] for row in rows]
+            member_seqs = [seqs[row] for row in rows]
             if rows:
-                with spared(member, own):
-                    made = replace(member.propose(own, [budgets[row] for row in rows]), source=label, sources=None)
+                with spared(member, member_seqs):
+                    draft = member.propose(member_seqs, [budgets[row] for row in rows])
+                    draft = replace(draft, source=label, sources=None)
                     for place, row in enumerate(rows):
-                        parts[row] = made, place
+                        parts[row] = draft, place
         empty = Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
         return _merged([part or (empty, row) for row, part in enumerate(parts)])
 
@@ -133,7 +134,7 @@ class ChooseSpec(DrafterSpec):
         return tuple(model for member in self.drafters for model in member.models)
 
     def tree_nodes(self, depth: int) -> int | None:
-        return max((nodes for one in self.drafters if (nodes := one.tree_nodes(depth)) is not None), default=None)
+        return max((nodes for member in self.drafters if (nodes := member.tree_nodes(depth)) is not None), default=None)
 
     def as_dict(self) -> dict[str, object]:
         return {"drafters": [{"method": member.method, **member.as_dict()} for member in self.drafters]}
@@ -175,6 +176,6 @@ def _common_law(parts: list[_Part], width: int) -> tuple[Law, Tensor | None]:
         return law, None
     first = next(iter(drawn.values()))[0]
     q = first.new_zeros(len(parts), width, first.shape[-1])
-    for b, (given, row) in drawn.items():
-        q[b, : given.shape[1]] = given[row]
+    for b, (member_q, row) in drawn.items():
+        q[b, : member_q.shape[1]] = member_q[row]
     return law, q

@@ -26,13 +26,13 @@ class _Index:
 
     tables: for n = min_ngram .. max_ngram, {n-gram: index of its last token}.
     num_indexed: how many tokens have their n-grams in the tables.
-    found: for a text of `num_found` tokens, (index of the last matching token, length of the match), or None.
+    match: for a text of `num_matched` tokens, (index of the last matching token, length of the match), or None.
     """
 
     tables: list[dict[tuple[int, ...], int]]
     num_indexed: int = 0
-    num_found: int = -1
-    found: tuple[int, int] | None = None
+    num_matched: int = -1
+    match: tuple[int, int] | None = None
 
 
 @final
@@ -61,17 +61,17 @@ class PromptLookup(Drafter):
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is the length of the match, at most 8 and possibly above `max_ngram`; -1 if there is none."""
-        found = self._match(seq)
-        return (DraftOptions(self.name, hint=found[1] if found else -1),)
+        match = self._match(seq)
+        return (DraftOptions(self.name, hint=match[1] if match else -1),)
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         rows, hints = list[list[int]](), list[int]()
         for seq, budget in zip(seqs, budgets, strict=True):
-            found = self._match(seq) if budget.depth else None
-            copied = _continuation(seq.token_ids, found[0], budget.depth) if found else []
+            match = self._match(seq) if budget.depth else None
+            copied = _continuation(seq.token_ids, match[0], budget.depth) if match else []
             copied = up_to_end(seq, before_banned(copied, self.banned_token_ids))
             rows.append([seq.token_ids[-1], *copied])
-            hints.append(found[1] if found else -1)
+            hints.append(match[1] if match else -1)
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
 
     def release(self, slots: Sequence[int]) -> None:
@@ -96,9 +96,9 @@ class PromptLookup(Drafter):
     def _match(self, seq: TokenSequence) -> tuple[int, int] | None:
         """The place to copy from, which is searched once for each text."""
         tokens, index = seq.token_ids, self._updated(seq)
-        if index.num_found != len(tokens):
-            index.num_found, index.found = len(tokens), self._search(index, tokens)
-        return index.found
+        if index.num_matched != len(tokens):
+            index.num_matched, index.match = len(tokens), self._search(index, tokens)
+        return index.match
 
     def _search(self, index: _Index, tokens: list[int]) -> tuple[int, int] | None:
         for n in range(min(self.max_ngram, len(tokens)), self.min_ngram - 1, -1):

@@ -55,9 +55,9 @@ class Method:
 
     def is_told_by(self, config: Mapping[str, Any]) -> bool:
         """Whether a published config.json has one of the `marks`."""
-        given = {key: value for key, value in config.items() if value is not None}
+        entries = {key: value for key, value in config.items() if value is not None}
         pairs = (mark.partition("=") for mark in self.marks)
-        return any(key in given and text in str(given[key]) for key, _, text in pairs)
+        return any(key in entries and text in str(entries[key]) for key, _, text in pairs)
 
 
 def named(reference: str) -> Any:

@@ -50,14 +50,14 @@ class NgramPool:
         if max(tokens) >= self._vocab_size or not self._banned.isdisjoint(tokens):
             return
         first, rest = tokens[0], tuple(tokens[1:])
-        mine = self._known[first] = self._known.pop(first, {})
-        if rest in mine:
-            del mine[rest]
-        elif len(mine) == self.guesses:
-            del mine[next(iter(mine))]
+        guesses = self._known[first] = self._known.pop(first, {})
+        if rest in guesses:
+            del guesses[rest]
+        elif len(guesses) == self.guesses:
+            del guesses[next(iter(guesses))]
         else:
             self._count += 1
-        mine[rest] = None
+        guesses[rest] = None
         if self._count > self.size:
             first, oldest = next(iter(self._known.items()))
             del oldest[next(iter(oldest))]
@@ -78,7 +78,7 @@ class NgramPool:
 
     def save(self, path: Path | str, vocabulary: str) -> None:
         """Write the n-grams as JSON, the oldest first. vocabulary: identifies the tokenizer of their token ids."""
-        grams = [[first, *rest] for first, mine in self._known.items() for rest in mine]
+        grams = [[first, *rest] for first, guesses in self._known.items() for rest in guesses]
         write_text(path, to_json({"kind": _KIND, "version": _VERSION, "vocabulary": vocabulary, "ngrams": grams}))
 
     def load(self, path: Path | str, vocabulary: str) -> None:
@@ -88,15 +88,15 @@ class NgramPool:
         vocabulary.
         """
         name, fix = f"the pool {str(path)!r}", "name a file that Ouroboros.save wrote"
-        given = read_kind(path, _KIND, _VERSION, fix)
-        if (found := given.get("vocabulary")) != vocabulary:
+        record = read_kind(path, _KIND, _VERSION, fix)
+        if (saved_for := record.get("vocabulary")) != vocabulary:
             raise IncompatibleModels(
                 f"{name} was made with another tokenizer",
-                got=brief(found),
+                got=brief(saved_for),
                 expected=vocabulary,
                 fix="save a pool with this target",
             )
-        grams = validate(list[list[int]], given.get("ngrams"), name)
+        grams = validate(list[list[int]], record.get("ngrams"), name)
         wrong = next((gram for gram in grams if len(gram) != self.ngram or min(gram) < 0), None)
         if wrong is not None:
             raise ConfigError(

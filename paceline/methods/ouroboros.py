@@ -57,8 +57,8 @@ class Ouroboros(Drafter):
         pool_file: str | Path | None = None,
     ):
         if draft.inner_drafter is not None:
-            what = "the draft model of Ouroboros drafts with phrases, and cannot have another drafter"
-            raise ConfigError(what, fix="leave inner_drafter out")
+            message = "the draft model of Ouroboros drafts with phrases, and cannot have another drafter"
+            raise ConfigError(message, fix="leave inner_drafter out")
         self.draft, self.ngram, self.phrases, self.pool_size, self._file = draft, ngram, phrases, pool_size, pool_file
         self.info = replace(draft.info, branches=phrases)
         self._num_read: dict[int, int] = {}  # by slot, where the next n-gram of the text starts
@@ -100,7 +100,7 @@ class Ouroboros(Drafter):
         self.pool.save(path, self._vocabulary)
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
-        return [replace(one, source=self.name, branches=self.phrases) for one in self.draft.draft_options(seq)]
+        return [replace(options, source=self.name, branches=self.phrases) for options in self.draft.draft_options(seq)]
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Those of the draft model without phrases."""
@@ -110,7 +110,7 @@ class Ouroboros(Drafter):
         for seq in seqs:
             self._num_read[seq.slot] = self.pool.read(seq.token_ids, self._num_read.get(seq.slot, 0))
         # With phrases a token costs less than the policy assumes, so the policy must not stop the draft.
-        chained = [replace(one, depth=one.depth - self._suffix(one), should_continue=None) for one in budgets]
+        chained = [replace(b, depth=b.depth - self._suffix(b), should_continue=None) for b in budgets]
         chains = self.draft.propose(seqs, chained).tree
         tokens, parents = [[*row.token_ids] for row in chains.rows], [[*row.parents] for row in chains.rows]
         for seq, budget, ids, ups in zip(seqs, budgets, tokens, parents, strict=True):
@@ -174,8 +174,8 @@ class OuroborosSpec(DraftModelSpec):
 
     def build(self) -> Ouroboros:
         options = {key: value for key, value in self.as_dict().items() if value is not None}
-        own = {key: options.pop(key, None) for key in ("ngram", "phrases", "pool_size", "pool_file")}
-        return Ouroboros(DraftModel(**options), **own)  # type: ignore[arg-type]
+        pool_options = {key: options.pop(key, None) for key in ("ngram", "phrases", "pool_size", "pool_file")}
+        return Ouroboros(DraftModel(**options), **pool_options)  # type: ignore[arg-type]
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         return DrafterSpec.elsewhere(self, tokens)

@@ -97,9 +97,9 @@ def _after(seq: TokenSequence, place: _Place, end: int) -> tuple[int, int]:
     tokens, expected = seq.prediction, place.next
     if expected < len(tokens) and tokens[expected] == seq.token_ids[end]:
         return expected + 1, place.num_matched + 1
-    found = place.occurrences.get(seq.token_ids[end], ())
-    middle = bisect(found, expected)
-    near = found[max(0, middle - MAX_PLACES) : middle + MAX_PLACES]
+    occurrences = place.occurrences.get(seq.token_ids[end], ())
+    middle = bisect(occurrences, expected)
+    near = occurrences[max(0, middle - MAX_PLACES) : middle + MAX_PLACES]
     if not near:
         return expected + 1, 0
     matched = {index: _count_matching(seq, index, end) for index in near}

@@ -68,13 +68,13 @@ class TokenRecycling(Drafter):
             read = [*tree.candidates, 0, *walk.path]
             place.update((tree.token_ids[node], row * width + node) for node in read)
         rows = torch.tensor([*place.values()], device=logits.device)
-        found = _best(logits.flatten(0, 1).index_select(0, rows))
-        self._successors[torch.tensor([*place]), : found.shape[1]] = found
+        best = _best(logits.flatten(0, 1).index_select(0, rows))
+        self._successors[torch.tensor([*place]), : best.shape[1]] = best
 
     def _below(self, token: int) -> list[int]:
         """The successors of a token, best first; -1 for one that is unknown or cannot be drafted."""
-        found: list[int] = self._successors[token].tolist()  # pyright: ignore[reportUnknownMemberType]
-        return [-1 if one in self.banned_token_ids else one for one in found]
+        successors: list[int] = self._successors[token].tolist()  # pyright: ignore[reportUnknownMemberType]
+        return [-1 if successor in self.banned_token_ids else successor for successor in successors]
 
     def _tree(self, seq: TokenSequence, budget: DraftBudget) -> Grown:
         """The most probable nodes of the shape whose tokens are known, within the budget."""

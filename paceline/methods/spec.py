@@ -40,12 +40,12 @@ class DrafterSpec:
     draws_tree: ClassVar[bool] = False
 
     @classmethod
-    def read(cls, given: Mapping[str, object]) -> Self:
+    def read(cls, options: Mapping[str, object]) -> Self:
         """Read the options from JSON keys. Raises `ConfigError` for a value that is missing or wrong."""
         for field in fields(cast("Any", cls)):
-            if field.default is MISSING and field.name not in given:
+            if field.default is MISSING and field.name not in options:
                 raise ConfigError(f'method "{cls.method}" needs "{field.name}"', expected=cls.needs.get(field.name))
-        return validate(cls, dict(given), "speculative_config")
+        return validate(cls, dict(options), "speculative_config")
 
     @property
     def name(self) -> str:
@@ -96,10 +96,10 @@ class HeadSpec(DrafterSpec):
         """The drafter. Raises `ConfigError` where there is no head, or one of another method."""
         from ..zoo.packaged import head_folder
 
-        found = method_of_head(self.model)
-        if found != self.method:
+        method = method_of_head(self.model)
+        if method != self.method:
             raise ConfigError(
-                f"the head {self.model!r} is not of the method {self.method!r}", got=repr(found), fix=self.name
+                f"the head {self.model!r} is not of the method {self.method!r}", got=repr(method), fix=self.name
             )
         options = {key: value for key, value in self.as_dict().items() if value is not None and key != "model"}
         return self.drafter(str(head_folder(self.model)), **options)
@@ -110,19 +110,19 @@ class HeadSpec(DrafterSpec):
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """In vLLM and llama.cpp as a chain, once it is exported."""
-        found = {engine: ("", f"runs no {self.method} heads") for engine in ("SGLang", "llama.cpp")}
+        lines = {engine: ("", f"runs no {self.method} heads") for engine in ("SGLang", "llama.cpp")}
         if self.is_exported("llama.cpp"):
             folder, export = self.export("llama.cpp")
             file = folder if self.model.endswith(".gguf") else f"{folder}/draft.gguf"
             flags = f"--spec-type draft-{self.method} -md {file} --spec-draft-n-max {tokens}"
-            found["llama.cpp"] = flags, "; ".join(filter(None, ["a chain, no tree", export]))
+            lines["llama.cpp"] = flags, "; ".join(filter(None, ["a chain, no tree", export]))
         if self.model.endswith(".gguf"):
-            return found | dict.fromkeys(("vLLM", "SGLang"), ("", "reads no heads from GGUF"))
+            return lines | dict.fromkeys(("vLLM", "SGLang"), ("", "reads no heads from GGUF"))
         if not self.is_exported("vLLM"):
-            return {"vLLM": ("", f"{self.method} heads cannot be exported"), **found}
+            return {"vLLM": ("", f"{self.method} heads cannot be exported"), **lines}
         folder, export = self.export("vLLM")
         flags = vllm_flag(method=self.method, model=folder, num_speculative_tokens=tokens)
-        return {"vLLM": (flags, "; ".join(filter(None, ["a chain, no tree", export]))), **found}
+        return {"vLLM": (flags, "; ".join(filter(None, ["a chain, no tree", export]))), **lines}
 
     def export(self, engine: str) -> tuple[str, str]:
         """The folder of the export for an engine and the command that makes it; a published head needs no export."""
@@ -138,9 +138,9 @@ class HeadSpec(DrafterSpec):
         return folder, f"first: paceline export {shlex.quote(self.model)} {folder} --to {to} --model MODEL"
 
 
-def vllm_flag(**given: object) -> str:
+def vllm_flag(**options: object) -> str:
     """The flag `--speculative-config` for vLLM."""
-    return "--speculative-config " + shlex.quote(json.dumps(given))
+    return "--speculative-config " + shlex.quote(json.dumps(options))
 
 
 def keys_of(kind: type[DrafterSpec]) -> tuple[str, ...]:
@@ -190,34 +190,35 @@ def from_short_name(name: str) -> dict[str, object]:
         expected = HEAD if word == "head" else usage(method)
         raise ConfigError("nothing follows the colon", got=repr(name), expected=expected)
     if colon and (word == "head" or method_named(method).head):
-        if (found := method_of_head(rest)) != method and word != "head" and (word, found) != ("eagle", "eagle3"):
-            what = f"the head {rest!r} is of another method"
-            raise ConfigError(what, got=repr(found), expected=one_of([method]), fix=f"head:{rest}")
-        return {"method": found, "model": rest}
+        head_method = method_of_head(rest)
+        if head_method != method and word != "head" and (word, head_method) != ("eagle", "eagle3"):
+            message = f"the head {rest!r} is of another method"
+            raise ConfigError(message, got=repr(head_method), expected=one_of([method]), fix=f"head:{rest}")
+        return {"method": head_method, "model": rest}
     return {"method": method, **(_options(spec_class(method), rest) if colon else {})}
 
 
 def _options(kind: type[DrafterSpec], text: str) -> dict[str, object]:
     """JSON keys from the text after the colon: the value of the first key, @weights, then ,key=value for others."""
     keys, (first, *options) = keys_of(kind), text.split(",")
-    given: dict[str, object] = {}
+    values: dict[str, object] = {}
     if "=" in first or not keys:
         options = [first, *options]
     else:
         value, _, weights = first.partition("@") if "weights" in keys else (first, "", "")
-        given[keys[0]] = value
+        values[keys[0]] = value
         if weights:
-            given["weights"] = weights
+            values["weights"] = weights
     for option in options:
         key, equals, value = option.partition("=")
         if key not in keys or not equals:
             expected = one_of([f"{key}=" for key in keys]) if keys else "no options"
             raise ConfigError(f"unknown option of the drafter {kind.method!r}", got=repr(option), expected=expected)
         try:
-            given[key] = json.loads(value)
+            values[key] = json.loads(value)
         except ValueError:
-            given[key] = value
-    return given
+            values[key] = value
+    return values
 
 
 def method_of_head(name: str) -> str:
@@ -231,15 +232,15 @@ def method_of_head(name: str) -> str:
     if folder.suffix == ".gguf":
         from ..hf.gguf.file import read_gguf
 
-        found: object = read_gguf(folder).architecture
+        method: object = read_gguf(folder).architecture
     else:
         config = read_object(folder / "config.json")
         told = (row.name for row in reversed(rows()) if row.is_told_by(config))
-        found = config.get("method") if "paceline_head" in config else next(told, None)
-    if not any(row.name == found and _takes_heads(row) for row in rows()):
+        method = config.get("method") if "paceline_head" in config else next(told, None)
+    if not any(row.name == method and _takes_heads(row) for row in rows()):
         known = one_of([row.name for row in rows() if row.head])
-        raise ConfigError(f"the head {name!r} is of an unknown method", got=repr(found), expected=known)
-    return str(found)
+        raise ConfigError(f"the head {name!r} is of an unknown method", got=repr(method), expected=known)
+    return str(method)
 
 
 def _takes_heads(row: Method) -> bool:

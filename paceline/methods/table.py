@@ -155,28 +155,28 @@ def method_named(name: str) -> Method:
         return METHODS[name]
     entry = _installed()[name]
     try:
-        found: Any = entry.load()
+        loaded: Any = entry.load()
     except Exception as error:
         raise ConfigError(f"the drafter {name!r} cannot be loaded", got=repr(error), fix=entry.value) from error
-    if isinstance(found, Method):
-        return found
-    if not isinstance(found, type):
+    if isinstance(loaded, Method):
+        return loaded
+    if not isinstance(loaded, type):
         expected = "a Method, or a DrafterSpec"
         raise ConfigError(f"the drafter {name!r} has no options", got=entry.value, expected=expected)
-    title, drafter = (found.__doc__ or "").partition("\n")[0], getattr(found, "drafter", found).__name__
+    title, drafter = (loaded.__doc__ or "").partition("\n")[0], getattr(loaded, "drafter", loaded).__name__
     row = {"home": entry.module, "spec": entry.attr, "drafter": drafter}
     return Method(name=name, usage=name, title=title, is_tried=True, **row)
 
 
 def rows() -> list[Method]:
     """The rows of all methods. One of an installed package that cannot be loaded is left out with a warning."""
-    found: list[Method] = []
+    loaded: list[Method] = []
     for name in methods():
         try:
-            found.append(method_named(name))
+            loaded.append(method_named(name))
         except ConfigError as error:
             _LOG.warning("%s", error)
-    return found
+    return loaded
 
 
 def trained() -> dict[str, Method]:

@@ -33,8 +33,8 @@ def save_trained(
     data = {
         "answers": len(answers),
         "answer tokens": answers.num_tokens,
-        "sources": sorted({one.source for one in answers.all} - {""}),
-        "temperatures": sorted({one.temperature for one in answers.all}),
+        "sources": sorted({answer.source for answer in answers.all} - {""}),
+        "temperatures": sorted({answer.temperature for answer in answers.all}),
         "sha256": answers.hash(),
     }
     lines, c = read_log(log), config.train
@@ -47,9 +47,9 @@ def save_trained(
     if evaluated:
         training["held-out agreement"] = [round(share, 4) for share in evaluated[-1]["agreement"]]
         training["estimated accepted length"] = round(evaluated[-1]["accepted_length"], 3)
-        for part, what in (("acceptance", "1 - TV"), ("greedy", "greedy agreement with the target")):
+        for part, measure in (("acceptance", "1 - TV"), ("greedy", "greedy agreement with the target")):
             if part in evaluated[-1]["parts"]:
-                training[f"held-out {what}"] = round(evaluated[-1]["parts"][part], 4)
+                training[f"held-out {measure}"] = round(evaluated[-1]["parts"][part], 4)
     record = {
         "base_model": config.base_model or target.name,
         "licence": config.licence,
@@ -103,15 +103,15 @@ def save_draft(
     wrong = [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]
     if wrong:
         raise ConfigError(f"the weight {wrong[0]!r} of this draft is not finite", fix="train with a lower rate")
-    with new_folder(place) as made:
+    with new_folder(place) as written:
         dtype = model.dtype
-        cast("Any", model).to(torch.bfloat16).save_pretrained(made, max_shard_size="100GB")
+        cast("Any", model).to(torch.bfloat16).save_pretrained(written, max_shard_size="100GB")
         cast("Any", model).to(dtype)
         reads = processor or target.tokenizer
         if reads is not None:
-            reads.save_pretrained(made)
+            reads.save_pretrained(written)
         about = {"method": DRAFT_MODEL, "target": asdict(HeadTarget.of(target)), "sees": processor is not None}
-        write_record(made, place.name, {**about, **record, "weights_sha256": sha256_of(made / WEIGHTS)})
+        write_record(written, place.name, {**about, **record, "weights_sha256": sha256_of(written / WEIGHTS)})
 
 
 # What is there already
@@ -150,7 +150,7 @@ def check_same_run(head: Path, method: str, config: RunConfig, fingerprint: str)
     now |= {"model": fingerprint, "method": method, "start": asked["start"]}
     if config.answers and lines is not None:
         then["answers"], now["answers"] = (
-            sorted(str(Path(one).resolve()) for one in names) for names in (lines, config.answers)
+            sorted(str(Path(name).resolve()) for name in names) for names in (lines, config.answers)
         )
     beside = [f"`{path.name}`" for path in (log, model_beside(head)) if path.exists() and path != head]
     fix = f"choose another out, or remove it and {' and '.join(beside) or 'what is'} beside it to begin again"

@@ -162,12 +162,12 @@ def read_config(path: Path | str | None, overrides: Sequence[str] = ()) -> RunCo
 
 def read_mapping(path: Path | str | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The same as plain values, not validated."""
-    given: Any = {}
+    mapping: Any = {}
     if path is not None:
-        given = parse_yaml(read_text(path, "the configuration", _MAX_BYTES), f"the configuration {str(path)!r}")
-        if not isinstance(given, dict):
-            raise ConfigError(f"{str(path)!r} is not a YAML mapping", got=type(given).__name__)
-        for section in (given, given.get("eval")):
+        mapping = parse_yaml(read_text(path, "the configuration", _MAX_BYTES), f"the configuration {str(path)!r}")
+        if not isinstance(mapping, dict):
+            raise ConfigError(f"{str(path)!r} is not a YAML mapping", got=type(mapping).__name__)
+        for section in (mapping, mapping.get("eval")):
             if isinstance(section, dict) and "prompts" in section:
                 section["prompts"] = _beside(Path(path).parent, section["prompts"])
     for override in overrides:
@@ -177,17 +177,17 @@ def read_mapping(path: Path | str | None, overrides: Sequence[str] = ()) -> dict
                 "an override cannot be read", got=repr(override), expected="key=value, as in train.lr=1e-3"
             )
         *parents, last = key.split(".")
-        at = given
+        at = mapping
         for parent in parents:
             at = at.setdefault(parent, {})
             if not isinstance(at, dict):
                 raise ConfigError(f"{key!r} goes below {parent!r}, which is a value", got=repr(at))
         at[last] = parse_yaml(text, f"the value of {key!r}")
-    return given
+    return mapping
 
 
-def _beside(folder: Path, given: Any) -> Any:
+def _beside(folder: Path, value: Any) -> Any:
     """Paths relative to `folder`; other values are left to the validation."""
-    if isinstance(given, list):
-        return [_beside(folder, one) for one in given]
-    return str(folder / given) if isinstance(given, str) else given
+    if isinstance(value, list):
+        return [_beside(folder, path) for path in value]
+    return str(folder / value) if isinstance(value, str) else value

@@ -63,7 +63,7 @@ class Answers:
     """Some answers, in a fixed order."""
 
     def __init__(self, answers: Iterable[PreparedAnswer]):
-        self.all = sorted(answers, key=lambda one: (one.place, one.temperature, one.index))
+        self.all = sorted(answers, key=lambda answer: (answer.place, answer.temperature, answer.index))
 
     @classmethod
     def read(cls, folders: Path | str | Iterable[Path | str], lines: Mapping[str, int] | None = None) -> "Answers":
@@ -72,7 +72,7 @@ class Answers:
         lines: the most lines to read of each folder, for a run that continues with its first data.
         Raises `ConfigError` for a folder without answers.
         """
-        found = list[PreparedAnswer]()
+        chosen = list[PreparedAnswer]()
         for folder in map(Path, [folders] if isinstance(folders, Path | str) else folders):
             answers = read_answers(folder)
             if not answers:
@@ -80,33 +80,33 @@ class Answers:
                     f"no answers in {str(folder)!r}", expected="a folder that `prepare` wrote",
                     fix="put it back, or name another out",
                 )  # fmt: skip
-            found += answers[: (lines or {}).get(str(folder))]
-        return cls(found)
+            chosen += answers[: (lines or {}).get(str(folder))]
+        return cls(chosen)
 
     def __len__(self) -> int:
         return len(self.all)
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(one.answer_ids) for one in self.all)
+        return sum(len(answer.answer_ids) for answer in self.all)
 
     @property
     def texts(self) -> list[tuple[int, ...]]:
         """Token ids of prompts and answers, for counting frequent tokens."""
-        return [ids for one in self.all for ids in (one.prompt_ids, one.answer_ids)]
+        return [ids for answer in self.all for ids in (answer.prompt_ids, answer.answer_ids)]
 
     @cached_property
     def has_images(self) -> bool:
-        return any(one.messages is not None for one in self.all)
+        return any(answer.messages is not None for answer in self.all)
 
     @cached_property
     def has_states(self) -> bool:
-        return all(one.states is not None for one in self.all)
+        return all(answer.states is not None for answer in self.all)
 
     def hash(self) -> str:
         digest = hashlib.sha256()
-        for one in self.all:
-            digest.update(repr((one.prompt_ids, one.answer_ids, *one.images)).encode())
+        for answer in self.all:
+            digest.update(repr((answer.prompt_ids, answer.answer_ids, *answer.images)).encode())
         return digest.hexdigest()
 
     def split(self, held_out: float) -> "tuple[Answers, Answers]":
@@ -120,7 +120,7 @@ class Answers:
 
     def fitting(self, max_tokens: int) -> "Answers":
         """The answers that begin within the first `max_tokens` tokens."""
-        return Answers(one for one in self.all if len(one.prompt_ids) < max_tokens)
+        return Answers(answer for answer in self.all if len(answer.prompt_ids) < max_tokens)
 
     def plan(self, max_tokens: int, seed: int = 0, epoch: int | None = None) -> list[list[int]]:
         """Batches of indices: rows of like length, rows x longest row <= max_tokens; the same for the same arguments.
@@ -147,7 +147,7 @@ class Answers:
     @cached_property
     def _shared(self) -> int:
         """Length of the prefix that all prompts share: of the template and a system prompt."""
-        first, last = (key(one.prompt_ids for one in self.all) for key in (min, max))
+        first, last = (key(answer.prompt_ids for answer in self.all) for key in (min, max))
         return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
 
     def batch(self, indices: Sequence[int], layers: Sequence[int], max_tokens: int, prompts: bool = False) -> Batch:
@@ -158,34 +158,34 @@ class Answers:
         Raises `ConfigError` where some layer, or the states of some answer, are missing.
         """
         chosen = [self.all[i] for i in indices]
-        texts = [torch.tensor((one.prompt_ids + one.answer_ids)[:max_tokens]) for one in chosen]
+        texts = [torch.tensor((answer.prompt_ids + answer.answer_ids)[:max_tokens]) for answer in chosen]
         token_ids = nn.utils.rnn.pad_sequence(texts, batch_first=True)
         columns = torch.arange(token_ids.shape[1])
-        begins = [max(1, self._shared) if prompts else len(one.prompt_ids) for one in chosen]
+        begins = [max(1, self._shared) if prompts else len(answer.prompt_ids) for answer in chosen]
         is_answer = [(begin <= columns) & (columns < len(ids)) for begin, ids in zip(begins, texts, strict=True)]
-        chats = tuple(one.chat for one in chosen) if self.has_images else ()
+        chats = tuple(answer.chat for answer in chosen) if self.has_images else ()
         states = {layer: _side_by_side(chosen, layer, len(columns)) for layer in layers} if self.has_states else {}
         return Batch(token_ids, states, torch.stack(is_answer), chats)
 
 
 def _side_by_side(answers: Sequence[PreparedAnswer], layer: int, width: int) -> Tensor:
     """Stored states of one layer, zero where an answer has none. [B, T, E]."""
-    padded = nn.utils.rnn.pad_sequence([_stored(one, layer)[:width] for one in answers], batch_first=True)
+    padded = nn.utils.rnn.pad_sequence([_stored(answer, layer)[:width] for answer in answers], batch_first=True)
     return nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
 
 
 def _stored(answer: PreparedAnswer, layer: int) -> Tensor:
     file = answer.folder / str(answer.states)
     try:
-        found: Tensor = _opened(file).get_tensor(f"{answer.index}.{layer}")
-        if len(found) != answer.length - 1:
-            raise ValueError(f"{len(found)} states of {answer.length} tokens")
+        states: Tensor = _opened(file).get_tensor(f"{answer.index}.{layer}")
+        if len(states) != answer.length - 1:
+            raise ValueError(f"{len(states)} states of {answer.length} tokens")
     except Exception as error:  # safetensors raises a kind of its own
         raise ConfigError(
             f"the states of layer {layer} of an answer are not in {str(file)!r}", got=str(error),
             fix="prepare them with this layer, or without states (prepare.states=online)",
         ) from error  # fmt: skip
-    return found
+    return states
 
 
 @lru_cache(maxsize=512)

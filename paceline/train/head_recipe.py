@@ -104,12 +104,12 @@ class Unrolled:
         keys, values = ([x.repeat_interleave(groups, 1) for x in held] for held in layer)
         query = query * query.shape[-1] ** -0.5
         past = torch.baddbmm(self._mask.to(query.dtype), query.flatten(0, 1), keys[0].flatten(0, 1).transpose(1, 2))
-        own = torch.stack([(query * k).sum(-1) for k in keys[1:]], -1)
-        weights = torch.cat([past.view(*query.shape[:2], length, length), own], -1).softmax(-1)
-        before, own = weights.split([length, len(keys) - 1], -1)
+        later = torch.stack([(query * k).sum(-1) for k in keys[1:]], -1)
+        weights = torch.cat([past.view(*query.shape[:2], length, length), later], -1).softmax(-1)
+        before, later = weights.split([length, len(keys) - 1], -1)
         out = before @ values[0]
         for step, held in enumerate(values[1:]):
-            out = out + own[..., step, None] * held
+            out = out + later[..., step, None] * held
         return out
 
 
@@ -146,8 +146,8 @@ class LayersShape(HeadShape):
     num_key_value_heads: Few | None = None
 
 
-def config_of(kind: type[_T], plan: Plan, **own: object) -> _T:
-    """A head's configuration: fields as the shape says, where it does not as `own` does, or else the target's.
+def config_of(kind: type[_T], plan: Plan, **overrides: object) -> _T:
+    """A head's configuration: fields as the shape says, where it does not as `overrides` does, or else the target's.
 
     Raises `ConfigError` for states that the target does not have.
     """
@@ -166,12 +166,12 @@ def config_of(kind: type[_T], plan: Plan, **own: object) -> _T:
         "rope_theta": float(rope.get("rope_theta") or 10000.0),
     }
     asked = {key: value for key, value in vars(plan.shape).items() if value not in (None, ())}
-    values: dict[str, Any] = {**like, **own, **asked}
+    values: dict[str, Any] = {**like, **overrides, **asked}
     values["draft_vocab_size"] = min(plan.shape.draft_vocab_size, target.vocab_size)
     if max(values["states"]) > layers:
         got = list(values["states"])
         raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
-    return kind(**{one.name: values[one.name] for one in fields(cast("Any", kind)) if one.name in values})
+    return kind(**{field.name: values[field.name] for field in fields(cast("Any", kind)) if field.name in values})
 
 
 def mask_token(plan: Plan) -> int:
@@ -186,10 +186,10 @@ def state_samples(target: LoadedModel, answers: Answers, layers: Sequence[int]) 
 
     The first column of the texts is left out, where some models keep values of another magnitude.
     """
-    some = answers.batch(range(min(len(answers), 16)), layers, 1 << 30)
-    some = some if some.states else online_states(target, some, layers)
-    states = torch.cat([some.states[layer].float() for layer in layers], -1)
-    return states[some.is_answer.roll(-1, 1)]
+    sample = answers.batch(range(min(len(answers), 16)), layers, 1 << 30)
+    sample = sample if sample.states else online_states(target, sample, layers)
+    states = torch.cat([sample.states[layer].float() for layer in layers], -1)
+    return states[sample.is_answer.roll(-1, 1)]
 
 
 class HeadRecipe(Recipe):
@@ -242,23 +242,23 @@ class HeadRecipe(Recipe):
 
     @classmethod
     def check(cls, plan: Plan) -> None:
-        made = cls.configure(plan)
+        config = cls.configure(plan)
         plan.target.output_rows()
         if plan.config.start is None:
-            size = size_of(lambda: head_class(plan.method)(made))
+            size = size_of(lambda: head_class(plan.method)(config))
             check_memory(size, "this head", plan.target.device, "smaller sizes in head.*")
         else:
-            made = cls.continued(plan, made).config
-        cls.check_loss(made, plan.settings)
+            config = cls.continued(plan, config).config
+        cls.check_loss(config, plan.settings)
 
     @classmethod
     def build(cls, plan: Plan, answers: Answers) -> Recipe:
-        target, made = plan.target, cls.configure(plan)
-        ids = frequent_ids(answers.texts, made.draft_vocab_size, target.vocab_size)
+        target, config = plan.target, cls.configure(plan)
+        ids = frequent_ids(answers.texts, config.draft_vocab_size, target.vocab_size)
         if plan.config.start is None:
-            head = seeded(plan.shape.seed, lambda: head_class(plan.method)(made, ids)).to(target.device)
+            head = seeded(plan.shape.seed, lambda: head_class(plan.method)(config, ids)).to(target.device)
         else:
-            head = cls.continued(plan, made, ids)
+            head = cls.continued(plan, config, ids)
             ids = head.draft_ids
         rows = target.output_rows().detach().float()
         head.attach(target.embeddings.detach(), rows)
@@ -267,8 +267,8 @@ class HeadRecipe(Recipe):
         return recipe
 
     @classmethod
-    def continued(cls, plan: Plan, made: Any, ids: Tensor | None = None) -> Any:
-        """The head of `start`, with fields of `made` where the method differs.
+    def continued(cls, plan: Plan, config: Any, ids: Tensor | None = None) -> Any:
+        """The head of `start`, with fields of `config` where the method differs.
 
         ids: a new draft vocabulary, if the configuration sets its size.
         """
@@ -282,7 +282,7 @@ class HeadRecipe(Recipe):
             ids = head.draft_ids
         if not fields:
             return head
-        weights, same = head.state_dict(), {name: getattr(made, name) for name in fields}
+        weights, same = head.state_dict(), {name: getattr(config, name) for name in fields}
         head = head_class(plan.method)(replace(head.config, **same), ids).to(plan.target.device)
         head.load_state_dict(head.state_dict() | weights | {"draft_ids": ids})
         return head

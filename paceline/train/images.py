@@ -49,11 +49,11 @@ class ImageRows:
         embeddings = cast("Any", model).get_input_embeddings()
         embeds = embeddings(ids.masked_fill(self.is_image, 0))  # placeholders may have no embedding
         embeds = embeds.masked_scatter(self.is_image[..., None], self.features.to(embeds))
-        given: dict[str, object] = {"inputs_embeds": embeds, "position_ids": self.positions}
+        fields: dict[str, object] = {"inputs_embeds": embeds, "position_ids": self.positions}
         if self.deep:
-            given["visual_pos_masks"] = self.is_image
-            given["deepstack_visual_embeds"] = [part.to(embeds) for part in self.deep]
-        return given
+            fields["visual_pos_masks"] = self.is_image
+            fields["deepstack_visual_embeds"] = [part.to(embeds) for part in self.deep]
+        return fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,8 @@ class BatchReader:
 
     @property
     def banned_token_ids(self) -> list[int]:
-        own = frozenset[int]() if self._draft is None else self._draft.banned_token_ids
-        return sorted(self._target.banned_token_ids | own)
+        draft_ids = frozenset[int]() if self._draft is None else self._draft.banned_token_ids
+        return sorted(self._target.banned_token_ids | draft_ids)
 
     def target(self, batch: Batch) -> ModelInput:
         seqs = self._sequences(batch)
@@ -104,19 +104,19 @@ class BatchReader:
         assert self._draft is not None
         readings = [self._vision.read(seq, cast("Any", self._draft)) for seq in self._sequences(batch)]
         answers = [ids[mask].tolist() for ids, mask in zip(batch.token_ids, batch.is_answer, strict=True)]
-        texts = [one.prompt + answer for one, answer in zip(readings, answers, strict=True)]
+        texts = [reading.prompt + answer for reading, answer in zip(readings, answers, strict=True)]
         ids = batch.token_ids.new_zeros(len(texts), max(map(len, texts)))
         is_answer = torch.zeros_like(ids, dtype=torch.bool)
-        for row, (text, one) in enumerate(zip(texts, readings, strict=True)):
+        for row, (text, reading) in enumerate(zip(texts, readings, strict=True)):
             ids[row, : len(text)] = torch.tensor(text, device=ids.device)
-            is_answer[row, len(one.prompt) : len(text)] = True
+            is_answer[row, len(reading.prompt) : len(text)] = True
         if self._draft.loaded.vision is None:
             return ModelInput(ids, is_answer)
-        return ModelInput(ids, is_answer, _rows(self._draft, texts, [one.vision for one in readings], ids))
+        return ModelInput(ids, is_answer, _rows(self._draft, texts, [reading.vision for reading in readings], ids))
 
     def _sequences(self, batch: Batch) -> list[TokenSequence]:
         """Each row's prompt as the engine has it."""
-        found, begins = list[TokenSequence](), batch.is_answer.long().argmax(1).tolist()
+        seqs, begins = list[TokenSequence](), batch.is_answer.long().argmax(1).tolist()
         for row, begin in enumerate(begins):
             ids: list[int] = batch.token_ids[row, :begin].tolist()
             chat = batch.chats[row] if batch.chats else None
@@ -126,8 +126,8 @@ class BatchReader:
                 vision = vision_of(self._target, ids, chat)
                 if vision is not None:
                     self._seen.put(key, vision)
-            found.append(TokenSequence(ids, SamplingParams(), 0, frozenset(), 1 << 30, vision=vision))
-        return found
+            seqs.append(TokenSequence(ids, SamplingParams(), 0, frozenset(), 1 << 30, vision=vision))
+        return seqs
 
 
 def _rows(
@@ -138,28 +138,29 @@ def _rows(
     assert half is not None
     embeddings = cast("nn.Module", model.get_input_embeddings())
     device, (rows, width) = ids.device, ids.shape
-    known = [one or VisionPrompt((), None, half.family.text_offset) for one in prompts]
+    vision_prompts = [prompt or VisionPrompt((), None, half.family.text_offset) for prompt in prompts]
     read = list[PromptRows]()
-    for text, one in zip(texts, known, strict=True):
-        features, _ = runner.images.encode(half, one.images)
+    for text, prompt in zip(texts, vision_prompts, strict=True):
+        features, _ = runner.images.encode(half, prompt.images)
         copies = [Features(f.rows.clone(), tuple(part.clone() for part in f.deepstack)) for f in features]
-        read.append(prompt_rows(embeddings, text, 0, one, copies))
+        read.append(prompt_rows(embeddings, text, 0, prompt, copies))
     is_image = torch.zeros(rows, width, dtype=torch.bool, device=device)
     both_ways = torch.zeros(rows, width, width, dtype=torch.bool, device=device)
-    offsets = torch.tensor([one.position_delta for one in known], device=device)
+    offsets = torch.tensor([prompt.position_delta for prompt in vision_prompts], device=device)
     positions = torch.arange(width, device=device) + offsets[:, None]
-    axes = next((one.position_ids.shape[0] for one in read if one.position_ids is not None), 0)
+    axes = next((embedded.position_ids.shape[0] for embedded in read if embedded.position_ids is not None), 0)
     if axes:
         positions = positions.expand(axes, -1, -1).clone()
-    for row, one in enumerate(read):
-        assert one.is_image is not None
-        length = one.embeds.shape[1]
-        is_image[row, :length] = one.is_image[0]
-        if one.position_ids is not None:
-            positions[:, row, :length] = one.position_ids[:, 0]
-        for first, last in one.blocks:
+    for row, embedded in enumerate(read):
+        assert embedded.is_image is not None
+        length = embedded.embeds.shape[1]
+        is_image[row, :length] = embedded.is_image[0]
+        if embedded.position_ids is not None:
+            positions[:, row, :length] = embedded.position_ids[:, 0]
+        for first, last in embedded.blocks:
             both_ways[row, first:last, first:last] = True
-    features = torch.cat([one.embeds[one.is_image] for one in read])
-    deep = tuple(torch.cat(parts) for parts in zip(*(one.deepstack for one in read if one.deepstack), strict=True))
-    crosses = any(one.blocks_cross_window for one in read)
+    features = torch.cat([embedded.embeds[embedded.is_image] for embedded in read])
+    deepstacks = [embedded.deepstack for embedded in read if embedded.deepstack]
+    deep = tuple(torch.cat(parts) for parts in zip(*deepstacks, strict=True))
+    crosses = any(embedded.blocks_cross_window for embedded in read)
     return ImageRows(features.detach(), is_image, deep, positions, offsets, both_ways, crosses)

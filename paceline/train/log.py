@@ -96,8 +96,8 @@ class Window:
     def __init__(self, *sums: Mapping[str, Any]):
         """sums: of other windows to combine; empty for a window without batches."""
         self._sums: dict[str, Tensor] = {}  # [2, ...]
-        for one in sums:
-            for name, pair in one.items():
+        for window in sums:
+            for name, pair in window.items():
                 self._add(name, torch.tensor(pair))
 
     def add(self, losses: Losses, weight: float) -> None:
@@ -115,12 +115,12 @@ class Window:
 
     def means(self) -> tuple[float, dict[str, float], list[float]]:
         """Loss, parts and the agreement of each depth."""
-        found: dict[str, Any] = {}
+        averages: dict[str, Any] = {}
         for name, pair in self._sums.items():
             sums, weights = pair.cpu()
-            found[name] = (sums / weights.clamp_min(1e-30)).tolist()
-        parts = {name.removeprefix("part "): value for name, value in found.items() if name.startswith("part ")}
-        return found.get("loss", 0.0), parts, found.get("agreement", [])
+            averages[name] = (sums / weights.clamp_min(1e-30)).tolist()
+        parts = {name.removeprefix("part "): value for name, value in averages.items() if name.startswith("part ")}
+        return averages.get("loss", 0.0), parts, averages.get("agreement", [])
 
     @property
     def weight(self) -> float:

@@ -218,9 +218,9 @@ class _Run:
     def _identity(self) -> dict[str, Any]:
         keys = ("optimizer", "lr", "warmup", "clip", "weight_decay", "seed")
         settings = {key: getattr(self.config, key) for key in keys}
-        shares, shapes = [share for _, share in self.groups], [tuple(one.shape) for one in self.parameters]
-        own = {"steps": self.steps, "rates": shares, "shapes": repr(shapes), "devices": self.devices}
-        return {**settings, **self.task.identity, **own}
+        shares, shapes = [share for _, share in self.groups], [tuple(parameter.shape) for parameter in self.parameters]
+        run_settings = {"steps": self.steps, "rates": shares, "shapes": repr(shapes), "devices": self.devices}
+        return {**settings, **self.task.identity, **run_settings}
 
     def _save(self) -> Path:
         """Write the state of the run, then drop all but the last two checkpoints."""
@@ -243,11 +243,11 @@ class _Run:
 
     def _resume(self) -> bool:
         """Continue from the last checkpoint, where there is one. Raises `ConfigError` for one that cannot be read."""
-        found = _all(self.folder)
-        if not found:
+        saved = _all(self.folder)
+        if not saved:
             return False
-        with understood(f"the checkpoint {str(found[-1])!r}", "delete it, and the run continues from the one before"):
-            state = torch.load(found[-1], map_location="cpu", weights_only=True)
+        with understood(f"the checkpoint {str(saved[-1])!r}", "delete it, and the run continues from the one before"):
+            state = torch.load(saved[-1], map_location="cpu", weights_only=True)
             fix = "choose another folder, or delete this one to begin again"
             check_same(f"the run in {str(self.folder)!r}", state["identity"], self._identity(), fix)
             with torch.no_grad():

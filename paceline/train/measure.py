@@ -25,8 +25,8 @@ def evaluate(
     spec = spec_of(head, method, config, str(target.dtype).removeprefix("torch."))
     budget = DraftBudget(spec.num_speculative_tokens, spec.num_draft_nodes or spec.num_speculative_tokens)
     drafter, policy, verifier = spec.build()
-    own = target.with_model(share_copy(target.model))  # drafters may attach modules to it
-    llm = LLM(own, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_num_seqs=1)
+    own_target = target.with_model(share_copy(target.model))  # drafters may attach modules to it
+    llm = LLM(own_target, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_num_seqs=1)
     taken = {key: getattr(spec.drafter, key, None) for key in ("tree", "top_k", "dtype", "ngrams")}
     keys = {key: value for key, value in taken.items() if value}
     for name, texts in _suites(config):
@@ -39,10 +39,10 @@ def evaluate(
             if same:
                 yield same[0]
                 continue
-            what, source = f"{name}, temperature {temperature:g}", "built_in" if texts is None else "file"
+            label, source = f"{name}, temperature {temperature:g}", "built_in" if texts is None else "file"
             yield run_trial(
                 llm, params, budget, keys, name=name, source=source, texts=texts,
-                progress=lambda _, count, total, what=what: report(what, count, total),
+                progress=lambda _, count, total, label=label: report(label, count, total),
             )  # fmt: skip
 
 
@@ -52,10 +52,11 @@ def spec_of(head: Path, method: str, config: EvalSection, dtype: str = "auto") -
     dtype: for a draft model, the target's.
     """
     method = trained_method(method).name
-    own = {"dtype": dtype} if "dtype" in keys_of(spec_class(method)) else of_head_alone(method)
-    given: dict[str, object] = {"method": method, "model": str(head), "policy": "fixed", **own, **config.drafter}
+    dtype_keys = {"dtype": dtype} if "dtype" in keys_of(spec_class(method)) else of_head_alone(method)
+    options: dict[str, object] = {"method": method, "model": str(head), "policy": "fixed"}
+    options |= {**dtype_keys, **config.drafter}
     sizes = {"num_speculative_tokens": config.depth, "num_draft_nodes": config.nodes}
-    return parse(given | {key: size for key, size in sizes.items() if size is not None})
+    return parse(options | {key: size for key, size in sizes.items() if size is not None})
 
 
 def check_eval(head: Path, method: str, config: EvalSection) -> None:
@@ -69,9 +70,9 @@ def _suites(config: EvalSection) -> Iterator[tuple[str, list[str] | None]]:
     if not config.prompts:
         yield "built-in prompts", None
     for path in config.prompts:
-        found = read_prompts(path, config.limit)
-        texts = [text for text in map(_text_of, found) if text is not None]
-        if len(texts) < len(found):  # the measurement must be repeatable wherever the head is used
+        prompts = read_prompts(path, config.limit)
+        texts = [text for text in map(_text_of, prompts) if text is not None]
+        if len(texts) < len(prompts):  # the measurement must be repeatable wherever the head is used
             raise ConfigError(
                 f"eval.prompts are texts ({path})", got="a chat with parts, or without a text",
                 fix="leave them out: the built-in prompts are used, and held-out answers measure images",

@@ -94,12 +94,12 @@ def linears_of(model: PreTrainedModel, names: tuple[str, ...]) -> tuple[tuple[st
     return tuple(chosen), tuple(linears[name] for name in chosen)
 
 
-def check_memory(parameters: int, what: str, device: torch.device, fix: str) -> None:
+def check_memory(parameters: int, module: str, device: torch.device, fix: str) -> None:
     """Raise `ConfigError` where training so many parameters needs more memory than is free."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if _BYTES * parameters > free:
         raise ConfigError(
-            f"training {what} needs more memory than is free", got=f"{_BYTES * parameters / 2**30:.1f} GiB",
+            f"training {module} needs more memory than is free", got=f"{_BYTES * parameters / 2**30:.1f} GiB",
             expected=f"at most {free / 2**30:.1f} GiB", fix=fix,
         )  # fmt: skip
 

@@ -241,25 +241,25 @@ def prepare(
         whole = answers.read_bytes()
         with answers.open("r+b") as file:
             file.truncate(whole.rfind(b"\n") + 1)
-    known = {one.index: (one.prompt_ids, one.images) for one in done}
+    known = {answer.index: (answer.prompt_ids, answer.images) for answer in done}
     missing: list[tuple[int, TrainPrompt]] = []
-    for index, one in enumerate(prompts):
-        now = tuple(one.token_ids), () if one.chat is None else one.chat.images
+    for index, prompt in enumerate(prompts):
+        now = tuple(prompt.token_ids), () if prompt.chat is None else prompt.chat.images
         if known.get(index, now) != now:
             got = f"another prompt {index}"
             raise ConfigError(f"{str(folder)!r} holds answers to other prompts", got=got, fix="name a new folder")
         if index % config.part[1] == config.part[0] and index not in known:
-            missing.append((index, one))
+            missing.append((index, prompt))
 
-    def sequence(index: int, one: TrainPrompt) -> TokenSequence:
+    def sequence(index: int, prompt: TrainPrompt) -> TokenSequence:
         temperature = config.temperatures[index // config.part[1] % len(config.temperatures)]
         params, seed = SamplingParams(temperature=temperature, max_tokens=config.max_tokens), config.seed * 1_000_003
-        vision = vision_of(runner, one.token_ids, one.chat)
-        return TokenSequence(one.token_ids, params, seed + index, eos_ids, runner.max_length, vision=vision)
+        vision = vision_of(runner, prompt.token_ids, prompt.chat)
+        return TokenSequence(prompt.token_ids, params, seed + index, eos_ids, runner.max_length, vision=vision)
 
     recorder = _Recorder(layers)
     decoder = SpeculativeDecoder(runner, recorder, Coupled(), Fixed(0))
-    together = _WITH_IMAGES if any(one.chat is not None for _, one in missing) else None
+    together = _WITH_IMAGES if any(prompt.chat is not None for _, prompt in missing) else None
     todo, waiting, finished, count = (
         iter(missing),
         dict[int, tuple[int, TrainPrompt]](),
@@ -267,7 +267,7 @@ def prepare(
         len(done),
     )
     while group := list(islice(todo, together)):
-        seqs = [sequence(index, one) for index, one in group]
+        seqs = [sequence(index, prompt) for index, prompt in group]
         waiting |= {id(seq): prompt for seq, prompt in zip(seqs, group, strict=True)}
         for step in run(decoder, [Request.of(decoder, seq) for seq in seqs]):
             active = [answer.seq for answers in step.updated.values() for answer in answers]
@@ -308,14 +308,14 @@ def _write(
             save_file(tensors, part)
     with (folder / "answers.jsonl").open("a") as file:
         for seq in seqs:
-            index, one = indices[id(seq)]
+            index, prompt = indices[id(seq)]
             line: dict[str, object] = {
-                "index": index, "source": one.source, "temperature": seq.params.temperature, "seed": seq.seed,
+                "index": index, "source": prompt.source, "temperature": seq.params.temperature, "seed": seq.seed,
                 "finish_reason": seq.finish_reason, "prompt_ids": seq.prompt_ids, "answer_ids": seq.output_ids,
                 "states": shard if tensors else None,
             }  # fmt: skip
-            if one.chat is not None:
-                line |= {"messages": one.chat.messages, "images": one.chat.images}
+            if prompt.chat is not None:
+                line |= {"messages": prompt.chat.messages, "images": prompt.chat.images}
             file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())

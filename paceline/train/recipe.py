@@ -45,7 +45,7 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """What must be the same for a run to be resumed, besides `train` and the answers."""
         sections = {"head": self.shape, "train.loss": self.settings}
-        asked = {f"{name}.{key}": value for name, one in sections.items() for key, value in vars(one).items()}
+        asked = {f"{name}.{key}": value for name, section in sections.items() for key, value in vars(section).items()}
         return {"method": self.method, "model": self.target.fingerprint, "start": self.config.start, **asked}
 
 

@@ -21,12 +21,12 @@ from ..system.files import claimed, read_json
 _T = TypeVar("_T")
 
 
-def need(name: str, what: str, fix: str = "pip install 'paceline[train]'") -> ModuleType:
-    """The library of this name, which `what` needs. Raises `ConfigError` where it is not installed."""
+def need(name: str, feature: str, fix: str = "pip install 'paceline[train]'") -> ModuleType:
+    """The library of this name, which `feature` needs. Raises `ConfigError` where it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{what} needs {name}", got=str(error), fix=fix) from error
+        raise ConfigError(f"{feature} needs {name}", got=str(error), fix=fix) from error
 
 
 def is_main() -> bool:
@@ -77,31 +77,32 @@ def only_run(out: Path, name: str) -> Iterator[None]:
                 out.rmdir()  # where nothing was written into it
 
 
-def check_same(what: str, then: Mapping[str, Any], now: Mapping[str, Any], fix: str) -> None:
-    """Raise `ConfigError` where `what` was made with settings `then` that differ from those of `now`."""
-    then, now = (json.loads(json.dumps(one)) for one in (then, now))
+def check_same(subject: str, then: Mapping[str, Any], now: Mapping[str, Any], fix: str) -> None:
+    """Raise `ConfigError` where `subject` was made with settings `then` that differ from those of `now`."""
+    then, now = (json.loads(json.dumps(settings)) for settings in (then, now))
     changed = [key for key in {**then, **now} if then.get(key) != now.get(key)]
     if changed:
         was, wanted = (", ".join(f"{key}: {brief(values.get(key))}" for key in changed) for values in (then, now))
-        raise ConfigError(f"{what} was made with other settings", got=wanted, expected=was, fix=fix)
+        raise ConfigError(f"{subject} was made with other settings", got=wanted, expected=was, fix=fix)
 
 
 def read_if_there(kind: type[_T], path: Path, fix: str) -> _T | None:
     """The record in a JSON file; None where there is none. Raises `ConfigError` for a damaged one."""
     if not path.exists():
         return None
-    what = f"the record {str(path)!r}"
-    with understood(what, fix):
-        return validate(kind, read_json(path, "the record"), what)
+    record = f"the record {str(path)!r}"
+    with understood(record, fix):
+        return validate(kind, read_json(path, "the record"), record)
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of tensors and their names."""
-    return hashlib.sha256(save({name: one.detach().cpu().contiguous() for name, one in tensors.items()})).hexdigest()
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return hashlib.sha256(save(plain)).hexdigest()
 
 
 @contextmanager
-def understood(what: str, fix: str) -> Iterator[None]:
+def understood(subject: str, fix: str) -> Iterator[None]:
     """For reading files of a run: any error becomes a `ConfigError` with this fix."""
     try:
         yield
@@ -112,7 +113,7 @@ def understood(what: str, fix: str) -> Iterator[None]:
     except Exception as error:  # pickle, zip, safetensors and torch each raise their own
         lines = str(error).strip().splitlines()
         raise ConfigError(
-            f"{what} is damaged, or of another version of Paceline",
+            f"{subject} is damaged, or of another version of Paceline",
             got=lines[0] if lines else type(error).__name__,
             fix=fix,
         ) from error

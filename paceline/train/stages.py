@@ -144,7 +144,7 @@ class Stages:
             raise ConfigError(f"{self.method} does not learn from images" + " read again" * recomputes, fix=fix)
         rows = [encode_line(self.llm.runner, line) for line in lines]
         longest = min(c.prompt_tokens, self.llm.runner.max_length - 1)
-        kept = [one for one in rows if one is not None and len(one.token_ids) <= longest]
+        kept = [prompt for prompt in rows if prompt is not None and len(prompt.token_ids) <= longest]
         skipped, total, tokens = len(rows) - len(kept), len(kept[index::parts]), 0
         if not total:
             fix = "raise prepare.prompt_tokens"
@@ -196,7 +196,7 @@ class Stages:
                 expected=f"0 to {self.target.vocab_size - 1}", fix="prepare answers of this model in a new folder",
             )  # fmt: skip
         if begun is None:
-            write_text(folder / DATA, json.dumps(Counter(str(one.folder) for one in answers.all)) + "\n")
+            write_text(folder / DATA, json.dumps(Counter(str(answer.folder) for answer in answers.all)) + "\n")
         return answers
 
     def _eval(self, report: Progress) -> Iterator[StageEvent]:
@@ -229,7 +229,7 @@ class Stages:
         """The model that a head drafts for: the run's target, or the fine-tuned one beside the head."""
         info, folder = trained_info(head), model_beside(head)
         if info.target.fingerprint != self.target.fingerprint and (folder / "config.json").exists():
-            made = load_model(str(folder), self.config.dtype, self.config.device)
-            if made.fingerprint == info.target.fingerprint:
-                return made
+            model = load_model(str(folder), self.config.dtype, self.config.device)
+            if model.fingerprint == info.target.fingerprint:
+                return model
         return self.target

@@ -49,16 +49,16 @@ class DFlashPass:
         """
         cache, head, size = self.cache, self.head, self.head.config.block_size
         for slot, new in zip(slots, states, strict=True):
-            for some in new.split(CHUNK):
-                self._read(slot, some)
+            for chunk in new.split(CHUNK):
+                self._read(slot, chunk)
         starts = [cache.lengths[slot] for slot in slots]
         block = head.block(torch.tensor([row[-1] for row in tokens], device=self._device))
         if self.is_native:
             cache.ensure(max(starts) + size)  # the block's own keys and values lie behind the text's
-            one = LayerPass(
+            block_pass = LayerPass(
                 cache.keys, cache.values, slots, starts, block, None, head_rows=size - 1, top=most, is_block=True
             )
-            return self._block(one).at(slice(0, masks + 1))
+            return self._block(block_pass).at(slice(0, masks + 1))
         where, ends = torch.tensor([list(slots), starts], device=self._device)
         width = max(starts)
         columns = torch.arange(width + size, device=self._device)
@@ -82,8 +82,8 @@ class DFlashPass:
                 states[None].to(self.head.norm.weight.dtype),
                 torch.arange(begin, end, device=self._device),
             )
-            made = self.head.context(rows, positions[None])
-            for keys, values, (key, value) in zip(cache.keys, cache.values, made, strict=True):
+            contexts = self.head.context(rows, positions[None])
+            for keys, values, (key, value) in zip(cache.keys, cache.values, contexts, strict=True):
                 # Finite: an overflow must not reach other slots as 0 * NaN.
                 keys[slot, :, begin:end], values[slot, :, begin:end] = map(torch.nan_to_num, (key[0], value[0]))
         cache.lengths[slot] = end
@@ -109,5 +109,5 @@ class DFlashSpec(EagleSpec):
         """A chain of a whole block, however many tokens are asked for."""
         if self.model.endswith(".gguf"):
             return super().elsewhere(tokens)
-        found, (folder, remark) = super().elsewhere(tokens), self.export("SGLang")
-        return {**found, "SGLang": (f"--speculative-algorithm DFLASH --speculative-draft-model-path {folder}", remark)}
+        flags, (folder, remark) = super().elsewhere(tokens), self.export("SGLang")
+        return {**flags, "SGLang": (f"--speculative-algorithm DFLASH --speculative-draft-model-path {folder}", remark)}

@@ -74,9 +74,10 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> DFlas
     options = said(published, _DFlash, "DFlash", _READ)
     if options.draft_vocab_size not in (None, options.vocab_size):
         raise lacks(published, "DFlash", f"draft_vocab_size {options.draft_vocab_size}", "the whole vocabulary")
-    what, fix = f"the head at {str(published.folder)!r} is for another target", "name the one that it was trained for"
+    message = f"the head at {str(published.folder)!r} is for another target"
+    fix = "name the one that it was trained for"
     layers = options.num_target_layers or target.num_layers
-    check_sizes(what, {"num_layers": layers}, {"num_layers": target.num_layers}, fix)
+    check_sizes(message, {"num_layers": layers}, {"num_layers": target.num_layers}, fix)
     published.tensors = renamed(published.tensors, lambda name: name.removeprefix("model."), published.folder)
     config = DFlashConfig(
         **layer_fields(published, options, "DFlash"), draft_vocab_size=options.vocab_size, qk_norm=True,
@@ -94,21 +95,21 @@ def _read_file(published: Published, target: TargetFacts) -> DFlashHead:
         raise parts.lacks("embeddings, or a width, of its own", "the target's")
     if told.block_size is None or told.mask_token_id is None:
         raise contradicts(published, f"no block_size or no {MASK}", "both")
-    own = {"block_size": told.block_size, "mask_token_id": told.mask_token_id, "qk_norm": True}
-    return parts.build(DFlashHead, DFlashConfig(**own, **parts.fields))
+    block_fields = {"block_size": told.block_size, "mask_token_id": told.mask_token_id, "qk_norm": True}
+    return parts.build(DFlashHead, DFlashConfig(**block_fields, **parts.fields))
 
 
 def layout(head: DFlashHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
     """The export of a DFlash head. Raises `NotExportable` for what the engine lacks."""
-    c, what = head.config, "a DFlash head"
+    c, kind = head.config, "a DFlash head"
     if engine == LLAMA_CPP:
-        refuse_if(not c.qk_norm, engine, f"{what} without norms of queries and keys")
+        refuse_if(not c.qk_norm, engine, f"{kind} without norms of queries and keys")
         more = {"block_size": c.block_size, MASK: c.mask_token_id}
         return file_layout("dflash", head, facts, _OWN, more, c.num_speculative_tokens)
-    refuse_if(c.own_lm_head, engine, f"{what} with output rows of its own", "export it for llama.cpp")
+    refuse_if(c.own_lm_head, engine, f"{kind} with output rows of its own", "export it for llama.cpp")
     is_qwen3 = c.qk_norm and not c.attention_bias
-    refuse_if(not is_qwen3, engine, f"{what} whose layers are not Qwen3's", "train it with head.qk_norm=true")
-    refuse_if(min(c.states) == 0, engine, f"{what} that reads the embeddings", "train one that reads later states")
+    refuse_if(not is_qwen3, engine, f"{kind} whose layers are not Qwen3's", "train it with head.qk_norm=true")
+    refuse_if(min(c.states) == 0, engine, f"{kind} that reads the embeddings", "train one that reads later states")
     refuse_if(max(c.states) >= facts.num_layers, engine, f"state {max(c.states)}, behind the final norm here")
     config = {
         "architectures": ["DFlashDraftModel"],

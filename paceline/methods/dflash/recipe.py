@@ -76,9 +76,9 @@ class DFlashRecipe(HeadRecipe):
         states = torch.cat([batch.states[layer] for layer in head.config.states], -1)
         context = head.context(states, columns.expand(rows, -1))
         block = torch.arange(count, device=columns.device).repeat_interleave(size)
-        own = (block[:, None] == block).expand(rows, -1, -1)  # [B, A * size, A * size]
+        within = (block[:, None] == block).expand(rows, -1, -1)  # [B, A * size, A * size]
         before = columns < anchors.repeat_interleave(size, 1)[..., None]  # [B, A * size, T]
-        seen = torch.cat([before, own], -1)[:, None]
+        seen = torch.cat([before, within], -1)[:, None]
         tokens = head.block(batch.token_ids.gather(1, anchors).flatten()).view(rows, -1)
         positions = (anchors[..., None] + torch.arange(size, device=columns.device)).view(rows, -1)
         hidden = head(tokens, positions, attending(context, seen)).view(rows, count, size, -1)

@@ -117,14 +117,14 @@ class Chains:
     phrases: Callable[[int], Sequence[Sequence[int]]] | None = None
     decoder: InnerDecoder | None = None
 
-    def logits(self, own: Tensor) -> Tensor:
+    def logits(self, draft_logits: Tensor) -> Tensor:
         """The runner's logits [B, V'] as logits over the target's vocabulary [B, V]; -inf for tokens that it lacks."""
         if self.common is not None:
-            return self.common.spread(own, self.vocab_size)
-        missing = self.vocab_size - own.shape[-1]
+            return self.common.spread(draft_logits, self.vocab_size)
+        missing = self.vocab_size - draft_logits.shape[-1]
         if missing <= 0:
-            return own[..., : self.vocab_size]
-        return torch.nn.functional.pad(own, (0, missing), value=float("-inf"))
+            return draft_logits[..., : self.vocab_size]
+        return torch.nn.functional.pad(draft_logits, (0, missing), value=float("-inf"))
 
     def draft_id(self, token: int) -> int:
         return token if self.common is None else self.common.draft_ids[token]
@@ -156,11 +156,14 @@ class Chains:
             while pending:
                 here = [active[i] for i in pending]
                 where = torch.tensor([pending, [row.path[-1] for row in here]], device=logits.device)
-                own = self.logits(logits[where[0], where[1]])
-                tokens, q = self.sampler.sample(own, [row.seq for row in here], [len(row.tokens) for row in here])
-                found = confidence(own, tokens.clamp(min=0)).tolist() if needs_confidence else [None] * len(here)
+                row_logits = self.logits(logits[where[0], where[1]])
+                counts = [len(row.tokens) for row in here]
+                tokens, q = self.sampler.sample(row_logits, [row.seq for row in here], counts)
+                sureness = (
+                    confidence(row_logits, tokens.clamp(min=0)).tolist() if needs_confidence else [None] * len(here)
+                )
                 laws = [None] * len(here) if q is None else [*q]
-                drawn = zip(pending, tokens.tolist(), found, laws, strict=True)
+                drawn = zip(pending, tokens.tolist(), sureness, laws, strict=True)
                 pending = [i for i, token, sure, law in drawn if active[i].append(token, sure, law)]
             runner.commit(slots, [row.path[1:] for row in active])
             active = [row for row in active if row.is_open]
@@ -205,7 +208,7 @@ class Chains:
                     answer.has_deferred_tokens = len(feed) > 1
                 else:
                     runner.extend_cache(seq.slot, feed[:-1])
-        while active := [one for one in answers.values() if not one.is_finished and one.error is None]:
+        while active := [answer for answer in answers.values() if not answer.is_finished and answer.error is None]:
             decoder.step(active)
             for answer in active:
                 if answer.error is not None and not isinstance(answer.error, NumericsError):  # that one ends the draft

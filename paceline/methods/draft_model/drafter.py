@@ -81,8 +81,8 @@ class DraftModel(Drafter):
         mode: VocabularyMode = self._vocabulary if self.inner_drafter is None else "strings"
         self.translation = translation_of(target.loaded, loaded, mode)
         if self.inner_drafter is not None and target.loaded.vision is not None:
-            what = "a draft model with a drafter of its own cannot draft for a vision-language model"
-            raise IncompatibleModels(what, fix="leave inner_drafter out")
+            message = "a draft model with a drafter of its own cannot draft for a vision-language model"
+            raise IncompatibleModels(message, fix="leave inner_drafter out")
         if self.translation is not None and self._vision == "shared":
             raise IncompatibleModels("a draft with another tokenizer cannot use images", fix='vision="none"')
         if loaded.model is target.loaded.model:
@@ -208,11 +208,11 @@ class DraftModelSpec(DrafterSpec):
         return (self.model,)
 
     def build(self) -> Drafter:
-        given = {key: value for key, value in self.as_dict().items() if value is not None}
+        options = {key: value for key, value in self.as_dict().items() if value is not None}
         if self.inner_drafter is not None:
             keys = from_short_name(self.inner_drafter)
-            given["inner_drafter"] = spec_class(str(keys.pop("method"))).read(keys).build()
-        return self.drafter(**given)
+            options["inner_drafter"] = spec_class(str(keys.pop("method"))).read(keys).build()
+        return self.drafter(**options)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """In vLLM "draft_model", in SGLang STANDALONE, which counts the root, in llama.cpp "draft-simple"."""
@@ -255,10 +255,10 @@ def check_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
                 got=f"draft {draft.vocab_size}, target {target.vocab_size}",
             )
         return
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    differing = [token for token, index in theirs.items() if ours.get(token, index) != index]
-    missing = [token for token in theirs if token not in ours]
-    if differing or len(missing) > 0.01 * len(theirs):
+    target_vocab, draft_vocab = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    differing = [token for token, index in draft_vocab.items() if target_vocab.get(token, index) != index]
+    missing = [token for token in draft_vocab if token not in target_vocab]
+    if differing or len(missing) > 0.01 * len(draft_vocab):
         example = (differing or missing)[0]
         raise IncompatibleModels(
             f"{draft.name} and {target.name} have different tokenizers",

@@ -197,16 +197,16 @@ class DistillRecipe(Recipe):
 
 def detached(cache: DynamicCache) -> DynamicCache:
     """Another cache over the same keys and values."""
-    made = DynamicCache()
+    copied = DynamicCache()
     for index, layer in enumerate(cast("Any", cache).layers):
-        made.update(layer.keys.detach(), layer.values.detach(), index)
-    return made
+        copied.update(layer.keys.detach(), layer.values.detach(), index)
+    return copied
 
 
 def _check_sizes(draft: PreTrainedModel, plain: PreTrainedModel) -> None:
-    own, other = (int(cast("Any", one.get_output_embeddings()).weight.shape[0]) for one in (draft, plain))
-    if own != other:
-        raise IncompatibleModels("the output layers of draft and target have other sizes", got=own, expected=other)
+    got, expected = (int(cast("Any", model.get_output_embeddings()).weight.shape[0]) for model in (draft, plain))
+    if got != expected:
+        raise IncompatibleModels("the output layers of draft and target have other sizes", got=got, expected=expected)
 
 
 def _tokenizer(folder: str) -> Any:
@@ -218,8 +218,8 @@ def fewer_layers(model: PreTrainedModel, count: int | None, which: str) -> PreTr
 
     spaced, 3 of 7 layers:   0 . . 3 . . 6
     """
-    made: Any = copy.deepcopy(model)
-    text = text_half(made) if is_vlm(made.config) else made
+    shorter: Any = copy.deepcopy(model)
+    text = text_half(shorter) if is_vlm(shorter.config) else shorter
     count, total = _count(text, count)
     steps = max(count - 1, 1)
     taken = list(range(count)) if which == "first" else [round(i * (total - 1) / steps) for i in range(count)]
@@ -236,9 +236,9 @@ def fewer_layers(model: PreTrainedModel, count: int | None, which: str) -> PreTr
                 cast("Any", module).layer_idx = index
     path = next(path for path, module in text.named_modules() if module is layers)
     text.set_submodule(path, kept)
-    if text is not made:
-        made.config.text_config = text.config
-    return made
+    if text is not shorter:
+        shorter.config.text_config = text.config
+    return shorter
 
 
 def _count(model: PreTrainedModel, asked: int | None) -> tuple[int, int]:

@@ -26,11 +26,11 @@ class Spelling:
         self._tokenizer: Any = model.tokenizer
         self.end: int | None = self._tokenizer.eos_token_id
         added: Mapping[int, Any] = getattr(self._tokenizer, "added_tokens_decoder", {})
-        names = {index: one.content.encode() for index, one in added.items()}
+        names = {index: token.content.encode() for index, token in added.items()}
         vocab: dict[str, int] = self._tokenizer.get_vocab()
         pieces = Pieces(self._tokenizer)
-        found = {index: pieces.data(index) for index in vocab.values()} | names
-        self.pieces = [found.get(index, b"") for index in range(model.vocab_size)]
+        spelled = {index: pieces.data(index) for index in vocab.values()} | names
+        self.pieces = [spelled.get(index, b"") for index in range(model.vocab_size)]
         if self.join(self._ids(_PLAIN)).removeprefix(b" ") != _PLAIN.encode():
             raise IncompatibleModels(
                 f"a draft with another tokenizer reads the text, which the tokenizer of {model.name} does not spell",
@@ -69,9 +69,9 @@ class Spelling:
         """
         data = text.encode()
         for anchor in dict.fromkeys((context, "", "\n", ".")):
-            for found in self._behind(self._ids(anchor + text), anchor.encode()):
-                if self.join(found) == data:
-                    return found
+            for ids in self._behind(self._ids(anchor + text), anchor.encode()):
+                if self.join(ids) == data:
+                    return ids
         if len(text) == 1:
             return [self._of_byte[byte] for byte in data]
         half = len(text) // 2

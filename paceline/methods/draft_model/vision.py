@@ -91,7 +91,7 @@ class OwnTower(DraftVision):
         target.keep_images()
         self._half: Vision = loaded.vision
         self._seen: BoundedCache[str, _Own] = BoundedCache(
-            _CACHE_BYTES, lambda own: sum(t.nbytes for t in own[1].inputs.values())
+            _CACHE_BYTES, lambda entry: sum(t.nbytes for t in entry[1].inputs.values())
         )
 
     def read(self, seq: TokenSequence, draft: Runner) -> DraftPrompt:
@@ -103,12 +103,12 @@ class OwnTower(DraftVision):
             _log.warning("the draft %s reads a prompt without its images: %s", self.loaded.name, error)
             return TextOnly(self.target, self.loaded).read(seq, draft)
 
-    def _seeing(self, seq: TokenSequence, given: Sequence[PromptImage]) -> DraftPrompt:
+    def _seeing(self, seq: TokenSequence, prompt_images: Sequence[PromptImage]) -> DraftPrompt:
         ids, images, end = list[int](), list[PromptImage](), 0
-        for image in given:
+        for image in prompt_images:
             ids += seq.prompt_ids[end : image.start]
-            span, own = self._processed(image)
-            images.append(replace(own, places=tuple(len(ids) + place for place in own.places)))
+            span, draft_image = self._processed(image)
+            images.append(replace(draft_image, places=tuple(len(ids) + place for place in draft_image.places)))
             ids += span
             end = image.stop
         ids += seq.prompt_ids[end:]
@@ -116,17 +116,18 @@ class OwnTower(DraftVision):
 
     def _processed(self, image: PromptImage) -> _Own:
         """Tokens from its first placeholder to its last, and the image with its places counted from the first."""
-        found = self._seen.get(image.key)
-        if found is None:
+        entry = self._seen.get(image.key)
+        if entry is None:
             if image.source is None:
                 raise ConfigError("a draft with its own vision tower needs the images", got="tensors alone")
             ids, prompt = read_chat(self._half, _LOOK, [image.source])  # type: ignore[list-item]
             assert prompt is not None
-            (own,) = prompt.images
-            places = tuple(place - own.start for place in own.places)
-            found = ids[own.start : own.stop], replace(own, places=places, source=None)  # pixels by the tensors alone
-            self._seen.put(image.key, found)
-        return found
+            (draft_image,) = prompt.images
+            places = tuple(place - draft_image.start for place in draft_image.places)
+            span = ids[draft_image.start : draft_image.stop]
+            entry = span, replace(draft_image, places=places, source=None)  # pixels by the tensors alone
+            self._seen.put(image.key, entry)
+        return entry
 
     def _prompt(self, ids: list[int], images: list[PromptImage]) -> VisionPrompt:
         """Positions and blocks by the draft's own rules."""
@@ -146,13 +147,13 @@ class SharedTower(DraftVision):
     """
 
     def __init__(self, target: Target, loaded: LoadedModel):
-        theirs = target.loaded.vision
-        if theirs is None:
+        target_vision = target.loaded.vision
+        if target_vision is None:
             raise IncompatibleModels("the target has no vision tower to share", got=target.loaded.name)
-        mine = loaded.vision
+        draft_vision = loaded.vision
         self._projected = loaded.hidden_size == target.loaded.hidden_size
-        same_family = mine is not None and mine.family == theirs.family
-        if theirs.family.axes and not same_family:
+        same_family = draft_vision is not None and draft_vision.family == target_vision.family
+        if target_vision.family.axes and not same_family:
             raise IncompatibleModels(
                 "the target's positions have several axes, which the draft does not support",
                 got=loaded.name,
@@ -161,9 +162,10 @@ class SharedTower(DraftVision):
             )
         self._takes_deepstack = same_family
         if self._projected:
-            half = replace(theirs) if mine is None else replace(theirs, processor=mine.processor)
-        elif mine is not None:
-            half = target.share_vision_tower(mine)
+            processor = (draft_vision or target_vision).processor
+            half = replace(target_vision, processor=processor)
+        elif draft_vision is not None:
+            half = target.share_vision_tower(draft_vision)
         else:
             raise IncompatibleModels(
                 f"{loaded.name} has no projector for the target's vision tower",

@@ -107,18 +107,18 @@ class Translation:
         By strings, the draft drafts its own top tokens, and `should_continue` gets their confidences.
         """
         if (common := self.common_for([seq.token_ids for seq in seqs])) is not None:
-            made = replace(chains, common=common).draft(seqs, budgets, uncached_tokens)
-            self._has_read(seqs, [[common.draft_ids[token] for token in row] for row in _drafted(made)])
-            return made
-        own = replace(chains, sampler=DraftSampler(True), vocab_size=self._draft_vocab_size)
-        made = own.draft([self._as_read(seq) for seq in seqs], budgets, uncached_tokens)
-        self._has_read(seqs, drafted := _drafted(made))
+            common_draft = replace(chains, common=common).draft(seqs, budgets, uncached_tokens)
+            self._has_read(seqs, [[common.draft_ids[token] for token in row] for row in _drafted(common_draft)])
+            return common_draft
+        by_strings = replace(chains, sampler=DraftSampler(True), vocab_size=self._draft_vocab_size)
+        string_draft = by_strings.draft([self._as_read(seq) for seq in seqs], budgets, uncached_tokens)
+        self._has_read(seqs, drafted := _drafted(string_draft))
         each = zip(seqs, drafted, budgets, strict=True)
-        cut = [self._cut(seq, row, one.depth, chains.sampler.banned_token_ids) for seq, row, one in each]
+        cut = [self._cut(seq, row, budget.depth, chains.sampler.banned_token_ids) for seq, row, budget in each]
         tree = TokenTree.chain([[seq.token_ids[-1], *row] for seq, row in zip(seqs, cut, strict=True)])
-        if made.confidence is None:
+        if string_draft.confidence is None:
             return Draft(tree, source=chains.source)
-        parts = zip(cut, drafted, made.confidence[:, 1:].tolist(), strict=True)
+        parts = zip(cut, drafted, string_draft.confidence[:, 1:].tolist(), strict=True)
         confidence = padded_confidences([self._confidences(*part) for part in parts], tree.num_nodes)
         return Draft(tree, source=chains.source, confidence=confidence)
 
@@ -159,15 +159,15 @@ class Translation:
             tokens.append(self._ends[0])
         return up_to_end(seq, before_banned(tokens[:depth], banned))
 
-    def _confidences(self, tokens: list[int], drafted: list[int], given: list[float]) -> list[float]:
+    def _confidences(self, tokens: list[int], drafted: list[int], confidences: list[float]) -> list[float]:
         """The confidence in each target token: the product over the drafted tokens that begin in it.
 
-        given: the confidences in the drafted tokens, padded.
+        confidences: those in the drafted tokens, padded.
         """
         begins = accumulate((len(self._theirs.pieces[token]) for token in drafted), initial=0)
         ends = list(accumulate(len(self._ours.pieces[token]) for token in tokens))
         products = [1.0] * (len(tokens) + 1)
-        for begin, confidence in zip(begins, given[: len(drafted)], strict=False):
+        for begin, confidence in zip(begins, confidences[: len(drafted)], strict=False):
             products[bisect_right(ends, begin)] *= confidence
         return products[:-1]
 
@@ -183,17 +183,17 @@ def translation(mode: VocabularyMode, target: LoadedModel, draft: LoadedModel) -
             expected="a draft for text alone, or one with the target's tokenizer",
             fix="take a language model without vision as the draft",
         )
-    made = Translation(mode, target, draft, Spelling(target), Spelling(draft))
-    if mode == "intersection" and made.common is None:
+    translated = Translation(mode, target, draft, Spelling(target), Spelling(draft))
+    if mode == "intersection" and translated.common is None:
         raise IncompatibleModels(f"{draft.name} and {target.name} have no token in common", fix='vocabulary="strings"')
-    return made
+    return translated
 
 
 def common_tokens(ours: Spelling, theirs: Spelling) -> dict[int, int]:
     """From target ids to draft ids, for tokens with the same bytes and for the end of text; one to one."""
-    same = {one: theirs.index[key] for key, one in ours.index.items() if key in theirs.index}
+    same = {index: theirs.index[key] for key, index in ours.index.items() if key in theirs.index}
     if ours.end is not None and theirs.end is not None:
-        same = {one: other for one, other in same.items() if one != ours.end and other != theirs.end}
+        same = {index: twin for index, twin in same.items() if index != ours.end and twin != theirs.end}
         same[ours.end] = theirs.end
     return same
 

@@ -192,8 +192,8 @@ class Eagle(Drafter):
         """The best tokens after each row of a level and their log-probabilities, [B, F, top_k] each."""
         width = level.logits.shape[1]
         rows = [seq for seq in seqs for _ in range(width)]
-        found = None if level.best is None else Best(*(part.flatten(0, 1) for part in level.best))
-        tokens, logps = self._ranking.top(level.logits.flatten(0, 1), rows, offset, self.top_k, found)
+        best = None if level.best is None else Best(*(part.flatten(0, 1) for part in level.best))
+        tokens, logps = self._ranking.top(level.logits.flatten(0, 1), rows, offset, self.top_k, best)
         begins = range(0, len(tokens), width)
         return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
 
@@ -247,9 +247,9 @@ class PEagleSpec(EagleSpec):
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """In vLLM, an EAGLE-3 head with parallel drafting."""
-        found, (folder, _) = super().elsewhere(tokens), self.export("vLLM")
+        lines, (folder, _) = super().elsewhere(tokens), self.export("vLLM")
         flags = {"model": folder, "num_speculative_tokens": tokens, "parallel_drafting": True}
-        return {**found, "vLLM": (vllm_flag(method="eagle3", **flags), found["vLLM"][1])}
+        return {**lines, "vLLM": (vllm_flag(method="eagle3", **flags), lines["vLLM"][1])}
 
 
 @checked

@@ -29,11 +29,11 @@ def read_file(published: Published, target: TargetFacts) -> EagleHead:
 
 def write_file(head: EagleHead, facts: TargetFacts, num_tokens: int) -> Layout:
     """The export of an EAGLE-3 head. Raises `NotExportable` for what llama.cpp lacks."""
-    c, what = head.config, "an EAGLE-3 head"
-    refuse_if(c.fc_norm or c.norm_output, ENGINE, f"{what} with fc_norm or norm_output (EAGLE-3.1)")
-    refuse_if(c.num_hidden_layers > 1, ENGINE, f"{what} of {c.num_hidden_layers} layers")
-    refuse_if(c.fc_bias, ENGINE, f"{what} with a bias of fc", "train it without")
-    refuse_if(len(c.states) != 3, ENGINE, f"{what} that reads {len(c.states)} states", "train one that reads three")
-    refuse_if(c.qk_norm, ENGINE, f"{what} with norms of queries and keys")
+    c, kind = head.config, "an EAGLE-3 head"
+    refuse_if(c.fc_norm or c.norm_output, ENGINE, f"{kind} with fc_norm or norm_output (EAGLE-3.1)")
+    refuse_if(c.num_hidden_layers > 1, ENGINE, f"{kind} of {c.num_hidden_layers} layers")
+    refuse_if(c.fc_bias, ENGINE, f"{kind} with a bias of fc", "train it without")
+    refuse_if(len(c.states) != 3, ENGINE, f"{kind} that reads {len(c.states)} states", "train one that reads three")
+    refuse_if(c.qk_norm, ENGINE, f"{kind} with norms of queries and keys")
     more = {name: getattr(c, name) for name in _NORMS}
     return file_layout("eagle3", head, facts, _OWN, more, num_tokens, in_pairs=True, scalings=("llama3",))

@@ -176,11 +176,11 @@ class EagleHead(DraftHead):
     def all_logits(self, states: Tensor, tokens: Tensor) -> list[Tensor]:
         """Of several steps, since a later one reads what the one before has put out."""
         positions = torch.arange(tokens.shape[2]).expand_as(tokens[0])
-        hidden, found = self.begin(states), list[Tensor]()
+        hidden, logits = self.begin(states), list[Tensor]()
         for step in tokens:
             hidden = self(step, hidden, positions, attend_causally)
-            found.append(self.logits(hidden))
-        return found
+            logits.append(self.logits(hidden))
+        return logits
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""

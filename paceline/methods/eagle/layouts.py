@@ -110,8 +110,8 @@ def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     kind = config["speculators_model_type"]
     if kind not in ("eagle3", "peagle"):
-        what, expected = "a speculators head of a kind that Paceline has no drafter for", "'eagle3' or 'peagle'"
-        raise IncompatibleModels(what, got=repr(kind), expected=expected)
+        message, expected = "a speculators head of a kind that Paceline has no drafter for", "'eagle3' or 'peagle'"
+        raise IncompatibleModels(message, got=repr(kind), expected=expected)
     layer: Any = config.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise ConfigError("a speculators config without its layer", got=layer, expected="transformer_layer_config")
@@ -191,18 +191,19 @@ def _read(published: Published, target: TargetFacts, version: Literal[1, 3], eng
 
 def _mask(published: Published, options: _Eagle) -> dict[str, Any]:
     """The fields of `EagleConfig` that a P-EAGLE head has. Where its files do not say so, it drafts 4 tokens."""
-    found = {token for name in _MASK_IDS if (token := getattr(options, name)) is not None}
+    mask_ids = {token for name in _MASK_IDS if (token := getattr(options, name)) is not None}
     if "mask_hidden" not in published.tensors:
-        if found or options.parallel_drafting:
+        if mask_ids or options.parallel_drafting:
             raise _lacks(published, "parallel_drafting without mask_hidden, or a mask token without it")
         return {}
     published.tensors["mask_hidden"] = published.tensors["mask_hidden"].reshape(1, -1)
-    if len(found) != 1:
-        what = f"the head at {str(published.folder)!r} has mask_hidden and no mask token, or several"
-        raise ConfigError(what, got=sorted(found) or None, expected="one of " + " or ".join(_MASK_IDS))
+    if len(mask_ids) != 1:
+        message = f"the head at {str(published.folder)!r} has mask_hidden and no mask token, or several"
+        raise ConfigError(message, got=sorted(mask_ids) or None, expected="one of " + " or ".join(_MASK_IDS))
     methods = (options.speculators_config or {}).get("proposal_methods") or [{}]
     told = options.paceline_num_speculative_tokens, methods[0].get("speculative_tokens"), 4
-    return {"mask_token_id": found.pop(), "num_speculative_tokens": next(one for one in told if one is not None)}
+    count = next(count for count in told if count is not None)
+    return {"mask_token_id": mask_ids.pop(), "num_speculative_tokens": count}
 
 
 def _draft_ids(published: Published, sizes: _Eagle) -> Tensor:
@@ -243,7 +244,7 @@ def _owns(published: Published, name: str, rows: int, target: Tensor | None) -> 
 
 
 def _has_biases(published: Published) -> bool:
-    return any(f"layers.0.self_attn.{one}_proj.bias" in published.tensors for one in "qkv")
+    return any(f"layers.0.self_attn.{letter}_proj.bias" in published.tensors for letter in "qkv")
 
 
 def _refuse_features(published: Published, options: _Eagle, version: Literal[1, 3]) -> None:
@@ -266,8 +267,8 @@ def _refuse_features(published: Published, options: _Eagle, version: Literal[1, 
     check_held(published, {"bias": fc, qkv: (getattr(options, qkv), _has_biases(published))})
 
 
-def _lacks(published: Published, what: str) -> IncompatibleModels:
-    return lacks(published, "EAGLE", what, _READ)
+def _lacks(published: Published, feature: str) -> IncompatibleModels:
+    return lacks(published, "EAGLE", feature, _READ)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -286,12 +287,12 @@ def layout(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) ->
 
 def _eagle1(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
     c, tensors = head.config, stored_weights(head)
-    what, whole, is_sglang = "an EAGLE-1 head", c.draft_vocab_size == c.vocab_size, engine == "sglang"
-    refuse_if(c.states != (facts.num_layers,), engine, f"{what} that reads states {c.states} and not the last one")
+    kind, whole, is_sglang = "an EAGLE-1 head", c.draft_vocab_size == c.vocab_size, engine == "sglang"
+    refuse_if(c.states != (facts.num_layers,), engine, f"{kind} that reads states {c.states} and not the last one")
     has_rows = c.own_lm_head and (is_sglang or not whole)
-    refuse_if(has_rows, engine, f"{what} with output rows of its own", "train it with the target's output rows")
-    refuse_if(is_sglang and c.own_embeddings, engine, f"{what} with embeddings of its own")
-    refuse_if(is_sglang and c.attention_bias, engine, f"{what} with biases")
+    refuse_if(has_rows, engine, f"{kind} with output rows of its own", "train it with the target's output rows")
+    refuse_if(is_sglang and c.own_embeddings, engine, f"{kind} with embeddings of its own")
+    refuse_if(is_sglang and c.attention_bias, engine, f"{kind} with biases")
     layer = _layer_config(c, facts)
     if is_sglang:
         # Its fc has a bias in any case, which a file without one leaves at a random value.
@@ -313,14 +314,14 @@ def _eagle1(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
 
 
 def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
-    c, what, last, is_sglang = head.config, "an EAGLE-3 head", max(head.config.states), engine == "sglang"
-    refuse_if(len(c.states) != 3, engine, f"{what} that reads {len(c.states)} states", "train one that reads three")
+    c, kind, last, is_sglang = head.config, "an EAGLE-3 head", max(head.config.states), engine == "sglang"
+    refuse_if(len(c.states) != 3, engine, f"{kind} that reads {len(c.states)} states", "train one that reads three")
     refuse_if(last >= facts.num_layers, engine, f"state {last}, behind the final norm in Paceline and before it there")
-    refuse_if(c.fc_bias or c.attention_bias, engine, f"{what} with biases", "train it without")
-    refuse_if(is_sglang and c.norm_before_residual, engine, f"{what} with norm_before_residual")
-    refuse_if(is_sglang and c.norm_before_fc, engine, f"{what} with norm_before_fc", "train it with fc_norm")
-    refuse_if(is_sglang and c.num_hidden_layers > 1, engine, f"{what} of {c.num_hidden_layers} layers")
-    refuse_if(is_sglang and c.own_embeddings, engine, f"{what} with its own embeddings")
+    refuse_if(c.fc_bias or c.attention_bias, engine, f"{kind} with biases", "train it without")
+    refuse_if(is_sglang and c.norm_before_residual, engine, f"{kind} with norm_before_residual")
+    refuse_if(is_sglang and c.norm_before_fc, engine, f"{kind} with norm_before_fc", "train it with fc_norm")
+    refuse_if(is_sglang and c.num_hidden_layers > 1, engine, f"{kind} of {c.num_hidden_layers} layers")
+    refuse_if(is_sglang and c.own_embeddings, engine, f"{kind} with its own embeddings")
     refuse_if(is_sglang and 0 in c.states, engine, "state 0, the embeddings: SGLang counts the outputs of layers")
     parallel: dict[str, Any] = {}
     if c.num_speculative_tokens is not None:

@@ -57,13 +57,13 @@ class EaglePass:
         device = self._device
         ids, rows = list[Tensor](), list[Tensor]()
         for slot, row, known in zip(slots, tokens, states, strict=True):
-            begin, own = 0, torch.tensor(row, device=device)
+            begin, row_ids = 0, torch.tensor(row, device=device)
             while len(row) - begin > FEW:
                 end = min(begin + CHUNK, len(row) - 1)
-                self._pass([slot], own[None, begin:end], known[None, begin:end], kv_only=True)
+                self._pass([slot], row_ids[None, begin:end], known[None, begin:end], kv_only=True)
                 self.cache.lengths[slot] += end - begin
                 begin = end
-            ids.append(own[begin:])
+            ids.append(row_ids[begin:])
             rows.append(known[begin:])
         counts, ends = [len(row) for row in ids], 1 + masks
         if masks:

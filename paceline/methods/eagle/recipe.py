@@ -114,12 +114,12 @@ class EagleRecipe(HeadRecipe):
         if version != 3 and shape.states:
             got = f"head.states={list(shape.states)}"
             raise ConfigError(f"{method} heads read the last state alone", got=got, fix="eagle3")
-        own: dict[str, Any] = {"version": version, "target_hidden_size": target.hidden_size}
+        values: dict[str, Any] = {"version": version, "target_hidden_size": target.hidden_size}
         if version == 3:
-            own["states"] = min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1)
+            values["states"] = min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1)
         if isinstance(shape, PEagleShape):
-            own["mask_token_id"] = mask_token(plan)
-        return config_of(EagleConfig, plan, **own)
+            values["mask_token_id"] = mask_token(plan)
+        return config_of(EagleConfig, plan, **values)
 
     @classmethod
     def check_loss(cls, config: EagleConfig, settings: EagleLoss) -> None:

@@ -25,10 +25,10 @@ def model_card(folder: str, info: HeadInfo, size: int, record: Mapping[str, Any]
     folders that hold the target and the head, side by side).
     """
     method, target, row = info.method, info.target, method_named(info.method)
-    is_model, made = info.config is None, record.get("fine_tuned")
+    is_model, fine_tuned = info.config is None, record.get("fine_tuned")
     name = f"{target.name}-{method}" if folder in ("head", "draft") and not is_model else folder
-    used, own = (target.name, name) if made is None else (made["folder"], made["head"])
-    of = "" if made is None else f", a fine-tune of {made['of']} in the folder `{used}` beside this one"
+    used, head_name = (target.name, name) if fine_tuned is None else (fine_tuned["folder"], fine_tuned["head"])
+    of = "" if fine_tuned is None else f", a fine-tune of {fine_tuned['of']} in the folder `{used}` beside this one"
     facts: dict[str, object] = {
         "method": f"{method}: {row.title}, {row.how}" + f" ({row.papers})" * bool(row.papers),
         "target": f"{target.name}: {target.num_layers} layers, hidden size {target.hidden_size}, "
@@ -36,7 +36,7 @@ def model_card(folder: str, info: HeadInfo, size: int, record: Mapping[str, Any]
         "target fingerprint": f"`{target.fingerprint}`",
         "weights": f"{size / 1e6:,.1f} MB",
     }
-    drafter = f"{row.word}:{shlex.quote(own)}"
+    drafter = f"{row.word}:{shlex.quote(head_name)}"
     introduction = (
         f"# {name}\n\nA draft {'model' if is_model else 'head'} for {target.name}{of}, to be used with Paceline:\n\n"
         f"```bash\npaceline generate {shlex.quote(used)} --chat 'Hello.' --drafter {drafter}\n```"
@@ -114,5 +114,5 @@ def fact_list(facts: Mapping[str, object]) -> str:
 
 def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_inline(one)}" for key, one in value.items())
+        return ", ".join(f"{key} {_inline(entry)}" for key, entry in value.items())
     return ", ".join(map(_inline, value)) if isinstance(value, list | tuple) else str(value)

@@ -121,61 +121,61 @@ class NativeLayer:
         )  # fmt: skip
         self._max_length, self._cos, self._sin = 0, 0, 0  # of the tables by position
 
-    def __call__(self, given: LayerPass) -> Level:
+    def __call__(self, inputs: LayerPass) -> Level:
         """Raises `MemoryError`."""
-        batch, nodes = given.ids.shape
-        self._extend_tables(max(given.starts) + given.old + nodes)
+        batch, nodes = inputs.ids.shape
+        self._extend_tables(max(inputs.starts) + inputs.old + nodes)
         pointers = Pointers()
-        one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys[0].shape[2])
-        one.kv_only = self._context is not None
-        self._model.cache_format = FORMATS[given.keys[0].dtype]
-        one.max_position, one.cos, one.sin = self._max_length - 1, self._cos, self._sin
-        if given.states is not None:
-            rows = self._head.normed(given.states) if given.of_target else given.states
-            if given.of_target or self._pairs:
-                one.inputs, one.input_format = pointers.tensor(rows.contiguous()), FORMATS[rows.dtype]
+        native = Pass(batch=batch, nodes=nodes, old=inputs.old, capacity=inputs.keys[0].shape[2])
+        native.kv_only = self._context is not None
+        self._model.cache_format = FORMATS[inputs.keys[0].dtype]
+        native.max_position, native.cos, native.sin = self._max_length - 1, self._cos, self._sin
+        if inputs.states is not None:
+            rows = self._head.normed(inputs.states) if inputs.of_target else inputs.states
+            if inputs.of_target or self._pairs:
+                native.inputs, native.input_format = pointers.tensor(rows.contiguous()), FORMATS[rows.dtype]
             else:
-                one.rows = pointers.floats(rows)
-        one.ids, one.parents = pointers.tensor(given.ids.contiguous()), address(given.parents)
-        if given.is_block:
-            ends = torch.tensor(given.starts, dtype=torch.int32)[:, None] + nodes
-            one.block_ends = pointers.tensor(ends.expand(-1, nodes).contiguous())
-        one.starts, one.slots = pointers.integers(given.starts), pointers.integers(given.slots)
-        one.keys, one.values = pointers.tensors(given.keys), pointers.tensors(given.values)
-        hidden = torch.empty(0 if given.kv_only else (batch, nodes, self._model.hidden))
-        logits = torch.empty(batch, given.head_rows, self.vocabulary)
+                native.rows = pointers.floats(rows)
+        native.ids, native.parents = pointers.tensor(inputs.ids.contiguous()), address(inputs.parents)
+        if inputs.is_block:
+            ends = torch.tensor(inputs.starts, dtype=torch.int32)[:, None] + nodes
+            native.block_ends = pointers.tensor(ends.expand(-1, nodes).contiguous())
+        native.starts, native.slots = pointers.integers(inputs.starts), pointers.integers(inputs.slots)
+        native.keys, native.values = pointers.tensors(inputs.keys), pointers.tensors(inputs.values)
+        hidden = torch.empty(0 if inputs.kv_only else (batch, nodes, self._model.hidden))
+        logits = torch.empty(batch, inputs.head_rows, self.vocabulary)
         best = None
-        if not given.kv_only:
-            one.last_hidden = address(hidden)
-        if given.head_rows:
-            one.head_rows, one.logits = given.head_rows, address(logits)
-        if given.head_rows and given.top:
-            size = batch, given.head_rows, min(given.top, self.vocabulary)
+        if not inputs.kv_only:
+            native.last_hidden = address(hidden)
+        if inputs.head_rows:
+            native.head_rows, native.logits = inputs.head_rows, address(logits)
+        if inputs.head_rows and inputs.top:
+            size = batch, inputs.head_rows, min(inputs.top, self.vocabulary)
             best = Best(torch.empty(size, dtype=torch.int32), torch.empty(size))
-            one.top, one.top_ids, one.top_logps = size[2], address(best.columns), address(best.logps)
-            one.noise = address(given.noise)
-        run(self._model, one)
-        if getattr(self._head.config, "norm_output", False) and not given.kv_only:
+            native.top, native.top_ids, native.top_logps = size[2], address(best.columns), address(best.logps)
+            native.noise = address(inputs.noise)
+        run(self._model, native)
+        if getattr(self._head.config, "norm_output", False) and not inputs.kv_only:
             hidden = self._head.norm(hidden)
         return Level(hidden, logits, best)
 
     def _made(self, layer: Any) -> Layer:
-        config, made = self._head.config, Layer()
+        config, native = self._head.config, Layer()
         for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
             for name in names:
-                setattr(made, name, self._matrix(getattr(module, f"{name}_proj")))
+                setattr(native, name, self._matrix(getattr(module, f"{name}_proj")))
         d = config.head_dim
-        made.heads, made.kv_heads, made.head_dim = config.num_attention_heads, config.num_key_value_heads, d
-        made.rotary_dim, made.scale, made.residual = d, d**-0.5, 1.0
+        native.heads, native.kv_heads, native.head_dim = config.num_attention_heads, config.num_key_value_heads, d
+        native.rotary_dim, native.scale, native.residual = d, d**-0.5, 1.0
         norms = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
-        made.input, made.before_mlp = map(self._norm, norms)
+        native.input, native.before_mlp = map(self._norm, norms)
         if self._context is not None:
-            made.input = self._norm(self._context)
-        made.hidden_norm = self._norm(getattr(layer, "hidden_norm", None))
+            native.input = self._norm(self._context)
+        native.hidden_norm = self._norm(getattr(layer, "hidden_norm", None))
         if config.qk_norm:
-            made.q_norm, made.k_norm = self._norm(layer.self_attn.q_norm), self._norm(layer.self_attn.k_norm)
-        made.norm_before_residual = getattr(config, "norm_before_residual", False)
-        return made
+            native.q_norm, native.k_norm = self._norm(layer.self_attn.q_norm), self._norm(layer.self_attn.k_norm)
+        native.norm_before_residual = getattr(config, "norm_before_residual", False)
+        return native
 
     def _extend_tables(self, length: int) -> None:
         """Make the tables of cosines and sines [P, d] hold at least all positions below `length`."""
@@ -205,14 +205,14 @@ class TorchLayer:
     def __init__(self, head: EagleHead):
         self._head = head
 
-    def __call__(self, given: LayerPass) -> Level:
+    def __call__(self, inputs: LayerPass) -> Level:
         """As `NativeLayer`, but without the largest logits."""
-        device, count = given.keys[0].device, given.ids.shape[1]
-        caches = iter(zip(given.keys, given.values, strict=True))  # of each layer
-        begin = torch.tensor(given.starts)
-        positions, seen = _positions_and_mask(begin, given.parents, given.old, count)
-        where, mask = torch.tensor(given.slots, device=device), seen.to(device)[:, None]
-        columns = (begin[:, None] + given.old + torch.arange(count)).to(device)
+        device, count = inputs.keys[0].device, inputs.ids.shape[1]
+        caches = iter(zip(inputs.keys, inputs.values, strict=True))  # of each layer
+        begin = torch.tensor(inputs.starts)
+        positions, seen = _positions_and_mask(begin, inputs.parents, inputs.old, count)
+        where, mask = torch.tensor(inputs.slots, device=device), seen.to(device)[:, None]
+        columns = (begin[:, None] + inputs.old + torch.arange(count)).to(device)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             # Finite: an overflow in a dropped row must not reach later ones as 0 * NaN.
@@ -222,10 +222,10 @@ class TorchLayer:
             cached = [tensor[where, :, : seen.shape[-1]] for tensor in (keys, values)]
             return nn.functional.scaled_dot_product_attention(query, *cached, attn_mask=mask, enable_gqa=True)
 
-        assert given.states is not None
-        states = self._head.begin(given.states) if given.of_target else given.states
-        hidden = self._head(given.ids, states, positions.to(device), attend)
-        return Level(hidden, self._head.logits(hidden[:, count - given.head_rows :]))
+        assert inputs.states is not None
+        states = self._head.begin(inputs.states) if inputs.of_target else inputs.states
+        hidden = self._head(inputs.ids, states, positions.to(device), attend)
+        return Level(hidden, self._head.logits(hidden[:, count - inputs.head_rows :]))
 
 
 def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:
@@ -250,11 +250,11 @@ def pack_head(head: nn.Module) -> None:
             module.float()
     has_16_bits = any(module.weight.dtype.itemsize == 2 for module in head.modules() if isinstance(module, nn.Linear))
     rounds = has_16_bits and load().isa != "portable"
-    pack_linears(head, lambda one, place: (to_int8 if rounds and fits_int8(one) else PackedLinear)(one, place))
+    pack_linears(head, lambda linear, place: (to_int8 if rounds and fits_int8(linear) else PackedLinear)(linear, place))
 
 
 def linear_of(weight: Tensor) -> nn.Linear:
     """A linear layer that holds these weights [out, in]."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    made.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    return made
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    return linear

@@ -77,16 +77,16 @@ def export_head(
     layout = _layout(head, engine, facts, num_tokens)
     if remark:
         layout = replace(layout, notes=(*layout.notes, f"{remark}."))
-    with new_folder(place) as made:
+    with new_folder(place) as written:
         if engine == LLAMA_CPP:
-            write_gguf_head(made / FILE, layout)
+            write_gguf_head(written / FILE, layout)
         else:
-            write_text(made / "config.json", json.dumps(layout.config, indent=2) + "\n")
-            save_file(dict(layout.tensors), made / "model.safetensors", metadata={"format": "pt"})
+            write_text(written / "config.json", json.dumps(layout.config, indent=2) + "\n")
+            save_file(dict(layout.tensors), written / "model.safetensors", metadata={"format": "pt"})
         for file, ids in layout.ids.items():
-            torch.save(ids, made / file)
-        difference = check_written(made / FILE if engine == LLAMA_CPP else made, head, facts, engine)
-        write_text(made / "README.md", _card(info, engine, layout, name, place.name, difference))
+            torch.save(ids, written / file)
+        difference = check_written(written / FILE if engine == LLAMA_CPP else written, head, facts, engine)
+        write_text(written / "README.md", _card(info, engine, layout, name, place.name, difference))
     serve = _serve_line(layout.serve, name, str(place))
     return Exported(place, info.method, engine, serve, layout.notes, difference)
 
@@ -95,10 +95,10 @@ def _layout(head: Head, engine: str, facts: TargetFacts, num_tokens: int) -> Lay
     """The files of a head for an engine. Raises `NotExportable`."""
     row = method_named(method_of(head))
     if engine not in row.exports:
-        others = [one.name for one in rows() if engine in one.exports]
+        others = [method.name for method in rows() if engine in method.exports]
         fix = f"export it for {' or '.join(row.exports)}" if row.exports else "use it here"
-        what = f"{engine} cannot hold this head"
-        raise NotExportable(what, got=f"a head of {row.title}", fix=f"{fix}, or train one of {', '.join(others)}")
+        message = f"{engine} cannot hold this head"
+        raise NotExportable(message, got=f"a head of {row.title}", fix=f"{fix}, or train one of {', '.join(others)}")
     return named(f"{row.layouts}:layout")(head, engine, facts, num_tokens)
 
 
@@ -115,7 +115,7 @@ def _tokens(target: LoadedModel | None, name: str | None) -> dict[str, Any] | No
     name: of the target, if it was given: the one that a head was trained for may lie elsewhere.
     """
     if name is not None and name.endswith(SUFFIX):
-        return {key: one for key, one in read_gguf(Path(name)).metadata.items() if key.startswith("tokenizer.")}
+        return {key: value for key, value in read_gguf(Path(name)).metadata.items() if key.startswith("tokenizer.")}
     return None if target is None or target.tokenizer is None else token_entries(target.tokenizer, target.model)
 
 
@@ -136,7 +136,7 @@ def check_written(folder: Path, head: Head, facts: TargetFacts, engine: str) -> 
 
 
 @torch.inference_mode()
-def largest_difference(ours: Head, theirs: Head, facts: TargetFacts) -> float:
+def largest_difference(ours: Head, again: Head, facts: TargetFacts) -> float:
     """Largest absolute difference of the logits of the tokens that `ours` can draft, on random states, in float32.
 
     See `DraftHead.all_logits`.
@@ -148,13 +148,13 @@ def largest_difference(ours: Head, theirs: Head, facts: TargetFacts) -> float:
         states = torch.randn(_BATCH, _LENGTH, len(config.states) * facts.hidden_size)
         tokens = torch.randint(facts.vocab_size, (_STEPS, _BATCH, _LENGTH))
     pairs = zip((facts.embeddings, facts.lm_head), random, strict=True)
-    tables = [made if table is None else table.detach().cpu().float() for table, made in pairs]
-    places = draft_index(theirs.draft_ids.cpu(), facts.vocab_size)[ours.draft_ids.cpu()]  # type: ignore[union-attr, operator]
+    tables = [stand_in if table is None else table.detach().cpu().float() for table, stand_in in pairs]
+    places = draft_index(again.draft_ids.cpu(), facts.vocab_size)[ours.draft_ids.cpu()]  # type: ignore[union-attr, operator]
     if bool((places < 0).any()):
         raise NotExportable("the export cannot draft every token", got=f"{int((places < 0).sum())} tokens missing")
-    copies: list[Any] = [copy.deepcopy(head).cpu().float() for head in (ours, theirs)]
-    mine, other = (one.attach(*tables).all_logits(states, tokens) for one in copies)
-    return max(float((a - b[..., places]).abs().max()) for a, b in zip(mine, other, strict=True))
+    copies: list[Any] = [copy.deepcopy(head).cpu().float() for head in (ours, again)]
+    our_logits, their_logits = (copied.attach(*tables).all_logits(states, tokens) for copied in copies)
+    return max(float((a - b[..., places]).abs().max()) for a, b in zip(our_logits, their_logits, strict=True))
 
 
 def _serve_line(template: str, target: str, folder: str) -> str:

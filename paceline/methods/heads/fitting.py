@@ -23,13 +23,13 @@ def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Loa
 
     Raises `ConfigError` for a head of another kind, `IncompatibleModels` for one of another target's sizes.
     """
-    made = head if isinstance(head, nn.Module) else load_head(head, target)
-    if not isinstance(made, kind):
-        raise ConfigError("the head is for another method", got=type(made).__name__, expected=kind.__name__)
-    what = f"this {kind.__name__} does not fit {target.name}: it was made for another target"
+    module = head if isinstance(head, nn.Module) else load_head(head, target)
+    if not isinstance(module, kind):
+        raise ConfigError("the head is for another method", got=type(module).__name__, expected=kind.__name__)
+    message = f"this {kind.__name__} does not fit {target.name}: it was made for another target"
     fix = "train a head for this target, or load the target it was trained for"
-    check_sizes(what, {name: getattr(made.config, name) for name in sizes}, sizes, fix)
-    return made
+    check_sizes(message, {name: getattr(module.config, name) for name in sizes}, sizes, fix)
+    return module
 
 
 def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: Target, **sizes: object) -> _F:
@@ -38,13 +38,13 @@ def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: T
     If native kernels run it, its linear layers are packed and everything else is float32. Raises as `read_head`.
     """
     loaded = target.loaded
-    made = copy.deepcopy(read_head(head, kind, loaded, vocab_size=loaded.vocab_size, **sizes))
-    made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
-    rows = loaded.embeddings if made.owns_rows else loaded.output_rows()
-    made.attach(loaded.embeddings, rows.to(loaded.device, loaded.dtype))
+    attached = copy.deepcopy(read_head(head, kind, loaded, vocab_size=loaded.vocab_size, **sizes))
+    attached = attached.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
+    rows = loaded.embeddings if attached.owns_rows else loaded.output_rows()
+    attached.attach(loaded.embeddings, rows.to(loaded.device, loaded.dtype))
     if runs_natively(loaded):
-        pack_head(made)
-    return made
+        pack_head(attached)
+    return attached
 
 
 def row_dtype(target: Target) -> torch.dtype:

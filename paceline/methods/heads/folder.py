@@ -60,10 +60,10 @@ def save_head(folder: str | os.PathLike[str], module: Head, target: LoadedModel,
     method, config = method_of(module), asdict(cast("Any", module.config))
     file = HeadFile(FORMAT, method, HeadTarget.of(target), config)
     tensors = {name: _stored(name, tensor) for name, tensor in module.state_dict().items()}
-    with new_folder(place) as made:
-        save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
-        write_text(made / CONFIG, json.dumps(asdict(file), indent=2) + "\n")
-        write_record(made, place.name, {**record, "weights_sha256": sha256_of(made / WEIGHTS)})
+    with new_folder(place) as written:
+        save_file(tensors, written / WEIGHTS, metadata={"format": "pt"})
+        write_text(written / CONFIG, json.dumps(asdict(file), indent=2) + "\n")
+        write_record(written, place.name, {**record, "weights_sha256": sha256_of(written / WEIGHTS)})
     return place
 
 
@@ -96,26 +96,26 @@ def load_head(
     if not path.is_file():
         raise ConfigError(
             f"{str(info.folder)!r} has no {WEIGHTS}",
-            got=", ".join(sorted(one.name for one in info.folder.iterdir())),
+            got=", ".join(sorted(entry.name for entry in info.folder.iterdir())),
             expected="safetensors only: other formats can run code when they are read",
         )
     tensors = read_tensors(path)
     _check_draft_ids(info, tensors.get("draft_ids"))
     floats = torch.float32 if target is None else target.dtype
-    tensors = {name: one.to(floats) if one.is_floating_point() else one for name, one in tensors.items()}
+    tensors = {name: tensor.to(floats) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     head = filled(head_class(info.method), info.config, tensors, info.folder)
     return head if target is None else head.to(target.device)
 
 
 def _check_target(info: HeadInfo, target: LoadedModel, allow_other_target: bool) -> None:
-    theirs, ours = ({size: getattr(of, size) for size in SIZES} for of in (info.target, target))
+    trained_for, offered = ({size: getattr(of, size) for size in SIZES} for of in (info.target, target))
     fix = f"load {info.target.name}, or train a head for {target.name} with `paceline train`"
-    check_sizes(f"the head {info.folder.name!r} does not fit {target.name}", theirs, ours, fix)
+    check_sizes(f"the head {info.folder.name!r} does not fit {target.name}", trained_for, offered, fix)
     if info.target.fingerprint == target.fingerprint or allow_other_target:
         return
     if (like := likeness(info.target.sketch, target.origin)) > LIKE:
-        what = "%s is a rounded copy of %s (%.0f%% alike), for which the head %r was trained: the answers stay exact."
-        _LOG.warning(what, target.name, info.target.name, 100 * like, info.folder.name)
+        note = "%s is a rounded copy of %s (%.0f%% alike), for which the head %r was trained: the answers stay exact."
+        _LOG.warning(note, target.name, info.target.name, 100 * like, info.folder.name)
         return
     remark = f" ({known})" if (known := remark_elsewhere(info.target.name)) else ""
     raise IncompatibleModels(

@@ -76,11 +76,11 @@ _WHOLE = {"fc": "fc", "norm": "output_norm", "lm_head": "output", "embed_tokens"
 _READ = "a head as llama.cpp runs it, without windows"
 
 
-def _names(layers: int, own: Mapping[str, str]) -> dict[str, str]:
-    """The name in the file of each of our modules. own: those of one architecture."""
+def _names(layers: int, modules: Mapping[str, str]) -> dict[str, str]:
+    """The name in the file of each of our modules. modules: those of one architecture."""
     return {
         **_WHOLE,
-        **own,
+        **modules,
         **{f"layers.{i}.{ours}": f"blk.{i}.{name}" for i in range(layers) for ours, name in _PARTS.items()},
     }
 
@@ -120,60 +120,62 @@ class Parts(Generic[_E]):
             raise self.lacks(_FACTORS, "the factors of Llama 3")
         return self.published.build(kind, config, self.draft_ids)
 
-    def lacks(self, what: str, expected: str) -> Exception:
-        return lacks(self.published, self.published.architecture, what, expected)
+    def lacks(self, feature: str, expected: str) -> Exception:
+        return lacks(self.published, self.published.architecture, feature, expected)
 
 
 def read_parts(
     published: Published,
     kind: type[_E],
-    own: Mapping[str, str],
+    modules: Mapping[str, str],
     target: TargetFacts,
     in_pairs: bool = False,
     more: Mapping[str, object] | None = None,
 ) -> Parts[_E]:
     """Read a file. Raises `IncompatibleModels` for what our modules lack, else `ConfigError`.
 
-    own: the name in the file of each module that this architecture alone has. in_pairs: whether rows of queries and
+    modules: the name in the file of each module that this architecture alone has. in_pairs: whether rows of queries and
     keys lie in rotary pairs. more: entries whose names do not begin with the architecture's.
     """
-    file, what = published.file, published.architecture
+    file, architecture = published.file, published.architecture
     assert file is not None
-    prefix = f"{what}."
-    about = {key.removeprefix(prefix): one for key, one in file.metadata.items() if key.startswith(prefix)}
-    given: dict[str, Any] = {_ENTRIES.get(key, key): shortest_decimal(one) for key, one in about.items()}
-    vocabulary = len(file.metadata.get(_TOKENS, ())) or given.get("vocab_size")
-    published.config = given = {"vocab_size": vocabulary, **(more or {}), **given}
-    if given["vocab_size"] != vocabulary:
-        raise contradicts(published, f"vocab_size {given['vocab_size']}", f"{vocabulary}, its tokens")
-    entries = said(published, kind, what, _READ)
-    fields = layer_fields(published, entries, what)
+    prefix = f"{architecture}."
+    about = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    config: dict[str, Any] = {_ENTRIES.get(key, key): shortest_decimal(value) for key, value in about.items()}
+    vocabulary = len(file.metadata.get(_TOKENS, ())) or config.get("vocab_size")
+    published.config = config = {"vocab_size": vocabulary, **(more or {}), **config}
+    if config["vocab_size"] != vocabulary:
+        raise contradicts(published, f"vocab_size {config['vocab_size']}", f"{vocabulary}, its tokens")
+    entries = said(published, kind, architecture, _READ)
+    fields = layer_fields(published, entries, architecture)
     for name in ("value_dim", "rotary_dim"):
         if getattr(entries, name) not in (None, fields["head_dim"]):
-            raise lacks(published, what, f"{name} {getattr(entries, name)}", f"{fields['head_dim']}, as of keys")
-    tensors = {one.name: one for one in file.tensors}
+            expected = f"{fields['head_dim']}, as of keys"
+            raise lacks(published, architecture, f"{name} {getattr(entries, name)}", expected)
+    tensors = {tensor.name: tensor for tensor in file.tensors}
     ids, factors = tensors.pop("d2t", None), tensors.pop(_FACTORS, None)
     draft_ids = torch.arange(entries.vocab_size)
     if ids is not None:
         draft_ids = _ids(published, file.bytes_of(ids).view(np.int64).ravel() if ids.kind.name == "I64" else None)
-    known = {f"{name}.weight": f"{ours}.weight" for ours, name in _names(entries.num_hidden_layers, own).items()}
+    known = {f"{name}.weight": f"{ours}.weight" for ours, name in _names(entries.num_hidden_layers, modules).items()}
     if unknown := tensors.keys() - known.keys():
-        raise lacks(published, what, f"a tensor {min(unknown)}", _READ)
-    held = renamed({name: file.whole(one) for name, one in tensors.items()}, lambda name: known[name], published.folder)
+        raise lacks(published, architecture, f"a tensor {min(unknown)}", _READ)
+    held = {name: file.whole(tensor) for name, tensor in tensors.items()}
+    held = renamed(held, lambda name: known[name], published.folder)
     if in_pairs:
-        held = {name: _paired(name, one, fields["head_dim"], False) for name, one in held.items()}
+        held = {name: _paired(name, tensor, fields["head_dim"], False) for name, tensor in held.items()}
     whole = None if factors is None else file.whole(factors)
     if whole is not None:
         fields["rope_scaling"] = {"rope_type": "llama3", "factor": round(float(whole.max()), 3), **LLAMA3}
     published.tensors, owns = held, dict[str, bool]()
     rows = None if target.lm_head is None else target.lm_head[draft_ids.to(target.lm_head.device)]
     for name, table in {"lm_head": rows, "embed_tokens": target.embeddings}.items():
-        one = held.get(f"{name}.weight")
-        owns[name] = one is not None and not is_copy(one, table)
-        if one is not None and not owns[name]:
+        tensor = held.get(f"{name}.weight")
+        owns[name] = tensor is not None and not is_copy(tensor, table)
+        if tensor is not None and not owns[name]:
             del held[f"{name}.weight"]
     if ids is not None and tensors.get("output.weight") is None:
-        raise lacks(published, what, "d2t without output rows", "both, or neither")
+        raise lacks(published, architecture, "d2t without output rows", "both, or neither")
     fields |= {"states": entries.states, "draft_vocab_size": len(draft_ids), "own_lm_head": owns["lm_head"]}
     return Parts(published, entries, fields, draft_ids, owns["embed_tokens"], whole)
 
@@ -205,10 +207,10 @@ def _factors(config: LayersConfig) -> Tensor:
 
 
 def file_layout(
-    architecture: str, head: DraftHead, facts: TargetFacts, own: Mapping[str, str], more: Mapping[str, object],
+    architecture: str, head: DraftHead, facts: TargetFacts, modules: Mapping[str, str], more: Mapping[str, object],
     num_tokens: int, in_pairs: bool = False, scalings: tuple[str, ...] = (),
 ) -> Layout:  # fmt: skip
-    """The file of a head. own, in_pairs: as of `read_parts`. more: entries of this architecture, or with whole names.
+    """The file of a head. modules, in_pairs: as of `read_parts`. more: its own entries, or such with whole names.
 
     scalings: the types of scaled positions that it may have. num_tokens: to draft in a round. Raises `NotExportable`.
     """
@@ -223,10 +225,11 @@ def file_layout(
         if not c.own_lm_head:
             tensors["lm_head.weight"] = target_rows(ENGINE, facts, ids)
         tensors["d2t"] = ids
-    names, written = _names(c.num_hidden_layers, own), dict[str, Tensor]()
-    for name, one in tensors.items():
+    names, written = _names(c.num_hidden_layers, modules), dict[str, Tensor]()
+    for name, tensor in tensors.items():
         stem, _, leaf = name.rpartition(".")
-        written[f"{names[stem]}.{leaf}" if stem else name] = _paired(name, one, c.head_dim, True) if in_pairs else one
+        tensor = _paired(name, tensor, c.head_dim, True) if in_pairs else tensor
+        written[f"{names[stem]}.{leaf}" if stem else name] = tensor
     if scaling:
         written[_FACTORS] = _factors(c)
     about: dict[str, Any] = {key: getattr(c, name) for key, name in _ENTRIES.items() if name in _SIZES}
@@ -240,12 +243,13 @@ def file_layout(
         "target_layers": list(c.states),
         "target_hidden_size": c.target_hidden_size,
     }
-    whole = {key: one for key, one in more.items() if key.startswith("tokenizer.")}
-    about |= {key: one for key, one in more.items() if key not in whole}
+    whole = {key: value for key, value in more.items() if key.startswith("tokenizer.")}
+    about |= {key: value for key, value in more.items() if key not in whole}
     notes = ["llama.cpp drafts a chain of the most probable tokens, not a tree."]
     if c.window is not None:
         notes.append(f"llama.cpp reads all states of a text, where Paceline reads the last {c.window}.")
-    metadata = {"general.architecture": architecture, **{f"{architecture}.{key}": one for key, one in about.items()}}
+    about = {f"{architecture}.{key}": value for key, value in about.items()}
+    metadata = {"general.architecture": architecture, **about}
     flags = f"--spec-type draft-{architecture} -md {{folder}}/{FILE} --spec-draft-n-max {num_tokens}"
     serve = f"llama-server -m {{target}} {flags}"
     return Layout({**metadata, **(facts.tokens or {}), **whole}, written, serve, tuple(notes))
@@ -256,11 +260,11 @@ def write_gguf_head(path: Path, layout: Layout) -> None:
     metadata = dict(layout.config)
     writer = GGUFWriter(None, metadata.pop("general.architecture"))
     add_entries(writer, metadata)
-    for name, one in layout.tensors.items():
-        if one.dim() > 1 and one.dtype is torch.bfloat16:
-            writer.add_tensor(name, one.view(torch.uint8).numpy(), raw_dtype=GGMLQuantizationType.BF16)
+    for name, tensor in layout.tensors.items():
+        if tensor.dim() > 1 and tensor.dtype is torch.bfloat16:
+            writer.add_tensor(name, tensor.view(torch.uint8).numpy(), raw_dtype=GGMLQuantizationType.BF16)
         else:
-            writer.add_tensor(name, (one.float() if one.is_floating_point() else one).numpy())
+            writer.add_tensor(name, (tensor.float() if tensor.is_floating_point() else tensor).numpy())
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -84,11 +84,11 @@ class HeadInfo:
 def head_info(folder: str | os.PathLike[str]) -> HeadInfo:
     """Read config.json of a folder or a packaged head. Raises `ConfigError` for what is no head of this format."""
     place = place_of(folder)
-    given = read_config(place)
-    if given.get("paceline_head") != FORMAT:
-        got, expected = f'"paceline_head": {given.get("paceline_head")!r}', f'"paceline_head": {FORMAT}'
+    entries = read_config(place)
+    if entries.get("paceline_head") != FORMAT:
+        got, expected = f'"paceline_head": {entries.get("paceline_head")!r}', f'"paceline_head": {FORMAT}'
         raise ConfigError(f"{str(place)!r} holds no head that this Paceline reads", got=got, expected=expected)
-    file = validate(HeadFile, given, str(place / CONFIG))
+    file = validate(HeadFile, entries, str(place / CONFIG))
     config: Any = validate(head_class(file.method).Config, file.head, f'"head" of method {file.method!r}')
     if config.method != file.method:
         raise ConfigError("the sizes of this head are those of another method", got=config.method, expected=file.method)

@@ -100,12 +100,12 @@ class DraftHead(nn.Module):
         return self
 
 
-def check_sizes(what: str, head: Mapping[str, object], target: Mapping[str, object], fix: str) -> None:
+def check_sizes(message: str, head: Mapping[str, object], target: Mapping[str, object], fix: str) -> None:
     """Raise `IncompatibleModels` where sizes of a head, by name, are not those of the target."""
     wrong = [name for name in head if head[name] != target[name]]
     if wrong:
         got, expected = (", ".join(f"{name.replace('_', ' ')} {of[name]}" for name in wrong) for of in (head, target))
-        raise IncompatibleModels(what, got=got, expected=expected, fix=fix)
+        raise IncompatibleModels(message, got=got, expected=expected, fix=fix)
 
 
 def filled(make: Callable[[Any], _M], config: object, tensors: Mapping[str, Tensor], folder: Path) -> _M:

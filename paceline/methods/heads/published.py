@@ -96,10 +96,10 @@ class Published:
         `ConfigError` as `filled` does.
         """
         order = torch.argsort(draft_ids)
-        state = {name: one[order] if name.startswith("lm_head") else one for name, one in self.tensors.items()}
+        state = {name: tensor[order] if name.startswith("lm_head") else tensor for name, tensor in self.tensors.items()}
         module = filled(kind, config, {**state, "draft_ids": draft_ids[order]}, self.folder)
         # Files mix halves with output rows in float32.
-        return module.to(reduce(torch.promote_types, {one.dtype for one in module.parameters()}))
+        return module.to(reduce(torch.promote_types, {parameter.dtype for parameter in module.parameters()}))
 
 
 def read_published(place: Path, target: TargetFacts, engine: str | None = None) -> nn.Module:
@@ -111,8 +111,8 @@ def read_published(place: Path, target: TargetFacts, engine: str | None = None) 
     published = open_published(place)
     layouts = dict.fromkeys(row.layouts for row in reversed(rows()) if row.layouts)
     with refused(f"the head at {str(place)!r} has a config.json or tensors that do not fit"):
-        found = (named(f"{module}:read")(published, target, engine) for module in layouts)
-        module = next((one for one in found if one is not None), None)
+        readings = (named(f"{module}:read")(published, target, engine) for module in layouts)
+        module = next((reading for reading in readings if reading is not None), None)
     if module is None:
         held = f"architecture {published.architecture!r}", "tensors " + ", ".join(sorted(published.tensors)[:8])
         raise ConfigError(
@@ -122,28 +122,28 @@ def read_published(place: Path, target: TargetFacts, engine: str | None = None) 
         )  # fmt: skip
     config: Any = module.config
     hidden = getattr(config, "target_hidden_size", config.hidden_size)
-    theirs = {"hidden_size": hidden, "vocab_size": config.vocab_size}
-    ours = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    of_head = {"hidden_size": hidden, "vocab_size": config.vocab_size}
+    of_target = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
     fix = "name the target that the head was trained for"
-    check_sizes(f"the head at {str(place)!r} is for another target", theirs, ours, fix)
+    check_sizes(f"the head at {str(place)!r} is for another target", of_head, of_target, fix)
     return module
 
 
 def renamed(tensors: Mapping[str, Tensor], new_name: Callable[[str], str], place: Path) -> dict[str, Tensor]:
     """Tensors under other names. Raises `ConfigError` for two of one name."""
-    found: dict[str, Tensor] = {}
+    tensors_by_name: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if (new := new_name(name)) in found:
+        if (new := new_name(name)) in tensors_by_name:
             raise ConfigError(f"{str(place)!r} holds a tensor twice", got=f"{name} and another name of {new}")
-        found[new] = tensor
-    return found
+        tensors_by_name[new] = tensor
+    return tensors_by_name
 
 
-def lacks(published: Published, module: str, what: str, expected: str) -> IncompatibleModels:
+def lacks(published: Published, module: str, feature: str, expected: str) -> IncompatibleModels:
     """The error for a head with a feature that our module does not have."""
-    what_of = f"the head at {str(published.folder)!r} has what Paceline's {module} module lacks"
+    message = f"the head at {str(published.folder)!r} has what Paceline's {module} module lacks"
     fix = None if published.file else "remove from its config.json what changes no number"
-    return IncompatibleModels(what_of, got=what, expected=expected, fix=fix)
+    return IncompatibleModels(message, got=feature, expected=expected, fix=fix)
 
 
 def is_copy(table: Tensor, target: Tensor | None) -> bool:
@@ -189,12 +189,13 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         with refused(f"{str(file)!r} cannot be read", fix="fetch it again"):
             return load_file(file)
-    what, fix = f"{str(file)!r} is cut off, or holds more than tensors", "convert it to safetensors where it is trusted"
-    with refused(what, "a dict of tensors", fix):
+    message = f"{str(file)!r} is cut off, or holds more than tensors"
+    fix = "convert it to safetensors where it is trusted"
+    with refused(message, "a dict of tensors", fix):
         # Pickles of others run code when they are opened; this reads tensors and nothing else.
         loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
         if not all(isinstance(value, Tensor) for value in loaded.values()):
-            raise ConfigError(what, got="values of other kinds", expected="a dict of tensors", fix=fix)
+            raise ConfigError(message, got="values of other kinds", expected="a dict of tensors", fix=fix)
         return {str(key): value for key, value in loaded.items()}
 
 
@@ -215,10 +216,10 @@ class Layout:
     ids: Mapping[str, list[int]] = field(default_factory=dict[str, list[int]])
 
 
-def refuse_if(has: bool, engine: str, what: str, fix: str | None = None) -> None:
+def refuse_if(has: bool, engine: str, feature: str, fix: str | None = None) -> None:
     """Raise `NotExportable` for a head with a feature that an engine's layout cannot hold."""
     if has:
-        raise NotExportable(f"{engine} cannot hold this head", got=what, fix=fix)
+        raise NotExportable(f"{engine} cannot hold this head", got=feature, fix=fix)
 
 
 def stored(tensor: Tensor) -> Tensor:
@@ -230,7 +231,7 @@ def stored(tensor: Tensor) -> Tensor:
 
 def stored_weights(head: nn.Module) -> dict[str, Tensor]:
     """Every tensor of the head but `draft_ids`, as it is written."""
-    return {name: stored(one) for name, one in head.state_dict().items() if name != "draft_ids"}
+    return {name: stored(tensor) for name, tensor in head.state_dict().items() if name != "draft_ids"}
 
 
 def target_rows(engine: str, facts: TargetFacts, draft_ids: Tensor) -> Tensor:

@@ -75,11 +75,11 @@ def said(published: Published, kind: type[_T], module: str, expected: str, ignor
     Raises `IncompatibleModels` for options that are not known, unless they have no effect, `ConfigError` for values of
     a wrong kind.
     """
-    known = {one.name for one in fields(cast("Any", kind))}
-    given = {key: value for key, value in published.config.items() if value not in (None, [])}
-    others = {key: value for key, value in given.items() if key not in known and key not in ignored}
+    known = {field.name for field in fields(cast("Any", kind))}
+    entries = {key: value for key, value in published.config.items() if value not in (None, [])}
+    others = {key: value for key, value in entries.items() if key not in known and key not in ignored}
     strange = [f"{key} {brief(value)}" for key, value in others.items() if not _is_plain(key, value)]
-    options = validate(kind, {key: given[key] for key in given.keys() & known}, published.name)
+    options = validate(kind, {key: entries[key] for key in entries.keys() & known}, published.name)
     if isinstance(options, PublishedLayers) and options.has_windows:
         strange.append("sliding attention (layer_types, use_sliding_window, sliding_window)")
     if strange:
@@ -135,17 +135,17 @@ def layers_config(config: LayersConfig, facts: TargetFacts) -> dict[str, Any]:
     }
 
 
-def joined(what: str, outer: Mapping[str, Any], inner: Any, name: str) -> dict[str, Any]:
+def joined(source: str, outer: Mapping[str, Any], inner: Any, name: str) -> dict[str, Any]:
     """An object of a config.json with what another one inside it, of this name, says.
 
     Raises `ConfigError` where the two contradict each other.
     """
     if not isinstance(inner, Mapping):
-        raise ConfigError(f"{what} has a wrong {name}", got=brief(inner), expected="an object")
+        raise ConfigError(f"{source} has a wrong {name}", got=brief(inner), expected="an object")
     for key in outer.keys() & (inner.keys() - _NO_EFFECT):
         if outer[key] is not None and inner[key] is not None and outer[key] != inner[key]:
             got = f"{key} {brief(inner[key])} in {name}, and {brief(outer[key])} beside it"
-            raise ConfigError(f"{what} contradicts itself", got=got, expected="one value")
+            raise ConfigError(f"{source} contradicts itself", got=got, expected="one value")
     return {**outer, **{key: value for key, value in inner.items() if value is not None}}
 
 
@@ -153,5 +153,5 @@ def check_held(published: Published, options: Mapping[str, tuple[object, object]
     """Raise `ConfigError` for options that contradict the tensors. options: what is said, or None, and what is."""
     for name, (told, held) in options.items():
         if told is not None and told != held:
-            what = f"{published.name} contradicts its tensors"
-            raise ConfigError(what, got=f"{name} {told}", expected=f"{held}, as the tensors show")
+            message = f"{published.name} contradicts its tensors"
+            raise ConfigError(message, got=f"{name} {told}", expected=f"{held}, as the tensors show")

@@ -62,13 +62,13 @@ class TokenRanking:
         return cls(draft_ids, verifier.exact, banned_columns(target.banned_token_ids, draft_ids))
 
     def top(
-        self, logits: Tensor, seqs: Sequence[TokenSequence], offset: int, count: int, found: Best | None = None
+        self, logits: Tensor, seqs: Sequence[TokenSequence], offset: int, count: int, known: Best | None = None
     ) -> tuple[list[list[int]], list[list[float]]]:
         """The `count` best tokens of each row, best first, and the logarithms of the confidence in them.
 
-        found: the largest of the scores [R, count], if they are known (see `in_pass`).
+        known: the largest of the scores [R, count], if they are known (see `in_pass`).
         """
-        return self._listed(self.best(logits, seqs, offset, count) if found is None else found)
+        return self._listed(self.best(logits, seqs, offset, count) if known is None else known)
 
     def best(self, logits: Tensor, seqs: Sequence[TokenSequence], offset: int, count: int) -> Best:
         """The `count` largest scores of each row."""
@@ -100,25 +100,25 @@ class TokenRanking:
         trees: Sequence[DynamicTree],
         seqs: Sequence[TokenSequence],
         logits: Sequence[Tensor] | Tensor,
-        found: Best | None = None,
+        known: Best | None = None,
     ) -> None:
         """Grow trees where the distribution of a level, `logits[row][level]`, does not depend on the path.
 
-        found: the largest of the scores [B, levels, top_k], if they are known.
+        known: the largest of the scores [B, levels, top_k], if they are known.
         """
-        known = None if found is None else self._listed(Best(*(part.flatten(0, 1) for part in found)))
+        listed = None if known is None else self._listed(Best(*(part.flatten(0, 1) for part in known)))
 
         def children(rows: list[int], level: int) -> Children:
-            if known is None:
+            if listed is None:
                 scores = torch.stack([logits[row][level] for row in rows])
                 tokens, logps = self.top(scores, [seqs[row] for row in rows], level, trees[0].top_k)
             else:
-                places = [len(known[0]) // len(trees) * row + level for row in rows]
-                tokens, logps = [known[0][place] for place in places], [known[1][place] for place in places]
+                places = [len(listed[0]) // len(trees) * row + level for row in rows]
+                tokens, logps = [listed[0][place] for place in places], [listed[1][place] for place in places]
             times = [len(trees[row].frontier) for row in rows]
             return (
-                [[own] * count for own, count in zip(tokens, times, strict=True)],
-                [[own] * count for own, count in zip(logps, times, strict=True)],
+                [[ids] * count for ids, count in zip(tokens, times, strict=True)],
+                [[row_logps] * count for row_logps, count in zip(logps, times, strict=True)],
             )
 
         grow(trees, children)

@@ -88,10 +88,10 @@ class DynamicTree:
         self.level += 1
         self._first = len(self.tokens)
         for place, parent in enumerate(self.frontier):
-            found = tokens[place], logps[place]
+            children = tokens[place], logps[place]
             if self._rerank is not None:
-                found = self._rerank([self.tokens[node] for node in path_to(self.parents, parent)], *found)
-            for rank, (token, logp) in enumerate(zip(*found, strict=True)):
+                children = self._rerank([self.tokens[node] for node in path_to(self.parents, parent)], *children)
+            for rank, (token, logp) in enumerate(zip(*children, strict=True)):
                 score = self.scores[parent] + logp
                 if not score > -math.inf or not self.takes(parent, rank, score):
                     break  # the next ones are even less likely

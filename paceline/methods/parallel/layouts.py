@@ -47,7 +47,7 @@ class _Medusa:
     medusa_fc_bias: bool | None = None
 
 
-_OF_TARGET = {one.name for one in fields(cast("Any", PublishedLayers))} | {
+_OF_TARGET = {field.name for field in fields(cast("Any", PublishedLayers))} | {
     "num_heads", "medusa_num_heads", "medusa_num_layers", "truncated_vocab_size", "max_paths", "topk", "version",
 }  # fmt: skip
 """Keys that say nothing of the heads: about the layers of the target, about trees, and counts that are often wrong."""

@@ -85,8 +85,8 @@ class SelfQuantized(Drafter):
                 f"{str(weights)!r} has no weights of a self-draft", got=type(draft).__name__,
                 expected="a folder that `paceline train qat` wrote",
             )  # fmt: skip
-        made = put_int4(model, draft)
-        self.report = QuantReport(len(made), 0, sum(layer.num_bytes for layer in made))
+        layers = put_int4(model, draft)
+        self.report = QuantReport(len(layers), 0, sum(layer.num_bytes for layer in layers))
         if self.lm_head != "shared":
             self.report = quantize_head(model, draft.config.group_size, self.report)
 
@@ -107,20 +107,20 @@ class SelfInt4Spec(DrafterSpec):
     tokens = 4
 
     def __post_init__(self) -> None:
-        given = [key for key in ("group_size", "bits") if getattr(self, key) is not None]
+        sizes = [key for key in ("group_size", "bits") if getattr(self, key) is not None]
         if self.model is None:
             object.__setattr__(self, "group_size", self.group_size or 32)
             object.__setattr__(self, "bits", self.bits or 4)
-        elif given:
-            raise ConfigError(f"trained weights have their own {' and '.join(given)}", fix="leave it out, or the model")
+        elif sizes:
+            raise ConfigError(f"trained weights have their own {' and '.join(sizes)}", fix="leave it out, or the model")
 
     @property
     def name(self) -> str:
         return f"self-int{self.bits}" if self.model is None else f"self-int4:{self.model}"
 
     def as_dict(self) -> dict[str, object]:
-        given = super().as_dict()
-        return given if self.model is None else {key: given[key] for key in ("model", "lm_head")}
+        options = super().as_dict()
+        return options if self.model is None else {key: options[key] for key in ("model", "lm_head")}
 
     def build(self) -> SelfQuantized:
         folder = None if self.model is None else str(head_folder(self.model))

@@ -66,12 +66,12 @@ class Int4Draft(nn.Module):
         codes = from_planes(self._held(layer, linear, "planes")) + first
         return codes, self._held(layer, linear, "params").view(torch.bfloat16)
 
-    def _held(self, layer: int, linear: str, what: str) -> Tensor:
-        return self.get_buffer(_key(layer, linear, what))
+    def _held(self, layer: int, linear: str, part: str) -> Tensor:
+        return self.get_buffer(_key(layer, linear, part))
 
 
-def _key(layer: int, linear: str, what: str) -> str:
-    return f"layer{layer}_{linear.replace('.', '_')}_{what}"
+def _key(layer: int, linear: str, part: str) -> str:
+    return f"layer{layer}_{linear.replace('.', '_')}_{part}"
 
 
 def to_planes(codes: Tensor, bits: int) -> Tensor:

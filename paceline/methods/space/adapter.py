@@ -81,8 +81,8 @@ class SpaceAdapter(nn.Module):
         if config.rank:
             pairs = list(zip(config.linears, config.shapes, strict=True))
             for _ in range(config.num_layers):
-                made = {last_part(name): Factors(*shape, config.rank) for name, shape in pairs}
-                self.layers.append(nn.ModuleDict(made))
+                factors = {last_part(name): Factors(*shape, config.rank) for name, shape in pairs}
+                self.layers.append(nn.ModuleDict(factors))
         self.transition_in: nn.Parameter | None = None
         self.transition_out: nn.Parameter | None = None
         if config.transition_rank:

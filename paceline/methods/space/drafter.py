@@ -80,9 +80,9 @@ class Space(Drafter):
         other sizes, or with a transition for a target whose output rows cannot be used.
         """
         shape = {size: getattr(target.loaded, size) for size in ("hidden_size", "num_layers", "vocab_size")}
-        given = read_head(self._given, SpaceAdapter, target.loaded, **shape)
-        rows = target.loaded.output_rows() if given.config.transition_rank else None
-        adapter = target.attach_adapter(given)  # first: if it raises, this drafter must stay unchanged
+        head = read_head(self._given, SpaceAdapter, target.loaded, **shape)
+        rows = target.loaded.output_rows() if head.config.transition_rank else None
+        adapter = target.attach_adapter(head)  # first: if it raises, this drafter must stay unchanged
         self._rows, self._target, self._adapter, self._embeddings = rows, target, adapter, target.loaded.embeddings
         ids = torch.arange(target.vocab_size, device=target.loaded.device)
         self._ranking = TokenRanking.of(ids, target, verifier)
@@ -133,10 +133,10 @@ class Space(Drafter):
             for distance, node in enumerate(reversed([0, *walk.path])):
                 rows += masks_below(tree, node, self._target.vocab_size)[distance + len(rows) :]
             if rows and not seq.is_finished:
-                found = logits[row, rows]
-                num_finite = found.amax(-1).isfinite().cumprod(0).sum()  # those before the first overflow
+                mask_logits = logits[row, rows]
+                num_finite = mask_logits.amax(-1).isfinite().cumprod(0).sum()  # those before the first overflow
                 # A copy, since a view would keep the whole pass alive.
-                self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), found[:num_finite].clone())
+                self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), mask_logits[:num_finite].clone())
 
     def release(self, slots: Sequence[int]) -> None:
         self._ngrams.release(slots)

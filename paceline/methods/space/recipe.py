@@ -109,7 +109,7 @@ def with_factors(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapte
     if start is not None:
         adapter.load_state_dict(start.state_dict(), strict=start.config.rank > 0)
     for linear, factors in _pairs(adapted, adapter):
-        linear.register_forward_hook(lambda _, given, out, factors=factors: out + factors(given[0]))
+        linear.register_forward_hook(lambda _, inputs, out, factors=factors: out + factors(inputs[0]))
     return Trained(adapter, plain, adapted, adapter)
 
 
@@ -198,17 +198,17 @@ class SpaceRecipe(Recipe):
             except IncompatibleModels as error:
                 fix = " and ".join(fixes)
                 raise IncompatibleModels(error.what, got=error.got, expected=error.expected, fix=fix) from error
-        made = config_of(plan, outlined(plan.config.model)[0], start)
-        _check_rows(how.rows, made)
-        check_memory(size_of(lambda: SpaceAdapter(made)), "this adapter", target.device, "smaller ranks in head.*")
+        config = config_of(plan, outlined(plan.config.model)[0], start)
+        _check_rows(how.rows, config)
+        check_memory(size_of(lambda: SpaceAdapter(config)), "this adapter", target.device, "smaller ranks in head.*")
 
     @classmethod
     def build(cls, plan: Plan, answers: Answers) -> Recipe:
         shape, how, target, gated = plan.shape, plan.settings, plan.target, plan.shape.mode == "gated"
         start = started(plan)
         plain = plain_models(plan.config.model, target.device)[0]
-        made = config_of(plan, plain, start)
-        trained = seeded(shape.seed, lambda: (with_factors if gated or shape.lora else whole)(plain, made, start))
+        config = config_of(plan, plain, start)
+        trained = seeded(shape.seed, lambda: (with_factors if gated or shape.lora else whole)(plain, config, start))
         ids = None
         if how.vocab_size is not None:
             ids = frequent_ids(answers.texts, min(how.vocab_size, target.vocab_size), target.vocab_size)
@@ -261,11 +261,11 @@ class SpaceRecipe(Recipe):
         every = cast("Any", self._plain.get_output_embeddings()).weight
         return every if self._ids is None else every[self._ids]
 
-    def _read(self, model: nn.Module, drafts: bool, **given: object) -> Tensor:
+    def _read(self, model: nn.Module, drafts: bool, **inputs: object) -> Tensor:
         """Logits, of the draft vocabulary alone where there is one and `drafts` is set."""
         if self._ids is None or not drafts:
-            return cast("Any", model)(use_cache=True, **given).logits
-        states = cast("Any", model).base_model(use_cache=True, **given).last_hidden_state
+            return cast("Any", model)(use_cache=True, **inputs).logits
+        states = cast("Any", model).base_model(use_cache=True, **inputs).last_hidden_state
         return nn.functional.linear(states, self._rows())
 
     def _supervised(self, ids: Tensor, groups: Rounds, logits: Tensor, text_logits: Tensor) -> Losses:
@@ -339,11 +339,11 @@ def config_of(plan: Plan, plain: PreTrainedModel, start: SpaceAdapter | None) ->
     )  # fmt: skip
 
 
-def _check_start(shape: SpaceShape, given: Mapping[str, object], start: SpaceConfig) -> None:
+def _check_start(shape: SpaceShape, head_keys: Mapping[str, object], start: SpaceConfig) -> None:
     names = ["num_masks", "shared_mask", "transition_rank", *["rank"] * bool(start.rank)]
-    now = {f"head.{name}": getattr(shape, name) for name in names if name in given}
-    kept = {f"head.{name}": getattr(start, name) for name in names if name in given}
-    if start.rank and shape.linears and "linears" in given:
+    now = {f"head.{name}": getattr(shape, name) for name in names if name in head_keys}
+    kept = {f"head.{name}": getattr(start, name) for name in names if name in head_keys}
+    if start.rank and shape.linears and "linears" in head_keys:
         now["head.linears"] = sorted(map(last_part, shape.linears))
         kept["head.linears"] = sorted(map(last_part, start.linears))
     check_same("start", kept, now, "leave out these keys, or begin without start")

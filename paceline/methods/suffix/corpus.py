@@ -66,18 +66,18 @@ class CorpusIndex:
         suffixes = self._mapped(_SUFFIXES, self.about.num_tokens - self.about.num_documents)
         self._tokens, self._suffixes = self._mapped(_TOKENS, self.about.num_tokens).view(">u4"), suffixes
         self._bytes = self._tokens.view(np.uint8).data
-        some = suffixes[:: max(1, len(suffixes) // _CHECKED)]
-        beginnings = [self._beginning(place, 4 * MAX_CONTEXT) for place in some]
-        if int(some.max()) >= self.about.num_tokens or beginnings != sorted(beginnings):
+        sample = suffixes[:: max(1, len(suffixes) // _CHECKED)]
+        beginnings = [self._beginning(place, 4 * MAX_CONTEXT) for place in sample]
+        if int(sample.max()) >= self.about.num_tokens or beginnings != sorted(beginnings):
             raise self._damaged(f"{_SUFFIXES} that does not fit {_TOKENS}", "the places in order")
 
     def check_tokenizer(self, target: LoadedModel) -> None:
         """Raise `IncompatibleModels` unless the corpus was encoded with the target's tokenizer."""
-        if (found := hash_vocabulary(tokenizer_of(target))) != self.about.tokenizer:
+        if (vocabulary := hash_vocabulary(tokenizer_of(target))) != self.about.tokenizer:
             raise IncompatibleModels(
                 f"the corpus index {str(self.folder)!r} was made with another tokenizer than that of {target.name}",
                 got=f"tokenizer {self.about.tokenizer[:12]}",
-                expected=f"tokenizer {found[:12]}",
+                expected=f"tokenizer {vocabulary[:12]}",
                 fix=_MAKE,
             )
 
@@ -105,9 +105,9 @@ class CorpusIndex:
         """See `Continuations`; of more than 1024 occurrences evenly spaced ones are counted."""
         self._check()
         tokens, counts = np.unique(self._tokens[context.state], return_counts=True)
-        found = {token: count for token, count in zip(tokens.tolist(), counts.tolist(), strict=True)}
-        found.pop(SEPARATOR, None)
-        return sum(found.values()), sorted(found.items(), key=lambda one: -one[1])[:TOP_K]
+        count_of = {token: count for token, count in zip(tokens.tolist(), counts.tolist(), strict=True)}
+        count_of.pop(SEPARATOR, None)
+        return sum(count_of.values()), sorted(count_of.items(), key=lambda item: -item[1])[:TOP_K]
 
     def step(self, context: Context, token: int) -> Context:
         self._check()
@@ -145,8 +145,8 @@ class CorpusIndex:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def write_index(
@@ -156,18 +156,18 @@ def write_index(
 
     vocabulary: `hash_vocabulary` of their tokenizer. Raises `ConfigError` for an existing folder, and for no tokens.
     """
-    parts = [np.array(one, np.uint32) for one in documents if len(one)]
+    parts = [np.array(document, np.uint32) for document in documents if len(document)]
     if not parts:
         raise ConfigError("the corpus is empty", got="no tokens", expected="text in the files")
-    tokens = np.concatenate([part for one in parts for part in (one, np.array([SEPARATOR], np.uint32))])
+    tokens = np.concatenate([part for document in parts for part in (document, np.array([SEPARATOR], np.uint32))])
     if len(tokens) >= SEPARATOR:
         raise ConfigError("the corpus is too large", got=f"{len(tokens):,} tokens", expected=f"below {SEPARATOR:,}")
     order = suffix_array(tokens, progress)
     about = IndexInfo(num_tokens=len(tokens), num_documents=len(parts), tokenizer=vocabulary)
-    with new_folder(folder) as made:
-        tokens.astype(">u4").tofile(made / _TOKENS)
-        order[tokens[order] != SEPARATOR].astype("<u4").tofile(made / _SUFFIXES)
-        write_text(made / _ABOUT, to_json(vars(about), indent=2))
+    with new_folder(folder) as written:
+        tokens.astype(">u4").tofile(written / _TOKENS)
+        order[tokens[order] != SEPARATOR].astype("<u4").tofile(written / _SUFFIXES)
+        write_text(written / _ABOUT, to_json(vars(about), indent=2))
     return about
 
 

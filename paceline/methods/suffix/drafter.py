@@ -95,13 +95,13 @@ class Suffix(Drafter):
     def _search(self, corpus: CorpusIndex, seq: TokenSequence, text: _Text) -> None:
         """Take the match in the corpus if it is longer."""
         try:
-            found = corpus.context(seq.token_ids, text.context.length + 1)
+            match = corpus.context(seq.token_ids, text.context.length + 1)
         except OSError as error:
             _log.warning("suffix decoding goes on without its corpus: %s", error)
             self._corpus = None
             return
-        if found.length:
-            text.source, text.context = corpus, found
+        if match.length:
+            text.source, text.context = corpus, match
 
     def _tree(self, seq: TokenSequence, text: _Text, budget: DraftBudget) -> Grown:
         """A tree grown level by level; tokens that would end the answer get no children."""
@@ -123,9 +123,9 @@ class Suffix(Drafter):
         """Log-probabilities of the most likely tokens; empty without a context."""
         if not context.length:
             return {}
-        total, found = source.following(context)
+        total, following = source.following(context)
         of = total + 1 / context.length
-        return {token: log(count / of) for token, count in found if token not in self.banned_token_ids}
+        return {token: log(count / of) for token, count in following if token not in self.banned_token_ids}
 
 
 @checked

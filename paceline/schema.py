@@ -63,9 +63,9 @@ _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary
 def checked(cls: type[_T]) -> type[_T]:
     """A frozen dataclass whose arguments are validated when it is made; `__post_init__` runs after that."""
     cast("Any", cls).__pydantic_config__ = _CONFIG
-    model = dataclass(frozen=True)(cls)
-    model.__init__ = checked_call(model.__init__)
-    return model
+    record = dataclass(frozen=True)(cls)
+    record.__init__ = checked_call(record.__init__)
+    return record
 
 
 def checked_call(function: Callable[_P, _T]) -> Callable[_P, _T]:

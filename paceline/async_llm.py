@@ -188,11 +188,11 @@ class AsyncLLM:
 
     def _check_pixels(self, ticket: Ticket) -> None:
         """Raise `QueueFull` where waiting requests would hold too many pixels."""
-        waiting = [one.request for one in list(self._thread.tickets.values()) if one.request and not one.is_running]
-        visions = {one: vision for one in waiting if (vision := one.seqs[0].vision) is not None}
+        waiting = [t.request for t in list(self._thread.tickets.values()) if t.request and not t.is_running]
+        visions = {request: vision for request in waiting if (vision := request.seqs[0].vision) is not None}
         held = sum(map(pixel_bytes, visions.values()))
         if held > MAX_WAITING_PIXEL_BYTES and len(waiting) > 1 and ticket.request in visions:
-            what = f"images of {held:,} bytes"
+            got = f"images of {held:,} bytes"
             raise QueueFull(
-                "the queue is full", got=what, expected=f"<= {MAX_WAITING_PIXEL_BYTES:,}", fix="try again later"
+                "the queue is full", got=got, expected=f"<= {MAX_WAITING_PIXEL_BYTES:,}", fix="try again later"
             )

@@ -42,7 +42,7 @@ class _Common:
     num_draft_nodes: Annotated[int, Field(ge=1, le=256)] | None = None
 
 
-_COMMON = tuple(one.name for one in fields(cast("Any", _Common)))
+_COMMON = tuple(field.name for field in fields(cast("Any", _Common)))
 
 
 @checked
@@ -102,7 +102,7 @@ class SpecConfig(_Common):
 
 
 def parse(
-    what: "str | Mapping[str, object] | None", num_speculative_tokens: int | None = None, policy: str | None = None
+    config: "str | Mapping[str, object] | None", num_speculative_tokens: int | None = None, policy: str | None = None
 ) -> SpecConfig:
     """Read a short name, a mapping of JSON's keys, or such a mapping as JSON.
 
@@ -114,92 +114,92 @@ def parse(
 
     Raises `ConfigError` that lists the known names.
     """
-    if isinstance(what, str):
-        is_json = what.lstrip()[:1] in ("{", "[", '"')
-        given = parse_json(what, "the speculative config") if is_json else from_short_name(what)
-        if not isinstance(given, dict):
-            raise ConfigError("the speculative config is not a JSON object", got=type(given).__name__)
-    elif isinstance(what, Mapping | None):
-        given = {str(key): value for key, value in (what or {}).items()}
+    if isinstance(config, str):
+        is_json = config.lstrip()[:1] in ("{", "[", '"')
+        values = parse_json(config, "the speculative config") if is_json else from_short_name(config)
+        if not isinstance(values, dict):
+            raise ConfigError("the speculative config is not a JSON object", got=type(values).__name__)
+    elif isinstance(config, Mapping | None):
+        values = {str(key): value for key, value in (config or {}).items()}
     else:
-        raise ConfigError("this is no drafter", got=brief(what), expected="a short name or a mapping of keys")
+        raise ConfigError("this is no drafter", got=brief(config), expected="a short name or a mapping of keys")
     overruled = {"num_speculative_tokens": num_speculative_tokens, "policy": policy}
-    given |= {key: value for key, value in overruled.items() if value is not None}
-    kind = _kind(given)
+    values |= {key: value for key, value in overruled.items() if value is not None}
+    kind = _kind(values)
     method = kind.method
-    common = validate(_Common, {key: given[key] for key in _COMMON if key in given}, "speculative_config")
-    if given and method == "none" and "method" not in given:
+    common = validate(_Common, {key: values[key] for key in _COMMON if key in values}, "speculative_config")
+    if values and method == "none" and "method" not in values:
         expected = '"method", or "model" for a draft model'
-        raise ConfigError("the speculative config names no drafter", got=", ".join(given), expected=expected)
-    own = {key: given[key] for key in keys_of(kind) if key in given}
+        raise ConfigError("the speculative config names no drafter", got=", ".join(values), expected=expected)
+    own = {key: values[key] for key in keys_of(kind) if key in values}
     drafter = kind(drafters=_members(own.get("drafters"))) if method == "choose" else kind.read(own)  # type: ignore[call-arg]
-    numbered = "num_speculative_tokens" in given or method == "none"
-    chosen = common.policy if "policy" in given else "fixed" if numbered else "cost_model"
+    numbered = "num_speculative_tokens" in values or method == "none"
+    chosen = common.policy if "policy" in values else "fixed" if numbered else "cost_model"
     most = kind.tokens if chosen == "fixed" else MOST_TOKENS
-    most = common.num_speculative_tokens if "num_speculative_tokens" in given else most
+    most = common.num_speculative_tokens if "num_speculative_tokens" in values else most
     if method != "none" and most == 0:
-        what, fix = "num_speculative_tokens is 0, which drafts nothing", 'use method "none" for that'
-        raise ConfigError(what, expected="at least 1", fix=fix)
+        message, fix = "num_speculative_tokens is 0, which drafts nothing", 'use method "none" for that'
+        raise ConfigError(message, expected="at least 1", fix=fix)
     nodes = _num_nodes(common.num_draft_nodes, drafter, chosen, most)
     return SpecConfig(chosen, most, common.rejection_sample_method, nodes, drafter)
 
 
-def _kind(given: dict[str, object]) -> type[DrafterSpec]:
-    """The options of the method in `given`, from which keys without a value are removed.
+def _kind(values: dict[str, object]) -> type[DrafterSpec]:
+    """The options of the method in `values`, from which keys without a value are removed.
 
     Raises `ConfigError` for an unknown method or key.
     """
-    method = given.get("method")
+    method = values.get("method")
     if method is None:
-        method = "draft_model" if given.get("model") is not None else "none"
+        method = "draft_model" if values.get("model") is not None else "none"
     if not isinstance(method, str) or method not in methods():
         fix = meant(method, methods()) if isinstance(method, str) else None
-        what = "speculative_config: method has a wrong value"
-        raise ConfigError(what, got=brief(method), expected=one_of(methods()), fix=fix)
+        message = "speculative_config: method has a wrong value"
+        raise ConfigError(message, got=brief(method), expected=one_of(methods()), fix=fix)
     kind = spec_class(method)
     takes = ("method", *_COMMON, *keys_of(kind))
-    known = {*takes, *(key for one in methods() for key in keys_of(spec_class(one)))}
-    for key in [key for key in given if given[key] is None and key in known]:
-        del given[key]
-    if others := {key: given.pop(key) for key in [*given] if key not in known}:
+    known = {*takes, *(key for name in methods() for key in keys_of(spec_class(name)))}
+    for key in [key for key in values if values[key] is None and key in known]:
+        del values[key]
+    if others := {key: values.pop(key) for key in [*values] if key not in known}:
         taken_from_others("speculative_config", others, takes)
-    for key in given:
+    for key in values:
         if key not in takes:
             raise ConfigError(f"method {method!r} does not take {key!r}", expected=one_of(takes))
     return kind
 
 
-def _members(given: object) -> tuple[DrafterSpec, ...]:
+def _members(configs: object) -> tuple[DrafterSpec, ...]:
     """The drafters of "choose"; they share its policy and verification rule."""
-    if not isinstance(given, list | tuple) or len(cast("Sequence[object]", given)) < 2:
-        raise ConfigError('method "choose" needs "drafters"', got=brief(given), expected="a list of two or more")
+    if not isinstance(configs, list | tuple) or len(cast("Sequence[object]", configs)) < 2:
+        raise ConfigError('method "choose" needs "drafters"', got=brief(configs), expected="a list of two or more")
     members = list[DrafterSpec]()
-    for one in cast("Sequence[str | Mapping[str, object]]", given):
+    for config in cast("Sequence[str | Mapping[str, object]]", configs):
         # A nested "choose" is refused without reading it, since it may be nested deeply.
-        chooses = isinstance(one, Mapping) and one.get("method") == "choose"
-        member = None if chooses else parse(one).drafter
+        chooses = isinstance(config, Mapping) and config.get("method") == "choose"
+        member = None if chooses else parse(config).drafter
         if member is None or member.method in ("none", "choose"):
-            found = "choose" if member is None else member.method
+            got = "choose" if member is None else member.method
             expected = one_of([method for method in methods() if method not in ("none", "choose")])
-            raise ConfigError(f'"drafters" cannot hold {found!r}', expected=expected)
+            raise ConfigError(f'"drafters" cannot hold {got!r}', expected=expected)
         members.append(member)
     return tuple(members)
 
 
-def _num_nodes(given: int | None, drafter: DrafterSpec, policy: str, depth: int) -> int | None:
+def _num_nodes(number: int | None, drafter: DrafterSpec, policy: str, depth: int) -> int | None:
     """Nodes of a tree. Raises `ConfigError` for a number that would have no effect."""
     counts, usual = policy == "fixed", drafter.tree_nodes(depth)
-    if given is None:
+    if number is None:
         return usual if counts else None
     if not counts:
         fix = 'leave "num_draft_nodes" out, or say "fixed"'
         raise ConfigError(f'the policy "{policy}" chooses the number of nodes itself', fix=fix)
     if usual is None:
         raise ConfigError("num_draft_nodes is for drafters of trees", got=drafter.method, fix="leave it out")
-    if given < depth:
-        what = "num_draft_nodes is below num_speculative_tokens, the depth"
-        raise ConfigError(what, got=f"{given} and {depth}", expected="at least one node a level")
-    return given
+    if number < depth:
+        message = "num_draft_nodes is below num_speculative_tokens, the depth"
+        raise ConfigError(message, got=f"{number} and {depth}", expected="at least one node a level")
+    return number
 
 
 _ENGINES = ("vLLM", "SGLang", "llama.cpp")
@@ -226,13 +226,13 @@ def engine_flags(
         remark = "no drafter pays here: start it without speculation"
         return [EngineFlags(engine, "", remark) for engine in _ENGINES]
 
-    def found(drafter: DrafterSpec, engine: str) -> tuple[str, str]:
+    def elsewhere(drafter: DrafterSpec, engine: str) -> tuple[str, str]:
         tokens = max(1, num_tokens.get(drafter.label or drafter.method, 5))
         return drafter.elsewhere(tokens).get(engine, ("", f"has no {drafter.method}"))
 
     tried, flags = alone if config.method == "choose" else (config,), list[EngineFlags]()
     for engine in _ENGINES:
-        rows = [(one.name, *found(one.drafter, engine)) for one in tried] or [("", "", "no drafter pays by itself")]
+        rows = [(c.name, *elsewhere(c.drafter, engine)) for c in tried] or [("", "", "no drafter pays by itself")]
         name, its_flags, remark = next((row for row in rows if row[1]), rows[0])
         if its_flags and config.method == "choose":
             remark = f"{name} alone" + (f"; {remark}" if remark else "")

@@ -188,10 +188,10 @@ class LLM:
             drafter = self._config.build(allow_lossy, self._measured)[0]
         elif drafter is not ...:
             other._config = None
-        made = kept if drafter is ... else drafter
-        if made is None:
+        chosen = kept if drafter is ... else drafter
+        if chosen is None:
             fresh, verifier = None, verifier or (self.verifier if self.verifier.exact else Coupled())
-        other._speculate(made, policy or fresh, verifier or self.verifier)
+        other._speculate(chosen, policy or fresh, verifier or self.verifier)
         return other
 
     def plain(self) -> "LLM":
@@ -271,11 +271,11 @@ class LLM:
             requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
             with (
                 self.runner.fair_lock(),
-                tqdm(total=sum(one.n for one in each), desc="Processed prompts", disable=not use_tqdm) as bar,
+                tqdm(total=sum(options.n for options in each), desc="Processed prompts", disable=not use_tqdm) as bar,
                 closing(run(self.decoder, requests, self._stats, return_exceptions=return_exceptions)) as steps,
             ):
                 for step in steps:
-                    bar.update(sum(one.seq.is_finished for answers in step.updated.values() for one in answers))
+                    bar.update(sum(answer.seq.is_finished for answers in step.updated.values() for answer in answers))
                 results = [request.result(return_exceptions) for request in requests]
         except Exception as error:
             if len(many) > 1:
@@ -286,9 +286,9 @@ class LLM:
     def _open(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], return_exceptions: bool
     ) -> Iterator[Request]:
-        for prompt, one in zip(prompts, params, strict=True):
+        for prompt, param in zip(prompts, params, strict=True):
             try:
-                yield self.open_request(prompt, one)
+                yield self.open_request(prompt, param)
             except Exception as error:
                 if not return_exceptions:
                     raise
@@ -317,8 +317,8 @@ class LLM:
         Raises what `generate` raises, and `ConfigError` for options that the template does not use.
         """
         options: dict[str, Any] = {**(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
-        given = {"chat_template": chat_template, "continue_final_message": continue_final_message, "tools": tools}
-        options |= {name: value for name, value in given.items() if value}
+        template = {"chat_template": chat_template, "continue_final_message": continue_final_message, "tools": tools}
+        options |= {name: value for name, value in template.items() if value}
         chats = [TemplatedChat(chat, options) for chat in as_chats(messages)]
         return self.generate(chats, sampling_params, use_tqdm=use_tqdm, return_exceptions=return_exceptions)
 
@@ -390,8 +390,8 @@ class LLM:
 
 def _check_lossy(verifier: Verifier | None, allow_lossy: bool) -> None:
     if verifier is not None and not (verifier.lossless or allow_lossy):
-        what = f"{verifier.name} changes what the model answers"
-        raise LossyNotAllowed(what, fix="pass allow_lossy=True to accept that")
+        message = f"{verifier.name} changes what the model answers"
+        raise LossyNotAllowed(message, fix="pass allow_lossy=True to accept that")
 
 
 def _either(sampling_params: object, params: object) -> object:

@@ -63,9 +63,9 @@ _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary
 def checked(cls: type[_T]) -> type[_T]:
     """A frozen dataclass whose arguments are validated when it is made; `__post_init__` runs after that."""
     cast("Any", cls).__pydantic_config__ = _CONFIG
-    made = dataclass(frozen=True)(cls)
-    made.__init__ = checked_call(made.__init__)
-    return made
+    record = dataclass(frozen=True)(cls)
+    record.__init__ = checked_call(record.__init__)
+    return record
 
 
 def checked_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -75,14 +75,14 @@ def checked_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        given = signature.bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
         for key, adapter in _argument_adapters(function).items():
-            if key in given.arguments:
+            if key in bound.arguments:
                 try:
-                    given.arguments[key] = adapter.validate_python(given.arguments[key])
+                    bound.arguments[key] = adapter.validate_python(bound.arguments[key])
                 except ValidationError as error:
                     raise _config_error(error, f"{name}.{key}", None) from None
-        return function(*given.args, **given.kwargs)
+        return function(*bound.args, **bound.kwargs)
 
     return checked_names(call)
 
@@ -104,21 +104,21 @@ def checked_names(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def taken_from_others(
-    taker: str, given: Mapping[str, object], known: Sequence[str], taken: Container[str] = ()
+    taker: str, options: Mapping[str, object], known: Sequence[str], taken: Container[str] = ()
 ) -> dict[str, object]:
     """Options of other engines as ours, by the table of `taker` in `other_names`; what changes nothing is logged.
 
     taken: those of the known options that have a value already. Raises one `ConfigError` for all that is refused.
     """
     table = INSTEAD.get(taker, {})
-    listed = {name: value for name, value in given.items() if name in table}
+    listed = {name: value for name, value in options.items() if name in table}
     settled = settle(listed, table, [name for name in known if name not in taken])
-    fixes = {name: spelled(settled.refused[name]) if name in listed else meant(name, known) for name in given
+    fixes = {name: spelled(settled.refused[name]) if name in listed else meant(name, known) for name in options
              if name in settled.refused or name not in listed}  # fmt: skip
     if fixes:
         expected = None if listed.keys() >= fixes.keys() else "one of " + ", ".join(known)
         shown = {
-            name: f"{name}={brief(given[name])}" if getattr(table.get(name), "idle", ()) else brief(name)
+            name: f"{name}={brief(options[name])}" if getattr(table.get(name), "idle", ()) else brief(name)
             for name in fixes
         }
         raise not_taken(taker, {shown[name]: fix for name, fix in fixes.items()}, expected)
@@ -134,17 +134,17 @@ def not_taken(taker: str, fixes: Mapping[str, str | None], expected: str | None 
     return ConfigError(f"{taker} takes no {', '.join(fixes)}", expected=expected, fix=fix or None)
 
 
-def validate(kind: type[_T], value: object, what: str) -> _T:
+def validate(kind: type[_T], value: object, subject: str) -> _T:
     """`value`, as JSON or YAML gave it, as a `kind`: a checked class, or any type that pydantic knows.
 
-    what: names the value in errors. Raises `ConfigError` with the field, what it holds and what it may hold.
+    subject: names the value in errors. Raises `ConfigError` with the field, what it holds and what it may hold.
     """
     try:
         return cast("TypeAdapter[_T]", _adapter(kind)).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
-        raise _config_error(error, what, kind) from None
+        raise _config_error(error, subject, kind) from None
     except (RecursionError, ValueError, TypeError) as error:
-        raise ConfigError(f"{what} cannot be read", got=cut(str(error), 300)) from error
+        raise ConfigError(f"{subject} cannot be read", got=cut(str(error), 300)) from error
 
 
 def meant(word: str, known: Sequence[str]) -> str | None:
@@ -156,9 +156,9 @@ def meant(word: str, known: Sequence[str]) -> str | None:
 
 def _has_same_parts(word: str, other: str) -> bool:
     """Whether each part of a word is a misspelling of one of the other: top_k is none of top_p."""
-    parts, others = (re.findall(r"[^\W_]+", one.lower()) for one in (word, other))
+    parts, others = (re.findall(r"[^\W_]+", text.lower()) for text in (word, other))
     return "".join(parts) == "".join(others) or all(
-        difflib.get_close_matches(one, [two for two in others if two[0] == one[0]], 1, 0.75) for one in parts
+        difflib.get_close_matches(part, [two for two in others if two[0] == part[0]], 1, 0.75) for part in parts
     )
 
 
@@ -188,26 +188,26 @@ def _argument_adapters(function: Callable[..., Any]) -> Mapping[str, TypeAdapter
     return {name: _adapter(hint) for name, hint in hints.items() if name != "return"}
 
 
-def _config_error(error: ValidationError, what: str, kind: Any) -> PacelineError:
+def _config_error(error: ValidationError, subject: str, kind: Any) -> PacelineError:
     """The first fault as a `ConfigError`; for a union, the fault in the member that matches best."""
     errors = error.errors(include_url=False)
-    first = max(errors, key=lambda one: len(one["loc"]))
+    first = max(errors, key=lambda fault: len(fault["loc"]))
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, PacelineError):
         return cause
     if first["type"] == "json_invalid":  # the JSON is made here, so the value is at fault
         expected = "text without lone surrogates, in at most 200 levels"
-        return ConfigError(f"{what} cannot be read", got=brief(first["input"]), expected=expected)
+        return ConfigError(f"{subject} cannot be read", got=brief(first["input"]), expected=expected)
     path, known = _place(kind, first)
     name = cut(".".join(path))
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         expected = "one of " + ", ".join(known) if known else None
-        return ConfigError(f"{what}: unknown key {name!r}", expected=expected, fix=meant(path[-1], known))
+        return ConfigError(f"{subject}: unknown key {name!r}", expected=expected, fix=meant(path[-1], known))
     if first["type"] in ("missing", "missing_argument"):
-        return ConfigError(f"{what}: there is no {name!r}", fix=f"add {path[-1]!r}")
-    same = [one for one in errors if _place(kind, one)[0] == path]  # each member of a union has its own
-    expected = dict.fromkeys(cut(re.sub(r"^(Value error, |\w+ should (be )?)", "", one["msg"]), 500) for one in same)
-    where = f"{what}: {name}" if name else what
+        return ConfigError(f"{subject}: there is no {name!r}", fix=f"add {path[-1]!r}")
+    same = [f for f in errors if _place(kind, f)[0] == path]  # each member of a union has its own
+    expected = dict.fromkeys(cut(re.sub(r"^(Value error, |\w+ should (be )?)", "", f["msg"]), 500) for f in same)
+    where = f"{subject}: {name}" if name else subject
     words = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))  # of a Literal
     fix = meant(first["input"], words) if isinstance(first["input"], str) else None
     if isinstance(first["input"], type):
@@ -219,7 +219,7 @@ def _place(kind: Any, first: ErrorDetails) -> tuple[list[str], list[str]]:
     """The path to what is wrong, without the names of union members, and the keys that are known where it ends."""
     path, known = list[str](), list[str]()
     for step in first["loc"]:
-        kind = next((one for one in (kind, *get_args(kind)) if is_dataclass(one)), None)
+        kind = next((part for part in (kind, *get_args(kind)) if is_dataclass(part)), None)
         known = [field.name for field in fields(kind)] if kind is not None else []
         if isinstance(step, int) or kind is not None or first["type"] == "extra_forbidden":
             path.append(str(step))

@@ -56,14 +56,14 @@ def save_tuned(path: Path | str, tuned: Tuned) -> None:
 
 def load_tuned(path: Path | str) -> Tuned:
     """Read such a file. Raises `ConfigError` for anything else, another version, or a config that is not understood."""
-    given = read_kind(path, _KIND, VERSION, _AGAIN)
-    del given["kind"], given["version"]
+    content = read_kind(path, _KIND, VERSION, _AGAIN)
+    del content["kind"], content["version"]
     config, profile, origin = (
-        validate(dict[str, object], given.pop(key, None), f"{key} in {str(path)!r}")
+        validate(dict[str, object], content.pop(key, None), f"{key} in {str(path)!r}")
         for key in ("config", "profile", "provenance")
     )
-    words = validate(list[str], given.pop("words", None), f"words in {str(path)!r}")
-    return Tuned(parse(config), Profile.from_dict(profile), origin, words, given)
+    words = validate(list[str], content.pop("words", None), f"words in {str(path)!r}")
+    return Tuned(parse(config), Profile.from_dict(profile), origin, words, content)
 
 
 def default_file(model: str) -> Path:
@@ -83,11 +83,11 @@ def check_profile(profile: Profile, loaded: LoadedModel) -> list[str]:
     Returns warnings. Raises `ConfigError` where it was measured with another model or dtype.
     """
     model, dtype, threads = made_for(loaded)
-    for what, then, now in (("model", profile.model, model), ("dtype", profile.dtype, dtype)):
+    for name, then, now in (("model", profile.model, model), ("dtype", profile.dtype, dtype)):
         if then and then != now:
             raise ConfigError(
-                f"the profile was measured with another {what}", got=f"{then} there, {now} here",
-                fix=f"run `paceline tune` with this {what}, or leave the profile out",
+                f"the profile was measured with another {name}", got=f"{then} there, {now} here",
+                fix=f"run `paceline tune` with this {name}, or leave the profile out",
             )  # fmt: skip
     if profile.threads and profile.threads != threads:
         return [

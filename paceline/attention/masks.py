@@ -199,14 +199,14 @@ class PassLayout:
 
     def _edges(self, row: int) -> list[int]:
         """Where the nodes of a row are cut: before each node that begins a block."""
-        given = self.num_given or self.num_nodes
-        cuts = [i for i in range(1, given) if (self.starts[row] + i) % BLOCK == 0] if self.batch_invariant else []
+        number = self.num_given or self.num_nodes
+        cuts = [i for i in range(1, number) if (self.starts[row] + i) % BLOCK == 0] if self.batch_invariant else []
         return [0, *cuts, self.num_nodes]
 
     def _width(self, row: int, last: int) -> int:
         """How many columns the nodes before `last` read. Padding may lack its own column."""
-        given = self.num_given or self.num_nodes
-        return round_up(self.starts[row] + (min(last, given) if self.batch_invariant else last))
+        number = self.num_given or self.num_nodes
+        return round_up(self.starts[row] + (min(last, number) if self.batch_invariant else last))
 
     def _can_share_call(self, row: int, other: int) -> bool:
         """Whether two rows may share a call. Batch-invariant rows need equal widths, others similar ones."""
@@ -219,11 +219,11 @@ class PassLayout:
     def chains(self) -> list[list["Chain"]]:
         """The root-to-leaf chains of each row; a probe without children is a leaf too."""
         assert self.tree is not None
-        found: list[list[Chain]] = []
+        chains: list[list[Chain]] = []
         for start, tree in zip(self.starts, self.tree.rows, strict=True):
             leaves = sorted(set(range(len(tree))) - set(tree.parents))
-            found.append([self._chain(start, [0, *tree.path_to(leaf)]) for leaf in leaves])
-        return found
+            chains.append([self._chain(start, [0, *tree.path_to(leaf)]) for leaf in leaves])
+        return chains
 
     def _chain(self, start: int, path: list[int]) -> "Chain":
         nodes = path + [path[-1]] * (round_up(len(path), self.row_multiple) - len(path))

@@ -48,12 +48,12 @@ class _Commands(TyperGroup):
     def main(self, args: Sequence[str] | None = None, **_: object) -> Never:  # type: ignore[override]
         """Parse the arguments, run, exit."""
         self._main_shell_completion({}, "paceline")  # exits if a shell asks for completions
-        given = sys.argv[1:] if args is None else list(args)
+        words = sys.argv[1:] if args is None else list(args)
         screen, code = Screen(), 0
         ctrl_c.stage = "running"
         try:
             try:
-                with self.make_context("paceline", [*given], obj=screen) as ctx:
+                with self.make_context("paceline", [*words], obj=screen) as ctx:
                     gc.enable()
                     self.invoke(ctx)
             finally:
@@ -61,7 +61,7 @@ class _Commands(TyperGroup):
         except BaseException as error:
             if screen.debug and not isinstance(error, typer.Exit | KeyboardInterrupt) and not _is_usage(error):
                 raise
-            screen.json |= _is_usage(error) and "--json" in given  # which was perhaps not parsed
+            screen.json |= _is_usage(error) and "--json" in words  # which was perhaps not parsed
             code = _report(error, screen)
         finally:
             ctrl_c.stage = "ending"
@@ -113,7 +113,7 @@ def _suggest(error: Any) -> None:
     if kind == "command":
         known = list(error.ctx.command.commands)
     else:
-        known = [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)]
+        known = [name for param in error.ctx.command.params for name in (*param.opts, *param.secondary_opts)]
     name, question = word.lstrip("-").replace("-", "_"), meant(word, known)
     if instead := other_names.OPTIONS.get(word):
         said = f" In Paceline it is {instead}."

@@ -54,7 +54,7 @@ def bench(
     Example:  paceline bench smollm2-135m -d lookup -s spec_bench --data DIR --num-prompts 24
     """
     chosen = speculation.choose_each("lookup")
-    configs = [one.config for one in chosen]
+    configs = [choice.config for choice in chosen]
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise typer.BadParameter("the same --drafter is given twice")
@@ -74,7 +74,7 @@ def bench(
     questions = read_suite(suite, data, download)
     with claim(None if out is None else Path(out), model, names) as results:
         llms = [open_engine(model, screen, loading, chosen[0], batch)]
-        llms += [open_engine(llms[0].loaded, screen, loading, one, batch) for one in chosen[1:]]
+        llms += [open_engine(llms[0].loaded, screen, loading, choice, batch) for choice in chosen[1:]]
         plain = EngineSide(PLAIN, llms[0].plain())
         sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
         prompts, left_out = choose_prompts(questions, num_prompts, llms[0], screen)
@@ -83,10 +83,10 @@ def bench(
         run = BenchRun(plain, sides, how, lambda answers: results.add(answers, {PLAIN, *names}, llms[0].tokenizer))
         try:
             with (
-                open_peers(configs, llms[0], model, screen, missing) if open_peers else nullcontext(([], {})) as found,
+                open_peers(configs, llms[0], model, screen, missing) if open_peers else nullcontext(([], {})) as opened,
                 screen.stages() as progress,
             ):
-                peers, about = found
+                peers, about = opened
                 run.others = [*sides, *peers]
                 run.measure(prompts, progress)
         except (Exception, KeyboardInterrupt) as error:
@@ -128,9 +128,9 @@ def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
         screen.out.print(_peer_table(summary))
     for name, reason in {**summary["missing_peers"], **summary["failed_peers"]}.items():
         screen.print(f"[yellow]without {escape(name)}:[/yellow] {escape(reason)}")
-    for count, what in ((summary["prompts_left_out"], "prompts"), (summary["turns_left_out"], "later turns")):
+    for count, unit in ((summary["prompts_left_out"], "prompts"), (summary["turns_left_out"], "later turns")):
         if count:
-            screen.print(f"[yellow]{count} {what} left out:[/yellow] longer than the context")
+            screen.print(f"[yellow]{count} {unit} left out:[/yellow] longer than the context")
     if not summary["complete"]:
         counts = f"{summary['prompts']} of {summary['prompts_chosen']}"
         screen.print(f"[yellow]stopped early:[/yellow] {counts} prompts measured")
@@ -150,7 +150,7 @@ def _table(run: dict[str, Any], model: str) -> Table:
         "Tokens\na pass": lambda row: number(row["mean_acceptance_length"]),
         "Same as\nplain": lambda row: _share(row["verdicts"]["identical"], sum(row["verdicts"].values())),
     }
-    rows = [{**one, "category": name} for name, one in run["categories"].items()]
+    rows = [{**figures, "category": name} for name, figures in run["categories"].items()]
     total = [] if len(rows) == 1 else [{**run, "category": "all"}]
     title = f"{escape(last_part(model))} with [bold]{escape(run['drafter'])}[/bold]"
     table = table_of(columns, [*rows, *total], title=title)
@@ -204,7 +204,7 @@ def _remarks(run: dict[str, Any]) -> list[str]:
     if not run["rounds_with_draft"] and run["drafter"] != "none":
         remarks.append(f"[yellow]{nothing_drafted(run['no_draft_reasons'])}[/yellow]")
     if run["sources"]:
-        parts = (f"{name} {100 * one['share_of_tokens']:.0f}%" for name, one in run["sources"].items())
+        parts = (f"{name} {100 * source['share_of_tokens']:.0f}%" for name, source in run["sources"].items())
         remarks.append(f"tokens drafted and accepted: {escape(', '.join(parts))} of the answers")
     if sum(verdicts.values()):
         sign = NEAR_TIE if verdicts["near_tie"] and not verdicts["bug"] else mark(not verdicts["bug"])
@@ -212,8 +212,8 @@ def _remarks(run: dict[str, Any]) -> list[str]:
             f"{sign} against plain decoding: {verdicts['identical']} identical, {verdicts['near_tie']} near-ties, "
             f"{verdicts['bug']} bugs"
         )
-    for one in [one for one in run["differences"] if one["verdict"] == "bug"][:5]:  # the folder has all
-        remarks.append(f"  prompt {escape(one['id'])}, turn {one['turn'] + 1}: {escape(one['reason'])}")
+    for bug in [case for case in run["differences"] if case["verdict"] == "bug"][:5]:  # the folder has all
+        remarks.append(f"  prompt {escape(bug['id'])}, turn {bug['turn'] + 1}: {escape(bug['reason'])}")
     if run["not_compared"]:
         remarks.append(
             f"[dim]{run['not_compared']} answers not compared: the rule keeps the distribution, not the tokens[/dim]"
@@ -230,7 +230,7 @@ def _machine(summary: dict[str, Any]) -> list[str]:
             f"of {summary['read_bandwidth'] / 1e9:.1f} GB/s: {100 * summary['floor_fraction']:.0f}% of the floor"
         )
     peaks = {"peak_memory_bytes": "memory", "peak_gpu_memory_bytes": "on the GPU"}
-    peak = ", ".join(f"{summary[key] / 1e9:.2f} GB {what}" for key, what in peaks.items() if summary[key])
+    peak = ", ".join(f"{summary[key] / 1e9:.2f} GB {kind}" for key, kind in peaks.items() if summary[key])
     settings = summary["settings"]
     return [
         plain,
@@ -241,25 +241,26 @@ def _machine(summary: dict[str, Any]) -> list[str]:
 
 def _peer_table(summary: dict[str, Any]) -> Table:
     columns = {
-        "Peer": lambda one: escape(one["side"]),
-        "tok/s": lambda one: number(one["tokens_per_s"], ".1f"),
-        "over our\nplain": lambda one: _with_interval(one["over_plain"]),
+        "Peer": lambda peer: escape(peer["side"]),
+        "tok/s": lambda peer: number(peer["tokens_per_s"], ".1f"),
+        "over our\nplain": lambda peer: _with_interval(peer["over_plain"]),
     }
     for run in summary["runs"]:
         name = run["drafter"]
-        columns[f"over our\n{escape(name)}"] = lambda one, name=name: _with_interval(one["over_speculative"][name])
-    columns["same as\nour plain"] = lambda one: number(one["identical_share"], ".0%")
+        columns[f"over our\n{escape(name)}"] = lambda peer, name=name: _with_interval(peer["over_speculative"][name])
+    columns["same as\nour plain"] = lambda peer: number(peer["identical_share"], ".0%")
     table = table_of(columns, summary["peers"])
     table.columns[0].no_wrap = True
     return table
 
 
-def _with_interval(one: dict[str, Any]) -> str:
-    if one["speedup"] is None:
+def _with_interval(figures: dict[str, Any]) -> str:
+    if figures["speedup"] is None:
         return "–"
-    return number(one["speedup"], unit="x") + ("" if one["speedup_low"] is None else f"\n[dim]{_interval(one)}[/dim]")
+    interval = "" if figures["speedup_low"] is None else f"\n[dim]{_interval(figures)}[/dim]"
+    return number(figures["speedup"], unit="x") + interval
 
 
-def _interval(one: dict[str, Any], key: str = "speedup") -> str:
-    low, high = one[f"{key}_low"], one[f"{key}_high"]
+def _interval(figures: dict[str, Any], key: str = "speedup") -> str:
+    low, high = figures[f"{key}_low"], figures[f"{key}_high"]
     return "–" if low is None or high is None else f"{number(low)}–{number(high)}"

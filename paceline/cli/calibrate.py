@@ -101,9 +101,9 @@ def calibrate(
         try:
             alone = open_engine(small, screen, ModelOptions(**vars(loading), weights=small_weights))
             reference = open_engine(large, screen, ModelOptions(**vars(loading), weights=large_weights))
-            remark_raw(sum(isinstance(one, str) for one in texts), reference, screen)
+            remark_raw(sum(isinstance(prompt, str) for prompt in texts), reference, screen)
             with screen.stages() as progress:
-                made = measure(
+                calibration = measure(
                     alone,
                     reference,
                     texts,
@@ -125,21 +125,21 @@ def calibrate(
             screen.err.print("What was measured is kept; the same command resumes there.")
             raise
         if plot is not None:
-            draw(made, plot)
-    _show(made, out, plot, screen)
+            draw(calibration, plot)
+    _show(calibration, out, plot, screen)
 
 
-def _show(made: "Calibration", out: Path, plot: Path | None, screen: Screen) -> None:
-    choice = made.choose()
+def _show(calibration: "Calibration", out: Path, plot: Path | None, screen: Screen) -> None:
+    choice = calibration.choose()
     rate, bound = choice.wrong_alone
     if screen.json:
         keys = ("threshold", "coverage", "max_disagreement", "confidence")
-        about = {"file": out, "picture": plot, "prompts": made.count, "ended": made.ended}
+        about = {"file": out, "picture": plot, "prompts": calibration.count, "ended": calibration.ended}
         about |= {"signal": choice.signal.value, "differ": choice.point.differ}
         about |= {key: getattr(choice, key) for key in keys}
         screen.put_json({**about, "differ_when_alone": {"seen": rate, "upper_bound_not_promised": bound}})
         return
-    alone = f"{choice.point.covered} of {made.count} prompts ({100 * choice.coverage:.1f}%)"
+    alone = f"{choice.point.covered} of {calibration.count} prompts ({100 * choice.coverage:.1f}%)"
     for line in (
         f"Answered by the small model alone: {alone}, where {choice.signal} >= {choice.threshold:.5g}",
         f"Promised: at most {100 * choice.max_disagreement:g}% of all prompts answered alone and differently, "

@@ -136,10 +136,10 @@ class Chat:
     def run(self, first: str | None) -> None:
         """Answer this message and those from stdin, until it ends."""
         pastes_whole = not self._is_interactive or edit_lines()
-        given, was_stopped = [first] if first else [], False
+        pending, was_stopped = [first] if first else [], False
         while True:
             try:
-                text = given.pop() if given else read_message(self._is_interactive, pastes_whole)
+                text = pending.pop() if pending else read_message(self._is_interactive, pastes_whole)
                 was_stopped = False
                 self._take(text)
             except EOFError:
@@ -239,8 +239,8 @@ class Chat:
                     break
             except CacheFull as error:
                 if not may_drop:
-                    what = "the chat fills the context"
-                    raise CacheFull(what, got=error.got, expected=error.expected, fix=_FULL) from None
+                    refusal = "the chat fills the context"
+                    raise CacheFull(refusal, got=error.got, expected=error.expected, fix=_FULL) from None
             del self.messages[turns[0] : turns[1]]
             dropped += 1
         if dropped:
@@ -303,10 +303,10 @@ class Chat:
         del self.messages[self._last_question() :]
 
     def _last_question(self) -> int:
-        found = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
-        if not found:
+        places = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
+        if not places:
             raise ConfigError("there is no message yet")
-        return found[-1]
+        return places[-1]
 
     def clear(self, _: str) -> None:
         """Forget all messages but the system message."""
@@ -338,9 +338,9 @@ class Chat:
 
         path = Path(file).expanduser()
         messages = read_object(path).get("messages")
-        if not (isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages)):
+        if not (isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)):
             raise ConfigError(f"{file!r} holds no chat", expected='a file of /save: {"messages": [...]}')
-        split_chat([self._with_images(one) for one in messages])  # raises for what is no message
+        split_chat([self._with_images(message) for message in messages])  # raises for what is no message
         self.messages, self._waiting, self._last = messages, [], None
         self._screen.say(f"[dim]{len(messages)} messages[/dim]")
         if messages[-1]["role"] == "user":

@@ -58,19 +58,19 @@ def check(
     from ..measure.prompts import EXAMPLES, read_prompts, user_prompt
 
     temperatures = temperature or [0.0, 0.8]
-    for one in temperatures:
-        SamplingParams(temperature=one)  # refuse before minutes of loading
-    given = read_prompts(prompts, num_prompts) if prompts is not None else None
+    for value in temperatures:
+        SamplingParams(temperature=value)  # refuse before minutes of loading
+    own_prompts = read_prompts(prompts, num_prompts) if prompts is not None else None
     llm = open_engine(model, screen, loading, chosen, retests=True)
-    remark_raw(sum(isinstance(one, str) for one in given or ()), llm, screen)
+    remark_raw(sum(isinstance(prompt, str) for prompt in own_prompts or ()), llm, screen)
     from ..measure.check import check as run_check
     from ..measure.distribution_test import TEST_SECONDS
     from ..measure.formats import held_weights, unpacked_formats
     from ..measure.record import measured_on
 
-    asked = given or [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
-    for one in asked:
-        llm.encode(one)  # raises for a prompt that cannot be read, before anything is decoded
+    asked = own_prompts or [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
+    for prompt in asked:
+        llm.encode(prompt)  # raises for a prompt that cannot be read, before anything is decoded
     count = len(asked) * len(temperatures)
     plan = f"{count} answers of up to {max_tokens} tokens, decoded plainly and with {chosen.config.name}, "
     plan += "some checked by an independent pass"
@@ -91,11 +91,11 @@ def check(
             {
                 **chosen.as_json(model),
                 **{key: getattr(report, key) for key in ("passed", "verdicts", "mean_acceptance_length")},
-                "num_references": sum(one.measured is not None for one in report.comparisons),
+                "num_references": sum(comparison.measured is not None for comparison in report.comparisons),
                 "numerics": llm.numerics,
                 "lossless": llm.verifier.lossless,
                 "exact": llm.verifier.exact,
-                "formats": [vars(one) for one in held_weights(llm.loaded)],
+                "formats": [vars(weights) for weights in held_weights(llm.loaded)],
                 "unpacked": unpacked_formats(llm, model),
                 "distribution_test": report.distribution_test,
                 "skipped_temperatures": report.skipped,
@@ -104,8 +104,8 @@ def check(
             }
         )
     else:
-        for one in held_weights(llm.loaded):
-            screen.print(f"[dim]{escape(str(one))}[/dim]")
+        for weights in held_weights(llm.loaded):
+            screen.print(f"[dim]{escape(str(weights))}[/dim]")
         for form, why in unpacked_formats(llm, model).items():
             screen.print(f"[yellow]{form} of the file {escape(why)}[/yellow]")
         _print_report(f"{model} with {chosen.config.name}", llm, report, screen)
@@ -116,28 +116,28 @@ def check(
 def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen) -> None:
     from ..measure.reference import TYPICAL
 
-    for one in report.comparisons:
-        screen.print(_comparison_line(one))
+    for comparison in report.comparisons:
+        screen.print(_comparison_line(comparison))
     if report.skipped:
         skipped = ", ".join(f"{t:g}" for t in report.skipped)
         reason = "not compared, the rule keeps only the distribution of the answers"
         screen.print(f"[dim]temperature {skipped}: {reason}[/dim]")
-    measured = [one.measured for one in report.comparisons if one.measured is not None]
-    sides = [side for one in measured for side in (one.plain, one.speculative)]
+    measured = [comparison.measured for comparison in report.comparisons if comparison.measured is not None]
+    sides = [side for measurement in measured for side in (measurement.plain, measurement.speculative)]
     if sides:
         most = max(side.typical or 0.0 for side in sides)
         screen.print(
             f"{mark(all(side.is_rounding for side in sides))} independent reference: {len(measured)} answers, scores "
             f"differ by up to {most:.2f} times what rounding explains [dim](fails above {TYPICAL:g})[/dim]"
         )
-    if (found := report.distribution_test) is not None:
-        differing = f", {found.num_different} differ from plain decoding" if found.num_different is not None else ""
+    if (test := report.distribution_test) is not None:
+        differing = f", {test.num_different} differ from plain decoding" if test.num_different is not None else ""
         screen.print(
-            f"{mark(found.passed)} distribution test: {found.samples:,} samples of {found.tokens} tokens, "
-            f"p = {found.p_value:.3g} [dim](fails below {found.false_alarm:g})[/dim]{differing}"
+            f"{mark(test.passed)} distribution test: {test.samples:,} samples of {test.tokens} tokens, "
+            f"p = {test.p_value:.3g} [dim](fails below {test.false_alarm:g})[/dim]{differing}"
         )
-    if llm.drafters and not any(one.num_drafted for one in report.comparisons):
-        idle = nothing_drafted(one.no_draft_reason for one in report.comparisons)
+    if llm.drafters and not any(comparison.num_drafted for comparison in report.comparisons):
+        idle = nothing_drafted(comparison.no_draft_reason for comparison in report.comparisons)
         screen.print(f"[yellow]{idle}; so no draft was checked[/yellow]")
     counts = report.verdicts
     verdict = "[bold green]passed[/bold green]" if report.passed else "[bold red]failed[/bold red]"
@@ -149,18 +149,18 @@ def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen)
     )
 
 
-def _comparison_line(one: "Comparison") -> str:
-    sign = NEAR_TIE if one.verdict == "near_tie" else mark(one.verdict == "identical")
-    verdict = one.verdict.replace("_", "-")
-    head = f"{sign} prompt {one.prompt + 1}, temperature {one.temperature:g}: "
-    if one.position is None:
-        reason = "" if one.verdict == "identical" else f" ({one.reason})"
-        return f"{head}{verdict}, {one.num_tokens} tokens{reason}"
-    tokens = escape(f"plain {one.plain_token}, speculative {one.speculative_token}; {one.reason}")
+def _comparison_line(comparison: "Comparison") -> str:
+    sign = NEAR_TIE if comparison.verdict == "near_tie" else mark(comparison.verdict == "identical")
+    verdict = comparison.verdict.replace("_", "-")
+    head = f"{sign} prompt {comparison.prompt + 1}, temperature {comparison.temperature:g}: "
+    if comparison.position is None:
+        reason = "" if comparison.verdict == "identical" else f" ({comparison.reason})"
+        return f"{head}{verdict}, {comparison.num_tokens} tokens{reason}"
+    tokens = escape(f"plain {comparison.plain_token}, speculative {comparison.speculative_token}; {comparison.reason}")
     gap = ""
-    if one.measured is not None and one.measured.gap is not None:
-        gap = f" [dim](gap {one.measured.gap:.3g}, noise {one.measured.noise:.3g})[/dim]"
-    return f"{head}[bold]{verdict}[/bold] at token {one.position + 1}: {tokens}{gap}"
+    if comparison.measured is not None and comparison.measured.gap is not None:
+        gap = f" [dim](gap {comparison.measured.gap:.3g}, noise {comparison.measured.noise:.3g})[/dim]"
+    return f"{head}[bold]{verdict}[/bold] at token {comparison.position + 1}: {tokens}{gap}"
 
 
 @command
@@ -198,7 +198,7 @@ def check_draft(
     _check_weights(info, record)
     texts, wanted = None, [trial for trial in trials if trial.can_run]
     if prompts is not None:
-        texts = [one if isinstance(one, str) else str(one[-1]["content"]) for one in read_prompts(prompts)]
+        texts = [prompt if isinstance(prompt, str) else str(prompt[-1]["content"]) for prompt in read_prompts(prompts)]
         wanted = [trial for trial in trials if trial.prompts.sha256 == hash_prompts(texts[: trial.prompts.count])]
     if not wanted:
         raise ConfigError(
@@ -211,8 +211,8 @@ def check_draft(
     for trial in wanted:
         llm = _engine_for(trial, info, llm, model, loading, screen)
         count = len(trial.texts(texts)[:num_prompts])
-        what = f"{trial.name}: {count} answers of up to {trial.params.most_tokens} tokens"
-        announce(what, count * trial.params.most_tokens, llm, screen)
+        task = f"{trial.name}: {count} answers of up to {trial.params.most_tokens} tokens"
+        announce(task, count * trial.params.most_tokens, llm, screen)
         with screen.stages() as progress:
             checks.append(check_trial(llm, trial, num_prompts, texts, tolerance, progress))
     left_out = [trial.name for trial in trials if trial not in wanted]
@@ -224,7 +224,7 @@ def check_draft(
                 "method": info.method,
                 "target": info.target.name,
                 "passed": passed,
-                "trials": [_trial_as_json(one) for one in checks],
+                "trials": [_trial_as_json(check) for check in checks],
                 "not_measured": left_out,
                 "provenance": measured_on(),
             }
@@ -249,8 +249,8 @@ def _engine_for(
     if before is not None:
         return open_engine(before.loaded, screen, options, chosen)
     if model is None and info.target.name not in ZOO:
-        what = f"{info.folder.name!r} was trained for {info.target.name!r}, which is no name of the zoo"
-        raise ConfigError(what, fix="give --model")
+        message = f"{info.folder.name!r} was trained for {info.target.name!r}, which is no name of the zoo"
+        raise ConfigError(message, fix="give --model")
     return open_engine(model or info.target.name, screen, options, chosen)
 
 
@@ -259,23 +259,23 @@ def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
     from ..system.provenance import sha256_of
 
     path, recorded = info.folder / "model.safetensors", str(record.get("weights_sha256"))
-    if path.is_file() and recorded != (found := sha256_of(path)):
-        what, got = f"{path} is not the file that training.json is about", f"sha256 {found[:12]}"
-        raise ConfigError(what, got=got, expected=f"sha256 {recorded[:12]}", fix="fetch the head again")
+    if path.is_file() and recorded != (digest := sha256_of(path)):
+        message, got = f"{path} is not the file that training.json is about", f"sha256 {digest[:12]}"
+        raise ConfigError(message, got=got, expected=f"sha256 {recorded[:12]}", fix="fetch the head again")
 
 
 def _print_trials(info: "HeadInfo", checks: "list[TrialCheck]", left_out: list[str], screen: Screen) -> None:
     for check in checks:
         columns = {
-            escape(f"{check.trial.name}, {len(check.measured.answers)} prompts"): lambda one: one.what,
-            "Now": lambda one: f"{one.measured:.3f}",
-            "Recorded": lambda one: f"{one.recorded:.3f}",
-            "Allowed": lambda one: f"±{one.allowed:.3f}",
-            "": lambda one: mark(one.holds),
+            escape(f"{check.trial.name}, {len(check.measured.answers)} prompts"): lambda difference: difference.what,
+            "Now": lambda difference: f"{difference.measured:.3f}",
+            "Recorded": lambda difference: f"{difference.recorded:.3f}",
+            "Allowed": lambda difference: f"±{difference.allowed:.3f}",
+            "": lambda difference: mark(difference.holds),
         }
         screen.out.print(table_of(columns, check.differences))
-        for what, now, then in check.changed:
-            screen.out.print(f"[dim]{what}: {escape(now)}; recorded with {escape(then)}[/dim]")
+        for name, now, then in check.changed:
+            screen.out.print(f"[dim]{name}: {escape(now)}; recorded with {escape(then)}[/dim]")
     for name in left_out:
         screen.out.print(f"[dim]{escape(name)}: not measured[/dim]")
     passed, name = all(check.passed for check in checks), escape(info.folder.name)
@@ -294,6 +294,6 @@ def _trial_as_json(check: "TrialCheck") -> dict[str, object]:
         "identical": check.is_identical,
         "measured": check.measured.as_dict(),
         "recorded": check.recorded.as_dict(),
-        "differences": [{**vars(one), "holds": one.holds} for one in check.differences],
-        "changed": [{"what": what, "now": now, "recorded": then} for what, now, then in check.changed],
+        "differences": [{**vars(difference), "holds": difference.holds} for difference in check.differences],
+        "changed": [{"what": name, "now": now, "recorded": then} for name, now, then in check.changed],
     }

@@ -184,8 +184,8 @@ def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Speeds") ->
     elif not total.identical:
         promise = "numerics: fast, so rounding ties may differ; `paceline check` tells ties from bugs"
     answers, idle = [pair.speculative for pair in pairs], ""
-    if llm.drafters and not any(one.num_drafted for one in answers):
-        idle = f" [yellow]N{nothing_drafted(one.no_draft_reason for one in answers)[1:]}.[/yellow]"
+    if llm.drafters and not any(answer.num_drafted for answer in answers):
+        idle = f" [yellow]N{nothing_drafted(answer.no_draft_reason for answer in answers)[1:]}.[/yellow]"
     pace = "" if total.speedup is None else f"decoded {total.speedup:.2f}x as fast as plain decoding, and "
     return (
         f"With the [bold]{escape(drafter)}[/bold] drafter {escape(llm.loaded.name)} {pace}{same} token-identical to "

@@ -65,20 +65,20 @@ def doctor(
 
 
 def _print_machine(machine: "MachineReport", screen: Screen) -> None:
-    facts, found, load = machine.provenance, machine.processors, machine.load
+    facts, processors, load = machine.provenance, machine.processors, machine.load
     memory = facts["memory_bytes"]
     busy = "unknown" if load.busy_cores is None else f"others use {load.busy_cores:.1f} cores"
     state = "[bold yellow]busy[/bold yellow], " if load.disturbs else "quiet, " if load.busy_cores is not None else ""
     stolen = f", {load.stolen:.0%} stolen" if load.stolen else ""
     average = "" if load.average is None else f"; average of a minute {load.average:.1f}"
     rows = {
-        "CPU": escape(f"{facts['cpu'] or 'unknown'}, {found.cores} cores, {found.cpus} logical"),
+        "CPU": escape(f"{facts['cpu'] or 'unknown'}, {processors.cores} cores, {processors.cpus} logical"),
         "instructions": ", ".join(machine.cpu_flags) or "unknown",
         "kernels": escape(machine.kernels),
         "memory": f"{_size(memory if isinstance(memory, int) else None)}, {_size(machine.available_bytes)} available",
         "GPU": escape(str(facts["gpu"] or "none")),
         "versions": ", ".join(f"{name} {facts[name]}" for name in ("paceline", "torch", "transformers")),
-        "threads": f"{machine.threads}, where {found.reason}; they {machine.waiting}",
+        "threads": f"{machine.threads}, where {processors.reason}; they {machine.waiting}",
         "load": f"{state}{busy}{stolen}{average}",
         "reads": f"{machine.bandwidth / 1e9:.1f} GB/s",
     }
@@ -103,10 +103,10 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
     }
     screen.out.print(_table(escape(f"{report.model}, {report.dtype} on {report.device}"), rows))
     formats = {
-        "weights": lambda one: f"{one.count} {one.what}",
-        "format": lambda one: one.form,
-        "size": lambda one: _size(one.num_bytes),
-        "": lambda one: "packed" if one.reason is None else f"[dim]not packed: {escape(one.reason)}[/dim]",
+        "weights": lambda group: f"{group.count} {group.what}",
+        "format": lambda group: group.form,
+        "size": lambda group: _size(group.num_bytes),
+        "": lambda group: "packed" if group.reason is None else f"[dim]not packed: {escape(group.reason)}[/dim]",
     }
     screen.out.print(table_of(formats, report.formats))
     passes = {
@@ -119,10 +119,10 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
     title = f"Passes after {report.context} tokens of context"
     screen.out.print(table_of(passes, sorted(costs.seconds.items()), 0, title))
     bounds = {
-        "drafter": lambda one: one.drafter,
-        "memory at most": lambda one: _size(one.total),
-        "for each": lambda one: f"{one.each} bytes a {one.of}",
-        "of these": lambda one: f"{one.count:,}",
+        "drafter": lambda drafter: drafter.drafter,
+        "memory at most": lambda drafter: _size(drafter.total),
+        "for each": lambda drafter: f"{drafter.each} bytes a {drafter.of}",
+        "of these": lambda drafter: f"{drafter.count:,}",
     }
     screen.out.print(table_of(bounds, report.drafters, title=f"Drafters without weights, {memory.slots} texts"))
 
@@ -142,8 +142,8 @@ def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: 
         **{key: value for key, value in vars(report).items() if key != "costs"},
         "self_test": "passed",
         "memory": {**vars(memory), "kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits},
-        "formats": [vars(one) for one in report.formats],
-        "drafters": [{**vars(one), "total": one.total} for one in report.drafters],
+        "formats": [vars(group) for group in report.formats],
+        "drafters": [{**vars(drafter), "total": drafter.total} for drafter in report.drafters],
         **{key: getattr(costs, key) for key in ("weight_bytes", "bandwidth", "floor_fraction", "flat_rows")},
         "floor_s": costs.floor,
         "overhead_s": max(0.0, costs.seconds[1] - costs.floor),

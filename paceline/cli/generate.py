@@ -40,7 +40,7 @@ class PromptOptions:
     )
 
     def __post_init__(self) -> None:
-        count = sum(one is not None for one in (self.text, self.prompt, self.chat, self.prompt_file, self.token_ids))
+        count = sum(form is not None for form in (self.text, self.prompt, self.chat, self.prompt_file, self.token_ids))
         if count != 1:
             trouble = "there is more than one prompt" if count else "there is no prompt"
             raise typer.BadParameter(f"{trouble}: give one of --prompt, --chat, --prompt-file and --token-ids")
@@ -104,15 +104,15 @@ class SamplingOptions:
         """Raises `ConfigError` for wrong values."""
         from ..core.request import Bias, SamplingParams
 
-        given: dict[str, Any] = dict(vars(self))
+        values: dict[str, Any] = dict(vars(self))
         if self.logit_bias is not None:
             bias = parse_json(self.logit_bias, "--logit-bias")
-            given["logit_bias"] = validate(dict[int, Bias], bias, '--logit-bias, for example {"42": -5},')
-        schema, regex, choice = (given.pop(key) for key in ("json_schema", "regex", "choice"))
+            values["logit_bias"] = validate(dict[int, Bias], bias, '--logit-bias, for example {"42": -5},')
+        schema, regex, choice = (values.pop(key) for key in ("json_schema", "regex", "choice"))
         form = {"json": schema and read_text(schema, "the schema in"), "regex": regex, "choice": choice}
-        if any(one is not None for one in form.values()):
-            given["structured_outputs"] = form
-        return SamplingParams(**given)
+        if any(value is not None for value in form.values()):
+            values["structured_outputs"] = form
+        return SamplingParams(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,12 +28,12 @@ def print_help(command: Any, ctx: Any) -> None:
     console.print(Padding(Text(command.get_usage(ctx), "bold"), 1))
     console.print(Padding(Text("\n\n".join(_paragraphs(command))), (0, 1, 1, 1)))
     panels: dict[str, Table] = {}
-    for param in sorted(command.get_params(ctx), key=lambda one: one.param_type_name):  # arguments first
+    for param in sorted(command.get_params(ctx), key=lambda parameter: parameter.param_type_name):  # arguments first
         if record := param.get_help_record(ctx):
             title = getattr(param, "rich_help_panel", None) or f"{param.param_type_name.capitalize()}s"
             _add(panels.setdefault(title, _grid()), *record)
-    for name, one in getattr(command, "commands", {}).items():
-        _add(panels.setdefault("Commands", _grid()), name, _paragraphs(one)[0])
+    for name, subcommand in getattr(command, "commands", {}).items():
+        _add(panels.setdefault("Commands", _grid()), name, _paragraphs(subcommand)[0])
     for title, table in panels.items():
         console.print(Panel(table, title=title, title_align="left", border_style="dim"))
     if command.epilog:
@@ -41,7 +41,7 @@ def print_help(command: Any, ctx: Any) -> None:
 
 
 def _paragraphs(command: Any) -> list[str]:
-    return [one.replace("\n", " ") for one in inspect.cleandoc(command.help or "").split("\n\n")]
+    return [paragraph.replace("\n", " ") for paragraph in inspect.cleandoc(command.help or "").split("\n\n")]
 
 
 def _grid() -> Table:
@@ -53,8 +53,8 @@ def _grid() -> Table:
 
 def _add(table: Table, names: str, text: str) -> None:
     """A row: the names, and the kind of value before the text. Long names stand below each other."""
-    found = _NAMES.match(names)
-    name, kind = (found[0], names[found.end() :].strip()) if found else (names, "")
+    match = _NAMES.match(names)
+    name, kind = (match[0], names[match.end() :].strip()) if match else (names, "")
     indent = "    " if name.startswith("--") else ""
     told = Text.assemble((f"{kind}  " if kind else "", "yellow"), text.replace("\\[", "["))  # older typers escape it
     told.highlight_regex(r"  \[[^\[]+\]$", "dim")

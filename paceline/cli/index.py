@@ -44,21 +44,21 @@ def index(
 
         quieten(screen.debug)
     check_new(out)  # before a model is fetched
-    found = find_files(files, suffix or ())
+    paths = find_files(files, suffix or ())
     with screen.pulling() as progress:
         folder = resolve(model, progress=progress)
     with screen.spinner("loading the tokenizer"):
         tokenizer = load_tokenizer(folder)
     with screen.stages() as report:
-        documents, left_out = tokenize(found, tokenizer, files, report)
+        documents, left_out = tokenize(paths, tokenizer, files, report)
         about = write_index(out, documents, hash_vocabulary(tokenizer), report)
     tokens, size = about.num_tokens - about.num_documents, folder_bytes(out)
     if screen.json:
-        counts = {"files": len(found), "documents": about.num_documents, "tokens": tokens, "size_bytes": size}
+        counts = {"files": len(paths), "documents": about.num_documents, "tokens": tokens, "size_bytes": size}
         screen.put_json({"folder": out, "model": model, **counts, "left_out": left_out})
         return
     if left_out:
-        screen.warn(f"{len(left_out)} of {len(found):,} files left out:", f"first {left_out[0]}")
+        screen.warn(f"{len(left_out)} of {len(paths):,} files left out:", f"first {left_out[0]}")
     screen.say(f"[green]✓[/green] {tokens:,} tokens of {about.num_documents:,} documents, {size / 1e6:,.1f} MB")
     screen.say(f"[dim]use it:[/dim] paceline generate {escape(model)} --drafter {escape(f'suffix:{out}')} --chat ...")
     screen.print_path(out)

@@ -34,8 +34,8 @@ def pull(
         folder = zoo.pull(name, cache_dir, progress, force)
     model = zoo.ZOO[name]
     if screen.json:
-        found = {"name": name, "folder": folder, "licence": model.licence, "size_bytes": folder_bytes(folder)}
-        screen.put_json(found)
+        summary = {"name": name, "folder": folder, "licence": model.licence, "size_bytes": folder_bytes(folder)}
+        screen.put_json(summary)
     else:
         use = f"generate {name} --image FILE --prompt ..." if model.takes_images else f"demo {name}"
         screen.say(f"[green]✓[/green] {name} is ready ({model.licence}). Try:  [bold]paceline {use}[/bold]")
@@ -58,7 +58,7 @@ def models(screen: Screen, cache_dir: str | None = opt(None, _CACHE_DIR)) -> Non
             entry = zoo.ZOO[row.name]
             more = {"hub_id": entry.hub_id, "parameters": entry.parameters, "download_bytes": entry.download_bytes}
             listed.append({**vars(row), **more})
-        known = [{"drafter": one.usage, "method": one.name, "description": one.summary} for one in methods()]
+        known = [{"drafter": spec.usage, "method": spec.name, "description": spec.summary} for spec in methods()]
         screen.put_json({"models": listed, "heads": heads, "drafters": known})
         return
     screen.heading("Models")
@@ -116,15 +116,15 @@ def convert(
     with screen.pulling() as progress:
         if to_file:
             done = write_gguf(str(resolve(source, progress=progress)), out, weights, progress)
-            made, size = vars(done), done.size_bytes
+            result, size = vars(done), done.size_bytes
         else:
             with new_folder(out) as folder:
                 convert_gguf(Path(source), folder, progress)
-            made, size = {"folder": out, "size_bytes": folder_bytes(out)}, folder_bytes(out)
+            result, size = {"folder": out, "size_bytes": folder_bytes(out)}, folder_bytes(out)
     if screen.json:
-        screen.put_json(made)
+        screen.put_json(result)
         return
-    held = ", ".join(f"{count} matrices in {name}" for name, count in made.get("formats", {}).items())
+    held = ", ".join(f"{count} matrices in {name}" for name, count in result.get("formats", {}).items())
     more = f" ({decimal(size)}{': ' if held else ''}{held})"
     screen.say(
         f"[green]✓[/green] converted{more}. Try:  [bold]paceline generate {escape(str(out))} --prompt ...[/bold]"

@@ -62,31 +62,31 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in wanted.items():
         kind = parameter.annotation
         if kind is Others:
-            others = [_other_option(one) for one in parameter.default.given]
+            others = [_other_option(text) for text in parameter.default.given]
         elif is_dataclass(kind):
             hints = get_type_hints(kind, include_extras=True)
-            options += [_option(one.name, hints[one.name], one) for one in fields(kind)]
+            options += [_option(option.name, hints[option.name], option) for option in fields(kind)]
         elif kind is not Screen:
             options.append(_option(name, kind, parameter.default))
     options += [_option(name, flag, False) for name, flag in FLAGS.items()]
-    own = {one.name for one in options}
-    others = [one for one in others if one.name not in own]
+    own = {option.name for option in options}
+    others = [option for option in others if option.name not in own]
     options += others
 
-    def run(ctx: typer.Context, **given: Any) -> None:
+    def run(ctx: typer.Context, **values: Any) -> None:
         arguments: dict[str, Any] = {}
         for name, parameter in wanted.items():
             kind = parameter.annotation
             if kind is Others:
-                arguments[name] = Others({one.name: given[one.name] for one in others})
+                arguments[name] = Others({option.name: values[option.name] for option in others})
             elif is_dataclass(kind):
-                arguments[name] = parameter.annotation(**{one.name: given[one.name] for one in fields(kind)})
+                arguments[name] = parameter.annotation(**{option.name: values[option.name] for option in fields(kind)})
             else:
-                arguments[name] = ctx.obj if kind is Screen else given[name]
+                arguments[name] = ctx.obj if kind is Screen else values[name]
         function(**arguments)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
-    run.__annotations__ = {one.name: one.annotation for one in options}
+    run.__annotations__ = {option.name: option.annotation for option in options}
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return run
 
@@ -103,11 +103,11 @@ def _other_option(name: str) -> inspect.Parameter:
 def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:
     """A parameter as typer reads it; one without `opt` has typer's annotation already."""
     if isinstance(default, Field):
-        given, default = dict(default.metadata), default.default
-        if given:
-            names = [*given.pop("name", f"--{name.replace('_', '-')}").split(), given.pop("short")]
-            metavar = "" if kind is bool else given.pop("metavar")
-            kind = Annotated[kind, typer.Option(*filter(None, names), **{**given, "metavar": metavar})]
+        metadata, default = dict(default.metadata), default.default
+        if metadata:
+            names = [*metadata.pop("name", f"--{name.replace('_', '-')}").split(), metadata.pop("short")]
+            metavar = "" if kind is bool else metadata.pop("metavar")
+            kind = Annotated[kind, typer.Option(*filter(None, names), **{**metadata, "metavar": metavar})]
     default = inspect.Parameter.empty if default is MISSING else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
@@ -138,8 +138,8 @@ def token_count(text: str) -> int | None:
     """A number of tokens, also with a unit, as vLLM reads it: 8k is 8000, 8K 8192; auto and -1: None."""
     if text in ("auto", "-1"):
         return None
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([kmKM]?)", text)
-    count = Fraction(found[1]) * _UNITS[found[2]] if found else Fraction(0)
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([kmKM]?)", text)
+    count = Fraction(match[1]) * _UNITS[match[2]] if match else Fraction(0)
     if count < 1 or count.denominator > 1:
         raise typer.BadParameter(f"{text!r} is no number of tokens, such as 8192, 8k or 8K")
     return int(count)
@@ -224,18 +224,18 @@ class SpeculationOptions:
     def _choose(self, drafter: str | None, default: str, policy: Policy | None) -> Speculation:
         if drafter is not None and self.speculative_config is not None:
             raise typer.BadParameter("give either --drafter or --speculative-config, not both")
-        what, profile = self.speculative_config if drafter is None else drafter, None
+        config, profile = self.speculative_config if drafter is None else drafter, None
         if self.profile is not None:
             from ..tuned import load_tuned
 
             tuned = load_tuned(self.profile)
             profile = tuned.profile
-            if what is None:
-                what = tuned.config.as_dict()
+            if config is None:
+                config = tuned.config.as_dict()
                 if self.num_speculative_tokens is not None or self.policy is not None:  # they replace both keys
-                    del what["policy"], what["num_speculative_tokens"]
+                    del config["policy"], config["num_speculative_tokens"]
         policy = self.policy or (policy if profile is None else None)
-        chosen = parse(default if what is None else what, self.num_speculative_tokens, policy)
+        chosen = parse(default if config is None else config, self.num_speculative_tokens, policy)
         if chosen.method == "none" and self.num_speculative_tokens is not None:
             raise typer.BadParameter("--num-speculative-tokens needs a drafter, for example --drafter lookup")
         return Speculation(chosen, self.allow_lossy, profile)
@@ -268,8 +268,8 @@ class LoadOptions:
 
     def template(self) -> str | None:
         """The chat template that was given, in a file or, as vLLM also takes it, as text. Raises `ConfigError`."""
-        given = self.chat_template
-        return given if given is None or "{" in given else read_text(given, "the chat template in")
+        text = self.chat_template
+        return text if text is None or "{" in text else read_text(text, "the chat template in")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,13 +307,13 @@ def open_engine(
 
     if retests:
         forget()
-    source, given = model, dict[str, Any]()
+    source, settings = model, dict[str, Any]()
     with screen.pulling() as progress:
         if isinstance(model, str):
             use_threads(options.threads)
             source = resolve(model, progress=progress)
             names = "dtype", "device", "tokenizer", "mmproj", "revision", "trust_remote_code", "weights", "activations"
-            given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+            settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)
     with screen.spinner(f"loading {model}" if isinstance(model, str) else f"preparing {speculation.config.name}"):
@@ -328,7 +328,7 @@ def open_engine(
             max_model_len=options.max_model_len,
             seed=seed,
             allow_lossy=speculation.allow_lossy,
-            **given,
+            **settings,
         )
     if template is not None:
         from ..target.prompts import set_chat_template
@@ -342,23 +342,23 @@ def open_engine(
     return llm
 
 
-def announce(what: str, tokens: float, llm: "LLM", screen: Screen, more_s: float = 0.0) -> None:
+def announce(task: str, tokens: float, llm: "LLM", screen: Screen, more_s: float = 0.0) -> None:
     """Say what is decoded next, and how long that takes if nothing is accepted.
 
     tokens: of all answers, those that are decoded together counted once. more_s: seconds of what follows.
     """
     if not screen.json:
         took = duration(more_s + tokens * llm.runner.pass_seconds(1))
-        screen.say(escape(f"{what}. This takes up to about {took}."))
+        screen.say(escape(f"{task}. This takes up to about {took}."))
 
 
 def announce_run(
     questions: "list[Question]", drafters: list[str], how: "BenchOptions", llm: "LLM", screen: Screen
 ) -> None:
     """As `announce`, of plain decoding and drafters that answer the same questions in turns."""
-    what = f"{len(questions)} prompts, each answered plainly and with {', '.join(drafters)}"
-    answers = sum(len(one.turns) for one in questions) * how.repeat * (1 + len(drafters)) / how.batch
-    announce(f"{what}, up to {how.max_tokens} tokens", answers * how.max_tokens, llm, screen)
+    task = f"{len(questions)} prompts, each answered plainly and with {', '.join(drafters)}"
+    answers = sum(len(question.turns) for question in questions) * how.repeat * (1 + len(drafters)) / how.batch
+    announce(f"{task}, up to {how.max_tokens} tokens", answers * how.max_tokens, llm, screen)
 
 
 def choose_prompts(
@@ -370,7 +370,7 @@ def choose_prompts(
 
     kept, left_out = fitting(llm, questions)
     chosen = choose(kept, number)
-    remark_raw(sum(one.chat is None for one in chosen), llm, screen)
+    remark_raw(sum(prompt.chat is None for prompt in chosen), llm, screen)
     if not chosen:
         got = f"{left_out} prompts of {llm.runner.max_length} tokens or more"
         raise ConfigError("no prompt fits the context", got=got, fix="raise --max-model-len if the model allows it")

@@ -26,7 +26,7 @@ class Others:
 
         Raises one `ConfigError` for all that are refused.
         """
-        unset = {one.name for group in groups for one in fields(group) if getattr(group, one.name) is None}
+        unset = {option.name for group in groups for option in fields(group) if getattr(group, option.name) is None}
         settled = settle({name: _read(value) for name, value in self.given.items()}, TABLE, unset)
         if settled.refused:
             fixes = {self._shown(name): spelled(fix, is_command=True) for name, fix in settled.refused.items()}
@@ -58,7 +58,7 @@ def _read(value: object) -> object:
 
 
 def _with(group: Any, values: Mapping[str, object]) -> Any:
-    own = {one.name: values[one.name] for one in fields(group) if one.name in values}
+    own = {option.name: values[option.name] for option in fields(group) if option.name in values}
     return replace(group, **own) if own else group
 
 

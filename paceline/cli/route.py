@@ -48,16 +48,16 @@ def route(
         from ..server.route import Router, RouteSettings, make_router_app
         from ..server.upstream import Upstream
 
-        made = load_calibration(calibration)
+        loaded = load_calibration(calibration)
         settings = RouteSettings(
             **server.gate(), model=served_model_name, max_disagreement=max_disagreement, audit_share=audit_share
         )
         asked = Upstream.open(small, os.environ.get("PACELINE_SMALL_API_KEY"))
-        router = Router(asked, Upstream.open(large, os.environ.get("PACELINE_LARGE_API_KEY")), made, settings)
-    for role, measured, there in (("small", made.small, router.small), ("large", made.large, router.large)):
+        router = Router(asked, Upstream.open(large, os.environ.get("PACELINE_LARGE_API_KEY")), loaded, settings)
+    for role, measured, there in (("small", loaded.small, router.small), ("large", loaded.large, router.large)):
         if Path(measured.name).name != Path(there.model).name:
-            what = f"The {role} model is {there.model} there and {measured.name} in the calibration:"
-            screen.warn(what, "the guarantee holds only if they are the same.")
+            message = f"The {role} model is {there.model} there and {measured.name} in the calibration:"
+            screen.warn(message, "the guarantee holds only if they are the same.")
 
     def announce(url: str) -> None:
         choice = router.choice

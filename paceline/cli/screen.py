@@ -76,9 +76,9 @@ class Screen:
         if not self.json:
             self.err.print(text, soft_wrap=True)
 
-    def warn(self, what: str, text: str = "") -> None:
+    def warn(self, subject: str, text: str = "") -> None:
         """As `say`, of plain text: what to look at in yellow, then more of it."""
-        self.say(f"[yellow]{escape(what)}[/yellow] {escape(text)}".rstrip())
+        self.say(f"[yellow]{escape(subject)}[/yellow] {escape(text)}".rstrip())
 
     def say_error(self, text: str) -> None:
         """The one message of a failure."""

@@ -99,7 +99,7 @@ def serve(
 def _predicting(chosen: Speculation) -> Speculation:
     """The same with a drafter for the predictions of requests, unless drafting is off."""
     config, parts = chosen.config, chosen.config.drafter.parts
-    if any(one.method in ("none", "prediction") for one in parts):
+    if any(part.method in ("none", "prediction") for part in parts):
         return chosen
     choose = cast("Any", spec_class("choose"))(drafters=(spec_class("prediction")(), *parts))
     return replace(chosen, config=replace(config, drafter=choose))

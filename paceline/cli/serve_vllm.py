@@ -126,10 +126,10 @@ def vllm_command(
     more: Sequence[str] = (),
 ) -> VllmCommand:
     """The command for these options; others and more are added. Raises `ConfigError` for what vLLM does not have."""
-    given = _given(server) | _given(loading) | _given(options) | _given(speculation)
+    values = _given(server) | _given(loading) | _given(options) | _given(speculation)
     for name, instead in MISSING.items():
-        if name in given and given[name] != "fixed":  # the policy that vLLM has
-            raise ConfigError(f"vLLM has no {_option(name)}", got=given[name], fix=instead)
+        if name in values and values[name] != "fixed":  # the policy that vLLM has
+            raise ConfigError(f"vLLM has no {_option(name)}", got=values[name], fix=instead)
     if loading.numerics == "invariant":
         fix = "leave it out, or set VLLM_BATCH_INVARIANT=1 where vLLM's kernels have it"
         raise ConfigError("vLLM has no --numerics", got="invariant", fix=fix)
@@ -141,8 +141,8 @@ def vllm_command(
     words = ["vllm", "serve", _target(model), "--host", server.host, "--port", str(server.port)]
     words += ["--served-model-name", server.name_of(model)]
     for name, option in SAME.items():
-        if name in given:
-            words += [option, *_values(name, given[name])]
+        if name in values:
+            words += [option, *_values(name, values[name])]
     words += ["--quantization", "fp8"] if loading.weights else []
     words += ["--per-request-spec-decode-metrics", "summary"] if server.return_metrics else []
     flags, environment = _drafting(model, speculation), dict[str, str]()
@@ -187,8 +187,8 @@ def _measured(options: SpeculationOptions) -> EngineFlags | None:
         return None
     from ..tuned import load_tuned
 
-    found: Any = load_tuned(options.profile).measured.get("flags") or ()
-    return next((EngineFlags(**one) for one in found if one["engine"] == "vLLM"), None)
+    flags: Any = load_tuned(options.profile).measured.get("flags") or ()
+    return next((EngineFlags(**entry) for entry in flags if entry["engine"] == "vLLM"), None)
 
 
 def _hosts(options: EngineOptions) -> tuple[list[str], list[str]]:
@@ -198,9 +198,9 @@ def _hosts(options: EngineOptions) -> tuple[list[str], list[str]]:
     devices = (options.tensor_parallel_size or 1) * (options.pipeline_parallel_size or 1)
     copies = options.data_parallel_size or 1
     if devices * copies < options.nnodes:
-        what, expected = f"{options.nnodes} hosts have nothing to share", f"at least {options.nnodes}"
+        message, expected = f"{options.nnodes} hosts have nothing to share", f"at least {options.nnodes}"
         got = f"{devices * copies} devices: tensor times pipeline times data parallel size"
-        raise ConfigError(what, got=got, expected=expected, fix="raise one of them")
+        raise ConfigError(message, got=got, expected=expected, fix="raise one of them")
     spread = ["--distributed-executor-backend", "ray"] if devices > 1 else []
     spread += ["--data-parallel-backend", "ray"] if copies > 1 else []
     return [f"ray start --head --port={_RAY_PORT}", f"ray start --address=FIRST_HOST:{_RAY_PORT}"], spread
@@ -212,13 +212,13 @@ def _target(model: str) -> str:
         return model
     from ..zoo import name_elsewhere, resolve
 
-    found = name_elsewhere(model)
-    return found if found != model or "/" in found else str(resolve(model))
+    name = name_elsewhere(model)
+    return name if name != model or "/" in name else str(resolve(model))
 
 
 def _given(options: Any) -> dict[str, Any]:
     """The options that are not at their defaults."""
-    return {one.name: value for one in fields(options) if (value := getattr(options, one.name)) != one.default}
+    return {f.name: value for f in fields(options) if (value := getattr(options, f.name)) != f.default}
 
 
 def _option(name: str) -> str:
@@ -229,5 +229,5 @@ def _values(name: str, value: Any) -> list[str]:
     if name == "allow_origin":
         return [json.dumps(value)]
     if isinstance(value, list):
-        return [str(one) for one in value]
+        return [str(item) for item in value]
     return [] if value is True else [str(int(value) if name == "drain_timeout" else value)]

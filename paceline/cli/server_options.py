@@ -36,24 +36,24 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         return None
     from ..system.yaml_values import parse_yaml
 
-    given = parse_yaml(read_text(path, "the config file"), str(path))
-    given = {} if given is None else given
-    if not isinstance(given, dict):
-        raise ConfigError(f"{path} has no options", got=type(given).__name__, expected="lines such as port: 8000")
-    options = {str(one.name): one for one in ctx.command.params if one.name not in ("config", "help")}
-    shown = sorted(name for name, one in options.items() if not getattr(one, "hidden", False))
+    values = parse_yaml(read_text(path, "the config file"), str(path))
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} has no options", got=type(values).__name__, expected="lines such as port: 8000")
+    options = {str(param.name): param for param in ctx.command.params if param.name not in ("config", "help")}
+    shown = sorted(name for name, param in options.items() if not getattr(param, "hidden", False))
     ctx.default_map = {}
-    for key, value in given.items():
+    for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in options:
-            what = f"{path} has an option that {ctx.command.name} does not have"
+            message = f"{path} has an option that {ctx.command.name} does not have"
             fix = OPTIONS.get(as_flag(name)) or meant(name, list(options))
-            raise ConfigError(what, got=key, expected=", ".join(shown), fix=fix)
+            raise ConfigError(message, got=key, expected=", ".join(shown), fix=fix)
         is_many = getattr(options[name], "multiple", False)
         if isinstance(value, list) and not is_many:
             raise ConfigError(f"{path} gives {key} more than once", got=value, expected="one value")
         if value is not None:
-            words = [_as_word(one) for one in (value if isinstance(value, list) else [value])]
+            words = [_as_word(item) for item in (value if isinstance(value, list) else [value])]
             ctx.default_map[name] = words if is_many else words[0]
     return path
 

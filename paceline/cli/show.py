@@ -49,9 +49,9 @@ def plot(
     from ..measure.results import open_results
 
     opened = [open_results(path) for path in results]
-    folder = out or next((one.path for one in opened if one.path.is_dir()), Path()) / "plots"
+    folder = out or next((record.path for record in opened if record.path.is_dir()), Path()) / "plots"
     with screen.spinner("drawing"):
-        files, left_out = draw(opened, folder, [one.value for one in format or FigureFormat])
+        files, left_out = draw(opened, folder, [kind.value for kind in format or FigureFormat])
     if screen.json:
         screen.put_json({"files": files, "left_out": left_out})
         return
@@ -118,21 +118,21 @@ def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:
         raise ConfigError("these results have no answer of Paceline with its rounds", got=str(opened.path))
     if number > len(answers):
         raise ConfigError("there is no such answer", got=number, expected=f"1 to {len(answers)}")
-    one = answers[number - 1]
+    answer = answers[number - 1]
     if screen.json:
         keys = ("id", "category", "text", "token_ids", "origins", "sources", "seconds")
-        about = {"drafter": one.side, "rounds": len(one.rounds), "pieces": one.texts}
-        about |= {key: getattr(one, key) for key in keys}
+        about = {"drafter": answer.side, "rounds": len(answer.rounds), "pieces": answer.texts}
+        about |= {key: getattr(answer, key) for key in keys}
         screen.put_json({"answer": number, "answers": len(answers), **about})
         return
-    title = f"[bold]{escape(one.category or one.id)}[/bold] · {escape(one.side)}"
+    title = f"[bold]{escape(answer.category or answer.id)}[/bold] · {escape(answer.side)}"
     screen.out.rule(f"{title} [dim]answer {number} of {len(answers)}[/dim]", align="left", style="dim")
-    styles = (STYLES.get(origin, "default") for origin in one.origins)
-    screen.out.print(Text.assemble(*zip(one.texts, styles, strict=True)), soft_wrap=True)
-    screen.out.print(legend(one.origins), soft_wrap=True)
-    pace = f", {one.tokens_per_s:.1f} tok/s" if one.tokens_per_s else ""
-    drafted = sum(one_round.num_nodes for one_round in one.rounds)
-    accepted = sum(len(one_round.path) for one_round in one.rounds)
+    styles = (STYLES.get(origin, "default") for origin in answer.origins)
+    screen.out.print(Text.assemble(*zip(answer.texts, styles, strict=True)), soft_wrap=True)
+    screen.out.print(legend(answer.origins), soft_wrap=True)
+    pace = f", {answer.tokens_per_s:.1f} tok/s" if answer.tokens_per_s else ""
+    drafted = sum(one_round.num_nodes for one_round in answer.rounds)
+    accepted = sum(len(one_round.path) for one_round in answer.rounds)
     drafts = f"; {drafted} drafted, {accepted} accepted, {drafted - accepted} rejected" if drafted else ""
-    rounds = f"{len(one.token_ids)} tokens in {len(one.rounds)} rounds"
+    rounds = f"{len(answer.token_ids)} tokens in {len(answer.rounds)} rounds"
     screen.say(f"[dim]{rounds}{pace}{drafts}; --html shows the rounds[/dim]")

@@ -25,7 +25,7 @@ class TrainCommand(Command):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print it."""
-        method: Any = next(one for one in self.params if one.name == "method")
+        method: Any = next(param for param in self.params if param.name == "method")
         method.help = f"One of {', '.join(trained())}."
         super().format_help(ctx, formatter)
 
@@ -57,8 +57,8 @@ def train(
     """
     trained_method(method)  # which raises for an unknown one
     stages = [word for word in words or [] if "=" not in word]
-    given = {"model": target, "out": out and str(out), "answers": [str(one) for one in prepared or ()] or None}
-    overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None]
+    values = {"model": target, "out": out and str(out), "answers": [str(path) for path in prepared or ()] or None}
+    overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items() if value is not None]
     overrides += [word for word in words or [] if "=" in word]
     if len(stages) > 1 or any(stage not in _STAGES for stage in stages):
         raise typer.BadParameter(f"{' '.join(stages)!r} is not a stage; expected {', '.join(_STAGES)}, or KEY=VALUE")
@@ -72,7 +72,7 @@ def train(
     if not is_main():  # of several processes only one prints
         screen.progress, screen.json = False, True
     results: dict[str, object] = {"method": method, "out": run.config.out}
-    for stage in stages or [one for one in _STAGES if one != "prepare" or not prepared]:
+    for stage in stages or [name for name in _STAGES if name != "prepare" or not prepared]:
         results[stage] = _follow(run, stage, screen)
     leave_group()
     if screen.json and is_main():
@@ -90,8 +90,8 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
     begin = time.monotonic()
     with screen.stages() as report:
 
-        def report_eval(what: str, done: int, total: int | None) -> None:
-            report(f"eval: {what}", done, total, "prompts")
+        def report_eval(subject: str, done: int, total: int | None) -> None:
+            report(f"eval: {subject}", done, total, "prompts")
 
         for event in run.run(stage, report_eval):
             if isinstance(event, Done):
@@ -121,13 +121,13 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
     return result
 
 
-def _warn_few(what: str, tokens: int, screen: Screen) -> bool:
+def _warn_few(subject: str, tokens: int, screen: Screen) -> bool:
     """Warn where so many answer tokens are too few, and return whether they are."""
     from ..train.data import FEW_TOKENS
 
     if tokens >= FEW_TOKENS:
         return False
-    text = f"{what} {tokens:,} tokens. Below {FEW_TOKENS:,} a drafter hardly learns; the packaged heads learnt from "
+    text = f"{subject} {tokens:,} tokens. Below {FEW_TOKENS:,} a drafter hardly learns; the packaged heads learnt from "
     text += "190,000 (SPACE) to ten million (EAGLE-1), see docs/heads.md. Add prompts."
     screen.warn("Few answers:", text)
     return True
@@ -145,8 +145,8 @@ def _say_done(done: "Done", method: str, target: str, screen: Screen) -> None:
         }
         screen.out.print(table_of(columns, done.result["trials"]))
     answers = f"{done.result.get('answers')} answers"
-    what = {"prepare": answers, "train": "the drafter", "eval": "the measurements"}[done.stage]
-    screen.say(f"{what} in {escape(str(done.path))}" + (" (was there already)" if done.was_there else ""))
+    subject = {"prepare": answers, "train": "the drafter", "eval": "the measurements"}[done.stage]
+    screen.say(f"{subject} in {escape(str(done.path))}" + (" (was there already)" if done.was_there else ""))
     if done.stage == "train":
         from ..train.artefact import model_beside
 

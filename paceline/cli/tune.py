@@ -82,7 +82,7 @@ def tune(
                 )
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
             how = BenchOptions(**vars(answers))
-            announce_run(chosen, [one.name for one in configs], how, plain, screen)
+            announce_run(chosen, [config.name for config in configs], how, plain, screen)
             with screen.stages() as progress:
                 candidates = measure(configs, llms, chosen, how, progress)
         except KeyboardInterrupt:
@@ -123,28 +123,29 @@ def _open_candidates(
 
 def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: Path, screen: Screen) -> None:
     columns = {
-        "Drafter": lambda one: escape(one.config.name),
-        "Plain\ntok/s": lambda one: f"{one.plain_tokens_per_s:.1f}",
-        "Spec.\ntok/s": lambda one: f"{one.tokens_per_s:.1f}",
-        "Speed-\nup": lambda one: f"{one.overall.value:.2f}x",
-        "95%\ninterval": lambda one: one.overall.interval,
-        "Tokens\na pass": lambda one: f"{one.mean_acceptance_length:.2f}",
-        "Drafts\nat a time": lambda one: ", ".join(map(str, one.depths.values())) or "–",
+        "Drafter": lambda candidate: escape(candidate.config.name),
+        "Plain\ntok/s": lambda candidate: f"{candidate.plain_tokens_per_s:.1f}",
+        "Spec.\ntok/s": lambda candidate: f"{candidate.tokens_per_s:.1f}",
+        "Speed-\nup": lambda candidate: f"{candidate.overall.value:.2f}x",
+        "95%\ninterval": lambda candidate: candidate.overall.interval,
+        "Tokens\na pass": lambda candidate: f"{candidate.mean_acceptance_length:.2f}",
+        "Drafts\nat a time": lambda candidate: ", ".join(map(str, candidate.depths.values())) or "–",
     }
     table = table_of(columns, candidates)
-    for row, one in zip(table.rows, candidates, strict=True):
-        row.style = "bold" if one.overall.pays else None
+    for row, candidate in zip(table.rows, candidates, strict=True):
+        row.style = "bold" if candidate.overall.pays else None
     screen.out.print(table)
-    for one in candidates:
-        if not one.share_drafted:
-            screen.print(f"[yellow]{escape(one.config.name)}:[/yellow] {nothing_drafted(one.no_draft_reasons)}")
+    for candidate in candidates:
+        if not candidate.share_drafted:
+            name, reasons = escape(candidate.config.name), candidate.no_draft_reasons
+            screen.print(f"[yellow]{name}:[/yellow] {nothing_drafted(reasons)}")
     for index, line in enumerate(tuned.words):
         screen.print(f"[bold]{escape(line)}[/bold]" if index == 0 else escape(line))
     screen.out.print("\nThe same choice elsewhere:")
-    for one in cast("list[dict[str, Any]]", tuned.measured["flags"]):
-        remark = f"[dim]# {escape(one['remark'])}[/dim]" if one["remark"] else ""
-        parts = [escape(one["flags"]), remark] if one["flags"] else [remark]
+    for entry in cast("list[dict[str, Any]]", tuned.measured["flags"]):
+        remark = f"[dim]# {escape(entry['remark'])}[/dim]" if entry["remark"] else ""
+        parts = [escape(entry["flags"]), remark] if entry["flags"] else [remark]
         # Flags are to be copied: no line of them may be broken.
-        screen.out.print(f"[bold]{one['engine']:<9}[/bold] " + "  ".join(filter(None, parts)), soft_wrap=True)
+        screen.out.print(f"[bold]{entry['engine']:<9}[/bold] " + "  ".join(filter(None, parts)), soft_wrap=True)
     use = f"paceline generate {shlex.quote(model)} --profile {shlex.quote(str(path))} --chat ..."
     screen.out.print(f"\n[dim]kept in {escape(str(path))}; use it:[/dim] {escape(use)}", soft_wrap=True)

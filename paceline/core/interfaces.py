@@ -248,9 +248,9 @@ def bind_once(drafter: Drafter, target: Target, verifier: "Verifier") -> None:
         drafter.bind(target, verifier)
         drafter.bound_to = target, verifier.exact
     elif drafter.bound_to != (target, verifier.exact):
-        what = "another LLM" if drafter.bound_to[0] is not target else "an LLM with another kind of verifier"
-        what = f"the drafter {drafter.name!r} serves {what} already"
-        raise ConfigError(what, fix="make one drafter for each LLM and kind of verifier")
+        owner = "another LLM" if drafter.bound_to[0] is not target else "an LLM with another kind of verifier"
+        message = f"the drafter {drafter.name!r} serves {owner} already"
+        raise ConfigError(message, fix="make one drafter for each LLM and kind of verifier")
 
 
 class Verifier(ABC):

@@ -42,7 +42,7 @@ _CountOrAll = Annotated[Integer, Field(ge=-1)]
 def _is_prediction(value: Any) -> bool:
     if isinstance(value, str):
         return value == value.encode(errors="ignore").decode()  # no lone surrogates
-    return isinstance(value, list | tuple) and all(type(one) is int for one in cast("Sequence[object]", value))
+    return isinstance(value, list | tuple) and all(type(token) is int for token in cast("Sequence[object]", value))
 
 
 _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -113,8 +113,8 @@ class SamplingParams:
             raise ConfigError("SamplingParams.n asks for several greedy answers, which are all the same", fix=fix)
         for name, (fits, expected) in _DRAFTING.items():
             if name in (self.extra_args or {}) and not fits(value := (self.extra_args or {})[name]):
-                what = f'SamplingParams.extra_args["{name}"] has a wrong value'
-                raise ConfigError(what, got=brief(value), expected=expected)
+                message = f'SamplingParams.extra_args["{name}"] has a wrong value'
+                raise ConfigError(message, got=brief(value), expected=expected)
         if self.stop and not self.detokenize:
             fix = "use stop_token_ids, or leave detokenize=True"
             raise ConfigError("SamplingParams.stop needs the text, and detokenize=False leaves it out", fix=fix)
@@ -146,22 +146,22 @@ class SamplingParams:
         return any((*penalties, self.no_repeat_ngram_size, self.bad_words, self.logits_processors))
 
 
-def params_of(given: object, count: int, default: SamplingParams | None = None) -> list[SamplingParams]:
+def params_of(options: object, count: int, default: SamplingParams | None = None) -> list[SamplingParams]:
     """The sampling options of each of `count` prompts. Raises `ConfigError` for anything else or another number.
 
-    given: options for all of them, a list with one for each, or None, which takes the default.
+    options: options for all of them, a list with one for each, or None, which takes the default.
     """
-    each = cast("Sequence[object]", given) if isinstance(given, list | tuple) else [given] * count
+    each = cast("Sequence[object]", options) if isinstance(options, list | tuple) else [options] * count
     if len(each) != count:
         raise ConfigError("params and prompts differ in number", got=len(each), expected=count)
-    made, default = list[SamplingParams](), default or SamplingParams()
-    for one in each:
-        if not isinstance(one, SamplingParams | None):
-            fix = "SamplingParams(**options) makes them of a dict" if isinstance(one, dict) else None
-            got = brief(cast("object", one))
+    each_params, default = list[SamplingParams](), default or SamplingParams()
+    for params in each:
+        if not isinstance(params, SamplingParams | None):
+            fix = "SamplingParams(**options) makes them of a dict" if isinstance(params, dict) else None
+            got = brief(cast("object", params))
             raise ConfigError("params are no SamplingParams", got=got, expected="SamplingParams(...)", fix=fix)
-        made.append(one or default)
-    return made
+        each_params.append(params or default)
+    return each_params
 
 
 class Logprob(NamedTuple):

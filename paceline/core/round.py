@@ -90,14 +90,14 @@ class Timings:
     def of(rounds: Iterable[Round]) -> "Timings":
         """The sum over the rounds of answers of one engine; what they shared counts once."""
         each = list(rounds)
-        shared = {one.number or id(one): one for one in each}.values()
+        shared = {record.number or id(record): record for record in each}.values()
         return Timings(
-            queue=sum((one.queue_s for one in each), 0.0),
-            vision=sum((one.vision_s for one in each), 0.0),
-            prefill=sum((one.prefill_s for one in each), 0.0),
-            draft=sum((one.draft_s for one in shared), 0.0),
-            verify=sum((one.verify_s for one in shared), 0.0),
-            rest=sum((one.rest_s + one.learn_s for one in shared), 0.0),
+            queue=sum((record.queue_s for record in each), 0.0),
+            vision=sum((record.vision_s for record in each), 0.0),
+            prefill=sum((record.prefill_s for record in each), 0.0),
+            draft=sum((record.draft_s for record in shared), 0.0),
+            verify=sum((record.verify_s for record in shared), 0.0),
+            rest=sum((record.rest_s + record.learn_s for record in shared), 0.0),
             rounds=len(shared),
         )
 
@@ -112,5 +112,5 @@ def tokens_per_pass(rounds: Iterable[Round]) -> float:
 
     rounds: those of one answer or of several. Without any the result is 0.
     """
-    emitted = [one.num_emitted for one in rounds if not one.with_prompt]
+    emitted = [record.num_emitted for record in rounds if not record.with_prompt]
     return sum(emitted) / len(emitted) if emitted else 0.0

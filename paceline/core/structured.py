@@ -59,8 +59,8 @@ def _as_text(schema: str | dict[str, Any]) -> str:
     except (ValueError, TypeError, RecursionError) as error:
         text, got = "", error
     if got is not None:
-        what = "StructuredOutputsParams.json is no JSON schema"
-        raise ConfigError(what, got=brief(str(got)), expected="a dict, or its text in JSON")
+        message = "StructuredOutputsParams.json is no JSON schema"
+        raise ConfigError(message, got=brief(str(got)), expected="a dict, or its text in JSON")
     return text
 
 

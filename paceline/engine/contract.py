@@ -14,27 +14,27 @@ from ..core.tree import TokenTree
 from ..errors import DraftError, PacelineError
 
 
-def call(drafter: Drafter, method: str, seqs: Sequence[TokenSequence], *given: Any) -> Any:
+def call(drafter: Drafter, method: str, seqs: Sequence[TokenSequence], *args: Any) -> Any:
     """Call a method of a drafter and convert its exceptions to a `DraftError` that names the drafter.
 
     Paceline's own errors, and those that `spared` knows, are passed on unchanged. Raises `DraftError` if a text got
     longer or shorter.
     """
-    ends, made, failed = _ends(seqs), None, None
+    ends, result, failed = _ends(seqs), None, None
     try:
-        made = getattr(drafter, method)(tuple(seqs), *given)
+        result = getattr(drafter, method)(tuple(seqs), *args)
     except Exception as error:
         if not isinstance(error, PacelineError) and not is_shortage(error):
-            what = f"{_name(drafter)} failed in {method}()"
-            raise DraftError(what, got=f"{type(error).__name__}: {error}") from error
+            message = f"{_name(drafter)} failed in {method}()"
+            raise DraftError(message, got=f"{type(error).__name__}: {error}") from error
         failed = error
     if _ends(seqs) != ends:
-        what = f"{_name(drafter)} changed the tokens of a sequence in {method}()"
+        message = f"{_name(drafter)} changed the tokens of a sequence in {method}()"
         fix = "draft on a copy: [*seq.token_ids]"
-        raise DraftError(what, expected="token_ids as they were", fix=fix) from failed
+        raise DraftError(message, expected="token_ids as they were", fix=fix) from failed
     if failed is not None:
         raise failed
-    return made
+    return result
 
 
 def _ends(seqs: Sequence[TokenSequence]) -> list[tuple[int, list[int]]]:
@@ -82,8 +82,8 @@ def check_contract(
             if probes[node]:
                 continue
             if token in banned_token_ids:
-                what = f"{draft.source_of(row)} drafted a placeholder of an image"
-                raise DraftError(what, got=token, expected="a text token")
+                message = f"{draft.source_of(row)} drafted a placeholder of an image"
+                raise DraftError(message, got=token, expected="a text token")
             if probes[up]:
                 raise DraftError(f"{draft.source}: candidate {node} has a probe as its parent")
             if tree.depths[node] > budget.depth:

@@ -27,13 +27,13 @@ def without_forbidden(draft: Draft, seqs: Sequence[TokenSequence]) -> Draft:
     kept = [_allowed(tree, seq) for tree, seq in zip(rows, seqs, strict=True)]
     if all(len(nodes) == len(tree) for nodes, tree in zip(kept, rows, strict=True)):
         return draft
-    made = TokenTree.of(map(Tree.part, rows, kept), draft.tree.device)
+    pruned = TokenTree.of(map(Tree.part, rows, kept), draft.tree.device)
     confidence = draft.confidence
     if confidence is not None:
-        confidence = torch.full_like(confidence[:, : made.num_nodes], torch.nan)
+        confidence = torch.full_like(confidence[:, : pruned.num_nodes], torch.nan)
         for row, nodes in enumerate(kept):
             confidence[row, : len(nodes)] = draft.confidence[row, nodes]  # type: ignore[index]
-    return replace(draft, tree=made, confidence=confidence)
+    return replace(draft, tree=pruned, confidence=confidence)
 
 
 def _allowed(tree: Tree, seq: TokenSequence) -> list[int]:

@@ -10,7 +10,7 @@ from ..core.round import Origin, Round, Timings, tokens_per_pass
 from ..schema import brief
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Completion:
     """One answer.
 
@@ -48,7 +48,7 @@ class Completion:
     @property
     def cumulative_logprob(self) -> float | None:
         """The sum of the tokens' log-probabilities, where asked for."""
-        return None if self.logprobs is None else sum(one.logprob for one in self.logprobs)
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
 
     @property
     def num_drafted(self) -> int:
@@ -77,7 +77,7 @@ class Completion:
 
     def to_dict(self) -> dict[str, object]:
         """The fields as a dict for JSON, without the rounds."""
-        names = [one.name for one in fields(self) if one.name != "rounds"]
+        names = [field.name for field in fields(self) if field.name != "rounds"]
         names += ["cumulative_logprob", "mean_acceptance_length", "num_drafted", "num_accepted"]
         return {**{name: getattr(self, name) for name in names}, "logprobs": _listed(self.logprobs)}
 
@@ -94,7 +94,7 @@ class Completion:
         return f"Completion(index={self.index}, text={text}, {count} tokens, finish_reason={reason!r})"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class RequestOutput:
     """The `n` answers to one prompt; `text`, `token_ids` and so on are those of the first answer.
 
@@ -121,19 +121,19 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         """Whether every answer has ended."""
-        return all(one.finish_reason is not None for one in self.outputs)
+        return all(completion.finish_reason is not None for completion in self.outputs)
 
     def joined(self, later: "RequestOutput") -> "RequestOutput":
         """Join parts of the answers and the next ones."""
-        outputs = [one.joined(other) for one, other in zip(self.outputs, later.outputs, strict=True)]
+        outputs = [completion.joined(other) for completion, other in zip(self.outputs, later.outputs, strict=True)]
         return replace(later, outputs=outputs)
 
     def to_dict(self) -> dict[str, object]:
         """The fields as a dict for JSON."""
         return {
-            **{one.name: getattr(self, one.name) for one in fields(self) if one.name != "all_rounds"},
+            **{field.name: getattr(self, field.name) for field in fields(self) if field.name != "all_rounds"},
             "prompt_logprobs": _listed(self.prompt_logprobs),
-            "outputs": [one.to_dict() for one in self.outputs],
+            "outputs": [completion.to_dict() for completion in self.outputs],
             "finished": self.finished,
             "metrics": {**asdict(self.metrics), "decode": self.metrics.decode},
         }
@@ -193,4 +193,4 @@ def _listed(logprobs: Sequence[TokenLogprob | None] | None) -> list[dict[str, ob
     if logprobs is None:
         return None
     names = ("token_id", "logprob", "rank", "top")
-    return [None if one is None else {name: getattr(one, name) for name in names} for one in logprobs]
+    return [None if entry is None else {name: getattr(entry, name) for name in names} for entry in logprobs]

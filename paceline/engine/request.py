@@ -51,9 +51,9 @@ class Answer:
 
     def part(self) -> Completion:
         """The part of the answer since the last call."""
-        made = self._completion(self.take_text(), *self.sent)
+        completion = self._completion(self.take_text(), *self.sent)
         self.sent = self.seq.num_output, len(self.seq.rounds)
-        return made
+        return completion
 
     def nothing(self) -> Completion:
         """An empty part."""
@@ -74,23 +74,23 @@ class Answer:
         seq, runner, verifier = self.seq, self.request.decoder.runner, self.request.decoder.verifier
         logprobs = None if seq.params.logprobs is None else with_texts(seq.logprobs[begin:], runner.loaded, seq.params)
         return Completion(
-            self.index,
-            text,
-            seq.token_ids[len(seq.prompt_ids) + begin :],
-            logprobs,
-            seq.finish_reason,
-            seq.stop_reason,
-            seq.origins[begin:],
-            seq.sources[begin:],
-            seq.rounds[begin_round:],
-            seq.seed,
-            verifier.lossless,
-            verifier.exact,
-            runner.numerics,
-            len(seq.vision.images) if seq.vision else 0,
-            seq.vision.num_tokens if seq.vision else 0,
-            seq.no_draft_reason,
-            seq.num_cached_tokens,
+            index=self.index,
+            text=text,
+            token_ids=seq.token_ids[len(seq.prompt_ids) + begin :],
+            logprobs=logprobs,
+            finish_reason=seq.finish_reason,
+            stop_reason=seq.stop_reason,
+            origins=seq.origins[begin:],
+            sources=seq.sources[begin:],
+            rounds=seq.rounds[begin_round:],
+            seed=seq.seed,
+            lossless=verifier.lossless,
+            exact=verifier.exact,
+            numerics=runner.numerics,
+            num_images=len(seq.vision.images) if seq.vision else 0,
+            num_image_tokens=seq.vision.num_tokens if seq.vision else 0,
+            no_draft_reason=seq.no_draft_reason,
+            num_cached_tokens=seq.num_cached_tokens,
         )
 
     def _feed(self, detokenizer: Detokenizer) -> None:
@@ -130,9 +130,9 @@ class Request:
     @classmethod
     def of(cls, decoder: SpeculativeDecoder, seq: TokenSequence) -> "Request":
         """A request of one sequence, without a text."""
-        made = cls(decoder)
-        made.answers.append(Answer(made, seq))
-        return made
+        request = cls(decoder)
+        request.answers.append(Answer(request, seq))
+        return request
 
     @cached_property
     def seqs(self) -> list[TokenSequence]:
@@ -148,8 +148,15 @@ class Request:
         """The `RequestOutput`: of all answers, which have ended, or of these parts of them."""
         first = self.seqs[0]
         outputs = [answer.completion() for answer in self.answers] if parts is None else parts
-        facts = self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs
-        return RequestOutput(*facts, outputs, [seq.rounds for seq in self.seqs], first.num_cached_tokens)
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.text,
+            prompt_token_ids=list(first.prompt_ids),
+            prompt_logprobs=self.prompt_logprobs,
+            outputs=outputs,
+            all_rounds=[seq.rounds for seq in self.seqs],
+            num_cached_tokens=first.num_cached_tokens,
+        )
 
     def result(self, return_exceptions: bool = False) -> RequestOutput | Exception:
         """The output of all answers, which have ended, or the error of the request, which is raised or returned."""
@@ -167,8 +174,8 @@ def check_drafting(decoder: SpeculativeDecoder, params: SamplingParams) -> None:
     """Raise `ConfigError` for a request that asks for a drafter that is not there."""
     known = decoder.drafters
     if params.method not in (None, Plain.name, *known):
-        what = 'SamplingParams.extra_args["method"] is no drafter of this LLM'
-        raise ConfigError(what, got=brief(params.method), expected=one_of([Plain.name, *known]))
+        message = 'SamplingParams.extra_args["method"] is no drafter of this LLM'
+        raise ConfigError(message, got=brief(params.method), expected=one_of([Plain.name, *known]))
     if params.prediction and PredictedOutput.name not in known:
         fix = f"make it with drafter={'+'.join([*known, PredictedOutput.name])!r}"
         raise ConfigError("this LLM has no drafter for a prediction", got=", ".join(known) or "none", fix=fix)
@@ -226,14 +233,14 @@ def default_params(config: GenerationConfig | None) -> SamplingParams:
     if config is None:
         return SamplingParams()
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
-    given = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+    values = {name: value for name in names if (value := getattr(config, name, None)) is not None}
     if config.do_sample is False:
-        given["temperature"] = 0.0
+        values["temperature"] = 0.0
     elif config.do_sample:
-        given.setdefault("temperature", 1.0)
+        values.setdefault("temperature", 1.0)
     if config.max_new_tokens is not None:
-        given["max_tokens"] = config.max_new_tokens
-    return SamplingParams(**given)
+        values["max_tokens"] = config.max_new_tokens
+    return SamplingParams(**values)
 
 
 def drop_waiting_pixels(requests: Iterable[Request], num_slots: int) -> Iterator[Request]:
@@ -265,18 +272,18 @@ def read_prompt(request: Request) -> Iterator[None]:
                 "an image changed while its prompt waited for a slot",
                 fix="pass opened images, or leave the files as they are until generate returns",
             )
-        for one in request.seqs:
-            one.vision = vision
+        for own in request.seqs:
+            own.vision = vision
     if seq.params.prompt_logprobs is None:
         return
     k, vision, ids = seq.params.prompt_logprobs, seq.vision, seq.prompt_ids
     features = runner.image_features(vision.images) if vision and vision.images else ()
-    found, tokens = list[TokenLogprob | None]([None]), iter(ids[1:])
+    logprobs, tokens = list[TokenLogprob | None]([None]), iter(ids[1:])
     for logits in text_logits(runner.loaded, ids, vision, features, runner.chunk):
         entries = [token_logprob(row, token, k) for row, token in zip(logits, tokens, strict=False)]
-        found += with_texts(entries, runner.loaded, seq.params)
+        logprobs += with_texts(entries, runner.loaded, seq.params)
         yield
-    request.prompt_logprobs = found
+    request.prompt_logprobs = logprobs
 
 
 def shown_ids(seq: TokenSequence) -> list[int]:
@@ -290,7 +297,7 @@ def with_texts(logprobs: Iterable[TokenLogprob], loaded: LoadedModel, params: Sa
     pieces = loaded.pieces
     if pieces is None or not params.detokenize:
         return list(logprobs)
-    return [replace(one, texts={token: pieces.text(token) for token in one}) for one in logprobs]
+    return [replace(entry, texts={token: pieces.text(token) for token in entry}) for entry in logprobs]
 
 
 def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | None:
@@ -303,9 +310,9 @@ def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | N
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     """Raise `ConfigError` for a token id outside the vocabulary."""
-    given = {name: getattr(params, name) or () for name in ("logit_bias", "stop_token_ids", "allowed_token_ids")}
-    given["prediction"] = () if isinstance(params.prediction, str) else params.prediction
-    for name, tokens in given.items():
+    by_option = {name: getattr(params, name) or () for name in ("logit_bias", "stop_token_ids", "allowed_token_ids")}
+    by_option["prediction"] = () if isinstance(params.prediction, str) else params.prediction
+    for name, tokens in by_option.items():
         bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if bad is not None:
             raise ConfigError(f"{name} names no token", got=brief(bad), expected=f"0 to {vocab_size - 1}")
@@ -313,11 +320,11 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
 
 def _bad_word_ids(loaded: LoadedModel, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
     """Token sequences of the bad words, at the start of a text and after a space."""
-    found = dict[tuple[int, ...], None]()
+    words = dict[tuple[int, ...], None]()
     for word in params.bad_words or ():
         tokenizer = tokenizer_of(loaded)
         forms = [tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word.lstrip())]
         if not any(forms):
             raise ConfigError("a bad word has no tokens", got=brief(word), fix="leave it out")
-        found |= {tuple(form): None for form in forms if form}
-    return tuple(found)
+        words |= {tuple(form): None for form in forms if form}
+    return tuple(words)

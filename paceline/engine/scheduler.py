@@ -52,11 +52,11 @@ def run(
     interrupt or an error. If an interrupt prevents that, the next call releases them.
     """
     steps = _steps(
-        Scheduler(decoder, lambda: (own := made()) is not None and getgeneratorstate(own) != GEN_CLOSED, stats),
+        Scheduler(decoder, lambda: (own := steps_ref()) is not None and getgeneratorstate(own) != GEN_CLOSED, stats),
         list(requests),
         return_exceptions,
     )
-    made = weakref.ref(steps)
+    steps_ref = weakref.ref(steps)
     return steps
 
 
@@ -188,7 +188,7 @@ class Scheduler:
             is_due = cache.num_free or not (self._reading or self._running)
             return self._waiting[0] if self._waiting and is_due else None
         kept = cache.num_slots // 8  # from further answers of a request
-        return next((one for one in self._waiting if cache.num_free > (kept if one.index else 0)), None)
+        return next((answer for answer in self._waiting if cache.num_free > (kept if answer.index else 0)), None)
 
     def _round(self) -> None:
         answers = list(self._running)

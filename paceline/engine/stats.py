@@ -45,14 +45,14 @@ class EngineStats:
 
     def count(self, rounds: Sequence[Round]) -> None:
         """Count rounds of an answer."""
-        for one in rounds:
-            own = [place < one.num_accepted for place in range(one.num_drafted)]
+        for record in rounds:
+            own = [place < record.num_accepted for place in range(record.num_drafted)]
             self.accepted_by_position = tuple(map(sum, zip_longest(self.accepted_by_position, own, fillvalue=0)))
-            self.generated_tokens += one.num_emitted
-            self.drafts += one.num_nodes > 0
-            self.draft_tokens += one.num_nodes
-            self.accepted_tokens += one.num_accepted
-            self.seconds += one.vision_s + one.prefill_s + one.seconds / one.batch
+            self.generated_tokens += record.num_emitted
+            self.drafts += record.num_nodes > 0
+            self.draft_tokens += record.num_nodes
+            self.accepted_tokens += record.num_accepted
+            self.seconds += record.vision_s + record.prefill_s + record.seconds / record.batch
 
     def metrics(self) -> list["Counter | Vector"]:
         """The counts by vLLM's names."""

@@ -58,12 +58,12 @@ class Ticket:
         output, self._output = self._output, None
         return output
 
-    def put(self, given: RequestOutput | Exception) -> None:
+    def put(self, output: RequestOutput | Exception) -> None:
         """Add an output, or the error that ended the request. Called in the event loop."""
-        if isinstance(given, Exception):
-            self._error = given
+        if isinstance(output, Exception):
+            self._error = output
         else:
-            self._output = given if self._output is None else self._output.joined(given)
+            self._output = output if self._output is None else self._output.joined(output)
         self._ready.set()
 
     def output(self, answers: list[Answer]) -> RequestOutput | None:
@@ -72,7 +72,7 @@ class Ticket:
         assert request is not None
         if self.kind is RequestOutputKind.FINAL_ONLY:
             return request.output() if request.is_finished else None
-        return request.output([one.part() if one in answers else one.nothing() for one in request.answers])
+        return request.output([answer.part() if answer in answers else answer.nothing() for answer in request.answers])
 
 
 _Post: TypeAlias = tuple[Ticket, RequestOutput | Exception]
@@ -206,9 +206,9 @@ class EngineThread:
         for ticket in ended:
             self.tickets.pop(ticket.request_id, None)
         by_loop = dict[asyncio.AbstractEventLoop, list[_Post]]()
-        for ticket, given in posts:
-            if given is not None:
-                by_loop.setdefault(ticket.loop, []).append((ticket, given))
+        for ticket, output in posts:
+            if output is not None:
+                by_loop.setdefault(ticket.loop, []).append((ticket, output))
         for loop, own in by_loop.items():
             with suppress(RuntimeError):  # the loop is closed: nobody reads
                 loop.call_soon_threadsafe(_put_all, own)
@@ -219,5 +219,5 @@ class EngineThread:
 
 
 def _put_all(posts: list[_Post]) -> None:
-    for ticket, given in posts:
-        ticket.put(given)
+    for ticket, output in posts:
+        ticket.put(output)

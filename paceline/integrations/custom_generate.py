@@ -97,9 +97,9 @@ def hf_model(
 
     It shares everything else with `model`, which does not change. drafter, tokenizer: for calls that give none.
     """
-    made: Any = copy.copy(model)
-    made.generate = types.MethodType(functools.partial(generate, drafter=drafter, tokenizer=tokenizer), made)
-    return made
+    wrapped: Any = copy.copy(model)
+    wrapped.generate = types.MethodType(functools.partial(generate, drafter=drafter, tokenizer=tokenizer), wrapped)
+    return wrapped
 
 
 def generate(
@@ -140,8 +140,8 @@ def generate(
         _check(kwargs)
         _check({} if generation_config is None else vars(generation_config))
         bare: Any = model
-        configs = [one for one in (generation_config, model.generation_config) if one is not None]
-        texts = [one for one in (stop_strings, *(config.stop_strings for config in configs)) if one is not None]
+        configs = [config for config in (generation_config, model.generation_config) if config is not None]
+        texts = [text for text in (stop_strings, *(config.stop_strings for config in configs)) if text is not None]
         if texts:
             if tokenizer is None:
                 raise ConfigError("stop_strings need a tokenizer", fix="pass tokenizer=...")
@@ -154,10 +154,10 @@ def generate(
         def drafts(_: object, input_ids: Tensor, **prepared: Any) -> Any:
             return _decode(model, input_ids, **prepared, kept=kept)
 
-        given = {"generation_config": generation_config, "logits_processor": logits_processor}
-        given |= {"stopping_criteria": stopping_criteria, **kwargs}
-        given = {name: value for name, value in given.items() if value is not None}
-        return cast("Any", type(model)).generate(bare, inputs, custom_generate=drafts, **given)
+        options = {"generation_config": generation_config, "logits_processor": logits_processor}
+        options |= {"stopping_criteria": stopping_criteria, **kwargs}
+        options = {name: value for name, value in options.items() if value is not None}
+        return cast("Any", type(model)).generate(bare, inputs, custom_generate=drafts, **options)
     finally:
         if streamer is not None:
             streamer.end()
@@ -182,7 +182,7 @@ def _decode(
     if streamer is not None and count > 1:
         raise ConfigError("a streamer takes one answer", got=f"{count} rows", fix="give one row")
     pad = cast("Tensor | None", generation_config._pad_token_tensor)
-    if count > 1 and pad is None and any(not isinstance(one, MaxLengthCriteria) for one in stopping_criteria or ()):
+    if count > 1 and pad is None and any(not isinstance(ends, MaxLengthCriteria) for ends in stopping_criteria or ()):
         raise ConfigError("rows that end alone are padded, and there is no padding token", fix="pass pad_token_id=...")
     llm, depth = _engine(model, kept, generation_config), _num_assistant_tokens(kept, generation_config)
     requests = list[Request]()
@@ -309,16 +309,16 @@ def _check_inputs(model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None
 
 
 def _without_texts(config: GenerationConfig) -> GenerationConfig:
-    made = copy.copy(config)
-    made.stop_strings = None
-    return made
+    copied = copy.copy(config)
+    copied.stop_strings = None
+    return copied
 
 
 def _num_assistant_tokens(kept: _Kept, config: GenerationConfig) -> int | None:
     """How many tokens to draft; None: the policy decides. As in transformers, the assistant's own config goes first."""
     own = None if kept.assistant_model is None else kept.assistant_model.generation_config
-    found = (own and own.num_assistant_tokens) or config.num_assistant_tokens
-    return None if found == _DEFAULT_DEPTH else found
+    number = (own and own.num_assistant_tokens) or config.num_assistant_tokens
+    return None if number == _DEFAULT_DEPTH else number
 
 
 def _engine(model: PreTrainedModel, kept: _Kept, config: GenerationConfig) -> LLM:

@@ -85,9 +85,9 @@ class Proposer:
         for row in rows:
             tokens = token_ids_cpu[row, : num_tokens_no_spec[row]]
             self._texts.append(self._text(before, tokens, len(sampled_token_ids[row])))
-        reads = len(rows) < len(sampled_token_ids) or any(one.is_new for one in self._texts)
+        reads = len(rows) < len(sampled_token_ids) or any(text.is_new for text in self._texts)
         self._learn(begin - self._ended, reads)
-        gone = [one.seq.slot for one in before]  # those that go on were taken out
+        gone = [text.seq.slot for text in before]  # those that go on were taken out
         self.drafter.release(gone)
         self.policy.release(gone)
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
@@ -99,17 +99,17 @@ class Proposer:
 
     def _options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """Those of the drafter, whose trees are cut to chains."""
-        return [replace(one, branches=1) for one in self.drafter.draft_options(seq)]
+        return [replace(option, branches=1) for option in self.drafter.draft_options(seq)]
 
     def _text(self, before: list[_Text], tokens: NDArray[np.int32], num_fresh: int) -> _Text:
         """The known text that has grown to these tokens, or a new one. Rows move between steps and have no ids."""
         was = len(tokens) - num_fresh
-        for place, one in enumerate(before):
-            if len(one.tokens) == was and np.array_equal(one.tokens, tokens[:was]):
+        for place, text in enumerate(before):
+            if len(text.tokens) == was and np.array_equal(text.tokens, tokens[:was]):
                 del before[place]
-                one.seq.token_ids += tokens[was:].tolist()
-                one.tokens, one.accepted, one.is_new = tokens.copy(), num_fresh - 1, False
-                return one
+                text.seq.token_ids += tokens[was:].tolist()
+                text.tokens, text.accepted, text.is_new = tokens.copy(), num_fresh - 1, False
+                return text
         self._slots += 1
         ids = tokens.tolist()
         seq = TokenSequence(ids[:was], SamplingParams(max_tokens=None), 0, self.eos_ids, self.max_length, token_ids=ids)
@@ -118,35 +118,35 @@ class Proposer:
 
     def _learn(self, step_s: float, reads: bool) -> None:
         """Report the outcome of the last plan to the policy, unless the batch has changed."""
-        if not reads and not any(one.drafted for one in self._texts):
+        if not reads and not any(text.drafted for text in self._texts):
             self._plain.append(step_s)
-        if [id(one) for one in self._texts] != [id(one) for one in self._planned]:
+        if [id(text) for text in self._texts] != [id(text) for text in self._planned]:
             return
-        most = max((len(one.drafted) for one in self._texts), default=0)
-        for one in self._texts:
-            length = len(one.drafted)
+        most = max((len(text.drafted) for text in self._texts), default=0)
+        for text in self._texts:
+            length = len(text.drafted)
             record = Round(
                 self.drafter.name,
                 num_drafted=length,
-                num_accepted=min(one.accepted, length),
-                num_emitted=one.accepted + 1,
-                token_ids=(0, *one.drafted),
+                num_accepted=min(text.accepted, length),
+                num_emitted=text.accepted + 1,
+                token_ids=(0, *text.drafted),
                 parents=tuple(range(-1, length)),
-                path=tuple(range(1, min(one.accepted, length) + 1)),
-                hint=one.hint,
+                path=tuple(range(1, min(text.accepted, length) + 1)),
+                hint=text.hint,
                 batch=len(self._texts),
                 num_rows=1 + most,
                 with_prompt=reads,
                 draft_s=self._draft_s,
                 verify_s=step_s,
             )
-            self.policy.observe(one.seq, record)
+            self.policy.observe(text.seq, record)
 
     def _drafts(self) -> list[list[int]]:
         """A draft for each text, within the policy's budget."""
-        seqs, self._planned = [one.seq for one in self._texts], []
-        for one in self._texts:
-            one.drafted = []
+        seqs, self._planned = [text.seq for text in self._texts], []
+        for text in self._texts:
+            text.drafted = []
         if not seqs or len(self._plain) < _PLAIN_STEPS:
             return [[] for _ in seqs]
         self._planned = list(self._texts)
@@ -155,10 +155,10 @@ class Proposer:
             depth = max(0, min(wish.depth, self.most, seq.remaining - 1))
             budgets.append(replace(wish, depth=depth, nodes=_NODES * depth))
         draft = self.drafter.propose(seqs, budgets)
-        for row, one in enumerate(self._texts):
-            one.drafted = best_path(draft, row) if budgets[row].depth else []
-            one.hint = 0 if draft.hints is None else draft.hints[row]
-        return [one.drafted for one in self._texts]
+        for row, text in enumerate(self._texts):
+            text.drafted = best_path(draft, row) if budgets[row].depth else []
+            text.hint = 0 if draft.hints is None else draft.hints[row]
+        return [text.drafted for text in self._texts]
 
 
 class Lookup(Proposer):

@@ -188,13 +188,13 @@ class Settled:
     refused: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def settle(given: Mapping[str, object], table: Mapping[str, "str | Option"], known: Container[str]) -> Settled:
+def settle(options: Mapping[str, object], table: Mapping[str, "str | Option"], known: Container[str]) -> Settled:
     """Sort options by what becomes of them; None is as good as not given.
 
     table: what each is; a text is what to do instead of any value. known: the options of Paceline that can be set.
     """
     settled = Settled()
-    for name, value in given.items():
+    for name, value in options.items():
         option = table[name]
         if value is None:
             continue

@@ -92,21 +92,21 @@ class Detokenizer:
 
     def pieces(self, token_ids: Sequence[int], is_end: bool) -> list[str]:
         """Feed tokens; returns the new final text after each, and at the end of the answer all of the rest."""
-        found = list[str]()
+        texts = list[str]()
         for token in token_ids:
             self.feed(token)
-            found.append(self.take())
-        if found and is_end:
-            found[-1] += self.finish()
-        return found
+            texts.append(self.take())
+        if texts and is_end:
+            texts[-1] += self.finish()
+        return texts
 
     def offsets(self, token_ids: Sequence[int], pieces: Pieces) -> list[int]:
         """Feed tokens; returns where in the text each begins, or the character that it is a later part of."""
-        found = list[int]()
+        offsets = list[int]()
         for token in token_ids:
-            found.append(self._offset_of(token, pieces))
+            offsets.append(self._offset_of(token, pieces))
             self.feed(token)
-        return found
+        return offsets
 
     def _offset_of(self, token_id: int, pieces: Pieces) -> int:
         """Where the next token would begin."""
@@ -153,8 +153,8 @@ class Detokenizer:
         for stop in self._stop:
             at = text.find(stop, max(0, self._floor - begin - len(stop) + 1))
             if at >= 0:
-                found = (begin + at + len(stop), begin + at, stop)
-                best = found if best is None or found < best else best
+                match = (begin + at + len(stop), begin + at, stop)
+                best = match if best is None or match < best else best
         if best is None:
             return False
         self._hit_end, self._cut, self.stop_hit = best

@@ -84,7 +84,7 @@ class DraftSampler:
         if self._banned is not None:
             scores = mask_banned(scores, self._banned[self._banned < scores.shape[1]])
         params = [seq.params for seq in seqs]
-        return on_rows(warp, scores, params, [row for row, one in enumerate(params) if is_warped(one)])
+        return on_rows(warp, scores, params, [row for row, row_params in enumerate(params) if is_warped(row_params)])
 
 
 def confidence(

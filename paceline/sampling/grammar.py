@@ -115,13 +115,13 @@ def _keeping(compiled: _Compiler) -> _Compiler:
     held = dict[StructuredOutputsParams, tuple[int, tuple[Any, Any]]]()
 
     def get(params: StructuredOutputsParams) -> tuple[Any, Any]:
-        found = held.pop(params, None) or (max(_LEAST, len(repr(params))), compiled(params))
-        held[params] = found
+        entry = held.pop(params, None) or (max(_LEAST, len(repr(params))), compiled(params))
+        held[params] = entry
         for oldest in list(held)[:-1]:
             if sum(size for size, _ in list(held.values())) <= _KEPT:
                 break
             held.pop(oldest, None)
-        return found[1]
+        return entry[1]
 
     return get
 
@@ -191,26 +191,26 @@ def _prepared(schema: Any, closes: bool = False) -> Any:
         Parts of `allOf` stay open: each of them lists some properties of one object.
     """
     if isinstance(schema, list):
-        return [_prepared(one, closes) for one in schema]
+        return [_prepared(part, closes) for part in schema]
     if not isinstance(schema, dict):
         return _checked(schema)
     closes = closes and "allOf" not in schema
-    made = dict[str, Any]()
+    prepared = dict[str, Any]()
     for key, value in schema.items():
         if key in _VALUES:
-            made[key] = _checked(value)
+            prepared[key] = _checked(value)
         elif key in _NAMED and isinstance(value, dict):
-            made[key] = {name: _prepared(one, closes) for name, one in value.items()}
+            prepared[key] = {name: _prepared(part, closes) for name, part in value.items()}
         elif key not in _NOTES:
-            made[key] = _prepared(value, closes)
-    return {"additionalProperties": False, **made} if closes and "properties" in made else made
+            prepared[key] = _prepared(value, closes)
+    return {"additionalProperties": False, **prepared} if closes and "properties" in prepared else prepared
 
 
 def _checked(value: Any) -> Any:
     """The value. Raises ValueError as `_prepared`."""
     if isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            _checked(one)
+        for part in value.values() if isinstance(value, dict) else value:
+            _checked(part)
     elif type(value) in (int, float) and not _is_exact(value):
         raise ValueError(f"the number {brief(value)}. {_EXACT}")
     return value

@@ -76,8 +76,8 @@ class Pieces:
             return bytes([int(byte[1], 16)])
         for old, new in self._replaced:
             name = name.replace(old, new)
-        if self._is_byte_level and all(one in _ALPHABET for one in name):
-            return bytes(_ALPHABET[one] for one in name)
+        if self._is_byte_level and all(char in _ALPHABET for char in name):
+            return bytes(_ALPHABET[char] for char in name)
         return name.encode()
 
 

@@ -102,5 +102,5 @@ def _call(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tensor:
         return out.to(scores.device, torch.float32)
     name = getattr(processor, "__name__", type(processor).__name__)
     got = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-    what, fix = f"logits processor {name!r} did not return scores", "return them, also where they are unchanged"
-    raise ConfigError(what, got=got, expected=f"a tensor of shape {shape}", fix=fix)
+    message, fix = f"logits processor {name!r} did not return scores", "return them, also where they are unchanged"
+    raise ConfigError(message, got=got, expected=f"a tensor of shape {shape}", fix=fix)

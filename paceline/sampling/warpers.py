@@ -97,8 +97,8 @@ def _softmax(scores: Tensor) -> Tensor:
 def _window(scores: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """The `width` largest scores of each row, their tokens and probabilities; of equal scores the lower id is first."""
     if width == _FIRST and reads(scores):
-        found, logps = largest(scores, width)
-        return scores.gather(1, tokens := found.long()), tokens, logps.exp()
+        places, logps = largest(scores, width)
+        return scores.gather(1, tokens := places.long()), tokens, logps.exp()
     if width == scores.shape[1]:
         values, tokens = torch.sort(scores, dim=-1, descending=True, stable=True)
     else:

@@ -109,7 +109,7 @@ class Answering:
     @property
     def rounds(self) -> list[Round]:
         """The rounds of all choices."""
-        return [one for choice in self.choices for one in choice.rounds]
+        return [record for choice in self.choices for record in choice.rounds]
 
     async def deltas(self, outputs: Outputs) -> AsyncGenerator[tuple[Choice, Delta]]:
         """The deltas of all choices. Their end is logged, and counted in the metrics unless the request was refused."""
@@ -127,7 +127,7 @@ class Answering:
             is_refused, end = isinstance(error, PacelineError) and not self.last, "error"
             raise
         finally:
-            reasons = [] if is_refused else [one.finish_reason or end for one in self.choices]
+            reasons = [] if is_refused else [choice.finish_reason or end for choice in self.choices]
             self.watch.end(reasons)
             usage = self.usage()
             self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
@@ -177,43 +177,43 @@ class Answering:
 
     def whole(self) -> dict[str, Any]:
         """The complete answer."""
-        made = [_choice(one, self._entire(one), one, is_last=True) for one in self.choices]
-        return {**self.head, "choices": made, **self.ending()}
+        choices = [_choice(choice, self._entire(choice), choice, is_last=True) for choice in self.choices]
+        return {**self.head, "choices": choices, **self.ending()}
 
     def usage(self) -> dict[str, Any]:
         """The numbers of tokens. A prompt's tokens count once for all its choices.
 
         Rejected tokens of a prediction are not in the answer, so they are not completion tokens.
         """
-        num_prompt = sum(len(one.prompt_token_ids) for one in self.last.values())
+        num_prompt = sum(len(output.prompt_token_ids) for output in self.last.values())
         num = _num_tokens(self.rounds)
         usage: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num,
             "total_tokens": num_prompt + num,
-            "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in self.last.values())},
+            "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in self.last.values())},
         }
         if self.params.prediction:
-            rounds = [one for one in self.rounds if one.source == PredictedOutput.name]
+            rounds = [record for record in self.rounds if record.source == PredictedOutput.name]
             accepted = _num_accepted(rounds)
             usage["completion_tokens_details"] = {
                 "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": sum(one.num_nodes for one in rounds) - accepted,
+                "rejected_prediction_tokens": sum(record.num_nodes for record in rounds) - accepted,
             }
         return usage
 
     def figures(self) -> dict[str, Any]:
         """How the answer was decoded, with vLLM's names."""
         rounds = self.rounds
-        drafted, accepted = sum(one.num_nodes for one in rounds), _num_accepted(rounds)
-        places = range(max((one.num_drafted for one in rounds), default=0))
+        drafted, accepted = sum(record.num_nodes for record in rounds), _num_accepted(rounds)
+        places = range(max((record.num_drafted for record in rounds), default=0))
         return {
             "mean_acceptance_length": tokens_per_pass(rounds) if rounds else None,
             "draft_acceptance_rate": accepted / drafted if drafted else None,
-            "num_spec_steps": sum(one.num_nodes > 0 for one in rounds),
+            "num_spec_steps": sum(record.num_nodes > 0 for record in rounds),
             "num_draft_tokens": drafted,
             "num_accepted_draft_tokens": accepted,
-            "num_accepted_tokens_per_pos": [sum(one.num_accepted > place for one in rounds) for place in places],
+            "num_accepted_tokens_per_pos": [sum(record.num_accepted > place for record in rounds) for place in places],
         }
 
     def ending(self) -> dict[str, Any]:
@@ -245,16 +245,16 @@ class Answering:
     def entries(self, delta: Delta) -> list[dict[str, Any]]:
         """The log-probabilities of its tokens in the format of chats and responses."""
         return [
-            {**self._token(one, one.token_id), "top_logprobs": [self._token(one, token) for token in one.top]}
-            for one in delta.logprobs
+            {**self._token(entry, entry.token_id), "top_logprobs": [self._token(entry, token) for token in entry.top]}
+            for entry in delta.logprobs
         ]
 
-    def _token(self, one: TokenLogprob, token: int) -> dict[str, Any]:
+    def _token(self, entry: TokenLogprob, token: int) -> dict[str, Any]:
         """A special token that the text leaves out has no bytes, so that the joined ones are the text."""
         pieces, data = self.service.llm.loaded.pieces, b""
         if pieces is not None and not (self.params.skip_special_tokens and token in pieces.special):
             data = pieces.data(token)
-        return {"token": one.texts.get(token, ""), "logprob": _finite(one[token].logprob), "bytes": list(data)}
+        return {"token": entry.texts.get(token, ""), "logprob": _finite(entry[token].logprob), "bytes": list(data)}
 
 
 @dataclass(kw_only=True)
@@ -272,17 +272,17 @@ class CompletionAnswering(Answering):
         return {"text": delta.text, "logprobs": self._listed(choice, delta.logprobs)}
 
     def _entire(self, choice: Choice) -> dict[str, Any]:
-        made = self._piece(choice, choice)
-        return {**made, "text": self.echo[choice.index] + choice.text} if self.echo else made
+        piece = self._piece(choice, choice)
+        return {**piece, "text": self.echo[choice.index] + choice.text} if self.echo else piece
 
-    def _listed(self, choice: Choice, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if not given:
+    def _listed(self, choice: Choice, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not entries:
             return None
         return {
-            "tokens": [one.texts.get(one.token_id, "") for one in given],
-            "token_logprobs": [_finite(one.logprob) for one in given],
-            "top_logprobs": [by_text(one) for one in given],
-            "text_offset": self._offsets(choice, [one.token_id for one in given]),
+            "tokens": [entry.texts.get(entry.token_id, "") for entry in entries],
+            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "top_logprobs": [by_text(entry) for entry in entries],
+            "text_offset": self._offsets(choice, [entry.token_id for entry in entries]),
         }
 
     def _offsets(self, choice: Choice, token_ids: Sequence[int]) -> list[int]:
@@ -297,28 +297,28 @@ class CompletionAnswering(Answering):
 
 def _choice(choice: Choice, content: dict[str, Any], delta: Delta, is_last: bool) -> dict[str, Any]:
     """A choice, or a chunk of one, with the fields that both APIs share."""
-    made = {"index": choice.index, **content, "finish_reason": None}
+    answer = {"index": choice.index, **content, "finish_reason": None}
     if is_last:
-        made |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-    return made | ({"provenance": delta.provenance} if choice.pieces is not None else {})
+        answer |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+    return answer | ({"provenance": delta.provenance} if choice.pieces is not None else {})
 
 
 def _num_tokens(rounds: Iterable[Round]) -> int:
-    return sum(one.num_emitted for one in rounds)
+    return sum(record.num_emitted for record in rounds)
 
 
 def _num_accepted(rounds: Iterable[Round]) -> int:
     """Drafted tokens in an answer, which may end inside a draft."""
-    return sum(min(one.num_accepted, one.num_emitted) for one in rounds)
+    return sum(min(record.num_accepted, record.num_emitted) for record in rounds)
 
 
-def by_text(one: TokenLogprob) -> dict[str, float]:
+def by_text(entry: TokenLogprob) -> dict[str, float]:
     """The log-probabilities by the text of each token. A further token of the same text is named as in vLLM."""
-    found = dict[str, float]()
-    for token in one:
-        text = one.texts.get(token, "")
-        found[f"token_id:{token}" if text in found else text] = _finite(one[token].logprob)
-    return found
+    logprobs = dict[str, float]()
+    for token in entry:
+        text = entry.texts.get(token, "")
+        logprobs[f"token_id:{token}" if text in logprobs else text] = _finite(entry[token].logprob)
+    return logprobs
 
 
 def _finite(logprob: float) -> float:
@@ -337,12 +337,12 @@ async def respond(
     """Answer each prompt `params.n` times, as a whole or as a stream. kind: makes the answer's format."""
     is_painted = service.settings.return_provenance if body.return_provenance is None else body.return_provenance
     if (count := len(prompts) * params.n) > protocol.MAX_CHOICES:
-        what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
-        raise ApiError(400, what, "invalid_value", "n")
+        message = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
+        raise ApiError(400, message, "invalid_value", "n")
     pieces = [service.detokenizer(params) if is_painted else None for _ in range(count)]
-    choices = [Choice(index=index, tools=reader_of(body), pieces=one) for index, one in enumerate(pieces)]
+    choices = [Choice(index=index, tools=reader_of(body), pieces=text) for index, text in enumerate(pieces)]
     run = kind(service, request, choices, params)
-    sources = [service.engine.generate(one, params, f"{run.head['id']}-{place}") for place, one in enumerate(prompts)]
+    sources = [service.engine.generate(item, params, f"{run.head['id']}-{place}") for place, item in enumerate(prompts)]
     end_at = request.scope["end_at"]
     outputs = merged(sources)  # type: ignore[arg-type]
     if body.stream:

@@ -38,7 +38,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
 
     async def answer_chat(body: protocol.ChatRequest, request: Request, kind: Callable[..., Answering]) -> Response:
         service.check(body)
-        service.check_texts(["".join(protocol.text_of(one.content) for one in body.messages)])
+        service.check_texts(["".join(protocol.text_of(message.content) for message in body.messages)])
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
         most = {"max_tokens": body.max_completion_tokens}
@@ -66,7 +66,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
         if body.echo and body.logprobs is not None:
             raise unsupported("echo with logprobs")
         shown = body.prompts if body.echo else ()
-        echo = [text for one in shown for text in [await run_in_threadpool(service.text_of, one)] * params.n]
+        echo = [text for prompt in shown for text in [await run_in_threadpool(service.text_of, prompt)] * params.n]
         return await respond(service, request, body, partial(CompletionAnswering, echo=echo), body.prompts, params)
 
     @app.get("/v1/models")
@@ -81,7 +81,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
     @app.post("/tokenize")
     async def tokenize(body: protocol.TokenizeRequest, request: Request) -> dict[str, Any]:
         service.check_model(body.model)
-        service.check_texts([body.prompt or "", *(protocol.text_of(one.content) for one in body.messages or ())])
+        service.check_texts([body.prompt or "", *(protocol.text_of(turn.content) for turn in body.messages or ())])
         async with connected(request.receive, request.scope["end_at"]):
             ids = await engine.encode(_prompt(body, settings))
         texts = {"token_strs": llm.tokenizer.convert_ids_to_tokens(ids)} if body.return_token_strs else {}

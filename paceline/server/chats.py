@@ -55,7 +55,7 @@ def _read(message: Message) -> Mapping[str, object]:
     if thoughts := message.reasoning_content or message.reasoning:
         read |= {"reasoning": thoughts, "reasoning_content": thoughts}
     if message.tool_calls:
-        read["tool_calls"] = [_call(one) for one in message.tool_calls]
+        read["tool_calls"] = [_call(call) for call in message.tool_calls]
     return read
 
 

@@ -17,8 +17,8 @@ class Connection(H11Protocol):
     max_connections: open at once. `Gate` answers requests of further ones with status 503.
     """
 
-    def __init__(self, *given: Any, max_connections: int, **options: Any):
-        super().__init__(*given, **options)
+    def __init__(self, *args: Any, max_connections: int, **options: Any):
+        super().__init__(*args, **options)
         self.max_connections = max_connections
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None

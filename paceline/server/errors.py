@@ -91,7 +91,7 @@ HANDLERS: dict[Any, Any] = dict.fromkeys(
 
 def _of_validation(errors: Sequence[Any]) -> ApiError:
     """The first error; for a union, the deepest one, or one that is more than a wrong type."""
-    deepest = max(errors, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
+    deepest = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     kind, words = deepest["type"], deepest["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
         return ApiError(400, f"The body is not JSON: {deepest['ctx']['error']}.", "invalid_json")

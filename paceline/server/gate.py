@@ -99,8 +99,8 @@ class Gate:
         try:
             try:
                 if is_refused and scope["path"] not in _PROBES:
-                    what = "This server has too many connections."
-                    raise ApiError(503, what, "too_many_connections", retry_after_s=1)
+                    message = "This server has too many connections."
+                    raise ApiError(503, message, "too_many_connections", retry_after_s=1)
                 self._check_host(scope)
                 self._check_key(scope)
                 if self.service.is_draining and scope["path"] not in _QUIET_PATHS:
@@ -127,21 +127,21 @@ class Gate:
         """Check the Host header, against DNS rebinding."""
         if not self.settings.allowed_hosts or scope["path"] in _PROBES:
             return
-        given = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
-        if re.sub(r":\d*$", "", given) not in self.settings.allowed_hosts:
-            what = f"The Host header {brief(given)} is not allowed. Fix: start the server with --allowed-hosts NAME."
-            raise ApiError(403, what, "host_not_allowed")
+        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+        if re.sub(r":\d*$", "", host) not in self.settings.allowed_hosts:
+            message = f"The Host header {brief(host)} is not allowed. Fix: start the server with --allowed-hosts NAME."
+            raise ApiError(403, message, "host_not_allowed")
 
     def _check_key(self, scope: Scope) -> None:
         if not self.keys or scope["path"] in _OPEN_PATHS:
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, key = given.partition(b" ")
+        header = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, key = header.partition(b" ")
         # every key is compared, so that the time reveals nothing
         fits = [hmac.compare_digest(key.strip(), known) for known in self.keys]
         if scheme.lower() != b"bearer" or not any(fits):
-            what = "Incorrect API key provided." if given else "No API key provided. Send: Authorization: Bearer KEY."
-            raise ApiError(401, what, "invalid_api_key")
+            error = "Incorrect API key provided." if header else "No API key provided. Send: Authorization: Bearer KEY."
+            raise ApiError(401, error, "invalid_api_key")
 
     async def _with_body(self, scope: Scope, receive: Receive) -> Receive:
         """Read the body within the limits; returns a `receive` that replays it."""
@@ -161,8 +161,8 @@ class Gate:
                 if scope["held_bytes"] > most:
                     raise too_large
                 if self.held_bytes > HELD_BODIES * most:
-                    what = "The requests in progress are too large together."
-                    raise ApiError(429, what, "rate_limit_exceeded", retry_after_s=1)
+                    refusal = "The requests in progress are too large together."
+                    raise ApiError(429, refusal, "rate_limit_exceeded", retry_after_s=1)
                 is_whole = not message.get("more_body", False)
         body: list[Message] = [{"type": "http.request", "body": b"".join(pieces), "more_body": False}]
 

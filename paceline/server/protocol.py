@@ -35,12 +35,12 @@ class HistoryFields(Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        nothing = {name for name in given if name in _WITHOUT_EFFECT or given[name] in ("", [], {})}
+    def _leave_out(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        nothing = {name for name in values if name in _WITHOUT_EFFECT or values[name] in ("", [], {})}
         nothing -= cls.model_fields.keys()
-        return {name: value for name, value in given.items() if name not in nothing and value is not None}
+        return {name: value for name, value in values.items() if name not in nothing and value is not None}
 
 
 class Text(HistoryFields):
@@ -219,18 +219,18 @@ class Request(Sampling):
         defaults: for fields that the request does not have. num_logprobs: number of top tokens, None for no
         log-probabilities. form: structured outputs for a forced tool call.
         """
-        shared = {one.name for one in fields(SamplingParams)} & {*type(self).model_fields} - {"logprobs"}
-        given = {name: value for name in shared if (value := getattr(self, name)) is not None}
-        wanted = [one for one in (self.structured_outputs, self._response_form(), form) if one is not None]
+        shared = {field.name for field in fields(SamplingParams)} & {*type(self).model_fields} - {"logprobs"}
+        values = {name: value for name in shared if (value := getattr(self, name)) is not None}
+        wanted = [value for value in (self.structured_outputs, self._response_form(), form) if value is not None]
         if len(wanted) > 1:
-            what = "structured_outputs, response_format and tool_choice each set the format of the answer"
-            raise ConfigError(what, fix="give one of them")
-        given["structured_outputs"] = wanted[0] if wanted else None
+            message = "structured_outputs, response_format and tool_choice each set the format of the answer"
+            raise ConfigError(message, fix="give one of them")
+        values["structured_outputs"] = wanted[0] if wanted else None
         drafts = {} if self.speculative is None else self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
             drafts["prediction"] = text_of(self.prediction.content)
-        given |= {"extra_args": drafts} if drafts else {}
-        return SamplingParams(**{**defaults, **given}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA)
+        values |= {"extra_args": drafts} if drafts else {}
+        return SamplingParams(**{**defaults, **values}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA)
 
     def _response_form(self) -> dict[str, Any] | None:
         if self.response_format is None or self.response_format.type == "text":

@@ -145,8 +145,8 @@ class ResponsesRequest(Sampling):
 
     def as_chat(self) -> ChatRequest:
         """The same request to /v1/chat/completions."""
-        given = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        said = [one.as_chat() for one in given]
+        messages = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        said = [message.as_chat() for message in messages]
         if self.instructions is not None:
             said.insert(0, Message(role="system", content=self.instructions))
         wanted, has_logprobs = None if self.text is None else self.text.format, _LOGPROBS in (self.include or ())
@@ -185,8 +185,8 @@ class ResponseAnswering(Answering):
         ]
         async with aclosing(self.deltas(outputs)) as deltas:
             async for _, delta in deltas:
-                for one in beginning:
-                    yield one
+                for opening in beginning:
+                    yield opening
                 beginning = []
                 if delta.text or delta.logprobs or delta.provenance:
                     more = {"provenance": delta.provenance} if choice.pieces is not None else {}
@@ -215,12 +215,12 @@ class ResponseAnswering(Answering):
         }
         item = self._item(status, [self._part(choice)])
         why = {"reason": "max_output_tokens"} if choice.finish_reason == "length" else None
-        made = {"output": [item], "usage": usage, "incomplete_details": why}
-        return {**self._response(status), **made, **ending}
+        body = {"output": [item], "usage": usage, "incomplete_details": why}
+        return {**self._response(status), **body, **ending}
 
     def _part(self, choice: Choice) -> dict[str, Any]:
-        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": self.entries(choice)}
-        return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
+        part = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": self.entries(choice)}
+        return part | ({"provenance": choice.provenance} if choice.pieces is not None else {})
 
     def _event(self, kind: str, **content: Any) -> str:
         kind = f"response.{kind}"

@@ -63,7 +63,7 @@ class Router(Gated):
         self.small, self.large, self.calibration, self.settings = small, large, calibration, settings
         self.choice = calibration.choose(settings.max_disagreement)
         self.alarm = DriftAlarm(self.choice.max_disagreement)
-        self.metrics, self.reasons = Metrics("paceline", settings.model), {one.value: 0 for one in Reason}
+        self.metrics, self.reasons = Metrics("paceline", settings.model), {reason.value: 0 for reason in Reason}
         params = calibration.params(calibration.short_limit)
         self._defaults = {name: getattr(params, name) for name in calibration.sampling}
         explicit = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # a server may have other defaults
@@ -120,7 +120,7 @@ class Router(Gated):
         if verdict.reason is Reason.CONFIDENT:
             own = await self.large.ask(short)
             both = [(verdict.answer, self.small.url), (own, self.large.url)]
-            tokens = [[one["token"] for one in tokens_of(answer, url)] for answer, url in both]
+            tokens = [[entry["token"] for entry in tokens_of(answer, url)] for answer, url in both]
             differs = tokens[0] != tokens[1] or own["choices"][0]["finish_reason"] != "stop"
         was_raised = self.alarm.raised
         if self.alarm.see(differs) and not was_raised:
@@ -135,7 +135,7 @@ class Router(Gated):
         limits = [self.calibration.short_limit, body.max_tokens, body.max_completion_tokens]
         kept = {name: sent[name] for name in sent if name not in ("stream", "stream_options", "max_completion_tokens")}
         asked = {"logprobs": True, "top_logprobs": max(2, body.top_logprobs or 0)}
-        return {**kept, **asked, "max_tokens": min(one for one in limits if one is not None)}
+        return {**kept, **asked, "max_tokens": min(limit for limit in limits if limit is not None)}
 
     async def _events(
         self, sent: Mapping[str, Any], body: protocol.ChatRequest, verdict: Decision, watch: Watch
@@ -204,24 +204,24 @@ def tokens_of(answer: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
     Raises `ApiError` where a server does not give them for every token, since the confidence needs them.
     """
-    given = ((answer["choices"][0].get("logprobs") or {}).get("content")) or []
+    entries = ((answer["choices"][0].get("logprobs") or {}).get("content")) or []
     count = answer["usage"]["completion_tokens"]
-    if len(given) != count or any("top_logprobs" not in one for one in given):
-        what = f"{where} gave log-probabilities for {len(given)} of {count} tokens. A router needs them for all."
-        raise ApiError(502, what, "bad_upstream")
-    return given
+    if len(entries) != count or any("top_logprobs" not in entry for entry in entries):
+        message = f"{where} gave log-probabilities for {len(entries)} of {count} tokens. A router needs them for all."
+        raise ApiError(502, message, "bad_upstream")
+    return entries
 
 
 def read_logprobs(answer: Mapping[str, Any], where: str) -> list[TokenLogprob]:
     """The log-probabilities as `TokenLogprob`. The API gives no ids: the token has id 0, others their rank."""
-    found = list[TokenLogprob]()
-    for one in tokens_of(answer, where):
+    logprobs = list[TokenLogprob]()
+    for entry in tokens_of(answer, where):
         top = dict[int, float]()
-        for place, other in enumerate(one["top_logprobs"], start=1):
-            is_itself = 0 not in top and (other["token"], other["logprob"]) == (one["token"], one["logprob"])
+        for place, other in enumerate(entry["top_logprobs"], start=1):
+            is_itself = 0 not in top and (other["token"], other["logprob"]) == (entry["token"], entry["logprob"])
             top[0 if is_itself else place] = other["logprob"]
-        found.append(TokenLogprob(0, one["logprob"], top))
-    return found
+        logprobs.append(TokenLogprob(0, entry["logprob"], top))
+    return logprobs
 
 
 def as_asked(answer: Mapping[str, Any], body: protocol.ChatRequest) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def as_asked(answer: Mapping[str, Any], body: protocol.ChatRequest) -> dict[str,
         choice["logprobs"] = None
     else:
         most = body.top_logprobs or 0
-        content = [{**one, "top_logprobs": one["top_logprobs"][:most]} for one in choice["logprobs"]["content"]]
+        content = [{**entry, "top_logprobs": entry["top_logprobs"][:most]} for entry in choice["logprobs"]["content"]]
         choice["logprobs"] = {"content": content}
     return {**answer, "choices": [choice]}
 
@@ -244,7 +244,7 @@ def pieces_of(answer: Mapping[str, Any], body: protocol.ChatRequest) -> list[dic
     delta = {"role": "assistant", "content": choice["message"].get("content") or ""}
     ends = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
     told = [{"index": 0, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}, ends]
-    pieces = [{**head, "choices": [one]} for one in told]
+    pieces = [{**head, "choices": [part]} for part in told]
     if body.stream_options is not None and body.stream_options.include_usage:
         pieces.append({**head, "choices": [], "usage": answer["usage"]})
     return pieces

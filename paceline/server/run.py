@@ -24,18 +24,18 @@ def bind(host: str, port: int) -> socket.socket:
 
     port 0: any free one. Raises `ConfigError`.
     """
-    made: socket.socket | None = None
+    listener: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        return made
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        return listener
     except OSError as error:
-        if made is not None:
-            made.close()
+        if listener is not None:
+            listener.close()
         fix = "choose another with --port; 0 takes a free one"
         raise ConfigError(f"port {port} of {host} cannot be served", got=error.strerror, fix=fix) from error
 

@@ -53,11 +53,11 @@ class Service(Gated):
         self.begin = int(time.time())
         loaded, config = self.llm.loaded, self.llm.loaded.model.generation_config
         processor = loaded.vision and loaded.vision.processor
-        templates = [getattr(one, "chat_template", None) for one in (processor, loaded.tokenizer)]
-        self.template = next((str(one) for one in templates if one), "tools")
-        given = {name: getattr(config, name, None) for name in DEFAULTS} if settings.takes_model_defaults else {}
-        given = {name: value for name, value in given.items() if value is not None}
-        self.defaults = {"temperature": 1.0, **given, **settings.defaults}
+        templates = [getattr(owner, "chat_template", None) for owner in (processor, loaded.tokenizer)]
+        self.template = next((str(template) for template in templates if template), "tools")
+        defaults = {name: getattr(config, name, None) for name in DEFAULTS} if settings.takes_model_defaults else {}
+        defaults = {name: value for name, value in defaults.items() if value is not None}
+        self.defaults = {"temperature": 1.0, **defaults, **settings.defaults}
 
     def check(self, body: protocol.Request) -> None:
         """Raise `ApiError` for unknown models, unknown drafters and contradictory options."""
@@ -78,7 +78,7 @@ class Service(Gated):
         """Raise `ApiError` for texts or token ids that are much longer than the context."""
         length, most = max(map(len, texts), default=0), _MAX_CHARS * self.llm.runner.max_length
         if length > most:
-            unit = "characters" if any(isinstance(one, str) for one in texts) else "tokens"
+            unit = "characters" if any(isinstance(prompt, str) for prompt in texts) else "tokens"
             message = f"A prompt is far longer than the context: {length} {unit}. Expected: at most {most}."
             raise ApiError(400, message, "context_length_exceeded")
 
@@ -87,7 +87,7 @@ class Service(Gated):
         if isinstance(prompt, str):
             return prompt
         vocab_size = self.llm.loaded.vocab_size
-        if bad := [one for one in prompt if not 0 <= one < vocab_size]:
+        if bad := [token for token in prompt if not 0 <= token < vocab_size]:
             raise ConfigError("there is no such token", got=brief(bad[0]), expected=f"0 to {vocab_size - 1}")
         return str(self.llm.tokenizer.decode(prompt))
 

@@ -66,11 +66,11 @@ class EventStream(Response):
 
         try:
             async with connected(receive, self.end_at), aclosing(self.events):
-                async for one in self.events:
+                async for item in self.events:
                     if not has_begun:
                         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                         has_begun = True
-                    await put(one)
+                    await put(item)
         except ClientGone:
             if not has_begun:
                 raise
@@ -89,14 +89,14 @@ async def merged(sources: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[
     try:
         while pending:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                place, item = pending.pop(one), one.result()
+            for task in done:
+                place, item = pending.pop(task), task.result()
                 if item is not None:
                     pending[asyncio.ensure_future(anext(sources[place], None))] = place
                     yield place, item
     finally:
-        for one in pending:
-            one.cancel()
+        for task in pending:
+            task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         for source in sources:
             await source.aclose()

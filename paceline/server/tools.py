@@ -94,11 +94,11 @@ def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> l
     Tools are appended to the system message, calls have the format that `ToolReader` parses, and results of tools
     become user messages.
     """
-    told = [_spelled(one) for one in messages]
+    told = [_spelled(message) for message in messages]
     if not tools:
         return told
     functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
-    listed = "\n".join(json.dumps(one, ensure_ascii=False) for one in functions)
+    listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
     form = f'{_OPEN}\n{{"name": NAME, "arguments": OBJECT}}\n{_CLOSE}'
     said = f"You can call these functions:\n{listed}\nTo call one, answer with its name and arguments:\n{form}"
     if told[0]["role"] == "system":
@@ -111,9 +111,9 @@ def _spelled(message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = message.get("content") or ""
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
-    calls = [json.dumps(one["function"], ensure_ascii=False) for one in message.get("tool_calls", ())]
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     plain = {name: value for name, value in message.items() if name != "tool_calls"}
-    return _with_text(plain, "\n".join(f"{_OPEN}\n{one}\n{_CLOSE}" for one in calls)) if calls else plain
+    return _with_text(plain, "\n".join(f"{_OPEN}\n{call}\n{_CLOSE}" for call in calls)) if calls else plain
 
 
 def _with_text(message: Mapping[str, Any], text: str) -> Mapping[str, Any]:

@@ -70,8 +70,8 @@ class Tracer:
 def _attributes(run: Traced, reasons: Sequence[str]) -> dict[str, Any]:
     """The attributes of a span; the longest times of several prompts."""
     queue, prefill, decode = (
-        max((seconds(one.metrics) for one in run.last.values()), default=0.0)
-        for seconds in (lambda one: one.queue, lambda one: one.vision + one.prefill, lambda one: one.decode)
+        max((seconds(output.metrics) for output in run.last.values()), default=0.0)
+        for seconds in (lambda t: t.queue, lambda t: t.vision + t.prefill, lambda t: t.decode)
     )
     said = {
         "gen_ai.request.id": run.head["id"],

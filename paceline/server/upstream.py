@@ -27,12 +27,12 @@ class Upstream:
     def open(cls, url: str, api_key: str | None = None) -> "Upstream":
         """Ask a server for its model. Raises `ConfigError` where none answers."""
         try:
-            found = httpx.get(f"{_base(url)}/models", headers=_headers(api_key), timeout=10.0, trust_env=False)
-            entry = found.raise_for_status().json()["data"][0]
+            response = httpx.get(f"{_base(url)}/models", headers=_headers(api_key), timeout=10.0, trust_env=False)
+            entry = response.raise_for_status().json()["data"][0]
             return cls(url, entry["id"], entry.get("max_model_len"), api_key)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-            what, fix = "no server of the OpenAI API answers", "start it, and give http://HOST:PORT"
-            raise ConfigError(what, got=f"{url}: {error}", fix=fix) from error
+            message, fix = "no server of the OpenAI API answers", "start it, and give http://HOST:PORT"
+            raise ConfigError(message, got=f"{url}: {error}", fix=fix) from error
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A complete answer to a chat. Raises `ApiError`: the server's own, or 502 if it does not answer."""
@@ -82,5 +82,5 @@ def _error_of(status: int, content: bytes) -> ApiError:
         code = "context_length_exceeded"
     if status == 401:  # the key is the router's, not the client's
         return ApiError(502, "The router's API key for a server behind it is wrong.", "bad_upstream")
-    code, param = (one if isinstance(one, str) else None for one in (code, param))
+    code, param = (value if isinstance(value, str) else None for value in (code, param))
     return ApiError(status, message, code, param)

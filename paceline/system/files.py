@@ -38,37 +38,37 @@ def exists(path: Path) -> bool:
         return False
 
 
-def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> bytes:
+def read_bytes(path: Path | str, subject: str = "the file", max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file. Raises `ConfigError`, also for pipes and devices, which may never end."""
     place = Path(path)
     try:
         if place.exists() and not place.is_file():
-            raise ConfigError(f"{what} {str(path)!r} is not a regular file", fix="copy its content to a file")
+            raise ConfigError(f"{subject} {str(path)!r} is not a regular file", fix="copy its content to a file")
         with place.open("rb") as file:
             content = file.read(min(place.stat().st_size or _KERNEL, max_bytes) + 1)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         got = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{what} {str(path)!r} cannot be read", got=got) from error
+        raise ConfigError(f"{subject} {str(path)!r} cannot be read", got=got) from error
     if len(content) > max_bytes:
-        raise ConfigError(f"{what} {str(path)!r} is too large", expected=f"at most {max_bytes:,} bytes")
+        raise ConfigError(f"{subject} {str(path)!r} is too large", expected=f"at most {max_bytes:,} bytes")
     return content
 
 
-def read_text(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> str:
+def read_text(path: Path | str, subject: str = "the file", max_bytes: int = MAX_BYTES) -> str:
     """The UTF-8 text of a regular file, without a byte order mark. Raises `ConfigError`."""
-    return as_text(read_bytes(path, what, max_bytes), f"{what} {str(path)!r}")
+    return as_text(read_bytes(path, subject, max_bytes), f"{subject} {str(path)!r}")
 
 
-def read_stdin(what: str, max_bytes: int = MAX_BYTES) -> str:
+def read_stdin(subject: str, max_bytes: int = MAX_BYTES) -> str:
     """The UTF-8 text of the standard input. Raises `ConfigError`."""
     if sys.stdin is None:  # closed by the parent process
-        raise ConfigError(f"{what} cannot be read", got="no standard input")
+        raise ConfigError(f"{subject} cannot be read", got="no standard input")
     content = sys.stdin.buffer.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise ConfigError(f"{what} is too large", expected=f"at most {max_bytes:,} bytes")
-    return as_text(content, what)
+        raise ConfigError(f"{subject} is too large", expected=f"at most {max_bytes:,} bytes")
+    return as_text(content, subject)
 
 
 def as_text(content: bytes, name: str) -> str:
@@ -79,17 +79,17 @@ def as_text(content: bytes, name: str) -> str:
         raise ConfigError(f"{name} is not text", got=error, expected="UTF-8") from error
 
 
-def parse_json(text: str | bytes, what: str) -> Any:
+def parse_json(text: str | bytes, subject: str) -> Any:
     """The value of a JSON text. Raises `ConfigError`, also for nesting below 200 levels and for lone surrogates."""
     try:
         return from_json(text, allow_inf_nan=True)
     except (ValueError, TypeError) as error:  # TypeError: text that is no UTF-8
-        raise ConfigError(f"{what} is not valid JSON", got=error) from error
+        raise ConfigError(f"{subject} is not valid JSON", got=error) from error
 
 
-def read_json(path: Path | str, what: str = "the file") -> Any:
+def read_json(path: Path | str, subject: str = "the file") -> Any:
     """The value in a JSON file. Raises `ConfigError`."""
-    return parse_json(read_text(path, what), f"{what} {str(path)!r}")
+    return parse_json(read_text(path, subject), f"{subject} {str(path)!r}")
 
 
 def read_object(path: Path | str, fix: str | None = None) -> dict[str, Any]:
@@ -106,22 +106,22 @@ def read_object(path: Path | str, fix: str | None = None) -> dict[str, Any]:
 
 
 def _single(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found and found[key] != value:
+        if key in values and values[key] != value:
             raise ValueError(f"the key {key!r} with two values")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def read_kind(path: Path | str, kind: str, version: int, fix: str) -> dict[str, Any]:
     """The object in a JSON file whose "kind" and "version" are these. Raises `ConfigError`, with `fix`."""
-    given = read_json(path)
-    if not isinstance(given, dict) or given.get("kind") != kind:
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("kind") != kind:
         raise ConfigError(f"{str(path)!r} is not a file of the kind {kind}", fix=fix)
-    if given.get("version") != version:
-        raise ConfigError(f"{str(path)!r} is of another version", got=given.get("version"), expected=version, fix=fix)
-    return given
+    if content.get("version") != version:
+        raise ConfigError(f"{str(path)!r} is of another version", got=content.get("version"), expected=version, fix=fix)
+    return content
 
 
 def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
@@ -210,15 +210,15 @@ def new_folder(place: Path) -> Iterator[Path]:
     """
     check_new(place)
     place.parent.mkdir(parents=True, exist_ok=True)
-    made = place.with_name(f".{place.name}-{uuid.uuid4().hex[:8]}")
-    made.mkdir()
+    folder = place.with_name(f".{place.name}-{uuid.uuid4().hex[:8]}")
+    folder.mkdir()
     try:
         with _full_disk_named(place):
-            yield made
-        unlock(made)
-        made.rename(place)  # fails where something non-empty was made meanwhile
+            yield folder
+        unlock(folder)
+        folder.rename(place)  # fails where something non-empty was made meanwhile
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 

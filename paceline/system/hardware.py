@@ -228,15 +228,15 @@ def use_threads(number: int | None = None) -> int:
     """
     import torch  # here, so that `set_waiting` can come first
 
-    found = processors()
-    if number is not None and not 1 <= number <= found.cpus:
+    processor = processors()
+    if number is not None and not 1 <= number <= processor.cpus:
         raise ConfigError(
             "this number of threads cannot be used",
             got=number,
-            expected=f"1 to {found.cpus}, the CPUs that this process may run on",
-            fix=f"leave it out for {found.threads}",
+            expected=f"1 to {processor.cpus}, the CPUs that this process may run on",
+            fix=f"leave it out for {processor.threads}",
         )
-    threads = min(torch.get_num_threads(), found.threads) if number is None else number
+    threads = min(torch.get_num_threads(), processor.threads) if number is None else number
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     return threads

@@ -64,10 +64,10 @@ def short(text: str) -> str:
 
 def is_public(address: str) -> bool:
     """Whether an IP address is public: not loopback, private, link-local, multicast or reserved."""
-    found = ip_address(address)
-    if isinstance(found, IPv6Address) and (inner := found.ipv4_mapped or found.sixtofour) is not None:
+    parsed = ip_address(address)
+    if isinstance(parsed, IPv6Address) and (inner := parsed.ipv4_mapped or parsed.sixtofour) is not None:
         return is_public(str(inner))
-    return found.is_global and not found.is_multicast
+    return parsed.is_global and not parsed.is_multicast
 
 
 def _body(answer: HTTPResponse, url: str, max_bytes: int, visit: "_Visit") -> bytes:
@@ -104,26 +104,26 @@ class _Visit:
 
     def hang_up(self) -> None:
         """Abort all connections: a slow answer would restart a socket's own timeout with every byte."""
-        for one in self._sockets:
+        for sock in self._sockets:
             with suppress(OSError):  # of one that is closed already
-                socket.socket.shutdown(one, socket.SHUT_RDWR)  # not SSLSocket's, which takes the reader's state away
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not SSLSocket's, which takes the reader's state away
 
-    def kept(self, one: socket.socket) -> socket.socket:
+    def kept(self, sock: socket.socket) -> socket.socket:
         """Remember it for `hang_up`."""
-        self._sockets.append(one)
+        self._sockets.append(sock)
         if self.is_over:
             raise TimeoutError
-        return one
+        return sock
 
     def resolve(self, host: str, port: int | None) -> list[Any]:
         """As `socket.getaddrinfo`. Raises `ConfigError` for a host that is not allowed or not public."""
         if self.hosts is not None and host.lower() not in self.hosts:
             expected = f"one of {', '.join(self.hosts)}" if self.hosts else "a data: URL"
-            what = f"{short(self.url)} leads to a host that is not allowed"
-            raise ConfigError(what, got=short(host), expected=expected)
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [str(entry[4][0]) for entry in found]
-        private = [] if self.allow_private else [one for one in addresses if not is_public(one)]
+            message = f"{short(self.url)} leads to a host that is not allowed"
+            raise ConfigError(message, got=short(host), expected=expected)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [str(entry[4][0]) for entry in entries]
+        private = [] if self.allow_private else [address for address in addresses if not is_public(address)]
         if private:
             raise ConfigError(
                 f"{short(self.url)} leads to a private address",
@@ -132,20 +132,20 @@ class _Visit:
                 fix="if you trust it, pass the opened image: open_image(url, ImageLimits(allow_private=True)) of "
                 "paceline.hf.images",
             )
-        return found
+        return entries
 
     def dial(self, host: str, port: int) -> socket.socket:
         """Connect to a checked address."""
         failed = OSError("the name has no address")
         for family, kind, protocol, _, address in self.resolve(host, port):
-            one = self.kept(socket.socket(family, kind, protocol))
+            sock = self.kept(socket.socket(family, kind, protocol))
             try:
-                one.settimeout(max(0.01, self._end - time.monotonic()))
-                one.connect(address)
-                return one
+                sock.settimeout(max(0.01, self._end - time.monotonic()))
+                sock.connect(address)
+                return sock
             except OSError as error:
                 failed = error
-                one.close()
+                sock.close()
         raise failed
 
     def is_proxied(self, request: Request) -> bool:

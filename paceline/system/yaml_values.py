@@ -30,23 +30,23 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        made = super().construct_mapping(node, deep)
-        if len(made) < len(node.value):
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
             raise yaml.MarkedYAMLError(problem="a key that is there twice", problem_mark=node.start_mark)
-        return made
+        return mapping
 
 
 # YAML 1.2 reads 1e-3 as a number, YAML 1.1 only 1.0e-3.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-def parse_yaml(text: str, what: str) -> Any:
+def parse_yaml(text: str, subject: str) -> Any:
     """The value of a YAML text. Raises `ConfigError`."""
     try:
         return yaml.load(text, _Loader)
     except RecursionError:
-        raise ConfigError(f"{what} is not YAML that can be read", got="too many levels") from None
+        raise ConfigError(f"{subject} is not YAML that can be read", got="too many levels") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: a number of thousands of digits
         raise ConfigError(
-            f"{what} is not YAML that can be read", got=" ".join(str(error).split()), fix="put text in quotes"
+            f"{subject} is not YAML that can be read", got=" ".join(str(error).split()), fix="put text in quotes"
         ) from error

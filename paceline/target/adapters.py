@@ -103,7 +103,7 @@ class AttachedAdapter:
             return False
         same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
         pairs = zip(self.adapter.parameters(), adapter.parameters(), strict=True)
-        return all(same(attached, given.detach().to(attached.device, attached.dtype)) for attached, given in pairs)
+        return all(same(attached, weight.detach().to(attached.device, attached.dtype)) for attached, weight in pairs)
 
     @contextmanager
     def applied(self, token_ids: Tensor, is_mask: Tensor) -> Iterator[Tensor]:
@@ -111,9 +111,9 @@ class AttachedAdapter:
 
         Raises `DraftError` for a mask that the adapter does not have.
         """
-        found = is_mask.reshape(-1).nonzero()[:, 0]
-        which = token_ids.reshape(-1)[found] - self.vocab_size
-        first, last, most = torch.stack([found[0], found[-1], which.max()]).tolist()
+        rows = is_mask.reshape(-1).nonzero()[:, 0]
+        which = token_ids.reshape(-1)[rows] - self.vocab_size
+        first, last, most = torch.stack([rows[0], rows[-1], which.max()]).tolist()
         if most >= self.adapter.num_masks:
             raise DraftError(
                 "a pass holds a mask token that the SPACE adapter does not have",
@@ -121,7 +121,7 @@ class AttachedAdapter:
                 expected=f"below {self.vocab_size + self.adapter.num_masks}: {self.adapter.num_masks} masks",
             )
         self._vectors = bounded(self.adapter.embed(which))
-        self.rows = slice(first, last + 1) if last - first + 1 == len(found) else found
+        self.rows = slice(first, last + 1) if last - first + 1 == len(rows) else rows
         self.num_rows = is_mask.numel()
         try:
             yield token_ids.masked_fill(is_mask, 0)
@@ -201,11 +201,11 @@ def share_copy(model: "PreTrainedModel") -> "PreTrainedModel":
     An attached adapter is not copied, so that a self-draft of a target with an adapter drafts without it.
     """
     shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    made = copy.deepcopy(model, shared)
-    for path, module in list(made.named_modules()):
+    copied = copy.deepcopy(model, shared)
+    for path, module in list(copied.named_modules()):
         if isinstance(module, AdaptedLinear):
-            made.set_submodule(path, module.base)
-    return made
+            copied.set_submodule(path, module.base)
+    return copied
 
 
 def attach_adapter(
@@ -222,14 +222,14 @@ def attach_adapter(
         "number of layers": (config.num_layers, int(text.num_hidden_layers)),
         "vocabulary": (config.vocab_size, int(head.out_features)),
     }
-    for what, (got, expected) in sizes.items():
+    for subject, (got, expected) in sizes.items():
         if got != expected:
-            raise IncompatibleModels(f"the SPACE adapter is for another {what}", got=got, expected=expected)
+            raise IncompatibleModels(f"the SPACE adapter is for another {subject}", got=got, expected=expected)
     fresh: Any = copy.deepcopy(adapter)
     own = fresh.to(device, dtype).eval().requires_grad_(False)
     attached = AttachedAdapter(adapter, own)
-    what = "the SPACE adapter's factors do not fit"
-    for index, layer, path, parts in _linears(model, config, what) if config.linears else ():
+    message = "the SPACE adapter's factors do not fit"
+    for index, layer, path, parts in _linears(model, config, message) if config.linears else ():
         base: Any = layer.get_submodule(path)
         factors = [(first, own.factors(index, name)) for first, name in parts]
         layer.set_submodule(path, AdaptedLinear(base, *_joined(factors, int(base.out_features)), attached))
@@ -237,13 +237,13 @@ def attach_adapter(
 
 
 def _linears(
-    model: "PreTrainedModel", config: LinearShapes, what: str
+    model: "PreTrainedModel", config: LinearShapes, message: str
 ) -> Iterator[tuple[int, nn.Module, str, list[tuple[int, str]]]]:
     """The submodules that contain the linear layers of a config: layer, path, and (first output, name) of each part.
 
     A submodule of a fused layer has several parts: q, k and v are one matrix.
 
-    what: the beginning of the error message if shapes do not fit.
+    message: the beginning of the error message if shapes do not fit.
     """
     for index, layer in enumerate(decoder_layers(model, config.num_layers)):
         pieces: dict[str, list[tuple[int, str]]] = {}
@@ -251,7 +251,7 @@ def _linears(
             path, first, count = place_of(layer, name)
             expected = (count, int(cast("int", layer.get_submodule(path).in_features)))
             if shape != expected:
-                raise IncompatibleModels(f"{what} {name} of layer {index}", got=shape, expected=expected)
+                raise IncompatibleModels(f"{message} {name} of layer {index}", got=shape, expected=expected)
             pieces.setdefault(path, []).append((first, name))
         for path, parts in pieces.items():
             yield index, layer, path, sorted(parts)
@@ -271,9 +271,9 @@ def place_of(layer: nn.Module, name: str) -> tuple[str, int, int]:
     if name in places:
         return places[name]
     with suppress(AttributeError):
-        found = layer.get_submodule(name)
-        if isinstance(found, _LINEARS):
-            return name, 0, int(found.out_features)
+        linear = layer.get_submodule(name)
+        if isinstance(linear, _LINEARS):
+            return name, 0, int(linear.out_features)
     raise IncompatibleModels(
         f"this model has no linear layer {name!r} for the SPACE adapter",
         got=type(layer).__name__,
@@ -297,7 +297,7 @@ def put_int4(model: "PreTrainedModel", draft: RoundedDraft) -> list[QuantizedLin
 
     Raises `IncompatibleModels` if layers, names or shapes differ from those that the draft was trained for.
     """
-    config, made, arena = draft.config, list[QuantizedLinear](), WeightArena()
+    config, linears, arena = draft.config, list[QuantizedLinear](), WeightArena()
     shapes = dict(zip(config.linears, config.shapes, strict=True))
     for index, layer, path, parts in _linears(model, config, "the trained self-draft does not fit"):
         old: Any = layer.get_submodule(path)
@@ -310,6 +310,6 @@ def put_int4(model: "PreTrainedModel", draft: RoundedDraft) -> list[QuantizedLin
         codes, params = zip(*(draft.packable(index, name) for name in names), strict=True)
         device, dtype = device_of(old), cast("torch.dtype", model.dtype)
         codes, params = torch.cat(codes).to(device), torch.cat(params, 1).to(device)
-        made.append(int4_linear(codes, params, config.bits, old.bias, dtype, arena))
-        layer.set_submodule(path, made[-1])
-    return made
+        linears.append(int4_linear(codes, params, config.bits, old.bias, dtype, arena))
+        layer.set_submodule(path, linears[-1])
+    return linears

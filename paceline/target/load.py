@@ -58,12 +58,12 @@ def load_model(
     a causal LM nor a vision-language model of a known family, or whose logits differ from plain transformers'; that
     they do not is kept in the cache for text models, see `verdicts`.
     """
-    given = name_or_path, dtype, device, trust_remote_code, tokenizer, hub
+    source = name_or_path, dtype, device, trust_remote_code, tokenizer, hub
     with uncollected():
-        model, own, processor = open_checkpoint(*given, packs=True)
+        model, own, processor = open_checkpoint(*source, packs=True)
     name = Path(name_or_path).name
     if isinstance(model, DescribedModel):
-        return _prepare_described(model, own, name, lambda: open_checkpoint(*given)[0])
+        return _prepare_described(model, own, name, lambda: open_checkpoint(*source)[0])
     return check(_prepare(model, own, processor, name, is_mapped=True))
 
 
@@ -97,8 +97,8 @@ def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, Qu
     """
     model = share_copy(loaded.model)
     report = quantize_target(model, weights, _INT4_GROUP_SIZE)
-    made = loaded.with_model(model)
-    return check(replace(made, reference=own_reference(made), name=f"{loaded.name}-{weights}")), report
+    weighed = loaded.with_model(model)
+    return check(replace(weighed, reference=own_reference(weighed), name=f"{loaded.name}-{weights}")), report
 
 
 def open_model(
@@ -112,7 +112,7 @@ def open_model(
 def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedModel:
     """A copy whose inputs are rounded to so many bits before blocks. Raises `ConfigError` where there are none."""
     model = share_copy(loaded.model)
-    layers = [one for one in model.modules() if isinstance(one, BlockLinear)]
+    layers = [module for module in model.modules() if isinstance(module, BlockLinear)]
     if not layers:
         raise ConfigError(
             f"activations={activations!r} is for weights in blocks, which {loaded.name} does not have",
@@ -120,9 +120,9 @@ def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedMod
         )  # fmt: skip
     for layer in layers:
         layer.input_bits = int(activations.removeprefix("int"))
-    made = loaded.with_model(model)
+    rounded = loaded.with_model(model)
     name = loaded.name.removesuffix(_WIDE) + (_WIDE if activations == "int16" else "")
-    return check(replace(made, reference=own_reference(made), name=name))
+    return check(replace(rounded, reference=own_reference(rounded), name=name))
 
 
 def _prepare(
@@ -169,7 +169,7 @@ def _prepare_text(
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
-    is_packed = pack_linears(model) > 0 or any(isinstance(one, PackedLinear | BlockLinear) for one in model.modules())
+    is_packed = pack_linears(model) > 0 or any(isinstance(part, PackedLinear | BlockLinear) for part in model.modules())
     if is_packed and is_mapped:
         for held in (*model.parameters(), *model.buffers()):
             if not held.untyped_storage().resizable():
@@ -187,11 +187,11 @@ def _prepare_described(
     plain: loads it by transformers.
     """
     which = identity(model)
-    in_blocks = any(isinstance(one, BlockWeights) for one in model.modules())
-    given = {"tokenizer": tokenizer, "name": _checked(model, name), "which": which, "attends": True}
-    made = partial(_loaded, **given)
+    in_blocks = any(isinstance(module, BlockWeights) for module in model.modules())
+    facts = {"tokenizer": tokenizer, "name": _checked(model, name), "which": which, "attends": True}
+    describe = partial(_loaded, **facts)
     if has_passed(model, which[0]):
-        loaded = made(model, reference=[])
+        loaded = describe(model, reference=[])
         return check(replace(loaded, reference=own_reference(loaded)))
     from ..hf.twin import in_float32, plain_twin  # with transformers' modelling code
 
@@ -200,9 +200,9 @@ def _prepare_described(
         reference = plain_reference(plain_twin(wide) if in_blocks else plain())
     if in_blocks:  # which round their inputs to 8 bits and make much of a little: nothing could be compared
         check_products(model)
-    loaded = check(made(wide, reference=reference))
+    loaded = check(describe(wide, reference=reference))
     if in_blocks:
-        loaded = made(model, reference=[])
+        loaded = describe(model, reference=[])
         loaded = check(replace(loaded, reference=own_reference(loaded)))
     keep(model, which[0])
     return loaded

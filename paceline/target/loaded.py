@@ -118,8 +118,8 @@ class LoadedModel:
         if getattr(head, "bias", None) is not None:
             extras.append("a bias of the output layer")
         if extras:
-            what = "heads cannot draft for this target yet: its logits are more than output rows times states"
-            raise IncompatibleModels(what, got=", ".join(extras), expected="a model without them")
+            message = "heads cannot draft for this target yet: its logits are more than output rows times states"
+            raise IncompatibleModels(message, got=", ".join(extras), expected="a model without them")
         rows = self.embeddings if getattr(config, "tie_word_embeddings", False) else getattr(head, "weight", None)
         if not isinstance(rows, Tensor) or not rows.is_floating_point():
             raise IncompatibleModels(

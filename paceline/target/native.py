@@ -48,46 +48,46 @@ class NativeDecoder:
         batch, nodes, tree, rows = len(layout.starts), layout.num_nodes, layout.tree, layout.rows
         head_rows = nodes if layout.head_rows is None else layout.head_rows
         logits = torch.empty(batch, head_rows, self._described.model.head.outs)
-        one = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, head_rows=head_rows)
-        one.logits = address(logits) if head_rows else None
+        call = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, head_rows=head_rows)
+        call.logits = address(logits) if head_rows else None
         embeds = self._inputs_embeds(token_ids, layout)
         if embeds is not None:
-            one.rows = pointers.tensor(embeds)
+            call.rows = pointers.tensor(embeds)
         elif token_ids is not None:
-            one.ids = pointers.tensor(token_ids.contiguous())
+            call.ids = pointers.tensor(token_ids.contiguous())
         else:
             assert tree is not None
-            one.ids = pointers.integers(chain.from_iterable(tree.lists.token_ids))
+            call.ids = pointers.integers(chain.from_iterable(tree.lists.token_ids))
         if tree is not None:
             if min(map(len, tree.rows)) < nodes:
-                one.sizes = pointers.integers(map(len, tree.rows))
-            one.parents = pointers.integers(chain.from_iterable(tree.lists.parents))
-        one.starts = pointers.integers(layout.starts)
-        one.slots = pointers.integers(layout.slots)
+                call.sizes = pointers.integers(map(len, tree.rows))
+            call.parents = pointers.integers(chain.from_iterable(tree.lists.parents))
+        call.starts = pointers.integers(layout.starts)
+        call.slots = pointers.integers(layout.slots)
         if any(layout.offsets):
-            one.offsets = pointers.integers(layout.offsets)
+            call.offsets = pointers.integers(layout.offsets)
         if layout.is_mask is not None:
-            one.is_mask = pointers.tensor(layout.is_mask.contiguous())
+            call.is_mask = pointers.tensor(layout.is_mask.contiguous())
         if rows is not None and rows.blocks:
             ends, firsts = _blocks(rows, layout.starts[0], nodes)
-            one.block_ends, one.block_firsts = pointers.tensor(ends), pointers.tensor(firsts)
+            call.block_ends, call.block_firsts = pointers.tensor(ends), pointers.tensor(firsts)
         if rows is not None and rows.deepstack:
-            one.deepstack = pointers.tensors(_deepstack(rows, self._described.num_layers))
+            call.deepstack = pointers.tensors(_deepstack(rows, self._described.num_layers))
         if rows is not None and rows.position_ids is not None:  # the tables hold one row for each row of the prompt
-            one.max_position = -1
+            call.max_position = -1
             cos, sin = zip(*(self._rotation(kind, rows.position_ids) for kind in self._described.ropes), strict=True)
-            one.cos, one.sin = pointers.tensors(cos), pointers.tensors(sin)
+            call.cos, call.sin = pointers.tensors(cos), pointers.tensors(sin)
         else:
             cos, sin = self._rope_tables(max(layout.starts) + max(layout.offsets) + nodes)
-            one.cos, one.sin = ctypes.addressof(cos), ctypes.addressof(sin)
+            call.cos, call.sin = ctypes.addressof(cos), ctypes.addressof(sin)
         keys, values = self._cache_addresses(cache)
-        one.keys, one.values, one.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
+        call.keys, call.values, call.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
         if states is not None:
             kept = states.rows(cache.capacity, self._described.model.hidden, cache.keys[0])
             row_of = dict(zip(states.layers, kept[0, 0], strict=True))
-            one.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
-            one.state_columns, one.state_row = kept.shape[1], kept.stride(1)
-        run(self._described.model, one)
+            call.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
+            call.state_columns, call.state_row = kept.shape[1], kept.stride(1)
+        run(self._described.model, call)
         return logits
 
     def _cache_addresses(self, cache: SlotCache) -> tuple[Addresses, Addresses]:
@@ -138,8 +138,8 @@ def _blocks(rows: PromptRows, start: int, count: int) -> tuple[Tensor, Tensor]:
 def _deepstack(rows: PromptRows, num_layers: int) -> list[Tensor | None]:
     """The DeepStack features to add after each layer, float32 [N, E]; zero in rows of text."""
     assert rows.is_image is not None
-    made: list[Tensor | None] = [None] * num_layers
+    deepstack: list[Tensor | None] = [None] * num_layers
     for index, features in enumerate(rows.deepstack):
-        made[index] = full = torch.zeros(rows.embeds.shape[1], features.shape[1])
+        deepstack[index] = full = torch.zeros(rows.embeds.shape[1], features.shape[1])
         full[rows.is_image[0]] = features.float()
-    return made
+    return deepstack

@@ -47,10 +47,10 @@ def open_model(
 
     unread = {**hub, "trust_remote_code": (trust_remote_code and tokenizer is None) or None}
     _refuse(unread, "is for hub ids and folders, and mmproj for GGUF files")
-    made, processor = open_gguf_vision(Path(place), Path(mmproj), dtype, device, tokenizer)
-    return wrap_model(made, name=Path(place).name, processor=processor)
+    vision_model, processor = open_gguf_vision(Path(place), Path(mmproj), dtype, device, tokenizer)
+    return wrap_model(vision_model, name=Path(place).name, processor=processor)
 
 
-def _refuse(given: Mapping[str, object], what: str) -> None:
-    if unread := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(f"{unread[0]} {what}", fix=f"leave {unread[0]} out")
+def _refuse(options: Mapping[str, object], reason: str) -> None:
+    if unread := [name for name, value in options.items() if value is not None]:
+        raise ConfigError(f"{unread[0]} {reason}", fix=f"leave {unread[0]} out")

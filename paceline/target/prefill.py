@@ -30,8 +30,8 @@ class ImagePrefill:
         begin, own = time.perf_counter(), {image.key: self.features.get(image.key) for image in images}
         missing = {image.key: image for image in images if own[image.key] is None}
         for key, image in missing.items():
-            own[key] = made = vision.features(image)
-            self.features.put(key, made)
+            own[key] = features = vision.features(image)
+            self.features.put(key, features)
         if missing and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin if missing else 0.0

@@ -92,9 +92,9 @@ class PrefixCache(BoundedCache[_Key, Page]):
         self._touch(keys)
         if length:
             self._cache.restore(slot, [page.layers for page in pages], length)
-            given = {layer: torch.cat([page.states[layer] for page in pages])[None, :length] for layer in watched}
+            states = {layer: torch.cat([page.states[layer] for page in pages])[None, :length] for layer in watched}
             if watched:
-                self._states.write([slot], [0], given, length, self._cache.capacity)
+                self._states.write([slot], [0], states, length, self._cache.capacity)
         return length
 
     def keep(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None, ends: Iterable[int]) -> None:

@@ -54,72 +54,72 @@ _KEYS = {
 
 def as_list(prompts: object) -> list[Prompt]:
     """One prompt or many as a list, see `as_prompt`; an array of two dimensions holds many. Raises `ConfigError`."""
-    given = _taken(prompts)
-    if isinstance(given, str | ImageText) or (_is_part(given[0]) if given else isinstance(prompts, Mapping)):
-        return [as_prompt(given)]
-    return [as_prompt(one) for one in given]
+    items = _taken(prompts)
+    if isinstance(items, str | ImageText) or (_is_part(items[0]) if items else isinstance(prompts, Mapping)):
+        return [as_prompt(items)]
+    return [as_prompt(item) for item in items]
 
 
-def as_chats(given: object) -> list[Chat]:
+def as_chats(value: object) -> list[Chat]:
     """One chat or many as a list. Raises `ConfigError` for anything else."""
-    chats: list[Any] = as_list(given)
+    chats: list[Any] = as_list(value)
     for chat in chats:
         if not (isinstance(chat, list) and chat and isinstance(chat[0], Mapping)):
             raise ConfigError("this is no chat", got=brief(chat), expected="a list of messages", fix="use generate")
     return chats
 
 
-def as_prompt(given: object) -> Prompt:
+def as_prompt(value: object) -> Prompt:
     """One prompt as text, chat or list of token ids.
 
     It may also be an array of ids, what a tokenizer returns, or vLLM's {"prompt": ...} and {"prompt_token_ids": ...}.
     Raises `ConfigError` for anything else.
     """
-    prompt = given if isinstance(given, TemplatedChat) else _taken(given)
+    prompt = value if isinstance(value, TemplatedChat) else _taken(value)
     if isinstance(prompt, TemplatedChat | ImageText):
         return prompt
-    if len(prompt) == 1 and not isinstance(given, list | tuple) and not isinstance(prompt, str):
+    if len(prompt) == 1 and not isinstance(value, list | tuple) and not isinstance(prompt, str):
         prompt = prompt[0] if isinstance(prompt[0], list) else prompt  # a batch of one
     return cast("Prompt", prompt)
 
 
-def _taken(given: Any) -> str | ImageText | list[Any]:
+def _taken(value: Any) -> str | ImageText | list[Any]:
     """What mappings and arrays hold."""
-    if isinstance(given, ImageText):
-        return given
-    if isinstance(given, Mapping):
-        return _held(cast("Mapping[str, Any]", given))
-    if isinstance(given, bytes | bytearray | memoryview):
-        raise ConfigError("this is no prompt", got=brief(given), expected=_KINDS, fix="decode the bytes")
-    if hasattr(given, "tolist"):  # of numpy or torch
-        given = given.tolist()
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Sequence):
-        return list(cast("Sequence[Any]", given))
-    raise ConfigError("this is no prompt", got=brief(given), expected=_KINDS)
+    if isinstance(value, ImageText):
+        return value
+    if isinstance(value, Mapping):
+        return _held(cast("Mapping[str, Any]", value))
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise ConfigError("this is no prompt", got=brief(value), expected=_KINDS, fix="decode the bytes")
+    if hasattr(value, "tolist"):  # of numpy or torch
+        value = value.tolist()
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence):
+        return list(cast("Sequence[Any]", value))
+    raise ConfigError("this is no prompt", got=brief(value), expected=_KINDS)
 
 
-def _held(given: Mapping[str, Any]) -> str | ImageText | list[Any]:
+def _held(mapping: Mapping[str, Any]) -> str | ImageText | list[Any]:
     """The prompts of a mapping: text, text with images, token ids, or lists of those."""
-    if "role" in given:
-        raise ConfigError("this is a message, and a chat is a list of them", got=brief(given), fix="write [{...}]")
-    name = next((name for name in _KEYS if name in given), "")
-    unknown = [str(key) for key in given if key not in (name, *_KEYS.get(name, ())) and given[key] is not None]
+    if "role" in mapping:
+        raise ConfigError("this is a message, and a chat is a list of them", got=brief(mapping), fix="write [{...}]")
+    name = next((name for name in _KEYS if name in mapping), "")
+    unknown = [str(key) for key in mapping if key not in (name, *_KEYS.get(name, ())) and mapping[key] is not None]
     if not name or unknown:
         raise ConfigError(
             "a prompt has keys that are not read" if name else "this is no prompt",
-            got=cut(", ".join(unknown)) or brief(given),
+            got=cut(", ".join(unknown)) or brief(mapping),
             expected='{"prompt": ...}, also with "multi_modal_data", {"prompt_token_ids": ...}, '
             'or {"input_ids": ..., "attention_mask": ...}',
             fix='put images into a chat, {"type": "image", "image": ...}, or beside a text' if name else None,
         )
-    ids = _taken(given[name])
-    if images := _images(given.get("multi_modal_data")):
+    ids = _taken(mapping[name])
+    if images := _images(mapping.get("multi_modal_data")):
         if not isinstance(ids, str):
             raise ConfigError("images need a prompt of text", got=brief(ids), expected='{"prompt": "text", ...}')
         return ImageText(ids, images)
-    return ids if given.get("attention_mask") is None else _unpadded(ids, _taken(given["attention_mask"]))
+    return ids if mapping.get("attention_mask") is None else _unpadded(ids, _taken(mapping["attention_mask"]))
 
 
 def _images(data: object) -> list[Any]:
@@ -164,9 +164,9 @@ def is_chat(prompt: object) -> TypeGuard[Chat]:
     return isinstance(prompt, Sequence) and len(cast("Sequence[object]", prompt)) > 0 and isinstance(prompt[0], Mapping)
 
 
-def holds_images(given: object) -> bool:
+def holds_images(value: object) -> bool:
     """Whether a prompt has an image. Raises `ConfigError` for what is no prompt."""
-    prompt = as_prompt(given)
+    prompt = as_prompt(value)
     if isinstance(prompt, ImageText):
         return True
     chat = prompt.messages if isinstance(prompt, TemplatedChat) else prompt
@@ -176,15 +176,15 @@ def holds_images(given: object) -> bool:
 def has_chat_template(loaded: LoadedModel) -> bool:
     """Whether the model was made for chats."""
     processor = None if loaded.vision is None else loaded.vision.processor
-    return any(getattr(one, "chat_template", None) for one in (loaded.tokenizer, processor))
+    return any(getattr(owner, "chat_template", None) for owner in (loaded.tokenizer, processor))
 
 
 def set_chat_template(loaded: LoadedModel, template: str) -> None:
     """Render chats by this template from now on. Raises `ConfigError` for one that cannot be read."""
     tokenizer: Any = tokenizer_of(loaded)
-    for one in (tokenizer, None if loaded.vision is None else loaded.vision.processor):
-        if one is not None:
-            one.chat_template = template
+    for owner in (tokenizer, None if loaded.vision is None else loaded.vision.processor):
+        if owner is not None:
+            owner.chat_template = template
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
     except TemplateSyntaxError as error:
@@ -194,7 +194,7 @@ def set_chat_template(loaded: LoadedModel, template: str) -> None:
 
 
 def read_prompt(
-    loaded: LoadedModel, given: object, max_length: int, check: Callable[[], None] = lambda: None
+    loaded: LoadedModel, value: object, max_length: int, check: Callable[[], None] = lambda: None
 ) -> ReadPrompt:
     """Token ids of a prompt as `as_prompt` takes it, and its images; a chat goes through the model's template.
 
@@ -202,7 +202,7 @@ def read_prompt(
 
     Raises `ConfigError` for a prompt that is empty or cannot be read, `CacheFull` for one that fills the context.
     """
-    vision, prompt = None, as_prompt(given)
+    vision, prompt = None, as_prompt(value)
     if isinstance(prompt, str):
         ids = encode(tokenizer_of(loaded), prompt)
     elif isinstance(prompt, TemplatedChat):
@@ -239,11 +239,11 @@ def check_length(num_tokens: int, vision: VisionPrompt | None, max_length: int) 
         )
 
 
-def _chat(loaded: LoadedModel, given: TemplatedChat, check: Callable[[], None]) -> ReadPrompt:
-    chat, options = given.messages, given.options
+def _chat(loaded: LoadedModel, templated: TemplatedChat, check: Callable[[], None]) -> ReadPrompt:
+    chat, options = templated.messages, templated.options
     if loaded.vision is not None and loaded.vision.processor is not None:
         messages, sources = split_chat(chat)
-        with open_images(sources, given.limits, check) as images:
+        with open_images(sources, templated.limits, check) as images:
             return read_chat(loaded.vision, messages, images, options)
     if loaded.vision is not None and has_images(chat):
         raise ConfigError("this vision-language model has no processor", fix="pass processor=...")
@@ -255,8 +255,8 @@ def _chat(loaded: LoadedModel, given: TemplatedChat, check: Callable[[], None]) 
 
 
 def _ids(prompt: Sequence[object], vocab_size: int) -> list[int]:
-    ids = [scalar(one) for one in prompt]
-    bad = [one for one in ids if type(one) is not int or not 0 <= one < vocab_size]
+    ids = [scalar(token) for token in prompt]
+    bad = [token for token in ids if type(token) is not int or not 0 <= token < vocab_size]
     if bad:
         raise ConfigError("a prompt holds what is no token id", got=brief(bad[0]), expected=f"0 to {vocab_size - 1}")
     return ids

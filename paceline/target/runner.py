@@ -226,8 +226,8 @@ class ModelRunner:
 
     def _vision(self) -> Vision:
         if self.loaded.vision is None:
-            what, fix = "this model takes text alone", "load a vision-language model"
-            raise ConfigError(what, got="a prompt with images", fix=fix)
+            message, fix = "this model takes text alone", "load a vision-language model"
+            raise ConfigError(message, got="a prompt with images", fix=fix)
         return self.loaded.vision
 
     def _prefill_images(
@@ -240,8 +240,8 @@ class ModelRunner:
         for image in unseen.images:
             if features:
                 yield
-            made, spent = self.images.encode(self._vision(), [image])
-            features, seconds = features + made, seconds + spent
+            encoded, spent = self.images.encode(self._vision(), [image])
+            features, seconds = features + encoded, seconds + spent
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
         for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
             if end > held:

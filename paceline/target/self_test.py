@@ -46,8 +46,8 @@ def check(loaded: LoadedModel) -> LoadedModel:
 
 def tolerance(loaded: LoadedModel) -> float:
     """The largest difference of logits, in standard deviations. Layers that round their inputs count as 16-bit ones."""
-    layers = [one for one in loaded.model.modules() if isinstance(one, QuantizedLinear)]
-    rounds = any(getattr(one, "input_bits", 8) == 8 for one in layers)
+    layers = [module for module in loaded.model.modules() if isinstance(module, QuantizedLinear)]
+    rounds = any(getattr(layer, "input_bits", 8) == 8 for layer in layers)
     return _IN_16_BITS if rounds else _TOLERANCE.get(loaded.dtype, _IN_16_BITS)
 
 
@@ -115,12 +115,12 @@ def plain_image_reference(model: "PreTrainedModel", vision: Vision) -> ImageRefe
     weights = sum(p.numel() for p in language_model(model).parameters())
     if 2 * weights * len(ids) > _OPERATIONS.get(model.device.type, 0.0):
         return None
-    given = {
+    arguments = {
         name: value.to(model.device, model.dtype if value.is_floating_point() else None)
         for name, value in inputs.items()
         if name not in _NOT_FOR_THE_MODEL
     }
-    return ImageReference(ids, prompt, model(**given, use_cache=False).logits[0, -1].float())
+    return ImageReference(ids, prompt, model(**arguments, use_cache=False).logits[0, -1].float())
 
 
 def check_image(runner: ModelRunner) -> None:
@@ -143,13 +143,13 @@ def check_image(runner: ModelRunner) -> None:
     )  # fmt: skip
 
 
-def _compare(loaded: LoadedModel, logits: Tensor, expected: Tensor, what: str, fix: str) -> None:
+def _compare(loaded: LoadedModel, logits: Tensor, expected: Tensor, message: str, fix: str) -> None:
     apart, most = logits.float() - expected, tolerance(loaded)
     apart -= apart.mean()  # a constant changes no probability; Gemma's logits in bfloat16 differ by one
     error = apart.abs().max() / expected.std().clamp(min=1e-6)
     if not error <= most:  # a NaN fails too
         raise IncompatibleModels(
-            f"{loaded.name} {what}",
+            f"{loaded.name} {message}",
             got=f"a difference of {float(error):.3g} standard deviations",
             expected=f"at most {most}",
             fix=fix,

@@ -184,20 +184,20 @@ class StaticPasses:
         self._forget_if_moved()
         watched = () if states is None else states.layers
         bucket = Bucket.of(window, nodes, max(starts) + nodes, self._cache.capacity)
-        found = self._passes.get((bucket, watched))
-        made = found or StaticPass(bucket, self._decoder, self._cache, self._max_length, watched)
-        made.load(slots, starts, tree)
-        if found is None:  # captured with its first pass loaded, so that the warm-up writes what this pass will write
+        captured = self._passes.get((bucket, watched))
+        static = captured or StaticPass(bucket, self._decoder, self._cache, self._max_length, watched)
+        static.load(slots, starts, tree)
+        if captured is None:  # made with its first pass loaded, so that the warm-up writes what this pass will write
             if len(self._passes) >= _MAX_PASSES:
                 del self._passes[next(iter(self._passes))]
-            made.run = repeatable(made.compute, self._decoder.embeddings.device)
-            self._passes[bucket, watched] = made
+            static.run = repeatable(static.compute, self._decoder.embeddings.device)
+            self._passes[bucket, watched] = static
         self.num_runs += 1
-        logits, hidden_states = made.run()
+        logits, hidden_states = static.run()
         if states is not None:
-            kept = {layer: made.take(hidden_states[layer], tree.num_nodes) for layer in watched}
+            kept = {layer: static.take(hidden_states[layer], tree.num_nodes) for layer in watched}
             states.write(slots, starts, kept, tree.num_nodes, self._cache.capacity)
-        return made.take(logits, tree.num_nodes)
+        return static.take(logits, tree.num_nodes)
 
     def _forget_if_moved(self) -> None:
         """Drop all passes if the cache has replaced its tensors."""

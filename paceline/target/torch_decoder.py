@@ -25,9 +25,9 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 def _rms_norm(norm: Any) -> nn.RMSNorm:
     """A norm of transformers as torch's, which is a single operation."""
-    made = nn.RMSNorm(norm.weight.shape, float(norm.variance_epsilon), device="meta")
-    made.weight = norm.weight
-    return made
+    fused = nn.RMSNorm(norm.weight.shape, float(norm.variance_epsilon), device="meta")
+    fused.weight = norm.weight
+    return fused
 
 
 class FusedLayer(nn.Module):
@@ -117,8 +117,8 @@ class FusedDecoder:
         watched = () if states is None else states.layers
         x, hidden_states = self.run_layers(x, cos[places], sin[places], layout, cache, watched)
         if states is not None:
-            made = {layer: state.view(*token_ids.shape, -1) for layer, state in hidden_states.items()}
-            states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
+            nodes = {layer: state.view(*token_ids.shape, -1) for layer, state in hidden_states.items()}
+            states.write(layout.slots, layout.starts, nodes, layout.num_nodes, cache.capacity)
         if layout.head_rows == 0:
             return torch.empty(0)
         x = x.view(*token_ids.shape, -1)[:, -(layout.head_rows or 0) :]
@@ -187,8 +187,8 @@ class TransformersDecoder:
         head_rows = layout.head_rows
         out: Any = (self._model.base_model if head_rows == 0 else self._model)(**options)
         if states is not None:
-            made = {index: out.hidden_states[index] for index in states.layers}
-            states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
+            nodes = {index: out.hidden_states[index] for index in states.layers}
+            states.write(layout.slots, layout.starts, nodes, layout.num_nodes, cache.capacity)
         return torch.empty(0) if head_rows == 0 else out.logits[:, -(head_rows or 0) :]
 
 

@@ -65,7 +65,7 @@ def _facts(model: DescribedModel, fingerprint: str) -> str:
     versions = {"paceline": f"{__version__} {_code()}", "torch": torch.__version__}
     versions |= {"transformers": transformers.__version__}
     config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
-    forms = sorted({one.form.name for one in model.modules() if isinstance(one, BlockWeights)})
+    forms = sorted({module.form.name for module in model.modules() if isinstance(module, BlockWeights)})
     facts = {"passed": fingerprint, "dtype": str(model.dtype), "forms": forms, "kernels": str(load())}
     return to_json({**facts, "versions": versions, "config": config}) + "\n"
 
@@ -74,5 +74,5 @@ def _facts(model: DescribedModel, fingerprint: str) -> str:
 def _code() -> str:
     """A hash of the sizes and times of the package's files."""
     files = sorted(path for path in _CODE.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".so"))
-    told = [(str(path.relative_to(_CODE)), (found := path.stat()).st_size, found.st_mtime_ns) for path in files]
+    told = [(str(path.relative_to(_CODE)), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
     return hashlib.sha256(repr(told).encode()).hexdigest()[:32]

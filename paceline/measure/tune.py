@@ -305,8 +305,8 @@ def tune_report(
             lines.append(f"{candidate.config.name} never drafted: it had nothing to propose, or a try cost too much.")
         if candidate.num_bugs:
             lines.append(
-                f"{candidate.config.name} cannot be chosen: {candidate.num_bugs} of its answers differ from plain decoding "
-                "by more than rounding. This is a bug; `paceline check` shows where."
+                f"{candidate.config.name} cannot be chosen: {candidate.num_bugs} of its answers differ from plain "
+                "decoding by more than rounding. This is a bug; `paceline check` shows where."
             )
     costs = next((candidate.costs for candidate in candidates if candidate.costs is not None), None)
     if costs is not None:

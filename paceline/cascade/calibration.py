@@ -62,11 +62,11 @@ class Signal(StrEnum):
 
 def confidences(logprobs: Sequence[TokenLogprob]) -> Mapping[Signal, float]:
     """All kinds of confidence of one answer, given the two most likely tokens at each position."""
-    own = [one.logprob for one in logprobs]
+    own = [choice.logprob for choice in logprobs]
     leads = []
-    for one in logprobs:
-        rivals = [logprob for token, logprob in one.top.items() if token != one.token_id]
-        leads.append(math.exp(one.logprob) - (math.exp(max(rivals)) if rivals else 0.0))
+    for choice in logprobs:
+        rivals = [logprob for token, logprob in choice.top.items() if token != choice.token_id]
+        leads.append(math.exp(choice.logprob) - (math.exp(max(rivals)) if rivals else 0.0))
     return {
         Signal.MIN_PROB: math.exp(min(own)),
         Signal.MEAN_PROB: math.exp(math.fsum(own) / len(own)),
@@ -100,10 +100,10 @@ class ModelId:
 
     def difference(self, other: "ModelId") -> str | None:
         """The difference to the other model as text; None for the same model."""
-        for what in ("fingerprint", "vision", "weights", "dtype"):
-            then, now = getattr(self, what), getattr(other, what)
+        for key in ("fingerprint", "vision", "weights", "dtype"):
+            then, now = getattr(self, key), getattr(other, key)
             if then != now:
-                return f"{what} {then[:18] or 'none'} there ({self.name}), {now[:18] or 'none'} here ({other.name})"
+                return f"{key} {then[:18] or 'none'} there ({self.name}), {now[:18] or 'none'} here ({other.name})"
         return None
 
 
@@ -181,14 +181,14 @@ class Calibration:
         limit = self.max_disagreement if max_disagreement is None else max_disagreement
         level = self.confidence if confidence is None else confidence
         each = 1 - (1 - level) / len(self.curves)
-        found = [
+        thresholds = [
             (point.covered, signal, point)
             for signal, points in self.curves.items()
             if (point := last_that_holds(points, self.count, limit, each)) is not None
         ]
-        if not found:
+        if not thresholds:
             raise too_small(self.count, min(points[0].differ for points in self.curves.values()), limit, level, each)
-        covered, signal, point = max(found, key=lambda one: one[0])
+        covered, signal, point = max(thresholds, key=lambda threshold: threshold[0])
         alone = (point.differ / covered if covered else 0.0, upper_bound(point.differ, covered, level))
         return ChosenThreshold(signal, point.threshold, limit, level, point, covered / self.count, alone)
 
@@ -212,8 +212,8 @@ class Calibration:
 
     def params(self, max_tokens: int, seed: int = 0) -> SamplingParams:
         """The calibrated sampling options, for answers of at most `max_tokens`."""
-        given = {**self.sampling, "max_tokens": max_tokens, "seed": seed}
-        return validate(SamplingParams, given, "the calibration's sampling")
+        options = {**self.sampling, "max_tokens": max_tokens, "seed": seed}
+        return validate(SamplingParams, options, "the calibration's sampling")
 
     def as_dict(self) -> dict[str, object]:
         """The content of the file."""
@@ -244,16 +244,16 @@ def too_small(count: int, differ: int, limit: float, confidence: float, each: fl
 def sampling_options(params: SamplingParams) -> dict[str, object]:
     """The sampling options that shape an answer's distribution, where they are not the default, for JSON."""
     default = vars(SamplingParams())
-    given = {name: getattr(params, name) for name in default if name not in _UNRELATED}
-    changed = {name: value for name, value in given.items() if value != default[name]}
+    options = {name: getattr(params, name) for name in default if name not in _UNRELATED}
+    changed = {name: value for name, value in options.items() if value != default[name]}
     return to_jsonable_python(changed, fallback=repr)
 
 
 def load_calibration(path: Path | str) -> Calibration:
     """Read a calibration. Raises `ConfigError` for another file, another version, or a file that was changed."""
-    given = read_kind(path, _KIND, VERSION, _AGAIN)
-    body = {key: value for key, value in given.items() if key != "sha256"}
-    if given.get("sha256") != digest(body):
+    content = read_kind(path, _KIND, VERSION, _AGAIN)
+    body = {key: value for key, value in content.items() if key != "sha256"}
+    if content.get("sha256") != digest(body):
         raise ConfigError(f"{str(path)!r} was changed or damaged since it was written", fix=_AGAIN)
     own = {key: value for key, value in body.items() if key not in ("kind", "version", "signal", "threshold")}
     prompts = dict(own["prompts"]) if isinstance(own.get("prompts"), dict) else {}

@@ -148,10 +148,10 @@ class Cascade:
                 fix="pass allow_lossy=True to accept that, or use DraftModel, which is exact",
             )
         check_pair(small, large)
-        made = calibration if isinstance(calibration, Calibration) else load_calibration(str(calibration))
-        made.check_models(ModelId.of(small), ModelId.of(large))
-        made.check_room(small.runner.max_length)
-        self.calibration, self.choice = made, made.choose(max_disagreement, confidence)
+        calibration = calibration if isinstance(calibration, Calibration) else load_calibration(str(calibration))
+        calibration.check_models(ModelId.of(small), ModelId.of(large))
+        calibration.check_room(small.runner.max_length)
+        self.calibration, self.choice = calibration, calibration.choose(max_disagreement, confidence)
         self.small, self.on_alarm = small, on_alarm
         drafter = drafter or DraftModel(small.loaded)
         self.large = with_predictions(large, drafter, policy or CostModel())
@@ -164,10 +164,13 @@ class Cascade:
     ) -> list[CascadeOutput]:
         """Answer one prompt or many, as `LLM.generate` does; each result says which model decided, and why."""
         many = as_list(prompts)
-        given = params_of(params, len(many))
-        if any(one.n != 1 for one in given):
+        requested = params_of(params, len(many))
+        if any(options.n != 1 for options in requested):
             raise ConfigError("a cascade gives one answer to a prompt", got="n > 1", expected="n=1")
-        each = [one if one.seed is not None else replace(one, seed=secrets.randbits(SEED_BITS)) for one in given]
+        each = [
+            options if options.seed is not None else replace(options, seed=secrets.randbits(SEED_BITS))
+            for options in requested
+        ]
         drawn = [
             self._draws.random() < self._audit_share for _ in many
         ]  # before the models answer, so that the draw is independent
@@ -176,8 +179,10 @@ class Cascade:
         verdicts = [
             (Reason.NO_ROOM, None)
             if answer is None
-            else decide(answer.finish_reason, answer.logprobs, self.choice, sampling_options(one) == sampling, trusts)
-            for answer, one in zip(answers, each, strict=True)
+            else decide(
+                answer.finish_reason, answer.logprobs, self.choice, sampling_options(options) == sampling, trusts
+            )
+            for answer, options in zip(answers, each, strict=True)
         ]
         audited = [
             is_drawn and trusts and reason is not Reason.OTHER_SAMPLING
@@ -185,8 +190,8 @@ class Cascade:
         ]
         alone = {i: answers[i] for i, (reason, _) in enumerate(verdicts) if reason is Reason.CONFIDENT}
         verified = [i for i in range(len(many)) if i not in alone or audited[i]]
-        limits = [each[i] if (one := alone.get(i)) is None else cut_to(each[i], one) for i in verified]
-        predicted = [predicting(one, answers[i], self.large) for i, one in zip(verified, limits, strict=True)]
+        limits = [each[i] if (small := alone.get(i)) is None else cut_to(each[i], small) for i in verified]
+        predicted = [predicting(options, answers[i], self.large) for i, options in zip(verified, limits, strict=True)]
         large = dict(zip(verified, self.large.generate([many[i] for i in verified], predicted), strict=True))
         results, choice = [], self.choice
         for i, (reason, confidence) in enumerate(verdicts):
@@ -236,7 +241,7 @@ def ask_small(
 ) -> list[RequestOutput | None]:
     """The small model's answers of up to `limit` tokens, with log-probabilities; None where a prompt is too long."""
     try:
-        return list(small.generate(list(prompts), [_within(one, limit) for one in params]))
+        return list(small.generate(list(prompts), [_within(options, limit) for options in params]))
     except CacheFull:  # some prompt is too long for it: try them one at a time
         if len(prompts) == 1:
             return [None]
@@ -274,9 +279,9 @@ def decide(
 
 def _declared_lossy(answer: RequestOutput, logprobs: int | None) -> RequestOutput:
     """A small answer for the user: marked as lossy, with the requested number of log-probabilities."""
-    (one,) = answer.outputs
+    (completion,) = answer.outputs
     kept = None
-    if logprobs is not None and one.logprobs is not None:
-        most = len(one.logprobs[0].top) if logprobs < 0 else logprobs
-        kept = [replace(one, top=dict(list(one.top.items())[:most])) for one in one.logprobs]
-    return replace(answer, outputs=[replace(one, logprobs=kept, lossless=False, exact=False)])
+    if logprobs is not None and completion.logprobs is not None:
+        most = len(completion.logprobs[0].top) if logprobs < 0 else logprobs
+        kept = [replace(logprob, top=dict(list(logprob.top.items())[:most])) for logprob in completion.logprobs]
+    return replace(answer, outputs=[replace(completion, logprobs=kept, lossless=False, exact=False)])

@@ -79,7 +79,7 @@ def calibrate(
     check_pair(small, large)
     ids, sampling = (ModelId.of(small), ModelId.of(large)), sampling_options(params)
     decides = {
-        "models": [asdict(one) for one in ids],
+        "models": [asdict(model) for model in ids],
         "prompts": info,
         "count": len(prompts),
         "limits": [short_limit, small.runner.max_length, params.most_tokens],
@@ -97,10 +97,10 @@ def calibrate(
         own = verifying.generate([prompts[index]], predicting(cut_to(seeded, answer), answer, large))[0]
         journal.add(Observed(confidences(answer.logprobs or []), confirms(own, answer)))
     progress("prompts", len(prompts), len(prompts))
-    made = Calibration(
+    calibration = Calibration(
         *ids,
         len(prompts),
-        sum(one.confidences is not None for one in journal.rows),
+        sum(row.confidences is not None for row in journal.rows),
         {signal: curve_of(journal.rows, signal, THRESHOLDS) for signal in signals},
         short_limit,
         small.runner.max_length,
@@ -110,11 +110,11 @@ def calibrate(
         info,
         provenance(),
     )
-    made.choose()
+    calibration.choose()
     if out is not None:
-        made.save(out)
+        calibration.save(out)
     journal.remove()
-    return made
+    return calibration
 
 
 @checked_call
@@ -129,7 +129,7 @@ def check_sample(
 
 def curve_of(observed: Sequence[Observed], signal: Signal, thresholds: Sequence[float]) -> tuple[Point, ...]:
     """The counts at each threshold; thresholds descend."""
-    ended = [(one.confidences[signal], bool(one.agrees)) for one in observed if one.confidences is not None]
+    ended = [(answer.confidences[signal], bool(answer.agrees)) for answer in observed if answer.confidences is not None]
     return tuple(
         Point(t, sum(c >= t for c, _ in ended), sum(c >= t and not agrees for c, agrees in ended)) for t in thresholds
     )
@@ -177,9 +177,9 @@ class Journal:
             try:
                 self.rows.append(validate(Observed, parse_json(line, where), where))
             except ConfigError as error:
-                what = f"the journal of an interrupted calibration is damaged ({where})"
+                message = f"the journal of an interrupted calibration is damaged ({where})"
                 fix = "delete that file to start the calibration again"
-                raise ConfigError(what, got=error, fix=fix) from error
+                raise ConfigError(message, got=error, fix=fix) from error
         write_text(self._path, "".join(line.decode() + "\n" for line in lines))
 
     def add(self, row: Observed) -> None:

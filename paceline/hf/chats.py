@@ -102,16 +102,16 @@ def _url(inner: object) -> str:
 
 
 def _source(part: Mapping[str, object]) -> ImageSource:
-    given = [key for key in _SOURCES if part.get(key) is not None]
-    if len(given) != 1:
-        got = " and ".join(given) or "none"
+    sources = [key for key in _SOURCES if part.get(key) is not None]
+    if len(sources) != 1:
+        got = " and ".join(sources) or "none"
         raise ConfigError("an image needs one source", got=got, expected='{"type": "image", "image": "picture.png"}')
-    value = part[given[0]]
-    return f"data:;base64,{value}" if given[0] == "base64" else value  # type: ignore[return-value]  # open_image judges
+    value = part[sources[0]]
+    return f"data:;base64,{value}" if sources[0] == "base64" else value  # type: ignore[return-value]  # open_image judges
 
 
 def _refuse_others(part: Mapping[str, object], kind: str, known: tuple[str, ...]) -> None:
     for key in part:
         if key not in ("type", *known):
-            what = f"a part of kind {kind!r} has an unknown key"
-            raise ConfigError(what, got=brief(key), expected=" or ".join(known))
+            message = f"a part of kind {kind!r} has an unknown key"
+            raise ConfigError(message, got=brief(key), expected=" or ".join(known))

@@ -38,7 +38,7 @@ _SECONDS = 2.0  # that the hub may take to say whether it has a model
 
 @contextmanager
 def refused(
-    what: str, expected: str | None = None, fix: str | None = None, kind: type[PacelineError] = ConfigError
+    message: str, expected: str | None = None, fix: str | None = None, kind: type[PacelineError] = ConfigError
 ) -> Iterator[None]:
     """Whatever a library raises in the body becomes one error of `kind`: file readers raise errors of many kinds."""
     try:
@@ -51,10 +51,10 @@ def refused(
             raise
         if "trust_remote_code" in str(error):
             raise ConfigError(
-                what, got="code of its own, which would have to run", expected="a model that transformers knows",
+                message, got="code of its own, which would have to run", expected="a model that transformers knows",
                 fix="pass --trust-remote-code, in Python trust_remote_code, if you trust who wrote that code",
             ) from error  # fmt: skip
-        raise kind(what, got=f"{type(error).__name__}: {one_line(error)}", expected=expected, fix=fix) from error
+        raise kind(message, got=f"{type(error).__name__}: {one_line(error)}", expected=expected, fix=fix) from error
 
 
 @contextmanager
@@ -138,8 +138,8 @@ def _files_in_hub(name: str, revision: str | None, token: str | bool | None) -> 
 
     def ask() -> None:
         try:
-            found = HfApi(token=token).model_info(name, revision=revision, timeout=_SECONDS).siblings
-            answer.set_result([one.rfilename for one in found or ()])
+            files = HfApi(token=token).model_info(name, revision=revision, timeout=_SECONDS).siblings
+            answer.set_result([file.rfilename for file in files or ()])
         except Exception as error:
             answer.set_exception(error)
 
@@ -262,8 +262,8 @@ def read_headers(files: Sequence[Path]) -> Mapping[str, Stored]:
         with readable, safe_open(path, framework="pt") as file:
             for name in cast("list[str]", file.keys()):
                 if name in stored:
-                    what, got = "two files hold a tensor of the same name", f"{name!r} again in {str(path)!r}"
-                    raise ConfigError(what, got=got, fix="fetch the model again")
+                    message, got = "two files hold a tensor of the same name", f"{name!r} again in {str(path)!r}"
+                    raise ConfigError(message, got=got, fix="fetch the model again")
                 part = file.get_slice(name)
                 stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()), path)
     return stored
@@ -299,7 +299,9 @@ class _Relied:
                 '"layer_types" has a wrong length', got=len(self.layer_types), expected=self.num_hidden_layers
             )
         ends = self.eos_token_id
-        wrong = [one for one in ([ends] if isinstance(ends, int) else ends or []) if not 0 <= one < self.vocab_size]
+        wrong = [
+            token for token in ([ends] if isinstance(ends, int) else ends or []) if not 0 <= token < self.vocab_size
+        ]
         if wrong:
             raise ConfigError('"eos_token_id" names no token', got=wrong[0], expected=f"0 to {self.vocab_size - 1}")
 
@@ -307,11 +309,11 @@ class _Relied:
 def check_config(name: str, config: Any, generation: Any = None) -> None:
     """Raise `ConfigError` for a value of the wrong kind; generation: the configuration that names the last tokens."""
     text = config.get_text_config()
-    given = {key: getattr(text, key, None) for key in _Relied.__annotations__}
-    given["max_position_embeddings"] = given["max_position_embeddings"] or None
+    settings = {key: getattr(text, key, None) for key in _Relied.__annotations__}
+    settings["max_position_embeddings"] = settings["max_position_embeddings"] or None
     if generation is not None:
-        given["eos_token_id"] = generation.eos_token_id
-    validate(_Relied, given, f"the configuration of {name!r}")
+        settings["eos_token_id"] = generation.eos_token_id
+    validate(_Relied, settings, f"the configuration of {name!r}")
     check_settings(f"the configuration of {name!r}", config.to_dict())
 
 
@@ -331,7 +333,7 @@ def check_model_size(name: str, build: Callable[[], Any], config: Any, stored: M
         built = build()
         needed = sum(tensor.numel() for tensor in (*built.parameters(), *built.buffers()))
     packs = getattr(config, "quantization_config", None) is not None
-    held = sum(prod(one.shape) for one in stored.values()) * (16 if packs else 1)
+    held = sum(prod(tensor.shape) for tensor in stored.values()) * (16 if packs else 1)
     if needed > 2 * held + _SLACK:
         raise ConfigError(
             f"the configuration of {name!r} describes a larger model than its weights are",
@@ -351,8 +353,8 @@ def check_loaded_weights(name: str, model: nn.Module, loaded: Mapping[str, Any],
     """
     unexpected = [str(key) for key in loaded["unexpected_keys"]]
     # Layers for multi-token prediction, in checkpoints of DeepSeek-V3's form, come behind the model's own.
-    extra = tuple(found[1] for key in unexpected if (found := _MTP.fullmatch(key)))
-    for what, keys in (
+    extra = tuple(match[1] for key in unexpected if (match := _MTP.fullmatch(key)))
+    for fault, keys in (
         ("lacks", loaded["missing_keys"]),
         ("has misshapen", [f"{key} {list(held)} for {list(own)}" for key, held, own in loaded["mismatched_keys"]]),
         ("holds other", [key for key in unexpected if not key.startswith(extra)] if extra else unexpected),
@@ -360,7 +362,7 @@ def check_loaded_weights(name: str, model: nn.Module, loaded: Mapping[str, Any],
     ):
         if keys:
             raise ConfigError(
-                f"{name!r} {what} weights",
+                f"{name!r} {fault} weights",
                 got=f"{len(keys)} of them, for example {sorted(map(str, keys))[0]}",
                 expected="every tensor of the architecture in config.json, and no others",
                 fix="fetch the model again, or name the right folder",
@@ -370,15 +372,15 @@ def check_loaded_weights(name: str, model: nn.Module, loaded: Mapping[str, Any],
 def _unusable(model: nn.Module, stored: Mapping[str, Stored]) -> list[str]:
     """Complex weights, and integers where the model computes with floats: both would become real numbers silently."""
     packs = getattr(model, "hf_quantizer", None) is not None
-    held = {key.rpartition(".")[2] for key, one in model.state_dict().items() if not one.is_floating_point()}
+    held = {key.rpartition(".")[2] for key, tensor in model.state_dict().items() if not tensor.is_floating_point()}
     dropped = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), r"(^|\.)position_ids$"]
     return [
-        f"{key} ({one.dtype})"
-        for key, one in stored.items()
-        if one.dtype.startswith("C")
+        f"{key} ({tensor.dtype})"
+        for key, tensor in stored.items()
+        if tensor.dtype.startswith("C")
         or not (
             packs
-            or one.dtype.startswith(("F", "BF"))
+            or tensor.dtype.startswith(("F", "BF"))
             or key.rpartition(".")[2] in held
             or any(re.search(p, key) for p in dropped)
         )

@@ -107,7 +107,7 @@ class Description:
         self.rotary_dim = self._rotary_dim(base.rotary_emb)
         self.multiplier = float(getattr(self._config, "embedding_multiplier", 1.0) or 1.0)
         layers = [self._layer(layer, index) for index, layer in enumerate(base.layers)]
-        self.kv_heads, self.head_dims = [one.kv_heads for one in layers], [one.head_dim for one in layers]
+        self.kv_heads, self.head_dims = [layer.kv_heads for layer in layers], [layer.head_dim for layer in layers]
         self.num_layers = len(layers)
         array = (Layer * len(layers))(*layers)
         table, form = self._embeddings(base.embed_tokens)
@@ -138,9 +138,9 @@ class Description:
         return table, FORMATS[table.dtype]
 
     def _rotary_dim(self, rotary: Any) -> int:
-        one = torch.zeros(1, 1, dtype=torch.long)
-        one = one.expand(3, 1, 1) if hasattr(rotary, "mrope_section") else one
-        cos, _ = rotary(torch.empty(0), one, *(self.ropes[:1] if self.ropes[0] is not None else ()))
+        positions = torch.zeros(1, 1, dtype=torch.long)
+        positions = positions.expand(3, 1, 1) if hasattr(rotary, "mrope_section") else positions
+        cos, _ = rotary(torch.empty(0), positions, *(self.ropes[:1] if self.ropes[0] is not None else ()))
         dim = int(cos.shape[-1])
         return 2 * dim if len(getattr(rotary, "inv_freq", ())) == dim else dim
 
@@ -148,7 +148,7 @@ class Description:
         attention, mlp, config = layer.self_attn, layer.mlp, self._config
         everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
         kind = getattr(config, "layer_types", [None])[index] if self.ropes[0] is not None else None
-        made = Layer(
+        struct = Layer(
             heads=int(config.num_attention_heads),
             kv_heads=int(config.num_key_value_heads),
             head_dim=int(attention.head_dim),
@@ -163,23 +163,25 @@ class Description:
             o=self._matrix(attention.o_proj if hasattr(attention, "o_proj") else attention.dense),
         )
         if hasattr(attention, "qkv_proj"):
-            made.q = self._matrix(attention.qkv_proj)
+            struct.q = self._matrix(attention.qkv_proj)
         else:
-            made.q, made.k, made.v = (self._matrix(getattr(attention, f"{name}_proj")) for name in "qkv")
+            struct.q, struct.k, struct.v = (self._matrix(getattr(attention, f"{name}_proj")) for name in "qkv")
         if hasattr(attention, "q_norm"):
-            made.q_norm, made.k_norm = self._norm(attention.q_norm), self._norm(attention.k_norm)
+            struct.q_norm, struct.k_norm = self._norm(attention.q_norm), self._norm(attention.k_norm)
         if hasattr(mlp, "gate_up_proj"):
-            made.gate, made.up = self._matrices(mlp.gate_up_proj, 2)
-            made.down = self._matrix(mlp.down_proj)
+            struct.gate, struct.up = self._matrices(mlp.gate_up_proj, 2)
+            struct.down = self._matrix(mlp.down_proj)
         elif hasattr(mlp, "c_fc"):
-            made.up, made.down = self._matrix(mlp.c_fc), self._matrix(mlp.c_proj)
+            struct.up, struct.down = self._matrix(mlp.c_fc), self._matrix(mlp.c_proj)
         else:
-            made.gate, made.up, made.down = (self._matrix(getattr(mlp, f"{n}_proj")) for n in ("gate", "up", "down"))
+            struct.gate, struct.up, struct.down = (
+                self._matrix(getattr(mlp, f"{n}_proj")) for n in ("gate", "up", "down")
+            )
         places = ("input", "after_attention", "before_mlp", "after_mlp")
         for place, name in zip(places, self._form.norms, strict=True):
             if name is not None:
-                setattr(made, place, self._norm(getattr(layer, name)))
-        return made
+                setattr(struct, place, self._norm(getattr(layer, name)))
+        return struct
 
     def _norm(self, norm: Any) -> Norm:
         weight = norm.weight.float() + 1.0 if self._form.plus_one else norm.weight
@@ -208,6 +210,6 @@ class Description:
             raise IncompatibleModels(
                 "the SPACE adapter's rank is too large for a CPU", got=len(a), expected=f"at most {MAX_RANK}"
             )
-        factors = [PackedMatrix(len(one), one.shape[1], pack(one.detach()), None) for one in (a, b)]
+        factors = [PackedMatrix(len(factor), factor.shape[1], pack(factor.detach()), None) for factor in (a, b)]
         self._held += factors
         matrix.a, matrix.b = (ctypes.pointer(factor.struct) for factor in factors)

@@ -46,7 +46,7 @@ class DescribedModel(nn.Module):
         self.model = _Decoder(self.config, dtype)
         self.lm_head: nn.Module = _linear(self.config.hidden_size, self.config.vocab_size, False, dtype)
         self._place, self._samples = WeightArena(), dict[str, tuple[tuple[int, ...], bytes]]()
-        self.shapes = {name: tuple(one.shape) for name, one in self.state_dict().items()}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
         if self.config.tie_word_embeddings:
             del self.shapes[HEAD]
 
@@ -106,12 +106,12 @@ class DescribedModel(nn.Module):
 
     def _put_matrix(self, path: str, weight: Tensor | Blocks, bias: Tensor | None = None) -> None:
         if isinstance(weight, Blocks):
-            made: nn.Module = BlockLinear(weight, bias, self.dtype)
-            self._note(f"{path}.weight", made)
+            layer: nn.Module = BlockLinear(weight, bias, self.dtype)
+            self._note(f"{path}.weight", layer)
         else:
             self._note(f"{path}.weight", weight)
-            made = PackedLinear(linear_of(weight, bias), self._place)
-        self.set_submodule(path, made)
+            layer = PackedLinear(linear_of(weight, bias), self._place)
+        self.set_submodule(path, layer)
 
     def _note(self, name: str, weight: Any) -> None:
         self._samples[name] = tuple(weight.shape), sample(weight)
@@ -119,10 +119,10 @@ class DescribedModel(nn.Module):
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A linear layer with this weight."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], False, device="meta")
-    made.weight = nn.Parameter(weight, requires_grad=False)
-    made.bias = bias  # type: ignore[assignment]
-    return made
+    linear = nn.Linear(weight.shape[1], weight.shape[0], False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.bias = bias  # type: ignore[assignment]
+    return linear
 
 
 def outlined(
@@ -146,7 +146,7 @@ def outlined(
     if model.shapes.keys() != stored.keys() - (spare - model.shapes.keys()):
         return None
     fits = all(stored[name].shape == shape for name, shape in model.shapes.items())
-    return model if fits and all(one.dtype in _DTYPES for one in stored.values()) else None
+    return model if fits and all(tensor.dtype in _DTYPES for tensor in stored.values()) else None
 
 
 class _Decoder(nn.Module):

@@ -46,7 +46,7 @@ def hash_checkpoint(config: Any, tensors: Mapping[str, Tensor | BlockWeights]) -
 
 def samples_of(tensors: Mapping[str, Tensor | BlockWeights]) -> Samples:
     """Shape and `sample` of each."""
-    return {name: (tuple(one.shape), sample(one)) for name, one in tensors.items()}
+    return {name: (tuple(tensor.shape), sample(tensor)) for name, tensor in tensors.items()}
 
 
 def hash_samples(config: Any, samples: Samples) -> str:
@@ -93,12 +93,12 @@ def sketch_of(samples: Samples) -> str:
     digests = b"".join(hashlib.sha256(f"{name} {k}".encode()).digest() for name in names for k in range(_SUMS))
     bits = torch.frombuffer(bytearray(digests), dtype=torch.uint8).view(len(names), _SUMS, -1, 1) >> torch.arange(8) & 1
     sums = ((2.0 * bits.flatten(2) - 1.0) * rows[:, None]).sum(-1)
-    return shapes + " " + "".join(f"{int(''.join(map(str, one)), 2):x}" for one in (sums > 0).int().tolist())
+    return shapes + " " + "".join(f"{int(''.join(map(str, signs)), 2):x}" for signs in (sums > 0).int().tolist())
 
 
-def likeness(one: str, other: str) -> float:
+def likeness(sketch: str, other: str) -> float:
     """How many signs two sketches share, 0 to 1; 0 for models of other names or shapes, or without sketches."""
-    (shapes, _, signs), (others, _, rest) = one.partition(" "), other.partition(" ")
+    (shapes, _, signs), (others, _, rest) = sketch.partition(" "), other.partition(" ")
     if not signs or shapes != others or len(signs) != len(rest):
         return 0.0
     return 1.0 - (int(signs, 16) ^ int(rest, 16)).bit_count() / (_SUMS * len(signs))
@@ -118,7 +118,7 @@ def identity(model: nn.Module) -> tuple[str, str]:
     known, ours = vars(model).get(_KEPT), __name__.partition(".")[0] + "."
     if known is not None and any(type(module).__module__.startswith(ours) for module in model.modules()):
         return known
-    packed = {f"{name}.weight": one for name, one in model.named_modules() if isinstance(one, BlockWeights)}
+    packed = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, BlockWeights)}
     return identified(model.config, samples_of({**model.state_dict(), **packed}))
 
 

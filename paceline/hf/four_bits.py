@@ -59,8 +59,8 @@ class FourBits:
     def outline(self, stored: Mapping[str, Stored]) -> dict[str, Stored]:
         """The tensors as if no layer were rounded."""
         rounded = {path: stored[f"{path}.{self.suffixes[0]}"] for path in self._paths(stored)}
-        kept = {name: one for name, one in stored.items() if not self._is_part(name, rounded)}
-        return kept | {f"{path}.weight": Stored("F16", self.sizes(one.shape)) for path, one in rounded.items()}
+        kept = {name: tensor for name, tensor in stored.items() if not self._is_part(name, rounded)}
+        return kept | {f"{path}.weight": Stored("F16", self.sizes(tensor.shape)) for path, tensor in rounded.items()}
 
     def weights(
         self,
@@ -73,38 +73,38 @@ class FourBits:
         read: gives tensors of the files. known: the weights of the model.
         """
         rounded = dict.fromkeys(self._paths(stored))  # in the order of the files, as passes read them
-        for name, one in read(name for name in stored if not self._is_part(name, rounded)):
+        for name, tensor in read(name for name in stored if not self._is_part(name, rounded)):
             if name in known:
-                yield name, one
-            elif bool(one.any()):
+                yield name, tensor
+            elif bool(tensor.any()):
                 raise ValueError(f"{name} is a bias, which this model does not have")
         for path in rounded:
             names = [name for end in (*self.suffixes, *self.optional) if (name := f"{path}.{end}") in stored]
-            yield f"{path}.weight", self.blocks({name.rpartition(".")[2]: one for name, one in read(names)})
+            yield f"{path}.weight", self.blocks({name.rpartition(".")[2]: tensor for name, tensor in read(names)})
 
     def blocks(self, parts: _Parts) -> Blocks:
         """One layer. Raises `UnlikeBlocks`, and `ValueError` for damaged tensors."""
         codes, zeros = self.codes(parts)
-        given = parts[self.suffixes[-1]]
-        given = given if self is _PACKED else given.t()
+        exact = parts[self.suffixes[-1]]
+        exact = exact if self is _PACKED else exact.t()
         outs, ins = codes.shape
-        if not _in_groups((outs, ins), given.shape) or (zeros is not None and zeros.shape != given.shape):
-            raise ValueError(f"codes {outs} x {ins} with scales {tuple(given.shape)}: groups are not multiples of 32")
-        order = next((one for end, one in parts.items() if end.endswith("g_idx")), None)
-        if order is not None and not torch.equal(order.long(), torch.arange(ins) // (ins // given.shape[1])):
+        if not _in_groups((outs, ins), exact.shape) or (zeros is not None and zeros.shape != exact.shape):
+            raise ValueError(f"codes {outs} x {ins} with scales {tuple(exact.shape)}: groups are not multiples of 32")
+        order = next((tensor for end, tensor in parts.items() if end.endswith("g_idx")), None)
+        if order is not None and not torch.equal(order.long(), torch.arange(ins) // (ins // exact.shape[1])):
             raise UnlikeBlocks("groups that are not of adjacent inputs (desc_act, actorder)")
-        scales = given.half()
-        if not bool(given.isfinite().all()):
+        scales = exact.half()
+        if not bool(exact.isfinite().all()):
             raise ValueError("scales are not finite")
-        if not torch.equal(scales.double(), given.double()):
-            raise UnlikeBlocks(f"scales in {str(given.dtype).removeprefix('torch.')} that float16 does not hold")
+        if not torch.equal(scales.double(), exact.double()):
+            raise UnlikeBlocks(f"scales in {str(exact.dtype).removeprefix('torch.')} that float16 does not hold")
         if zeros is None or bool((zeros == 8).all()):
             return Blocks.of_codes(BlockFormat.Q4_0, codes, scales.t()[..., None])
         lowest = -(zeros.float() * scales.float()).half()
-        made = Blocks.of_codes(BlockFormat.Q4_1, codes, torch.stack([scales, lowest], -1).transpose(0, 1))
-        if not made.is_finite:
+        blocks = Blocks.of_codes(BlockFormat.Q4_1, codes, torch.stack([scales, lowest], -1).transpose(0, 1))
+        if not blocks.is_finite:
             raise UnlikeBlocks("zero points times scales that float16 does not hold")
-        return made
+        return blocks
 
     def _paths(self, stored: Mapping[str, Stored]) -> list[str]:
         return [name.rpartition(".")[0] for name in stored if name.endswith("." + self.suffixes[0])]
@@ -124,10 +124,10 @@ def four_bits(about: Mapping[str, Any]) -> FourBits | None:
     if method == "awq" and about.get("bits") == 4 and str(about.get("version", "gemm")).lower() == "gemm":
         return _AWQ
     if method == "compressed-tensors" and about.get("format") == "pack-quantized":
-        groups = [one.get("weights") or {} for one in about.get("config_groups", {}).values()]
-        plain = all(one.get("num_bits") == 4 and one.get("type") == "int" for one in groups)
-        plain = plain and all(one.get("actorder") in (None, "weight", "static") for one in groups)
-        alone = all(not one.get("input_activations") for one in about.get("config_groups", {}).values())
+        groups = [group.get("weights") or {} for group in about.get("config_groups", {}).values()]
+        plain = all(group.get("num_bits") == 4 and group.get("type") == "int" for group in groups)
+        plain = plain and all(group.get("actorder") in (None, "weight", "static") for group in groups)
+        alone = all(not group.get("input_activations") for group in about.get("config_groups", {}).values())
         return _PACKED if groups and plain and alone and not about.get("kv_cache_scheme") else None
     return None
 

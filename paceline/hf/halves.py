@@ -24,11 +24,11 @@ def text_half(model: PreTrainedModel) -> PreTrainedModel:
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(language.config), None)
     if kind is not None:
         with torch.device("meta"):  # a shell: every module with weights is replaced
-            made: PreTrainedModel = kind(language.config)
-        made.set_submodule(made.base_model_prefix, language)
-        made.set_output_embeddings(head)
-        if not any(parameter.is_meta for parameter in made.parameters()):
-            return made.eval()
+            causal: PreTrainedModel = kind(language.config)
+        causal.set_submodule(causal.base_model_prefix, language)
+        causal.set_output_embeddings(head)
+        if not any(parameter.is_meta for parameter in causal.parameters()):
+            return causal.eval()
     return TextHalf(language, head)
 
 

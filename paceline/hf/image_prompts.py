@@ -200,7 +200,7 @@ def prompt_of(
     token_ids: Tensor = inputs["input_ids"]
     ids = token_ids[0].tolist()
     placeholder = vision.processor.tokenizer.convert_ids_to_tokens(vision.image_token)  # type: ignore[union-attr]
-    counts = [found["replacement"].count(placeholder) for found in inputs["text_replacement_offsets"][0]]
+    counts = [offset["replacement"].count(placeholder) for offset in inputs["text_replacement_offsets"][0]]
     places = [place for place, token in enumerate(ids) if token == vision.image_token]
     if len(counts) != len(images) or sum(counts) != len(places) or not all(counts):
         raise ConfigError(
@@ -210,11 +210,13 @@ def prompt_of(
         )
     if places[-1] == len(ids) - 1:
         raise ConfigError("the prompt ends with an image", fix="let a text follow it")
-    found, first = list[PromptImage](), 0
+    prompt_images, first = list[PromptImage](), 0
     for tensors, count, source in zip(_divided(vision, inputs, counts), counts, images, strict=True):
-        found.append(PromptImage(_key(tensors), tuple(places[first : first + count]), tensors, _reduced(source)))
+        prompt_images.append(
+            PromptImage(_key(tensors), tuple(places[first : first + count]), tensors, _reduced(source))
+        )
         first += count
-    return ids, with_positions(vision, tuple(found), token_ids, inputs)
+    return ids, with_positions(vision, tuple(prompt_images), token_ids, inputs)
 
 
 def pixel_bytes(prompt: VisionPrompt) -> int:

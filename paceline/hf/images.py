@@ -116,16 +116,16 @@ class _Room:
     @contextmanager
     def taken(self, count: int, check: Callable[[], None]) -> Iterator[None]:
         """Wait for room, and take it while the body runs. check: see `open_images`."""
-        mine = object()
+        ticket = object()
         with self._changed:
-            self._line.append(mine)
+            self._line.append(ticket)
             try:
-                while self._line[0] is not mine or (self._taken and self._taken + count > self._most):
+                while self._line[0] is not ticket or (self._taken and self._taken + count > self._most):
                     self._changed.wait(0.1)
                     check()
                 self._taken += count
             finally:
-                self._line.remove(mine)
+                self._line.remove(ticket)
                 self._changed.notify_all()
         try:
             yield
@@ -178,12 +178,12 @@ class _Unread:
                 image = ImageOps.exif_transpose(image)
             else:
                 ImageOps.exif_transpose(image, in_place=True)
-            (width, height), made = image.size, Image.new("RGB", image.size)
+            (width, height), converted = image.size, Image.new("RGB", image.size)
             rows = max(1, _STRIP // width)
             for top in range(0, height, rows):
                 box = (0, top, width, min(top + rows, height))
-                made.paste(_rgb(image.crop(box), self.name), box)
-            return made
+                converted.paste(_rgb(image.crop(box), self.name), box)
+            return converted
 
 
 class _Watched(io.BytesIO):
@@ -200,12 +200,12 @@ class _Watched(io.BytesIO):
 
 def _unread(source: ImageSource, limits: ImageLimits, check: Callable[[], None]) -> _Unread:
     if isinstance(source, Image.Image):
-        found = _Unread(source, "the given PIL image", is_given=True)
+        unread = _Unread(source, "the given PIL image", is_given=True)
     else:
-        found = _open(*_file(source, limits), limits, check)
-    with found.reading():
-        found.judge(limits)
-    return found
+        unread = _open(*_file(source, limits), limits, check)
+    with unread.reading():
+        unread.judge(limits)
+    return unread
 
 
 def _file(source: str | PathLike[str] | bytes, limits: ImageLimits) -> tuple[bytes, str]:
@@ -275,7 +275,7 @@ def _open(data: bytes, name: str, limits: ImageLimits, check: Callable[[], None]
 def _formats() -> tuple[str, ...]:
     """The formats that this Pillow was built with."""
     Image.init()
-    return tuple(one for one in _FORMATS if one in Image.OPEN)
+    return tuple(form for form in _FORMATS if form in Image.OPEN)
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:

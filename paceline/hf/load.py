@@ -155,7 +155,7 @@ def open_checkpoint(
     if not files:
         raise ConfigError(
             f"the weights of {name_or_path!r} cannot be read",
-            got="only " + ", ".join(sorted(one.name for one in folder.iterdir())[:8]),
+            got="only " + ", ".join(sorted(file.name for file in folder.iterdir())[:8]),
             expected=f"{WEIGHTS}, or {WEIGHTS}.index.json and what it names: other formats can run code when read",
         )
     wanted, unlike = kind or usual_dtype(config, place), ""
@@ -261,10 +261,10 @@ def _not_causal(name: str, config: Any) -> IncompatibleModels:
     )
 
 
-def _cannot_roll_back(model_type: str, what: str) -> IncompatibleModels:
+def _cannot_roll_back(model_type: str, kind: str) -> IncompatibleModels:
     return IncompatibleModels(
         f"{model_type} cannot forget rejected tokens",
-        got=what,
+        got=kind,
         expected="full_attention or sliding_attention layers, whose cache can be cut back to the accepted tokens",
         fix="decode it with plain transformers",
     )

@@ -29,8 +29,8 @@ def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
     if _VIDEO not in parts:
         return kind
     kept = [part for part in parts if part != _VIDEO]
-    made = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: list(kept)), _VIDEO: _NoVideo()})
-    return cast("type[ProcessorMixin]", made)
+    subclass = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: list(kept)), _VIDEO: _NoVideo()})
+    return cast("type[ProcessorMixin]", subclass)
 
 
 def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_code: bool = False) -> ProcessorMixin:

@@ -46,11 +46,11 @@ def check_quantization(name: str, config: Any, unlike: str = "") -> None:
 
     config: of transformers, as config.json describes the model. unlike: why layers of 4 bits cannot become blocks.
     """
-    given = _settings(config) or _settings(config.get_text_config())
-    if given is None:
+    settings = _settings(config) or _settings(config.get_text_config())
+    if settings is None:
         return
-    is_older = given.get("load_in_4bit") or given.get("load_in_8bit")  # of bitsandbytes, which left out its name
-    method = str(given.get("quant_method") or ("bitsandbytes" if is_older else None))
+    is_older = settings.get("load_in_4bit") or settings.get("load_in_8bit")  # of bitsandbytes, which left out its name
+    method = str(settings.get("quant_method") or ("bitsandbytes" if is_older else None))
     if method not in METHODS:
         raise ConfigError(
             f"the weights of {name!r} are quantised in a way that is not read", got=method,
@@ -78,5 +78,5 @@ def check_dtype(name: str, model: "PreTrainedModel", wanted: torch.dtype | None)
 
 def has_shared_outliers(config: Any) -> bool:
     """True for bitsandbytes' LLM.int8 (Dettmers et al. 2022): an outlier in one row moves its column in all of them."""
-    given = _settings(config) or {}
-    return bool(given.get("load_in_8bit")) and given.get("llm_int8_threshold", 6.0) > 0
+    settings = _settings(config) or {}
+    return bool(settings.get("load_in_8bit")) and settings.get("llm_int8_threshold", 6.0) > 0

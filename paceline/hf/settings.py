@@ -32,31 +32,31 @@ _SAME_NAMES = {"default", "linear", "dynamic", "llama3", "yarn"}
 """Kinds of scaling that never had another name, as "longrope" and "mrope" did."""
 
 
-def check_settings(what: str, settings: Mapping[str, Any], place: str = "") -> None:
+def check_settings(subject: str, settings: Mapping[str, Any], place: str = "") -> None:
     """Raise `ConfigError` for a number that is not finite or not possible, in nested objects too. place: of these."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            check_settings(what, cast("Mapping[str, Any]", value), f"{place}{key}.")
+            check_settings(subject, cast("Mapping[str, Any]", value), f"{place}{key}.")
             continue
         if value == 0 and settings.get(f"use_{key}") is False:  # how Qwen2-MoE says that there are no windows
             continue
         small = str(key).endswith(("eps", "epsilon"))
         kind = _KINDS.get(key, Positive if small else float if isinstance(value, float) else None)
         if kind is not None and value is not None:
-            validate(kind, value, f"{place}{key} of {what}")
+            validate(kind, value, f"{place}{key} of {subject}")
 
 
-def one_rope(what: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def one_rope(subject: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a config.json says of rotary positions, in any of its places. Raises `ConfigError` where they differ."""
-    found: dict[str, Any] = {}
+    rope: dict[str, Any] = {}
     for place in ({"rope_theta": config.get("rope_theta")}, config.get("rope_scaling"), config.get("rope_parameters")):
         for key, value in sorted((place or {}).items()):  # rope_type before type, its older name
             key = "rope_type" if key == "type" else key
-            held = found.setdefault(key, value) if value is not None else None
+            held = rope.setdefault(key, value) if value is not None else None
             differs = held is not value and held != value
             if differs and (key != "rope_type" or {held, value} <= _SAME_NAMES):
                 raise ConfigError(
-                    f"{what} contradicts itself about rotary positions", got=f"{key} {held!r} and {value!r}",
+                    f"{subject} contradicts itself about rotary positions", got=f"{key} {held!r} and {value!r}",
                     expected="one value in rope_theta, rope_scaling and rope_parameters", fix="remove the wrong one",
                 )  # fmt: skip
-    return found
+    return rope

@@ -102,8 +102,8 @@ class Vision:
     def axes(self, token_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """Positions of a prompt [1, P] on each axis, [A, 1, P], by the model's own rule."""
         wanted = ("image_grid_thw", "mm_token_type_ids", "attention_mask")
-        given = {name: inputs[name] for name in wanted if name in inputs}
-        return self.tower.get_rope_index(token_ids, **given)[0]
+        options = {name: inputs[name] for name in wanted if name in inputs}
+        return self.tower.get_rope_index(token_ids, **options)[0]
 
 
 def _joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
@@ -191,11 +191,11 @@ class SharedVisionTower(nn.Module):
             return self.tower(pixel_values, *others, **options)
         digest = hashlib.sha256(repr((tuple(pixel_values.shape), pixel_values.dtype, others, options)).encode())
         digest.update(pixel_values.contiguous().cpu().view(torch.uint8).numpy().tobytes())
-        found = self.held.get(key := digest.hexdigest())
-        if found is None:
-            found = self.tower(pixel_values, *others, **options)
-            self.held.put(key, found)
-        return found
+        features = self.held.get(key := digest.hexdigest())
+        if features is None:
+            features = self.tower(pixel_values, *others, **options)
+            self.held.put(key, features)
+        return features
 
     def __getattr__(self, name: str) -> Any:
         """Forward other attributes, such as the dtype, to the tower."""
@@ -210,10 +210,10 @@ def share_tower(owner: Vision, other: Vision) -> tuple[Vision, Vision]:
 
     Raises `IncompatibleModels` unless the towers have the same form.
     """
-    theirs, ours = getattr(owner.tower, _NAME, None), getattr(other.tower, _NAME, None)
-    if theirs is None or ours is None:
-        what, got = "the tower of this family cannot be shared", type(owner.tower).__name__
-        raise IncompatibleModels(what, got=got, fix='vision="own"')
+    owned, ours = getattr(owner.tower, _NAME, None), getattr(other.tower, _NAME, None)
+    if owned is None or ours is None:
+        message, got = "the tower of this family cannot be shared", type(owner.tower).__name__
+        raise IncompatibleModels(message, got=got, fix='vision="own"')
     forms = [_form(half.tower.config) for half in (owner, other)]
     if forms[0] != forms[1] or owner.family != other.family:
         wrong = sorted(key for key in forms[0] | forms[1] if forms[0].get(key) != forms[1].get(key))
@@ -221,13 +221,13 @@ def share_tower(owner: Vision, other: Vision) -> tuple[Vision, Vision]:
             "the draft's projector was made for another vision tower", got=", ".join(wrong) or "another family",
             expected="the same tower and the same layers of it", fix='vision="own"',
         )  # fmt: skip
-    kinds = [(p.dtype, p.device) for p in (next(theirs.parameters()), next(ours.parameters()))]
+    kinds = [(p.dtype, p.device) for p in (next(owned.parameters()), next(ours.parameters()))]
     if kinds[0] != kinds[1]:
         raise IncompatibleModels("a shared tower needs both models in one dtype on one device", got=f"{kinds}")
-    shared = theirs if isinstance(theirs, SharedVisionTower) else SharedVisionTower(theirs).eval()
+    shared = owned if isinstance(owned, SharedVisionTower) else SharedVisionTower(owned).eval()
     owners, others = copy.copy(owner.tower), copy.copy(other.tower)
-    for made in (owners, others):
-        made._modules = {**made._modules, _NAME: shared}
+    for tower in (owners, others):
+        tower._modules = {**tower._modules, _NAME: shared}
     return replace(owner, tower=owners), replace(other, tower=others)
 
 

@@ -73,10 +73,10 @@ def open_kernels(sources: Path = SOURCES) -> Loaded:
 _load = functools.cache(open_kernels)
 
 
-def _check(asked: str, known: tuple[str, ...], what: str) -> None:
+def _check(asked: str, known: tuple[str, ...], message: str) -> None:
     if asked not in known:
         expected, fix = f"none or one of {', '.join(known)}", "unset PACELINE_ISA to use the best one"
-        raise ConfigError(f"PACELINE_ISA: {what}", got=asked, expected=expected, fix=fix)
+        raise ConfigError(f"PACELINE_ISA: {message}", got=asked, expected=expected, fix=fix)
 
 
 def _prebuilt(path: Path, digest: str) -> ctypes.CDLL | None:

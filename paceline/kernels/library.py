@@ -51,7 +51,7 @@ class BlockFormat(IntEnum):
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return int(next(one for one in self.name if one.isdigit()))
+        return int(next(letter for letter in self.name if letter.isdigit()))
 
     @property
     def inputs(self) -> int:
@@ -146,28 +146,28 @@ class Pass(ctypes.Structure):
 @cache
 def library() -> Any:
     """The loaded library with its signatures; None if there is none, and `build.load` has the reason."""
-    found = load().library
-    if found is None:
+    native = load().library
+    if native is None:
         return None
-    found.paceline_run.argtypes = [POINTER(Model), POINTER(Pass), ctypes.c_int]
-    found.paceline_multiply.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, ctypes.c_int]
-    found.paceline_draw.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p]
-    found.paceline_draw.restype = None
-    found.paceline_gumbel.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
-    found.paceline_gumbel.restype = None
-    found.paceline_shorten.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64]
-    found.paceline_shorten.restype = c_int64
-    found.paceline_widen.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
-    found.paceline_widen.restype = None
-    found.paceline_pack_blocks.argtypes = [ctypes.c_int, c_void_p, c_int64, c_int64, c_void_p]
-    found.paceline_unpack_blocks.argtypes = [ctypes.c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
-    found.paceline_unpack_blocks.restype = None
-    found.paceline_record_bytes.restype = c_int64
-    found.paceline_advise.argtypes = [c_void_p, c_int64]
-    found.paceline_struct_bytes.restype = c_int64
+    native.paceline_run.argtypes = [POINTER(Model), POINTER(Pass), ctypes.c_int]
+    native.paceline_multiply.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, ctypes.c_int]
+    native.paceline_draw.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p]
+    native.paceline_draw.restype = None
+    native.paceline_gumbel.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
+    native.paceline_gumbel.restype = None
+    native.paceline_shorten.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64]
+    native.paceline_shorten.restype = c_int64
+    native.paceline_widen.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
+    native.paceline_widen.restype = None
+    native.paceline_pack_blocks.argtypes = [ctypes.c_int, c_void_p, c_int64, c_int64, c_void_p]
+    native.paceline_unpack_blocks.argtypes = [ctypes.c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
+    native.paceline_unpack_blocks.restype = None
+    native.paceline_record_bytes.restype = c_int64
+    native.paceline_advise.argtypes = [c_void_p, c_int64]
+    native.paceline_struct_bytes.restype = c_int64
     for which, kind in enumerate((Matrix, Norm, Layer, Model, Pass)):
-        assert found.paceline_struct_bytes(which) == ctypes.sizeof(kind), kind
-    return found
+        assert native.paceline_struct_bytes(which) == ctypes.sizeof(kind), kind
+    return native
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -210,9 +210,9 @@ class Pointers(list[object]):
         return ctypes.addressof(array)
 
 
-def run(model: Model, one: Pass) -> None:
+def run(model: Model, step: Pass) -> None:
     """Run a pass on as many threads as torch uses. Raises MemoryError, IndexError for unknown tokens."""
-    failed = library().paceline_run(byref(model), byref(one), torch.get_num_threads())
+    failed = library().paceline_run(byref(model), byref(step), torch.get_num_threads())
     if failed == errno.EINVAL:
         raise IndexError(f"a token has no embedding: ids are below {model.vocabulary}")
     assert failed != errno.ERANGE, "a pass writes beyond the last column of the cache"
@@ -233,14 +233,14 @@ def multiply(matrix: Matrix, rows: Tensor) -> Tensor:
 
 def shorten(weight: Tensor, table: Tensor, units: Tensor, patches: Tensor, room: int) -> int:
     """Fill the parts of `packing.Bf12` from bfloat16 [out, in]; the number of patches, or -1 if more than `room`."""
-    parts = (one.data_ptr() for one in (table, units, patches))
+    parts = (part.data_ptr() for part in (table, units, patches))
     return library().paceline_shorten(weight.data_ptr(), *weight.shape, *parts, room)
 
 
 def widen(table: Tensor, units: Tensor, patches: Tensor, outs: int, ins: int) -> Tensor:
     """The bfloat16 weights [out, in] that `shorten` was given."""
     weight = torch.empty(outs, ins, dtype=torch.bfloat16)
-    parts = (one.data_ptr() for one in (table, units, patches))
+    parts = (part.data_ptr() for part in (table, units, patches))
     library().paceline_widen(*parts, outs, ins, weight.data_ptr())
     return weight
 
@@ -304,9 +304,9 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     rows, size = scores.shape
     columns, logps = torch.empty(rows, count, dtype=torch.int32), torch.empty(rows, count)
     starts = torch.zeros(rows, dtype=torch.long)
-    one = Pass(batch=rows, nodes=1, capacity=1, starts=address(starts), logits=address(scores), head_rows=1, top=count)
-    one.top_ids, one.top_logps = address(columns), address(logps)
-    run(Model(head=Matrix(outs=size)), one)
+    step = Pass(batch=rows, nodes=1, capacity=1, starts=address(starts), logits=address(scores), head_rows=1, top=count)
+    step.top_ids, step.top_logps = address(columns), address(logps)
+    run(Model(head=Matrix(outs=size)), step)
     return columns, logps
 
 

@@ -66,8 +66,8 @@ class Bf12:
         units = torch.empty(blocks, -(-ins // 4), 192, dtype=torch.uint8)
         table = torch.empty(16, dtype=torch.uint8)
         patches = torch.empty(blocks + 1 + room, dtype=torch.int32)
-        found = shorten(weight.contiguous(), table, units, patches, room)
-        return None if found < 0 else cls(units, table, patches[: blocks + 1 + found].clone())
+        num_patches = shorten(weight.contiguous(), table, units, patches, room)
+        return None if num_patches < 0 else cls(units, table, patches[: blocks + 1 + num_patches].clone())
 
     def __getitem__(self, blocks: slice) -> "Bf12":
         """Some of the blocks; their units are shared."""

@@ -45,7 +45,7 @@ class Judgement:
 def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
     """Index of the first token in which two answers differ, None where they are equal."""
     pairs = enumerate(zip_longest(plain, speculative))
-    return next((place for place, (one, other) in pairs if one != other), None)
+    return next((place for place, (plain_token, token) in pairs if plain_token != token), None)
 
 
 def classify(
@@ -191,22 +191,26 @@ def check(
     for index, prompt in enumerate(prompts):
         for temperature in compared:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + index, logprobs=NUM_TOP)
-            one, other = (side.generate([prompt], params)[0].outputs[0] for side in (plain, llm))
-            sides = [Decoded(side.token_ids, side.finish_reason, side.logprobs) for side in (one, other)]
-            found = judge(llm, prompt, params, other.seed, *sides, with_reference=len(comparisons) < num_references)
+            plain_completion, completion = (side.generate([prompt], params)[0].outputs[0] for side in (plain, llm))
+            sides = [
+                Decoded(side.token_ids, side.finish_reason, side.logprobs) for side in (plain_completion, completion)
+            ]
+            judgement = judge(
+                llm, prompt, params, completion.seed, *sides, with_reference=len(comparisons) < num_references
+            )
             comparisons.append(
                 Comparison(
-                    **vars(found),
+                    **vars(judgement),
                     prompt=index,
                     temperature=temperature,
-                    num_tokens=other.num_decoded,
-                    num_drafted=other.num_drafted,
-                    no_draft_reason=other.no_draft_reason,
-                    mean_acceptance_length=other.mean_acceptance_length,
-                    plain_token=text(sides[0], found.position),
-                    speculative_token=text(sides[1], found.position),
+                    num_tokens=completion.num_decoded,
+                    num_drafted=completion.num_drafted,
+                    no_draft_reason=completion.no_draft_reason,
+                    mean_acceptance_length=completion.mean_acceptance_length,
+                    plain_token=text(sides[0], judgement.position),
+                    speculative_token=text(sides[1], judgement.position),
                 )
             )
             progress("comparing answers", len(comparisons), len(prompts) * len(compared))
-    found = distribution_test(llm.verifier, seed=seed, progress=progress) if with_distribution_test else None
-    return CheckReport(comparisons, [t for t in temperatures if t not in compared], found)
+    distribution = distribution_test(llm.verifier, seed=seed, progress=progress) if with_distribution_test else None
+    return CheckReport(comparisons, [t for t in temperatures if t not in compared], distribution)

@@ -18,20 +18,20 @@ _JSON = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 def find_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     """The files, and those in folders with one of the suffixes. Raises `ConfigError` for a folder without any."""
-    found = list[Path]()
+    files = list[Path]()
     for path in paths:
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
         if not suffixes:
             raise ConfigError(f"{str(path)!r} is a folder", expected="the kind of its files", fix="give --suffix .py")
-        inside = [one for one in path.rglob("*") if one.name.endswith(tuple(suffixes)) and one.is_file()]
+        inside = [file for file in path.rglob("*") if file.name.endswith(tuple(suffixes)) and file.is_file()]
         if not inside:
             raise ConfigError(
                 f"there are no such files in {str(path)!r}", expected=f"names that end in {', '.join(suffixes)}"
             )
-        found += sorted(inside)
-    return found
+        files += sorted(inside)
+    return files
 
 
 def read_documents(file: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -74,6 +74,6 @@ def tokenize(
             left_out.append(str(error))
             continue
         each = (np.array(tokenizer.encode(text, add_special_tokens=False), np.uint32) for text in texts)
-        documents += [one for one in each if len(one)]
+        documents += [document for document in each if len(document)]
     progress("tokenizing", len(files), len(files))
     return documents, left_out

@@ -83,12 +83,12 @@ def speeds(pairs: Sequence[Pair]) -> Speeds:
     """Tokens after the prefill over seconds of decoding, on both sides."""
     answers = [pair.speculative for pair in pairs]
     plain = _speed(sum(pair.plain.num_decoded for pair in pairs), sum(pair.plain_s for pair in pairs))
-    fast = _speed(sum(one.num_decoded for one in answers), sum(pair.speculative_s for pair in pairs))
+    fast = _speed(sum(answer.num_decoded for answer in answers), sum(pair.speculative_s for pair in pairs))
     return Speeds(
         plain_tokens_per_s=plain,
         speculative_tokens_per_s=fast,
         speedup=None if plain is None or fast is None else fast / plain,
-        mean_acceptance_length=tokens_per_pass(r for one in answers for r in one.rounds),
+        mean_acceptance_length=tokens_per_pass(r for answer in answers for r in answer.rounds),
         identical=all(pair.identical for pair in pairs),
     )
 

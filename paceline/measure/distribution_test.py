@@ -63,11 +63,11 @@ def distribution_test(
     progress("testing the distribution", 0, samples)
     for start in range(0, samples, _BATCH):
         seeds = range(seed * samples + start, seed * samples + min(start + _BATCH, samples))
-        found = _answers(llm, seeds)
+        batch = _answers(llm, seeds)
         if verifier.exact:
             plain = _answers(llm.plain(), seeds)
-            different += sum(a.token_ids != b.token_ids for a, b in zip(found, plain, strict=True))
-        answers += found
+            different += sum(a.token_ids != b.token_ids for a, b in zip(batch, plain, strict=True))
+        answers += batch
         progress("testing the distribution", len(answers), samples)
     dims = [_VOCAB] * _LENGTH
     cells = Counter(int(np.ravel_multi_index(answer.token_ids, dims)) for answer in answers)

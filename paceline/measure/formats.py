@@ -41,15 +41,15 @@ class HeldWeights:
 
 def held_weights(loaded: LoadedModel) -> list[HeldWeights]:
     """What the memory of a model's weights is, the largest first; shared weights count once."""
-    found: dict[tuple[str, str, str | None], list[int]] = {}
+    sizes_of: dict[tuple[str, str, str | None], list[int]] = {}
     seen = set[int]()
     for module in loaded.model.modules():
         for what, form, reason, tensors in _held_by(module):
-            new = [one for one in tensors if one.data_ptr() not in seen]
-            seen |= {one.data_ptr() for one in new}
+            new = [tensor for tensor in tensors if tensor.data_ptr() not in seen]
+            seen |= {tensor.data_ptr() for tensor in new}
             if new:
-                found.setdefault((what, form, reason), []).append(sum(one.nbytes for one in new))
-    rows = [HeldWeights(what, form, len(sizes), sum(sizes), why) for (what, form, why), sizes in found.items()]
+                sizes_of.setdefault((what, form, reason), []).append(sum(tensor.nbytes for tensor in new))
+    rows = [HeldWeights(what, form, len(sizes), sum(sizes), why) for (what, form, why), sizes in sizes_of.items()]
     return sorted(rows, key=lambda row: -row.num_bytes)
 
 
@@ -58,7 +58,7 @@ def unpacked_formats(llm: LLM, path: str) -> dict[str, str]:
     if not path.endswith(SUFFIX):
         return {}
     loaded, again, tensors = llm.loaded, llm.quantized, read_gguf(Path(path)).tensors
-    held = Counter(one.form.name for one in loaded.model.modules() if isinstance(one, BlockWeights))
+    held = Counter(module.form.name for module in loaded.model.modules() if isinstance(module, BlockWeights))
     if again is not None and again.formats:  # all matrices were rounded, maybe to a format that they had
         held.clear()
     matrices = Counter(tensor.kind.name for tensor in tensors if len(tensor.shape) == 2)
@@ -91,9 +91,9 @@ def unpacked_formats(llm: LLM, path: str) -> dict[str, str]:
 def _held_by(module: nn.Module) -> Iterator[tuple[str, str, str | None, list[Tensor]]]:
     """What, its format, why it is not packed, and the tensors."""
     own, bias = [*module.parameters(recurse=False)], getattr(module, "bias", None)
-    for one in [*(one for one in own if one.dim() < 2), *([bias] if isinstance(bias, Tensor) else [])]:
-        yield "norms and biases", _name(one.dtype), "vectors stay as they are", [one]
-    weights = [one for one in module.buffers(recurse=False) if one is not bias]
+    for tensor in [*(tensor for tensor in own if tensor.dim() < 2), *([bias] if isinstance(bias, Tensor) else [])]:
+        yield "norms and biases", _name(tensor.dtype), "vectors stay as they are", [tensor]
+    weights = [tensor for tensor in module.buffers(recurse=False) if tensor is not bias]
     if isinstance(module, BlockWeights):
         yield "embeddings" if isinstance(module, BlockEmbedding) else "matrices", module.form.name, None, weights
     elif isinstance(module, QuantizedLinear):
@@ -101,13 +101,13 @@ def _held_by(module: nn.Module) -> Iterator[tuple[str, str, str | None, list[Ten
         yield "matrices", type(module).__name__.removesuffix("Linear").upper(), reason, weights
     elif isinstance(module, PackedLinear):
         yield "matrices", "BF12" if module.table is not None else _name(module.packed.dtype), None, weights
-    for one in own:
-        if one.dim() == 2 and isinstance(module, nn.Embedding | Embedding):
-            yield "embeddings", _name(one.dtype), "a pass reads single rows", [one]
-        elif one.dim() == 2:
-            yield "matrices", _name(one.dtype), _reason(one), [one]
-        elif one.dim() > 2:
-            yield "experts", _name(one.dtype), "experts run in torch", [one]
+    for tensor in own:
+        if tensor.dim() == 2 and isinstance(module, nn.Embedding | Embedding):
+            yield "embeddings", _name(tensor.dtype), "a pass reads single rows", [tensor]
+        elif tensor.dim() == 2:
+            yield "matrices", _name(tensor.dtype), _reason(tensor), [tensor]
+        elif tensor.dim() > 2:
+            yield "experts", _name(tensor.dtype), "experts run in torch", [tensor]
 
 
 def _reason(weight: Tensor) -> str:

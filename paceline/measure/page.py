@@ -37,8 +37,8 @@ _TALL = 3.0  # bars longer than so many medians are cut, or one slow round would
 
 def chosen(answers: Sequence[SavedAnswer]) -> list[SavedAnswer]:
     """The answers to show: those with rounds, of the first repeat; plain ones only if all are plain."""
-    ours = [one for one in answers if one.rounds and one.token_ids and one.repeat == 0]
-    return [one for one in ours if not one.is_plain] or ours
+    ours = [answer for answer in answers if answer.rounds and answer.token_ids and answer.repeat == 0]
+    return [answer for answer in ours if not answer.is_plain] or ours
 
 
 def page(results: SavedResults) -> str:
@@ -51,10 +51,12 @@ def page(results: SavedResults) -> str:
     return ENVIRONMENT.get_template("page.html").render(
         results=results,
         shown=shown,
-        plain={(one.id, one.turn): one for one in reversed(answers) if one.is_plain and one.repeat == 0},
-        drafters=" and ".join(dict.fromkeys(one.side for one in shown)),
+        plain={
+            (answer.id, answer.turn): answer for answer in reversed(answers) if answer.is_plain and answer.repeat == 0
+        },
+        drafters=" and ".join(dict.fromkeys(answer.side for answer in shown)),
         version=version_of(results.provenance),
-        data=[_data(one) for one in shown],
+        data=[_data(answer) for answer in shown],
         style=_part("colours.css") + _part("page.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -66,16 +68,16 @@ def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
 
     cut: how many rounds took longer than `top`.
     """
-    times = [_milliseconds(one) for one in rounds]
-    sums = sorted(sum(one) for one in times)
+    times = [_milliseconds(r) for r in rounds]
+    sums = sorted(sum(parts) for parts in times)
     top = min(sums[-1], _TALL * sums[len(sums) // 2]) or 1.0
-    most = max(one.num_emitted for one in rounds) or 1
+    most = max(r.num_emitted for r in rounds) or 1
     return {
         "top": top,
-        "cut": sum(one > top * 1.001 for one in sums),
+        "cut": sum(total > top * 1.001 for total in sums),
         "most": most,
         "milliseconds": times,
-        "tokens": [(min(one.num_accepted, one.num_emitted), one.num_emitted > one.num_accepted) for one in rounds],
+        "tokens": [(min(r.num_accepted, r.num_emitted), r.num_emitted > r.num_accepted) for r in rounds],
     }
 
 
@@ -85,16 +87,16 @@ def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
 def _data(answer: SavedAnswer) -> dict[str, object]:
     """What the page's script needs of an answer besides its text."""
     rounds = [
-        {key: getattr(one, key) for key in ("source", "num_emitted", "texts", "parents", "path")}
-        | {"confidences": [round(x, 4) for x in one.confidences], "ms": [round(x, 3) for x in _milliseconds(one)]}
-        for one in answer.rounds
+        {key: getattr(r, key) for key in ("source", "num_emitted", "texts", "parents", "path")}
+        | {"confidences": [round(x, 4) for x in r.confidences], "ms": [round(x, 3) for x in _milliseconds(r)]}
+        for r in answer.rounds
     ]
     return {"ids": answer.token_ids, "origins": "".join(origin[0] for origin in answer.origins), "rounds": rounds}
 
 
-def _milliseconds(one: SavedRound) -> list[float]:
+def _milliseconds(r: SavedRound) -> list[float]:
     """Of drafting, of verifying, and the rest."""
-    return [1e3 * one.draft_s, 1e3 * one.verify_s, 1e3 * one.rest_s]
+    return [1e3 * r.draft_s, 1e3 * r.verify_s, 1e3 * r.rest_s]
 
 
 def _part(name: str) -> str:
@@ -103,7 +105,7 @@ def _part(name: str) -> str:
 
 def _marked(text: str) -> Markup:
     """A text with visible blanks that are still copied unchanged."""
-    return Markup(_BLANKS.sub(lambda found: _MARKS.get(found[0]) or f'<i class="sp">{found[0]}</i>', escape(text)))
+    return Markup(_BLANKS.sub(lambda match: _MARKS.get(match[0]) or f'<i class="sp">{match[0]}</i>', escape(text)))
 
 
 ENVIRONMENT = Environment(

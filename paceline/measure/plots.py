@@ -79,14 +79,18 @@ def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
     series = [(label, run) for label, run in _runs(results) if run.categories or run.speedup]
     if not series:
         raise NoData("no run has a speed-up")
-    timed = (name for _, run in series for name, one in run.categories.items() if one.speedup is not None)
+    timed = (name for _, run in series for name, outcome in run.categories.items() if outcome.speedup is not None)
     rows = [*dict.fromkeys(timed), *["all"] * any(run.speedup for _, run in series)]
     thick = 0.8 / len(series)
     figure, axes = new_figure(2.2 + max(0.42, 0.24 * len(series)) * len(rows))
     for index, (label, run) in enumerate(series):
-        found = {name: _bounds(one) for name, one in {**run.categories, "all": run}.items() if one.speedup is not None}
-        at = [row + thick * (index - (len(series) - 1) / 2) for row, name in enumerate(rows) if name in found]
-        shown = [found[name] for name in rows if name in found]
+        bounds = {
+            name: _bounds(outcome)
+            for name, outcome in {**run.categories, "all": run}.items()
+            if outcome.speedup is not None
+        }
+        at = [row + thick * (index - (len(series) - 1) / 2) for row, name in enumerate(rows) if name in bounds]
+        shown = [bounds[name] for name in rows if name in bounds]
         axes.barh(at, [value for value, _, _ in shown], thick * 0.9, color=_style(index)["color"], label=label)
         for y, (value, low, high) in zip(at, shown, strict=True):
             if high > low:
@@ -126,30 +130,30 @@ def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
 
 def pass_times(results: Sequence[SavedResults]) -> "Figure":
     """T(n)/T(1): the time of a pass over n rows relative to one row, and the time of reading the weights."""
-    series = [(one, one.pass_times) for one in results if one.pass_times.get(1)]
+    series = [(saved, saved.pass_times) for saved in results if saved.pass_times.get(1)]
     if not series:
         raise NoData("no result has pass_times with one row; `paceline doctor --json` measures them")
     figure, axes = new_figure(5.2)
-    for index, (one, times) in enumerate(series):
-        label, style = f"{one.model}, T(1) = {1e3 * times[1]:.3g} ms", _style(index)
+    for index, (saved, times) in enumerate(series):
+        label, style = f"{saved.model}, T(1) = {1e3 * times[1]:.3g} ms", _style(index)
         axes.plot(list(times), [t / times[1] for t in times.values()], **style, label=label)
-        if one.floor_s:
-            label = f"floor: weights read once, {1e3 * one.floor_s:.3g} ms"
-            axes.axhline(one.floor_s / times[1], color=style["color"], linestyle=":", label=label)
+        if saved.floor_s:
+            label = f"floor: weights read once, {1e3 * saved.floor_s:.3g} ms"
+            axes.axhline(saved.floor_s / times[1], color=style["color"], linestyle=":", label=label)
     _count_powers(axes, sorted({n for _, times in series for n in times}))
     title = "Cost of verifying n tokens in one pass"
-    used = [one for one, _ in series]
+    used = [saved for saved, _ in series]
     return _labelled(figure, axes, used, title, "rows of a pass (tokens)", "time of a pass, T(n)/T(1)")
 
 
 def speedup_by_batch(results: Sequence[SavedResults]) -> "Figure":
     """Speed-up over the number of sequences decoded side by side, one line for each model and drafter."""
     points: dict[str, list[SavedRun]] = defaultdict(list)
-    several = len({one.model for one in results}) > 1
-    for one in results:
-        for run in one.runs:
+    several = len({saved.model for saved in results}) > 1
+    for saved in results:
+        for run in saved.runs:
             if run.speedup is not None:
-                points[f"{one.model}, " * several + short_name(run.drafter)].append(run)
+                points[f"{saved.model}, " * several + short_name(run.drafter)].append(run)
     sizes = sorted({run.batch for runs in points.values() for run in runs})
     if len(sizes) < 2:
         raise NoData("fewer than two batch sizes; give results of several")
@@ -235,28 +239,28 @@ def _style(index: int) -> dict[str, Any]:
     return {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
 
 
-def _foot(one: SavedResults) -> str:
-    origin = one.provenance
+def _foot(saved: SavedResults) -> str:
+    origin = saved.provenance
     machine = str(origin.get("gpu") or origin.get("cpu") or "unknown hardware")
     count = origin.get("threads")
     threads = f", {count} thread{'' if count == 1 else 's'}" if count and not origin.get("gpu") else ""
-    parts = [one.model, machine + threads, str(origin.get("time") or "undated")[:10], version_of(origin)]
+    parts = [saved.model, machine + threads, str(origin.get("time") or "undated")[:10], version_of(origin)]
     return " · ".join(filter(None, parts))
 
 
 def _runs(results: Sequence[SavedResults]) -> list[tuple[str, SavedRun]]:
     """Each run with a unique label."""
-    has_batches = len({run.batch for one in results for run in one.runs}) > 1
+    has_batches = len({run.batch for saved in results for run in saved.runs}) > 1
 
-    def label(one: SavedResults, run: SavedRun) -> str:
+    def label(saved: SavedResults, run: SavedRun) -> str:
         name = short_name(run.drafter) + f", batch {run.batch}" * has_batches
-        return name + f" ({one.name})" * (len(results) > 1)
+        return name + f" ({saved.name})" * (len(results) > 1)
 
-    return [(label(one, run), run) for one in results for run in one.runs]
+    return [(label(saved, run), run) for saved in results for run in saved.runs]
 
 
-def _bounds(one: SavedSpeedup) -> tuple[float, float, float]:
+def _bounds(outcome: SavedSpeedup) -> tuple[float, float, float]:
     """A speed-up that is there, and its interval; without one, the speed-up itself."""
-    assert one.speedup is not None
-    low, high = (one.speedup if bound is None else bound for bound in (one.speedup_low, one.speedup_high))
-    return one.speedup, low, high
+    assert outcome.speedup is not None
+    low, high = (outcome.speedup if bound is None else bound for bound in (outcome.speedup_low, outcome.speedup_high))
+    return outcome.speedup, low, high

@@ -71,7 +71,7 @@ class PromptLine:
             return self.turns[0]
         messages = [dict(message) for message in self.chat] or [{"role": "user", "content": self.turns[0]}]
         if self.images:
-            first = next((one for one in messages if one.get("role") == "user"), messages[0])
+            first = next((message for message in messages if message.get("role") == "user"), messages[0])
             words = first["content"]
             words = [{"type": "text", "text": words}] if isinstance(words, str) else words
             first["content"] = [*({"type": "image", "image": image} for image in self.images), *words]
@@ -127,7 +127,7 @@ def _line(line: str, number: int, path: Path, is_json: bool) -> PromptLine:
     row = {"prompt": row} if isinstance(row, str) else row
     if not isinstance(row, dict):
         raise ConfigError(f"not a JSON object ({where})", got=type(row).__name__)
-    key = next((one for one in _KEYS if row.get(one) is not None), None)
+    key = next((name for name in _KEYS if row.get(name) is not None), None)
     if key is None:
         raise ConfigError(
             f"no prompt ({where})", got="the keys " + ", ".join(map(str, row)), expected="one of " + ", ".join(_KEYS)
@@ -144,15 +144,17 @@ def _line(line: str, number: int, path: Path, is_json: bool) -> PromptLine:
 def _chat(value: object, key: str, folder: Path, where: str) -> tuple[Mapping[str, Any], ...]:
     """Messages, with the paths of their images resolved."""
     is_chat = isinstance(value, list) and all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str | list)
-        for one in value
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str | list)
+        for message in value
     )
     if not is_chat or not value:
         raise ConfigError(
             f"{key!r} is no chat ({where})", got=repr(value)[:80], expected="a list of objects with role and content"
         )
     messages: Sequence[Mapping[str, Any]] = value  # type: ignore[assignment]
-    return tuple({**one, "content": _content(one["content"], folder, where)} for one in messages)
+    return tuple({**message, "content": _content(message["content"], folder, where)} for message in messages)
 
 
 def _content(content: str | list[Any], folder: Path, where: str) -> str | list[Any]:
@@ -160,23 +162,23 @@ def _content(content: str | list[Any], folder: Path, where: str) -> str | list[A
         if not isinstance(part, dict) or part.get("type", "image") != "image":
             return part
         files = {key: part[key] for key in _FILES if isinstance(part.get(key), str)}
-        return {**part, **{key: _source(given, folder, where) for key, given in files.items()}}
+        return {**part, **{key: _source(source, folder, where) for key, source in files.items()}}
 
     return content if isinstance(content, str) else [whole(part) for part in content]
 
 
 def _images(row: Mapping[str, Any], folder: Path, where: str) -> tuple[str, ...]:
-    given = row.get("images", row.get("image")) or []
-    given = [given] if isinstance(given, str) else given
-    if not isinstance(given, list) or not all(isinstance(one, str) and one for one in given):
-        raise ConfigError(f"no list of images ({where})", got=repr(given)[:80], expected="paths or URLs")
-    return tuple(_source(one, folder, where) for one in given)
+    sources = row.get("images", row.get("image")) or []
+    sources = [sources] if isinstance(sources, str) else sources
+    if not isinstance(sources, list) or not all(isinstance(source, str) and source for source in sources):
+        raise ConfigError(f"no list of images ({where})", got=repr(sources)[:80], expected="paths or URLs")
+    return tuple(_source(source, folder, where) for source in sources)
 
 
-def _source(given: str, folder: Path, where: str) -> str:
-    if is_address(given):
-        return given
-    found = next((path for path in (folder / "images" / given, folder / given) if path.is_file()), None)
-    if found is None:
-        raise ConfigError(f"there is no such image ({where})", got=given, expected=f"a file below {str(folder)!r}")
-    return str(found)
+def _source(source: str, folder: Path, where: str) -> str:
+    if is_address(source):
+        return source
+    path = next((path for path in (folder / "images" / source, folder / source) if path.is_file()), None)
+    if path is None:
+        raise ConfigError(f"there is no such image ({where})", got=source, expected=f"a file below {str(folder)!r}")
+    return str(path)

@@ -93,7 +93,7 @@ def measure_scores(
     logits, *moved = [reference_logits(loaded, text, rows, seq.vision, features, dither) for dither in dithers]
     exact = _log_softmax(logits)
     best = exact.topk(min(NUM_TOP, exact.shape[-1])).indices
-    noise = _rms(torch.stack([(_log_softmax(one) - exact).gather(-1, best) for one in moved], -1).flatten(1))
+    noise = _rms(torch.stack([(_log_softmax(shifted) - exact).gather(-1, best) for shifted in moved], -1).flatten(1))
     # Not what came out small by chance, nor below the float32 of reported log-probabilities (float64 models).
     resolution = torch.finfo(exact.dtype).eps / 4 * float(_rms(exact.gather(-1, best)).max())
     noise = noise.clamp(min=max(float(_rms(noise)), resolution, 1e-30))
@@ -106,19 +106,20 @@ def measure_scores(
 
     def deviation(answer: Decoded) -> Deviation:
         taken = answer.token_ids[first:count]
-        regrets = [(row.max() - row[token]) / one for row, token, one in zip(scores, taken, unit, strict=True)]
+        regrets = [(row.max() - row[token]) / scale for row, token, scale in zip(scores, taken, unit, strict=True)]
         regret = float(torch.stack(regrets).max())
         if answer.logprobs is None:
             return Deviation(None, None, regret)
-        given = answer.logprobs[first:count]
+        reported = answer.logprobs[first:count]
         apart = [
-            row.new_tensor(list(one.top.values())) - row[list(one.top)] for one, row in zip(given, exact, strict=True)
+            row.new_tensor(list(logprob.top.values())) - row[list(logprob.top)]
+            for logprob, row in zip(reported, exact, strict=True)
         ]
         off = torch.stack(list(map(_rms, apart)))
         return Deviation(float(_rms(off) / _rms(noise)), float(off.max() / noise.max()), regret)
 
-    one, other = plain.token_ids[count - 1], speculative.token_ids[count - 1]
-    gap = None if one == other else float(scores[-1][one] - scores[-1][other])
+    plain_token, speculative_token = plain.token_ids[count - 1], speculative.token_ids[count - 1]
+    gap = None if plain_token == speculative_token else float(scores[-1][plain_token] - scores[-1][speculative_token])
     return Measured(float(unit[-1]), gap, deviation(plain), deviation(speculative))
 
 

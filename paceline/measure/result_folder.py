@@ -42,8 +42,8 @@ class ResultFolder:
             if is_ours:  # special tokens by name; joined, the text of the answer
                 detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
                 line["pieces"] = detokenizer.pieces(line["token_ids"], is_end=True)
-                for one in line["rounds"]:
-                    one["pieces"] = [pieces.text(token) for token in one["token_ids"]]
+                for r in line["rounds"]:
+                    r["pieces"] = [pieces.text(token) for token in r["token_ids"]]
             self._append(self._files[ANSWERS if is_ours else PEER_ANSWERS], (to_json(line) + "\n").encode())
             self.count += 1
 
@@ -87,7 +87,7 @@ def claim(out: Path | None, model: str, drafters: Sequence[str]) -> Iterator[Res
     """
     folder = out if out is not None else _unused(model, drafters)
     check_folder(folder)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with claimed(folder):
             folder.mkdir(exist_ok=True)
@@ -97,25 +97,25 @@ def claim(out: Path | None, model: str, drafters: Sequence[str]) -> Iterator[Res
             with closing(ResultFolder(folder)) as results:
                 yield results
     finally:
-        for one in made:
+        for path in created:
             with suppress(OSError):  # it holds something
-                one.rmdir()
+                path.rmdir()
 
 
 def _taken(folder: Path, name: str) -> ConfigError:
-    what, fix = f"{str(folder)!r} holds results already", "give another --out, or move them away"
+    message, fix = f"{str(folder)!r} holds results already", "give another --out, or move them away"
     if name == ANSWERS:
         with (folder / ANSWERS).open("rb") as file:
             if file.read(9) == b'{"index":':  # as our lines begin
-                what, fix = f"{what}, of a run that was killed", f"{fix}; `paceline show` shows what it measured"
-    return ConfigError(what, got=name, fix=fix)
+                message, fix = f"{message}, of a run that was killed", f"{fix}; `paceline show` shows what it measured"
+    return ConfigError(message, got=name, fix=fix)
 
 
 def _unused(model: str, drafters: Sequence[str]) -> Path:
     """`results/<date>-<model>-<drafters>`, with a number appended if that exists."""
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     # Of a path the last part, and only what can be part of a file's name.
-    short = [re.sub(r"[^\w.+-]+", "-", last_part(one)).strip("-")[:60] or "model" for one in (model, *drafters)]
+    short = [re.sub(r"[^\w.+-]+", "-", last_part(label)).strip("-")[:60] or "model" for label in (model, *drafters)]
     name, number = "-".join([day, *short])[:200], 1
     while (folder := Path("results", name if number == 1 else f"{name}-{number}")).exists():
         number += 1

@@ -48,8 +48,8 @@ class _Saved(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: object) -> object:
-        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+    def _without_nulls(cls, data: object) -> object:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class SavedResults(_Saved):
     model: Annotated[str, AfterValidator(last_part)] = "unknown model"
     runs: tuple[SavedRun, ...] = ()
     peers: tuple[SavedPeer, ...] = ()
-    pass_times: Annotated[dict[int, float], AfterValidator(lambda given: dict(sorted(given.items())))] = {}
+    pass_times: Annotated[dict[int, float], AfterValidator(lambda times: dict(sorted(times.items())))] = {}
     floor_s: float | None = None
     floor_fraction: float | None = None
     plain_tokens_per_s: float | None = None
@@ -172,11 +172,11 @@ class SavedResults(_Saved):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_runs(cls, given: object) -> object:
+    def _with_runs(cls, data: object) -> object:
         """`check` and `demo` are one run, with its numbers at the top; the runs of `tune` are its candidates."""
-        if not isinstance(given, dict) or given.get("runs"):
-            return given
-        return {**given, "runs": given.get("candidates") or ([given] if "drafter" in given else [])}
+        if not isinstance(data, dict) or data.get("runs"):
+            return data
+        return {**data, "runs": data.get("candidates") or ([data] if "drafter" in data else [])}
 
     def answers(self) -> list[SavedAnswer]:
         """The answers in the order of the file, none without a file. Raises `ConfigError` for an invalid line."""

@@ -103,7 +103,7 @@ class TimedAnswer:
         asked |= {key: getattr(ask, key) for key in ("turn", "repeat", "seed")}
         asked |= {"prompt": question.turns[ask.turn], "num_prompt_tokens": len(ask.token_ids)}
         own = {key: value for key, value in vars(self).items() if key != "ask"}
-        return {"index": ask.index, **asked, **own, "rounds": [asdict(one) for one in self.rounds]}
+        return {"index": ask.index, **asked, **own, "rounds": [asdict(r) for r in self.rounds]}
 
 
 class Side(ABC):
@@ -118,9 +118,9 @@ class Side(ABC):
     def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[TimedAnswer]:
         """Answer a batch; Paceline's engines decode as many together as they have slots."""
 
-    def judge(self, plain: TimedAnswer, mine: TimedAnswer, options: BenchOptions) -> TimedAnswer:
-        """`mine` with its verdict against the plain answer."""
-        return mine
+    def judge(self, plain: TimedAnswer, answer: TimedAnswer, options: BenchOptions) -> TimedAnswer:
+        """`answer` with its verdict against the plain answer."""
+        return answer
 
 
 class EngineSide(Side):
@@ -134,35 +134,35 @@ class EngineSide(Side):
         results = self.llm.generate([ask.prompt for ask in asks], [ask.params(options) for ask in asks])
         answers = []
         for ask, result in zip(asks, results, strict=True):
-            one = result.outputs[0]
+            completion = result.outputs[0]
             answers.append(
                 TimedAnswer(
                     ask,
                     self.name,
-                    one.token_ids,
-                    one.num_decoded,
-                    one.text,
-                    seconds=sum(r.seconds / r.batch for r in one.rounds),
+                    completion.token_ids,
+                    completion.num_decoded,
+                    completion.text,
+                    seconds=sum(r.seconds / r.batch for r in completion.rounds),
                     prefill_s=result.metrics.prefill,
-                    passes=sum(1 / r.batch for r in one.decoding),
-                    finish_reason=one.finish_reason,
-                    no_draft_reason=one.no_draft_reason,
-                    origins=[origin.value for origin in one.origins],
-                    sources=one.sources,
-                    rounds=one.rounds,
+                    passes=sum(1 / r.batch for r in completion.decoding),
+                    finish_reason=completion.finish_reason,
+                    no_draft_reason=completion.no_draft_reason,
+                    origins=[origin.value for origin in completion.origins],
+                    sources=completion.sources,
+                    rounds=completion.rounds,
                 )
             )
         return answers
 
-    def judge(self, plain: TimedAnswer, mine: TimedAnswer, options: BenchOptions) -> TimedAnswer:
-        """`mine` with its verdict; none where the verifier guarantees the distribution and not the tokens."""
+    def judge(self, plain: TimedAnswer, answer: TimedAnswer, options: BenchOptions) -> TimedAnswer:
+        """`answer` with its verdict; none where the verifier guarantees the distribution and not the tokens."""
         if not (self.llm.verifier.exact or options.temperature == 0):
-            return mine
+            return answer
         assert plain.token_ids is not None
-        assert mine.token_ids is not None
-        sides = Decoded(plain.token_ids, plain.finish_reason), Decoded(mine.token_ids, mine.finish_reason)
-        found = judge(self.llm, mine.ask.prompt, mine.ask.params(options), mine.ask.seed, *sides)
-        return replace(mine, verdict=found.verdict.value, reason=found.reason)
+        assert answer.token_ids is not None
+        sides = Decoded(plain.token_ids, plain.finish_reason), Decoded(answer.token_ids, answer.finish_reason)
+        judgement = judge(self.llm, answer.ask.prompt, answer.ask.params(options), answer.ask.seed, *sides)
+        return replace(answer, verdict=judgement.verdict.value, reason=judgement.reason)
 
 
 OPEN_PEERS = ContextVar[Callable[..., AbstractContextManager[Any]] | None]("open_peers", default=None)
@@ -233,12 +233,15 @@ class BenchRun:
                     del said[index]
             if asks:
                 sides = self.sides
-                found = {s.name: self._answers(s, asks, self.options) for s in (sides[::-1] if is_flipped else sides)}
-                for place, plain in enumerate(found[PLAIN]):
+                answers = {s.name: self._answers(s, asks, self.options) for s in (sides[::-1] if is_flipped else sides)}
+                for place, plain in enumerate(answers[PLAIN]):
                     # All sides continue from the plain answer: after different texts speeds could not be compared.
                     said[plain.ask.index].append(plain.text)
-                    mine = [(side, found[side.name][place]) for side in sides if found[side.name]]
-                    judged = [one if side is self.plain else side.judge(plain, one, self.options) for side, one in mine]
+                    pairs = [(side, answers[side.name][place]) for side in sides if answers[side.name]]
+                    judged = [
+                        answer if side is self.plain else side.judge(plain, answer, self.options)
+                        for side, answer in pairs
+                    ]
                     self.answers += judged
                     self.keep(judged)
             yield

@@ -85,13 +85,13 @@ class Question:
 
     def messages(self, answers: Sequence[str]) -> list[dict[str, object]]:
         """The conversation up to the turn that follows these answers, as role and content."""
-        found: list[dict[str, object]] = [{"role": role, "content": content} for role, content in self.chat or ()]
+        messages: list[dict[str, object]] = [{"role": role, "content": content} for role, content in self.chat or ()]
         for place, (turn, answer) in enumerate(zip(self.turns, (*answers, None), strict=False)):
             parts = [{"type": "image", "image": self.image}, {"type": "text", "text": turn}]
-            found.append({"role": "user", "content": turn if place or self.image is None else parts})
+            messages.append({"role": "user", "content": turn if place or self.image is None else parts})
             if answer is not None:
-                found.append({"role": "assistant", "content": answer})
-        return found
+                messages.append({"role": "assistant", "content": answer})
+        return messages
 
 
 def read_suite(suite: str, data: str | Path | None = None, download: bool = False) -> list[Question]:
@@ -124,8 +124,10 @@ def choose(questions: Sequence[Question], count: int | None = None) -> list[Ques
 
 def hash_questions(questions: Sequence[Question]) -> str:
     """SHA-256 over the prompts, images included, and their order."""
-    images = ([] if one.image is None else [sha256_of(one.image)] for one in questions)
-    rows = ([one.id, one.chat, one.turns, *image] for one, image in zip(questions, images, strict=True))
+    images = ([] if question.image is None else [sha256_of(question.image)] for question in questions)
+    rows = (
+        [question.id, question.chat, question.turns, *image] for question, image in zip(questions, images, strict=True)
+    )
     return hash_prompts([json.dumps(row, ensure_ascii=False) for row in rows])
 
 
@@ -143,8 +145,8 @@ def _find(suite: str, data: str | Path | None, download: bool) -> Path:
     if data is not None:
         folder = Path(data)
         places = [*(place / file for place in (folder / suite, folder) for file in known.files), folder]
-        if found := next((path for path in places if path.is_file()), None):
-            return found
+        if path := next((path for path in places if path.is_file()), None):
+            return path
         got = "other files" if folder.exists() else "no such folder"
         raise ConfigError(f"no prompts of {suite} in {str(folder)!r}", got=got, expected=expected, fix=by_hand)
     by_hand += " and give its folder as --data"
@@ -157,8 +159,8 @@ def _find(suite: str, data: str | Path | None, download: bool) -> Path:
     content = fetch(known.url, _MAX_BYTES, _SECONDS)
     digest = hashlib.sha256(content).hexdigest()
     if known.sha256 not in (None, digest):
-        what = f"{known.url} is not the file that was published"
-        raise ConfigError(what, got=f"sha256 {digest}", expected=known.sha256, fix=by_hand)
+        message = f"{known.url} is not the file that was published"
+        raise ConfigError(message, got=f"sha256 {digest}", expected=known.sha256, fix=by_hand)
     write_bytes(path, content)
     return path
 

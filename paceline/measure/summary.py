@@ -55,8 +55,8 @@ def summarise(run: BenchRun, drafters: Sequence[str], missing_peers: Mapping[str
         "turns_left_out": run.too_long,
         "settings": asdict(run.options),
         "peers": [
-            peer_summary(side, mine, plain, ours, seed)
-            for side, mine in sides.items()
+            peer_summary(side, answers, plain, ours, seed)
+            for side, answers in sides.items()
             if side != PLAIN and side not in drafters
         ],
         "missing_peers": dict(missing_peers),
@@ -68,40 +68,40 @@ def summarise(run: BenchRun, drafters: Sequence[str], missing_peers: Mapping[str
 def by_side(answers: Iterable[TimedAnswer]) -> defaultdict[str, list[TimedAnswer]]:
     """The answers by side; an empty list for a side without any."""
     sides = defaultdict[str, list[TimedAnswer]](list)
-    for one in answers:
-        sides[one.side].append(one)
+    for answer in answers:
+        sides[answer.side].append(answer)
     return sides
 
 
-def speculative_summary(plain: Sequence[TimedAnswer], mine: Sequence[TimedAnswer], seed: int) -> dict[str, Any]:
+def speculative_summary(plain: Sequence[TimedAnswer], speculative: Sequence[TimedAnswer], seed: int) -> dict[str, Any]:
     """One drafter against plain decoding: overall, by category, by position, by source."""
-    categories = dict.fromkeys(one.ask.question.category for one in plain)
-    rounds = [r for one in mine for r in one.rounds if r.num_drafted or not r.with_prompt]
+    categories = dict.fromkeys(answer.ask.question.category for answer in plain)
+    rounds = [r for answer in speculative for r in answer.rounds if r.num_drafted or not r.with_prompt]
     drafted, accepted = sum(r.num_nodes for r in rounds), sum(r.num_accepted for r in rounds)
 
     def of(side: Sequence[TimedAnswer], category: str) -> list[TimedAnswer]:
-        return [one for one in side if one.ask.question.category == category]
+        return [answer for answer in side if answer.ask.question.category == category]
 
     return {
-        **_comparison(plain, mine, seed),
-        "speedup_with_prefill": _versus(plain, mine, seed, with_prefill=True)["speedup"],
-        "speculative_tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
-        "categories": {name: _comparison(of(plain, name), of(mine, name), seed) for name in categories},
+        **_comparison(plain, speculative, seed),
+        "speedup_with_prefill": _versus(plain, speculative, seed, with_prefill=True)["speedup"],
+        "speculative_tokens_per_s_with_prefill": _speed(speculative, with_prefill=True),
+        "categories": {name: _comparison(of(plain, name), of(speculative, name), seed) for name in categories},
         **acceptance_by_position([(r.num_drafted, r.num_accepted) for r in rounds]),
         "rounds": len(rounds),
         "rounds_with_draft": sum(r.num_drafted > 0 for r in rounds),
-        "no_draft_reasons": Counter(one.no_draft_reason for one in mine if one.no_draft_reason),
+        "no_draft_reasons": Counter(answer.no_draft_reason for answer in speculative if answer.no_draft_reason),
         "mean_drafted": _mean(r.num_drafted for r in rounds),
         "mean_nodes": _mean(r.num_nodes for r in rounds),
         "draft_acceptance_rate": accepted / drafted if drafted else None,
-        "sources": _sources(mine),
+        "sources": _sources(speculative),
         "differences": [
-            {"id": one.ask.question.id, "turn": one.ask.turn, "repeat": one.ask.repeat}
-            | {"verdict": one.verdict, "reason": one.reason}
-            for one in mine
-            if one.verdict not in (None, Verdict.IDENTICAL)
+            {"id": answer.ask.question.id, "turn": answer.ask.turn, "repeat": answer.ask.repeat}
+            | {"verdict": answer.verdict, "reason": answer.reason}
+            for answer in speculative
+            if answer.verdict not in (None, Verdict.IDENTICAL)
         ],
-        "ms_per_round": _split(mine),
+        "ms_per_round": _split(speculative),
     }
 
 
@@ -126,7 +126,7 @@ def plain_summary(plain: Sequence[TimedAnswer], weight_bytes: int, bandwidths: S
 
 def peer_summary(
     side: str,
-    mine: Sequence[TimedAnswer],
+    peer_answers: Sequence[TimedAnswer],
     plain: Sequence[TimedAnswer],
     drafters: Mapping[str, Sequence[TimedAnswer]],
     seed: int,
@@ -137,13 +137,13 @@ def peer_summary(
         "side": side,
         "peer": peer,
         "mode": mode,
-        "prompts": len(_costs(mine)),
-        "tokens_per_s": _speed(mine),
-        "tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
-        "mean_acceptance_length": _mean(one.num_tokens / one.passes for one in mine if one.passes),
-        "identical_share": _mean(one.verdict == Verdict.IDENTICAL for one in mine),
-        "over_plain": _versus(plain, mine, seed),
-        "over_speculative": {name: _versus(answers, mine, seed) for name, answers in drafters.items()},
+        "prompts": len(_costs(peer_answers)),
+        "tokens_per_s": _speed(peer_answers),
+        "tokens_per_s_with_prefill": _speed(peer_answers, with_prefill=True),
+        "mean_acceptance_length": _mean(answer.num_tokens / answer.passes for answer in peer_answers if answer.passes),
+        "identical_share": _mean(answer.verdict == Verdict.IDENTICAL for answer in peer_answers),
+        "over_plain": _versus(plain, peer_answers, seed),
+        "over_speculative": {name: _versus(answers, peer_answers, seed) for name, answers in drafters.items()},
     }
 
 
@@ -174,22 +174,22 @@ def about_run(
         "prompts_left_out": left_out,
         "prompts_sha256": hash_questions(questions),
         "prompt_ids": [question.id for question in questions],
-        "peer_versions": {name: dict(one) for name, one in peers.items()},
+        "peer_versions": {name: dict(versions) for name, versions in peers.items()},
         "provenance": measured_on(),
     }
 
 
 def draft_fingerprints(llms: Sequence[LLM], configs: Sequence[SpecConfig]) -> dict[str, str]:
     """The fingerprint of each draft model, head and trained weights by drafter, since names may be reused."""
-    found: dict[str, str] = {}
+    fingerprints: dict[str, str] = {}
     for llm, config in zip(llms, configs, strict=True):
         drafter = llm.decoder.drafter
         members = drafter.members if isinstance(drafter, Choose) else [drafter]
         for part, member in zip(config.drafter.parts, members, strict=True):
             known = member.runner.loaded.fingerprint if isinstance(member, DraftModel) else trained_hash(part)
             if known is not None:
-                found[part.name] = known
-    return found
+                fingerprints[part.name] = known
+    return fingerprints
 
 
 def trained_hash(drafter: DrafterSpec) -> str | None:
@@ -218,11 +218,11 @@ def speedup(base: Sequence[ArrayLike], other: Sequence[ArrayLike], seed: int = 0
     ratios = _ratios(data)
     values = (_ratios(data.sum(axis=0, keepdims=True))[0], ratios.mean())
     resampled = (_ratios(data[draws].sum(axis=1)), ratios[draws].mean(axis=1))
-    found: dict[str, float | None] = {}
+    intervals: dict[str, float | None] = {}
     for key, value, many in zip(keys, values, resampled, strict=True):
         low, high = np.quantile(many, _INTERVAL).tolist() if len(data) >= FEW else (None, None)
-        found |= {key: float(value), f"{key}_low": low, f"{key}_high": high}
-    return found
+        intervals |= {key: float(value), f"{key}_low": low, f"{key}_high": high}
+    return intervals
 
 
 def acceptance_by_position(rounds: Sequence[tuple[int, int]]) -> dict[str, list[Any]]:
@@ -250,17 +250,17 @@ def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return (sums[:, 2] / seconds[:, 1]) / np.maximum(sums[:, 0] / seconds[:, 0], least)
 
 
-def _comparison(plain: Sequence[TimedAnswer], mine: Sequence[TimedAnswer], seed: int) -> dict[str, object]:
+def _comparison(plain: Sequence[TimedAnswer], speculative: Sequence[TimedAnswer], seed: int) -> dict[str, object]:
     """The numbers of a category, or of the whole."""
-    counts = Counter(one.verdict for one in mine)
+    counts = Counter(answer.verdict for answer in speculative)
     return {
-        **_versus(plain, mine, seed),
-        "prompts": len(_costs(mine)),
-        "answers": len(mine),
-        "tokens": sum(one.length for one in mine),
+        **_versus(plain, speculative, seed),
+        "prompts": len(_costs(speculative)),
+        "answers": len(speculative),
+        "tokens": sum(answer.length for answer in speculative),
         "plain_tokens_per_s": _speed(plain),
-        "speculative_tokens_per_s": _speed(mine),
-        "mean_acceptance_length": tokens_per_pass(r for one in mine for r in one.rounds) or None,
+        "speculative_tokens_per_s": _speed(speculative),
+        "mean_acceptance_length": tokens_per_pass(r for answer in speculative for r in answer.rounds) or None,
         "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
         "not_compared": counts[None],
     }
@@ -269,9 +269,11 @@ def _comparison(plain: Sequence[TimedAnswer], mine: Sequence[TimedAnswer], seed:
 def _costs(answers: Iterable[TimedAnswer], with_prefill: bool = False) -> dict[int, NDArray[np.float64]]:
     """(tokens, seconds) of each prompt, its turns and repeats together."""
     sums = defaultdict[int, NDArray[np.float64]](lambda: np.zeros(2))
-    for one in answers:
-        cost = (one.length, one.seconds + one.prefill_s) if with_prefill else (one.num_tokens, one.seconds)
-        sums[one.ask.index] += cost
+    for answer in answers:
+        cost = (
+            (answer.length, answer.seconds + answer.prefill_s) if with_prefill else (answer.num_tokens, answer.seconds)
+        )
+        sums[answer.ask.index] += cost
     return sums
 
 
@@ -285,10 +287,15 @@ def _versus(
     base: Sequence[TimedAnswer], other: Sequence[TimedAnswer], seed: int, with_prefill: bool = False
 ) -> dict[str, float | None]:
     """Compare two sides over the turns that both have answered."""
-    turns = [{(one.ask.index, one.ask.turn, one.ask.repeat): one for one in side} for side in (base, other)]
-    costs = [_costs((mine[key] for key in mine if all(key in one for one in turns)), with_prefill) for mine in turns]
+    turns = [
+        {(answer.ask.index, answer.ask.turn, answer.ask.repeat): answer for answer in side} for side in (base, other)
+    ]
+    costs = [
+        _costs((side[key] for key in side if all(key in answered for answered in turns)), with_prefill)
+        for side in turns
+    ]
     # An answer that a peer ends with its first token took no decoding at all.
-    timed = [i for i in costs[0] if all((one[i] > 0).all() for one in costs)]
+    timed = [i for i in costs[0] if all((cost[i] > 0).all() for cost in costs)]
     return speedup([costs[0][i] for i in timed], [costs[1][i] for i in timed], seed)
 
 
@@ -309,11 +316,11 @@ def _sources(answers: Sequence[TimedAnswer]) -> dict[str, dict[str, float]]:
 
 def _split(answers: Sequence[TimedAnswer]) -> dict[str, float]:
     """Milliseconds of a pass of the model and what they went to; `rest` is all that is neither draft nor verify."""
-    rounds = [r for one in answers for r in one.rounds]
+    rounds = [r for answer in answers for r in answer.rounds]
     passes = sum(1 / r.batch for r in rounds)
     if not passes:
         return dict.fromkeys(("draft", "verify", "rest", "total"), 0.0)
-    total = 1e3 * sum(one.seconds for one in answers) / passes
+    total = 1e3 * sum(answer.seconds for answer in answers) / passes
     draft, verify = (1e3 * sum(getattr(r, key) / r.batch for r in rounds) / passes for key in ("draft_s", "verify_s"))
     return {"draft": draft, "verify": verify, "rest": total - draft - verify, "total": total}
 

@@ -92,21 +92,21 @@ class AcceptanceCounts:
         }
 
     @classmethod
-    def from_dict(cls, given: object) -> "AcceptanceCounts":
+    def from_dict(cls, record: object) -> "AcceptanceCounts":
         """Read the result of `as_dict`. Raises `ConfigError` for anything else, and for rates that contradict it."""
-        if isinstance(given, cls):
-            return given
-        what = "the recorded acceptance"
-        given = validate(dict[str, object], given, what)
-        made = validate(cls, {"answers": given.get("answers")}, what)
-        rate = validate(float, given.get("mean_acceptance_length"), what)
-        if not math.isclose(rate, made.mean_acceptance_length, abs_tol=1e-3):
+        if isinstance(record, cls):
+            return record
+        subject = "the recorded acceptance"
+        record = validate(dict[str, object], record, subject)
+        counts = validate(cls, {"answers": record.get("answers")}, subject)
+        rate = validate(float, record.get("mean_acceptance_length"), subject)
+        if not math.isclose(rate, counts.mean_acceptance_length, abs_tol=1e-3):
             raise ConfigError(
-                f"{what} contradicts its own counts",
+                f"{subject} contradicts its own counts",
                 got=f"mean acceptance length {rate}",
-                expected=f"{made.mean_acceptance_length:.4f}",
+                expected=f"{counts.mean_acceptance_length:.4f}",
             )
-        return made
+        return counts
 
 
 def measure_acceptance(
@@ -170,8 +170,8 @@ def differences(measured: AcceptanceCounts, recorded: AcceptanceCounts, toleranc
     def compare(what: str, counts: list[list[int]], is_relative: bool = False) -> Difference:
         ratios = np.sum(counts, axis=1, keepdims=True) / totals
         # What each answer adds to the deviation of the ratio, linearised.
-        ours, theirs = (np.array(counts) - ratios * rounds) * num_answers / totals
-        error = (ours - theirs).std(ddof=1) / math.sqrt(num_answers) if num_answers > 1 else 0.0
+        ours, others = (np.array(counts) - ratios * rounds) * num_answers / totals
+        error = (ours - others).std(ddof=1) / math.sqrt(num_answers) if num_answers > 1 else 0.0
         now, then = ratios.flatten().tolist()
         return Difference(what, now, then, tolerance * (then if is_relative else 1.0) + 2 * float(error))
 
@@ -231,26 +231,26 @@ class Trial:
     def config(self, method: str, head: str) -> SpecConfig:
         """The configuration of the trial, with this head. Raises `ConfigError` for an invalid record."""
         own = of_head_alone(method) | self.drafter
-        given: dict[str, object] = {"method": method, "model": head, **own, "policy": "fixed"}
-        given["num_speculative_tokens"] = self.budget.depth
+        options: dict[str, object] = {"method": method, "model": head, **own, "policy": "fixed"}
+        options["num_speculative_tokens"] = self.budget.depth
         if self.budget.nodes != self.budget.depth:
-            given["num_draft_nodes"] = self.budget.nodes
-        return parse(given)
+            options["num_draft_nodes"] = self.budget.nodes
+        return parse(options)
 
-    def texts(self, given: Sequence[str] | None = None) -> list[str]:
-        """The prompts of the trial. given: those of a file. Raises `ConfigError` if they are others."""
-        made = self.prompts
-        if given is None and not self.can_run:
+    def texts(self, file_texts: Sequence[str] | None = None) -> list[str]:
+        """The prompts of the trial. file_texts: those of a file. Raises `ConfigError` if they are others."""
+        recorded = self.prompts
+        if file_texts is None and not self.can_run:
             raise ConfigError(f"the prompts of {self.name!r} are not part of the head", fix="give them with --prompts")
-        found = list(given or made.texts or [example.prompt for example in EXAMPLES])[: made.count]
-        if hash_prompts(found) != made.sha256:
+        texts = list(file_texts or recorded.texts or [example.prompt for example in EXAMPLES])[: recorded.count]
+        if hash_prompts(texts) != recorded.sha256:
             raise ConfigError(
                 f"these are not the prompts of {self.name!r}",
-                got=f"{len(found)} prompts, sha256 {hash_prompts(found)[:12]}",
-                expected=f"{made.count} prompts, sha256 {made.sha256[:12]}",
-                fix="use the Paceline version that recorded it" if made.source == "built_in" else None,
+                got=f"{len(texts)} prompts, sha256 {hash_prompts(texts)[:12]}",
+                expected=f"{recorded.count} prompts, sha256 {recorded.sha256[:12]}",
+                fix="use the Paceline version that recorded it" if recorded.source == "built_in" else None,
             )
-        return found
+        return texts
 
 
 def run_trial(
@@ -268,9 +268,9 @@ def run_trial(
 
     drafter: its JSON keys besides method and model. texts: the prompts, unless they are the built-in ones.
     """
-    found = [example.prompt for example in EXAMPLES] if texts is None else list(texts)
-    result = measure_acceptance(llm, [user_prompt(llm.loaded, text) for text in found], params, budget, progress)
-    prompts = TrialPrompts(source, len(found), hash_prompts(found), tuple(found) if source == "texts" else None)
+    texts = [example.prompt for example in EXAMPLES] if texts is None else list(texts)
+    result = measure_acceptance(llm, [user_prompt(llm.loaded, text) for text in texts], params, budget, progress)
+    prompts = TrialPrompts(source, len(texts), hash_prompts(texts), tuple(texts) if source == "texts" else None)
     return Trial(name, prompts, params, budget, drafter, _setting_of(llm), result)
 
 

@@ -94,12 +94,12 @@ class Candidate:
     no_draft_reasons: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        found = asdict(self)
-        del found["costs"]
-        return {"drafter": self.config.name, **found, "config": self.config.as_dict()}
+        fields = asdict(self)
+        del fields["costs"]
+        return {"drafter": self.config.name, **fields, "config": self.config.as_dict()}
 
 
-def candidates_of(given: Sequence[str] | None, heads: Sequence[str] = ()) -> list[SpecConfig]:
+def candidates_of(words: Sequence[str] | None, heads: Sequence[str] = ()) -> list[SpecConfig]:
     """The drafters to try, each with the cost model: those given, else all that need no model; and `combined` of them.
 
     Those that need no model are lookup, suffix, recycling, self-int4, the ones of installed packages, and `heads`, the
@@ -107,14 +107,14 @@ def candidates_of(given: Sequence[str] | None, heads: Sequence[str] = ()) -> lis
     """
     by_default = [row.word for row in rows() if row.is_tried]
     by_default += [f"head:{name}" for name in heads]
-    configs = [parse(one, policy="cost_model") for one in given or by_default]
+    configs = [parse(word, policy="cost_model") for word in words or by_default]
     for config in configs:
         if config.method == "none":
             raise ConfigError("every drafter is compared with none already", fix="leave it out")
     all_in_one = combined(configs)
-    if all_in_one is not None and all_in_one.name not in [one.name for one in configs]:
+    if all_in_one is not None and all_in_one.name not in [config.name for config in configs]:
         configs.append(all_in_one)
-    names = [one.name for one in configs]
+    names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise ConfigError("the same drafter is given twice", got=", ".join(names))
     return configs
@@ -125,14 +125,14 @@ def combined(configs: Iterable[SpecConfig]) -> SpecConfig | None:
 
     Where suffix is among them, lookup is left out: suffix finds all that lookup finds. Of heads, the first stays.
     """
-    members = [one for one in configs if one.method != "choose"]
-    heads = [one for one in members if isinstance(one.drafter, HeadSpec)]
-    members = [one for one in members if one not in heads[1:]]
-    if any(one.method == "suffix" for one in members):
-        members = [one for one in members if one.method != "ngram"]
+    members = [config for config in configs if config.method != "choose"]
+    heads = [config for config in members if isinstance(config.drafter, HeadSpec)]
+    members = [config for config in members if config not in heads[1:]]
+    if any(config.method == "suffix" for config in members):
+        members = [config for config in members if config.method != "ngram"]
     if len(members) < 2:
         return None
-    return parse({"method": "choose", "drafters": [one.as_dict() for one in members]}, policy="cost_model")
+    return parse({"method": "choose", "drafters": [config.as_dict() for config in members]}, policy="cost_model")
 
 
 def measure(
@@ -146,13 +146,13 @@ def measure(
     sides = [EngineSide(config.name, llm) for config, llm in zip(configs, llms, strict=True)]
     run = BenchRun(EngineSide(PLAIN, llms[0].plain()), sides, options)
     run.measure(questions, progress)
-    answers, found = by_side(run.answers), []
+    answers, candidates = by_side(run.answers), []
     for config, llm in zip(configs, llms, strict=True):
-        mine, policy = answers[config.name], llm.decoder.policy
-        summary = speculative_summary(answers[PLAIN], mine, options.seed)
+        speculative, policy = answers[config.name], llm.decoder.policy
+        summary = speculative_summary(answers[PLAIN], speculative, options.seed)
         learnt = policy.costs if isinstance(policy, CostModel) else None
-        found.append(candidate_of(config, summary, [r for one in mine for r in one.rounds], learnt))
-    return found
+        candidates.append(candidate_of(config, summary, [r for answer in speculative for r in answer.rounds], learnt))
+    return candidates
 
 
 def candidate_of(
@@ -173,7 +173,7 @@ def candidate_of(
     return Candidate(
         config,
         _gain(summary),
-        {name: _gain(one) for name, one in summary["categories"].items() if one["speedup"] is not None},
+        {name: _gain(category) for name, category in summary["categories"].items() if category["speedup"] is not None},
         summary["plain_tokens_per_s"],
         summary["speculative_tokens_per_s"],
         summary["mean_acceptance_length"],
@@ -189,8 +189,8 @@ def candidate_of(
 
 def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
     """The fastest of those that pay and have no bugs."""
-    paying = [one for one in candidates if one.overall.pays and not one.num_bugs]
-    return max(paying, key=lambda one: one.overall.value, default=None)
+    paying = [candidate for candidate in candidates if candidate.overall.pays and not candidate.num_bugs]
+    return max(paying, key=lambda candidate: candidate.overall.value, default=None)
 
 
 def acceptance(rounds: Iterable[Round]) -> float | None:
@@ -235,7 +235,7 @@ def tuned_of(
     command line.
     """
     best, loaded = best_of(candidates), plain.loaded
-    shown = best or max(candidates, key=lambda one: one.overall.value)
+    shown = best or max(candidates, key=lambda candidate: candidate.overall.value)
     policy = llms[list(candidates).index(shown)].decoder.policy
     remarks = list[str]()
     if prompts["file"] is None:
@@ -248,10 +248,10 @@ def tuned_of(
         measured_on(),
         tune_report(candidates, best, loaded.name, remarks),
         {
-            "candidates": [one.as_dict() for one in candidates],
+            "candidates": [candidate.as_dict() for candidate in candidates],
             "prompts": dict(prompts),
             "settings": {**asdict(how), "numerics": plain.numerics},
-            "flags": [asdict(one) for one in flags_of(candidates, best, model)],
+            "flags": [asdict(flag) for flag in flags_of(candidates, best, model)],
         },
     )
 
@@ -263,11 +263,13 @@ def flags_of(candidates: Sequence[Candidate], best: Candidate | None, model: str
     """
     if best is None:
         return engine_flags(SpecConfig(), {})
-    single = [one for one in candidates if one.config.method != "choose" and best_of([one])]
-    single.sort(key=lambda one: -one.overall.value)
-    depths = ChainMap(best.depths, *(one.depths for one in single))
-    flags = engine_flags(for_others(best.config), depths, [for_others(one.config) for one in single])
-    return [replace(one, remark=one.remark.replace("--model MODEL", f"--model {shlex.quote(model)}")) for one in flags]
+    single = [candidate for candidate in candidates if candidate.config.method != "choose" and best_of([candidate])]
+    single.sort(key=lambda candidate: -candidate.overall.value)
+    depths = ChainMap(best.depths, *(candidate.depths for candidate in single))
+    flags = engine_flags(for_others(best.config), depths, [for_others(candidate.config) for candidate in single])
+    return [
+        replace(flag, remark=flag.remark.replace("--model MODEL", f"--model {shlex.quote(model)}")) for flag in flags
+    ]
 
 
 def for_others(config: SpecConfig) -> SpecConfig:
@@ -292,32 +294,32 @@ def tune_report(
             f"prompts ({best.tokens_per_s:.1f} against {best.plain_tokens_per_s:.1f} tokens/s)."
         )
     lines = [choice, *remarks]
-    for one in candidates:
-        lines.append(about_gains(one))
+    for candidate in candidates:
+        lines.append(about_gains(candidate))
         lines += [
-            about_costs(one.config.name, even, one.share_drafted)
-            for even in one.breakeven
-            if not one.overall.pays and one.config.method != "choose"
+            about_costs(candidate.config.name, even, candidate.share_drafted)
+            for even in candidate.breakeven
+            if not candidate.overall.pays and candidate.config.method != "choose"
         ]
-        if not one.breakeven:
-            lines.append(f"{one.config.name} never drafted: it had nothing to propose, or a try cost too much.")
-        if one.num_bugs:
+        if not candidate.breakeven:
+            lines.append(f"{candidate.config.name} never drafted: it had nothing to propose, or a try cost too much.")
+        if candidate.num_bugs:
             lines.append(
-                f"{one.config.name} cannot be chosen: {one.num_bugs} of its answers differ from plain decoding by more "
-                "than rounding. This is a bug; `paceline check` shows where."
+                f"{candidate.config.name} cannot be chosen: {candidate.num_bugs} of its answers differ from plain "
+                "decoding by more than rounding. This is a bug; `paceline check` shows where."
             )
-    costs = next((one.costs for one in candidates if one.costs is not None), None)
+    costs = next((candidate.costs for candidate in candidates if candidate.costs is not None), None)
     if costs is not None:
         lines.append(about_drafts(costs))
     return lines
 
 
-def about_gains(one: Candidate) -> str:
+def about_gains(candidate: Candidate) -> str:
     """What a drafter gains, overall and by category."""
-    text = f"{one.config.name} {'pays' if one.overall.pays else 'does not surely pay'}: {one.overall}"
-    if len(one.categories) < 2:
+    text = f"{candidate.config.name} {'pays' if candidate.overall.pays else 'does not surely pay'}: {candidate.overall}"
+    if len(candidate.categories) < 2:
         return text + "."
-    ordered = sorted(one.categories.items(), key=lambda pair: -pair[1].value)
+    ordered = sorted(candidate.categories.items(), key=lambda pair: -pair[1].value)
     return f"{text}; by category: {', '.join(f'{name} {gain}' for name, gain in ordered)}."
 
 

@@ -102,7 +102,7 @@ def round_rows(form: BlockFormat, weight: Tensor, name: str) -> Tensor:
     """
     rows = max(1, _PIECE // weight.shape[1])
 
-    def made(first: int) -> _Array:
+    def round_piece(first: int) -> _Array:
         piece = weight[first : first + rows].float().numpy()
         with np.errstate(all="ignore"):  # blocks that are all zeros
             rounded = _round(form, piece.reshape(-1, form.inputs))
@@ -114,7 +114,7 @@ def round_rows(form: BlockFormat, weight: Tensor, name: str) -> Tensor:
             return np.concatenate(_PARTS[form](rounded), 1).reshape(len(piece), -1)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        pieces = list(threads.map(made, range(0, len(weight), rows)))
+        pieces = list(threads.map(round_piece, range(0, len(weight), rows)))
     return torch.from_numpy(np.concatenate(pieces))
 
 
@@ -202,8 +202,8 @@ def _fit_line(grid: _Grid, x: _Array, w: _Array, at_most: float) -> tuple[_Array
         s, o = np.where(o > at_most, xv / (vv + _TINY), s), np.minimum(o, np.float32(at_most))
         error = s * (s * vv - 2 * xv + 2 * o * sv) + o * (o * sw - 2 * sx)  # less that of zeros
         better = (error < least) & (room > 0) & (s > 0)
-        for held, one in ((best, s), (offset, o), (least, error)):
-            np.copyto(held, one, where=better)
+        for held, values in ((best, s), (offset, o), (least, error)):
+            np.copyto(held, values, where=better)
     return best, offset
 
 
@@ -214,7 +214,7 @@ def _refit(x: _Array, w: _Array, a: _Array, b: _Array, d: _Array, e: _Array) -> 
     if not b.any():
         return np.where(aa > 0, _half(ax / (aa + _TINY)), d), e
     wb = w * b
-    ab, bb, bx = ((wb * one).sum((0, 2))[:, None] for one in (a, b, x))
+    ab, bb, bx = ((wb * factor).sum((0, 2))[:, None] for factor in (a, b, x))
     room = aa * bb - ab * ab
     fits = room > 1e-6 * aa * bb
     return np.where(fits, _half((ax * bb - bx * ab) / room), d), np.where(fits, _half((bx * aa - ax * ab) / room), e)
@@ -233,7 +233,7 @@ def _power_of_two(grid: _Grid, x: _Array, w: _Array) -> _Array:
 
 def _join(codes: _Array, shift: int, axis: int) -> _Array:
     """Several codes in a byte: those along an axis, which goes."""
-    parts = [one << shift * i for i, one in enumerate(np.moveaxis(codes, axis, 0))]
+    parts = [code << shift * i for i, code in enumerate(np.moveaxis(codes, axis, 0))]
     return reduce(np.bitwise_or, parts).reshape(len(codes), -1).astype(np.uint8)
 
 

@@ -76,7 +76,7 @@ def check_products(model: nn.Module) -> None:
 
     The self-test could not tell: plain transformers multiplies by the same kernels.
     """
-    layers = {one.form: one for one in model.modules() if isinstance(one, BlockLinear)}
+    layers = {layer.form: layer for layer in model.modules() if isinstance(layer, BlockLinear)}
     for form, layer in layers.items():
         outs, ins = min(layer.out_features, 32), layer.in_features
         part = layer.blocks[0:1]

@@ -21,11 +21,11 @@ _PIECE = 4096  # outputs rounded at once, to keep the float32 copy small
 
 def require_fp8(device: torch.device) -> None:
     """Raise `ConfigError` if the device has no kernels for FP8."""
-    found, got = (0, 0), device.type
+    capability, got = (0, 0), device.type
     if device.type == "cuda":
-        found = torch.cuda.get_device_capability(device)
-        got = f"{torch.cuda.get_device_name(device)}, compute capability {found[0]}.{found[1]}"
-    if found < _CAPABILITY:
+        capability = torch.cuda.get_device_capability(device)
+        got = f"{torch.cuda.get_device_name(device)}, compute capability {capability[0]}.{capability[1]}"
+    if capability < _CAPABILITY:
         expected, fix = "a CUDA card of compute capability 8.9 or later", "use weights='int8' or 'int4'"
         raise ConfigError("weights='fp8' cannot be used on this device", got=got, expected=expected, fix=fix)
 

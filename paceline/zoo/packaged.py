@@ -48,10 +48,10 @@ def model_folders() -> list[Path]:
 
 def packaged_models() -> dict[str, Callable[[], ZooEntry]]:
     """Every installed model other than heads, by name, with the function that reads it."""
-    found: dict[str, Callable[[], ZooEntry]] = {}
+    models: dict[str, Callable[[], ZooEntry]] = {}
     for module in reversed(distributions()):  # the first of two with one name counts
-        found |= module.models() if hasattr(module, "models") else {}
-    return dict(sorted(found.items()))
+        models |= module.models() if hasattr(module, "models") else {}
+    return dict(sorted(models.items()))
 
 
 def _defaults() -> dict[str, str]:
@@ -61,11 +61,11 @@ def _defaults() -> dict[str, str]:
 
 def _head_folders() -> dict[str, Path]:
     """The folder of every head by name; the first of two with one name counts."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for folder in model_folders():
         for file in sorted(folder.glob(f"*/{_CONFIG}")):
-            found.setdefault(file.parent.name, file.parent)
-    return dict(sorted(found.items()))
+            folders.setdefault(file.parent.name, file.parent)
+    return dict(sorted(folders.items()))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def head_folder(name_or_path: str | Path) -> Path:
     if path.suffix == _GGUF and path.is_file():
         return path
     if not exists(path / _CONFIG):
-        path = next((path / made for made in ("head", "draft") if exists(path / made / _CONFIG)), path)
+        path = next((path / name for name in ("head", "draft") if exists(path / name / _CONFIG)), path)
     if isinstance(name_or_path, Path) or exists(path / _CONFIG):
         return path
     known = _head_folders()
@@ -155,5 +155,5 @@ def _read_head(folder: Path, demo: str | None) -> PackagedHead:
             float(rows[0]["result"]["mean_acceptance_length"]) if rows else None,
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
-        what = f"the packaged head {folder.name!r} is damaged"
-        raise ConfigError(what, got=repr(error), fix="install the models again") from error
+        message = f"the packaged head {folder.name!r} is damaged"
+        raise ConfigError(message, got=repr(error), fix="install the models again") from error

@@ -134,15 +134,15 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     form, about = FORMS[file.architecture], _about(file)
     entries = entries_of(file.architecture)
     said: dict[str, Any] = {name: about[key] for key, (name, _) in entries.items() if name and key in about}
-    given = {**form.settings, **said}
+    settings = {**form.settings, **said}
     names = {tensor.name: tensor for tensor in file.tensors}
-    heads, layers = given["num_attention_heads"], given["num_hidden_layers"]
+    heads, layers = settings["num_attention_heads"], settings["num_hidden_layers"]
     if layers > len(names):
         not_understood(file, f"{layers:,} layers", f"at most {len(names):,}, the number of tensors")
-    model_type = form.sliding if form.sliding and given.get("sliding_window") else form.model_type
+    model_type = form.sliding if form.sliding and settings.get("sliding_window") else form.model_type
     plain = AutoConfig.for_model(model_type)
-    given.setdefault("num_key_value_heads", heads)
-    head_dim = given.setdefault("head_dim", given["hidden_size"] // heads)
+    settings.setdefault("num_key_value_heads", heads)
+    head_dim = settings.setdefault("head_dim", settings["hidden_size"] // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if about.get(key, head_dim) != head_dim:
             not_understood(file, f"{file.architecture}.{key} {about[key]}", f"{head_dim}, as of keys")
@@ -151,24 +151,24 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     if about.get("vocab_size", rows) != rows or tokens > rows:
         got = f"vocab_size {about.get('vocab_size')}, {tokens:,} tokens, and {rows:,} rows of token_embd.weight"
         not_understood(file, got, "as many rows as vocab_size, and at least as many as tokens")
-    if given.get("sliding_window") == 0:  # for none
-        given["sliding_window"] = None
+    if settings.get("sliding_window") == 0:  # for none
+        settings["sliding_window"] = None
     pattern = about.get(_PATTERN)
-    if pattern is not None and given.get("sliding_window", getattr(plain, "sliding_window", None)):
+    if pattern is not None and settings.get("sliding_window", getattr(plain, "sliding_window", None)):
         slides = [bool((i + 1) % pattern) for i in range(layers)] if isinstance(pattern, int) else pattern
-        given["layer_types"] = ["sliding_attention" if one else "full_attention" for one in slides]
-    if file.architecture == "exaone4" and given["sliding_window"] is None:
-        given["layer_types"] = ["full_attention"] * layers  # transformers divides by zero to find them
+        settings["layer_types"] = ["sliding_attention" if slide else "full_attention" for slide in slides]
+    if file.architecture == "exaone4" and settings["sliding_window"] is None:
+        settings["layer_types"] = ["full_attention"] * layers  # transformers divides by zero to find them
     if file.architecture in ("gemma2", "gemma3"):
         wide = (file.architecture, layers) in _WIDEST
-        given["query_pre_attn_scalar"] = given["hidden_size"] // heads if wide else head_dim
+        settings["query_pre_attn_scalar"] = settings["hidden_size"] // heads if wide else head_dim
     if file.architecture == "granite":
-        given.setdefault("attention_multiplier", head_dim**-0.5)
-    if not hasattr(plain, "head_dim") and head_dim == given["hidden_size"] // heads:
-        del given["head_dim"]  # as in the checkpoints of these families
+        settings.setdefault("attention_multiplier", head_dim**-0.5)
+    if not hasattr(plain, "head_dim") and head_dim == settings["hidden_size"] // heads:
+        del settings["head_dim"]  # as in the checkpoints of these families
     config = AutoConfig.for_model(
         model_type,
-        **given,
+        **settings,
         vocab_size=rows,
         tie_word_embeddings="output.weight" not in names,
         bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
@@ -216,13 +216,13 @@ def shortest_decimal(value: Any) -> Any:
 
 
 def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GGUFTensor | None) -> None:
-    base, found = about.get("rope.freq_base", 10_000.0), {about[key] for key in _FACTORS if key in about}
-    factor = min(found, default=None)
+    base, scalings = about.get("rope.freq_base", 10_000.0), {about[key] for key in _FACTORS if key in about}
+    factor = min(scalings, default=None)
     scales = factor not in (None, 1.0)
     kind = about.get("rope.scaling.type", "linear" if scales else "none")  # as llama.cpp reads it
     scaled = factor is not None and factors is None
     sound = {"none": not scales, "linear": scaled, "yarn": scaled and _is_usual_yarn(factor, about)}
-    if not sound.get(kind, False) or len(found) > 1:
+    if not sound.get(kind, False) or len(scalings) > 1:
         got = ", ".join(f"{key} {about[key]}" for key in (*_FACTORS, *_YARN_FACTORS) if key in about) or "no factor"
         got = f"rope.scaling.type {kind!r}, {got}, {'no' if factors is None else 'and'} {ROPE_FACTORS}"
         not_understood(file, got, f"none, linear or yarn; the latter with one factor and without {ROPE_FACTORS}")
@@ -254,4 +254,4 @@ def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GG
 def _is_usual_yarn(factor: Any, about: Mapping[str, Any]) -> bool:
     """Whether attention is scaled as usual. llama.cpp and transformers read another scale in two ways."""
     said = [about[key] for key in _YARN_FACTORS if key in about]
-    return all(isclose(one, 0.1 * log(factor) + 1, rel_tol=1e-4) for one in said)
+    return all(isclose(scale, 0.1 * log(factor) + 1, rel_tol=1e-4) for scale in said)

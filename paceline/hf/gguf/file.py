@@ -107,19 +107,19 @@ def _joined(path: Path, count: int) -> GGUFFile:
     if named is None or int(named[3]) != count:
         raise _unfit(path, f"one of {count} parts, of this name", f"NAME-00001-of-{count:05}.gguf, as it was written")
     paths = [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
-    if absent := [one.name for one in paths if not one.exists()]:
+    if absent := [part.name for part in paths if not part.exists()]:
         more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         raise ConfigError(
             f"{str(path)!r} is one of {count} parts, and others are missing", got="no " + ", ".join(absent[:3]) + more,
             expected="all parts in one folder", fix="fetch the missing parts",
         )  # fmt: skip
-    parts = [_read_one(one) for one in paths]
+    parts = [_read_one(part) for part in paths]
     tensors: dict[str, GGUFTensor] = {}
     for number, part in enumerate(parts):
         said = [part.metadata.get(key) for key in (_NUMBER, _COUNT, _ALL)]
         if said != [number, count, parts[0].metadata.get(_ALL)]:
             got = zip((_NUMBER, _COUNT, _ALL), said, strict=True)
-            raise _unfit(part.path, ", ".join(f"{key} {one}" for key, one in got))
+            raise _unfit(part.path, ", ".join(f"{key} {value}" for key, value in got))
         for tensor in part.tensors:
             if tensor.name in tensors:
                 raise _unfit(part.path, f"the tensor {tensor.name!r}, as in {tensors[tensor.name].path.name}")
@@ -137,12 +137,12 @@ def _unfit(path: Path, got: str, expected: str = "parts of one split file, with 
 
 
 def _read_one(path: Path) -> GGUFFile:
-    what, again = f"{str(path)!r} cannot be read", "fetch it again"
+    message, again = f"{str(path)!r} cannot be read", "fetch it again"
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if content[:4] != b"GGUF":
                 got = f"a file that begins with {content[:4]!r}"
-                raise ConfigError(what, got=got, expected="a GGUF file", fix="name a GGUF file or a model folder")
+                raise ConfigError(message, got=got, expected="a GGUF file", fix="name a GGUF file or a model folder")
             _check_version(path, content[4:8])
             reader = _Reader(path, content)
             metadata = reader.metadata()
@@ -151,9 +151,9 @@ def _read_one(path: Path) -> GGUFFile:
     except ConfigError:
         raise
     except (struct.error, ValueError) as error:
-        raise ConfigError(what, got=error, expected=_WHOLE, fix=again) from error
+        raise ConfigError(message, got=error, expected=_WHOLE, fix=again) from error
     except OSError as error:
-        raise ConfigError(what, got=error.strerror, expected="a GGUF file") from error
+        raise ConfigError(message, got=error.strerror, expected="a GGUF file") from error
     if missing > 0:
         raise ConfigError(f"{str(path)!r} is cut off", got=f"{missing:,} bytes too few", fix=again)
     return GGUFFile(path, metadata, tensors)
@@ -185,36 +185,36 @@ class _Reader:
     def metadata(self) -> dict[str, Any]:
         _, self._num_tensors, entries = self._take("IQQ")
         self._check_room(entries, _ENTRY, "entries")
-        found: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         for _ in range(entries):
             key = self._text()
-            if key in found:
+            if key in metadata:
                 raise ValueError(f"the entry {key!r} twice")
-            found[key] = value = self._value(*self._take("I"))
+            metadata[key] = value = self._value(*self._take("I"))
             numbers = value if isinstance(value, list) else [value]
             if not all(isfinite(number) for number in numbers if isinstance(number, float)):
                 raise ValueError(f"a number in {key!r} that is not finite")
-        return found
+        return metadata
 
     def tensors(self, metadata: dict[str, Any]) -> tuple[GGUFTensor, ...]:
         self._check_room(self._num_tensors, _TENSOR, "tensors")
-        found: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int]] = {}
+        listed: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int]] = {}
         for _ in range(self._num_tensors):
             name, (dimensions,) = self._text(), self._take("I")
-            if name in found:
+            if name in listed:
                 raise ValueError(f"two tensors of the name {name!r}")
             if not 1 <= dimensions <= _DIMENSIONS:
                 raise ValueError(f"{name!r} of {dimensions:,} dimensions")
             shape = self._take(f"{dimensions}Q")[::-1]  # the file lists the fastest axis first
             kind, offset = self._take("IQ")
-            found[name] = shape, GGMLQuantizationType(kind), offset
+            listed[name] = shape, GGMLQuantizationType(kind), offset
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment {alignment!r}, which is no power of two")
         begin = _aligned(self._at, alignment)
-        self.end = begin if found else self._at
+        self.end = begin if listed else self._at
         tensors: list[GGUFTensor] = []
-        for name, (shape, kind, offset) in found.items():
+        for name, (shape, kind, offset) in listed.items():
             per_block, bytes_of = GGML_QUANT_SIZES[kind]
             if 0 in shape or shape[-1] % per_block:
                 raise ValueError(f"{name!r} of shape {list(shape)} in blocks of {per_block}")
@@ -227,10 +227,10 @@ class _Reader:
             raise ValueError(f"{more:,} bytes behind the last tensor")
         return tuple(tensors)
 
-    def _check_room(self, count: int, size: int, what: str) -> None:
+    def _check_room(self, count: int, size: int, kind: str) -> None:
         """Refuse a count that the rest of the file cannot hold, before it takes memory."""
         if count * size > (left := len(self._content) - self._at):
-            raise ValueError(f"{count:,} {what} in {left:,} bytes")
+            raise ValueError(f"{count:,} {kind} in {left:,} bytes")
 
     def _take(self, form: str) -> tuple[Any, ...]:
         taken = struct.unpack_from("<" + form, self._content, self._at)

@@ -56,15 +56,15 @@ def open_gguf(
     check_config(str(path), config)
     wanted = dtype(config) or file.dtype
     is_packed = packs and has_kernels(config, wanted)
-    held = {one.name: Stored("F32", one.shape) for one in file.tensors}
+    held = {tensor.name: Stored("F32", tensor.shape) for tensor in file.tensors}
     build = partial(DescribedModel, config, wanted) if is_packed else partial(on_meta, class_of(config), config)
     built = check_model_size(str(path), build, config, held)
     tokenizer = tokenizer or gguf_tokenizer(file)
     kept = BlockFormat.__members__ if is_packed and keeps_blocks else {}
-    if changed := [one for one in file.formats if one not in kept]:
+    if changed := [form for form in file.formats if form not in kept]:
         _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(changed), str(wanted).split(".")[1])
     with refused(f"the weights in {str(path)!r} cannot be read", fix="fetch it again"):
-        shapes = {name: tuple(one.shape) for name, one in built.state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()}
         weights = read_weights(file, config, shapes, wanted, progress, kept)
         if isinstance(built, DescribedModel):
             model, loaded = built, built.take(weights)
@@ -100,9 +100,9 @@ def _check_kind(file: GGUFFile) -> None:
     name, metadata = str(file.path), file.metadata
     kind = metadata.get("general.type", "model")
     if file.architecture == "clip" or kind != "model":
-        what = "a vision projector" if file.architecture == "clip" else f"of type {kind!r}"
+        description = "a vision projector" if file.architecture == "clip" else f"of type {kind!r}"
         raise ConfigError(
-            f"{name!r} is {what}", expected="a language model",
+            f"{name!r} is {description}", expected="a language model",
             fix="name the file of the language model, and this one with --mmproj",
         )  # fmt: skip
     if f"{file.architecture}.target_layers" in metadata:  # as heads over the states of a model have

@@ -100,15 +100,15 @@ def split_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """The name of how a byte-level tokenizer splits text. Raises `ConfigError` for another one."""
     held = described(tokenizer)
     model: dict[str, Any] = held.get("model", {})
-    given = _comparable(held.get("pre_tokenizer")), model.get("type")
+    splitter = _comparable(held.get("pre_tokenizer")), model.get("type")
     rest = bool(model.get("ignore_merges")), held.get("normalizer") is not None
     for name, split in _SPLITS.items():
         known = _comparable(json.loads(cast("Any", split.pre_tokenizer).__getstate__())), "BPE"
-        if (given, rest) == (known, (split.whole, split.normalizer is not None)):
+        if (splitter, rest) == (known, (split.whole, split.normalizer is not None)):
             return name
     raise ConfigError(
         "GGUF files are written with byte-level tokenizers that are known by name",
-        got=f"{given[1] or type(tokenizer).__name__} with {brief(held.get('pre_tokenizer'))}",
+        got=f"{splitter[1] or type(tokenizer).__name__} with {brief(held.get('pre_tokenizer'))}",
         expected="BPE that splits text as one of " + ", ".join(_SPLITS),
         fix="convert it with llama.cpp's convert_hf_to_gguf.py",
     )  # fmt: skip
@@ -119,32 +119,32 @@ def _comparable(splits: Any) -> Any:
     if isinstance(splits, dict):
         if splits.get("type") == "Sequence" and len(splits["pretokenizers"]) == 1:
             return _comparable(splits["pretokenizers"][0])
-        return {key: _comparable(one) for key, one in splits.items() if key != "trim_offsets"}
+        return {key: _comparable(value) for key, value in splits.items() if key != "trim_offsets"}
     if isinstance(splits, str):
         return splits.replace(r"[\p{L}]", r"\p{L}")  # a set of one class
-    return [_comparable(one) for one in splits] if isinstance(splits, list) else splits
+    return [_comparable(part) for part in splits] if isinstance(splits, list) else splits
 
 
 def _entries(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What the metadata says of the tokenizer, with what llama.cpp takes for granted of SentencePiece."""
-    held = {key.removeprefix(_ENTRIES): one for key, one in metadata.items() if key.startswith(_ENTRIES)}
+    held = {key.removeprefix(_ENTRIES): value for key, value in metadata.items() if key.startswith(_ENTRIES)}
     roles = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     return roles | held if held.get("model") == "llama" else held
 
 
 def check_tokens(file: GGUFFile) -> None:
     """Raise `ConfigError` for lists and ids of tokens that contradict one another."""
-    held, what = _entries(file.metadata), f"of {str(file.path)!r}"
+    held, owner = _entries(file.metadata), f"of {str(file.path)!r}"
     tokens = held.get("tokens", [])
-    validate(list[str], _few(tokens), f"{_ENTRIES}tokens {what}")
+    validate(list[str], _few(tokens), f"{_ENTRIES}tokens {owner}")
     token: Any = Annotated[int, Field(ge=0, lt=len(tokens))]
-    for name, one in held.items():
+    for name, value in held.items():
         kind = token if name.endswith("_token_id") and tokens else bool if name.startswith("add_") else _KINDS.get(name)
         if kind is not None:
-            validate(kind, _few(one), f"{_ENTRIES}{name} {what}")
+            validate(kind, _few(value), f"{_ENTRIES}{name} {owner}")
     if (got := next(_contradictions(held, len(tokens)), None)) is not None:
         raise ConfigError(
-            f"the tokenizer {what} contradicts itself", got=got,
+            f"the tokenizer {owner} contradicts itself", got=got,
             expected="each token and each merge once, with a type and a score for each token", fix="fetch it again",
         )  # fmt: skip
 
@@ -159,7 +159,7 @@ def _few(value: Any) -> Any:
 def _contradictions(held: Mapping[str, Any], num_tokens: int) -> Iterator[str]:
     for name in ("tokens", "merges"):
         counts = Counter(held.get(name, ()))
-        yield from (f"{one!r} twice in {_ENTRIES}{name}" for one, count in counts.items() if one and count > 1)
+        yield from (f"{entry!r} twice in {_ENTRIES}{name}" for entry, count in counts.items() if entry and count > 1)
     for name in ("token_type", "scores"):
         if name in held and len(held[name]) != num_tokens:
             yield f"{len(held[name]):,} entries of {_ENTRIES}{name} for {num_tokens:,} tokens"
@@ -170,13 +170,13 @@ def ends_of_answers(metadata: Mapping[str, Any]) -> int | list[int] | None:
     held = _entries(metadata)
     ends = [held.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens, types = held.get("tokens", []), held.get("token_type", [])
-    texts = [one for one in _ENDS_OF_TURN if one in tokens]
+    texts = [text for text in _ENDS_OF_TURN if text in tokens]
     if {"<|return|>", "<|call|>"} <= {*texts}:  # where <|end|> ends a message, and others follow
-        texts = [one for one in texts if one != "<|end|>"]
-    turns = [tokens.index(one) for one in texts]
+        texts = [text for text in texts if text != "<|end|>"]
+    turns = [tokens.index(text) for text in texts]
     ends += [token for token in turns if not types or types[token] in (_CONTROL, _USER_DEFINED)]
-    found = [one for one in dict.fromkeys(ends) if one is not None]
-    return found[0] if len(found) == 1 else found or None
+    ids = [token for token in dict.fromkeys(ends) if token is not None]
+    return ids[0] if len(ids) == 1 else ids or None
 
 
 def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
@@ -201,13 +201,13 @@ def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         if held.get(name):
             raise _unknown(file, f"{_ENTRIES}{name} {brief(held[name])}", f"no {name} with a tokenizer of kind {kind}")
     with refused(f"{str(file.path)!r} has no usable tokenizer", fix="pass tokenizer=..., its folder or hub id"):
-        made = _sentencepiece(held) if split is None else _byte_level(held, split)
+        tokenizer = _sentencepiece(held) if split is None else _byte_level(held, split)
         return_free_memory()  # of the merges
-        _add_tokens(made, held, file.architecture == "phi3" and split is None)
+        _add_tokens(tokenizer, held, file.architecture == "phi3" and split is None)
         roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
         ids = {role: held.get(f"{name}_token_id") for role, name in roles.items()}
         return PreTrainedTokenizerFast(
-            tokenizer_object=_Uncopied(made),
+            tokenizer_object=_Uncopied(tokenizer),
             chat_template=file.metadata.get("tokenizer.chat_template"),
             model_max_length=file.metadata[f"{file.architecture}.context_length"],
             model_input_names=["input_ids", "attention_mask"],
@@ -215,7 +215,10 @@ def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
             # llama.cpp adds the token where such a file does not say
             add_bos_token=held.get("add_bos_token", split is None or split.whole),
             add_eos_token=held.get("add_eos_token", False),
-            **{f"{role}_token": None if one is None else held["tokens"][one] for role, one in ids.items()},
+            **{
+                f"{role}_token": None if token_id is None else held["tokens"][token_id]
+                for role, token_id in ids.items()
+            },
         )
 
 
@@ -244,10 +247,10 @@ def _named_split(held: Mapping[str, Any]) -> str | None:
 
 
 def _byte_level(held: dict[str, Any], split: _Split) -> Tokenizer:
-    tokens, merges = held["tokens"], [tuple(one.split(" ")) for one in held.get("merges", ())]
+    tokens, merges = held["tokens"], [tuple(merge.split(" ")) for merge in held.get("merges", ())]
     if "token_type" not in held:  # what no merge gives is never split, either
-        made = {left + right for left, right in merges} | _ALPHABET
-        held["token_type"] = [1 if one in made else _CONTROL for one in tokens]
+        merged = {left + right for left, right in merges} | _ALPHABET
+        held["token_type"] = [1 if token in merged else _CONTROL for token in tokens]
     tokenizer = Tokenizer(BPE(_places(tokens), merges, ignore_merges=split.whole))
     tokenizer.pre_tokenizer = split.pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -262,7 +265,9 @@ def _sentencepiece(held: Mapping[str, Any]) -> Tokenizer:
     A space is put before a text, and behind each token that is never split, unless the file says no.
     """
     tokens, unknown = held["tokens"], held.get("unknown_token_id")
-    merges = [tuple(one.split(" ")) for one in held["merges"]] if "merges" in held else _merges(tokens, held["scores"])
+    merges = (
+        [tuple(merge.split(" ")) for merge in held["merges"]] if "merges" in held else _merges(tokens, held["scores"])
+    )
     unknown = None if unknown is None else tokens[unknown]
     tokenizer = Tokenizer(BPE(_places(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     before: list[Any] = [normalizers.Replace(" ", _SPACE)]
@@ -298,5 +303,5 @@ def _add_tokens(tokenizer: Tokenizer, held: Mapping[str, Any], strips: bool) -> 
     """Tokens that are never split. strips: Phi-3's take the spaces behind them, but for those of whole texts."""
     kept = ("<s>", "<unk>", "<|endoftext|>")
     for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
-        own = [one for one, its in zip(held["tokens"], held["token_type"], strict=True) if its == kind]
-        add([AddedToken(one, normalized=False, rstrip=strips and one not in kept) for one in own])
+        own = [text for text, its in zip(held["tokens"], held["token_type"], strict=True) if its == kind]
+        add([AddedToken(text, normalized=False, rstrip=strips and text not in kept) for text in own])

@@ -49,7 +49,7 @@ def open_gguf_vision(
     Raises `ConfigError` for files that cannot be read or are not understood, `IncompatibleModels` for projectors that
     are not known, and for two files that are no pair.
     """
-    place, given = chosen_device(device), dtype_of(dtype)
+    place, requested = chosen_device(device), dtype_of(dtype)
     text, seen = read_gguf(path), read_gguf(mmproj)
     check_tokens(text)
     projector, about = _described(seen)
@@ -60,7 +60,7 @@ def open_gguf_vision(
     with refused(f"{str(path)!r} does not describe a model", "the metadata of a language model", "fetch it again"):
         inner = config_of(text)
         vision, whole = projector.config(about)
-        ids = {IDS[role]: one for role, one in tokens.items() if role in IDS}
+        ids = {IDS[role]: token_id for role, token_id in tokens.items() if role in IDS}
         config = AutoConfig.for_model(
             projector.model_type, text_config=inner.to_dict(), vision_config=vision, **whole, **ids,
             tie_word_embeddings=inner.tie_word_embeddings, dtype=text.dtype,
@@ -71,15 +71,17 @@ def open_gguf_vision(
     with refused(f"{str(mmproj)!r} does not describe a vision tower", fix="fetch it again"):
         kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
         shell = on_meta(kind, config)
-    wanted = given or usual_dtype(config, place) or text.dtype
+    wanted = requested or usual_dtype(config, place) or text.dtype
     if text.formats:
         _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(text.formats), str(wanted).split(".")[1])
     with refused(f"the weights in {str(path)!r} or {str(mmproj)!r} cannot be read", fix="fetch them again"):
         half = "text_model" if hasattr(shell.base_model, "text_model") else "language_model"
-        shapes = {name: tuple(one.shape) for name, one in on_meta(class_of(inner), inner).state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in on_meta(class_of(inner), inner).state_dict().items()}
         held = read_weights(text, inner, shapes, wanted, lambda *_: None, {})
-        weights = {name.replace("model.", f"model.{half}.", 1): one for name, one in held}
-        weights |= _seen(seen, projector, about, {name: one.shape for name, one in shell.state_dict().items()}, wanted)
+        weights = {name.replace("model.", f"model.{half}.", 1): tensor for name, tensor in held}
+        weights |= _seen(
+            seen, projector, about, {name: tensor.shape for name, tensor in shell.state_dict().items()}, wanted
+        )
         told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         model, loaded = kind.from_pretrained(None, config=config, state_dict=weights, dtype=wanted, **told)
     check_loaded_weights(str(mmproj), model, loaded, {})
@@ -112,8 +114,10 @@ def _described(file: GGUFFile) -> tuple[Projector, dict[str, Any]]:
         elif short not in ENTRIES or short == key:
             not_understood(file, f"{key} {brief(value)}")
         else:
-            given = [shortest_decimal(one) for one in value] if isinstance(value, list) else shortest_decimal(value)
-            about[short] = validate(ENTRIES[short], given, f"{key} of {name!r}")
+            decimals = (
+                [shortest_decimal(number) for number in value] if isinstance(value, list) else shortest_decimal(value)
+            )
+            about[short] = validate(ENTRIES[short], decimals, f"{key} of {name!r}")
     projector = PROJECTORS[named[0]]
     about["act"] = "silu" if about.pop(SILU, False) else "gelu" if about.pop(GELU, False) else "quick_gelu"
     if about["act"] not in projector.acts:
@@ -140,26 +144,26 @@ def _seen(
 ) -> dict[str, Tensor]:
     """The tensors of tower and projector under their names in transformers."""
     held = {tensor.name: file.whole(tensor).to(dtype) for tensor in file.tensors}
-    for name in [one for one in held if one.endswith(".1") and one.removesuffix(".1") in held]:  # a frame each
+    for name in [key for key in held if key.endswith(".1") and key.removesuffix(".1") in held]:  # a frame each
         first = name.removesuffix(".1")
         held[first] = torch.stack([held[first], held.pop(name)], 2)
-    for name in [one for one in held if ".attn_q." in one and "attn_qkv" in projector.parts]:
+    for name in [key for key in held if ".attn_q." in key and "attn_qkv" in projector.parts]:
         held[name.replace("_q.", "_qkv.")] = torch.cat([held.pop(name.replace("_q.", f"_{part}.")) for part in "qkv"])
     up, width = about["names"].get("v.blk.0.ffn_up.weight", (0,)), about["embedding_length"]
     parts = dict(projector.parts)
     if up[0] == width != up[-1]:  # older files call the matrices by the wrong names
         parts["ffn_up"], parts["ffn_down"] = parts["ffn_down"], parts["ffn_up"]
-    found: dict[str, Tensor] = {}
-    for name, one in held.items():
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in held.items():
         ours = _ours(name, projector, parts, own)
-        if ours is None or own[ours].numel() != one.numel():
-            not_understood(file, f"a tensor {name!r} of shape {list(one.shape)}", f"those of {projector.model_type}")
-        found[ours] = (one - 1 if name == projector.plus_one else one).view(own[ours])
+        if ours is None or own[ours].numel() != tensor.numel():
+            not_understood(file, f"a tensor {name!r} of shape {list(tensor.shape)}", f"those of {projector.model_type}")
+        tensors[ours] = (tensor - 1 if name == projector.plus_one else tensor).view(own[ours])
     if projector.model_type == "llava":  # transformers makes the norm behind the layers, which nothing reads
         norm = "model.vision_tower.post_layernorm"
         for leaf, value in (("weight", 1.0), ("bias", 0.0)):
-            found.setdefault(f"{norm}.{leaf}", torch.full(own[f"{norm}.{leaf}"], value, dtype=dtype))
-    return found
+            tensors.setdefault(f"{norm}.{leaf}", torch.full(own[f"{norm}.{leaf}"], value, dtype=dtype))
+    return tensors
 
 
 def _ours(name: str, projector: Projector, parts: Mapping[str, str], own: Mapping[str, Any]) -> str | None:
@@ -172,7 +176,7 @@ def _ours(name: str, projector: Projector, parts: Mapping[str, str], own: Mappin
         place = f"model.{projector.layers}.{layer}.{parts.get(part)}"
     else:
         place = f"model.{projector.tower}{projector.whole.get(stem)}"
-    return next((one for one in (f"{place}.{leaf}", place, f"{place}_{leaf}") if one in own), None)
+    return next((path for path in (f"{place}.{leaf}", place, f"{place}_{leaf}") if path in own), None)
 
 
 def _processor(projector: Projector, about: Said, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
@@ -186,22 +190,22 @@ def _processor(projector: Projector, about: Said, tokenizer: PreTrainedTokenizer
         setattr(tokenizer, f"{role}_id", tokenizer.convert_tokens_to_ids(token))
     if projector.model_type == "internvl":
         cast("Any", tokenizer).video_token = "<video>"  # which its processor asks for
-    made: Any = without_video(getattr(transformers, family))
+    processor_class: Any = without_video(getattr(transformers, family))
     parts = [kind(**options, **colours), tokenizer]
     parts += [None] if "video_processor" in getattr(transformers, family).get_attributes() else []
-    return cast("ProcessorMixin", made(*parts, **of_text, chat_template=tokenizer.chat_template))
+    return cast("ProcessorMixin", processor_class(*parts, **of_text, chat_template=tokenizer.chat_template))
 
 
 def _id_of(path: Path, tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    found = tokenizer.get_vocab().get(token)
-    if found is None:
+    token_id = tokenizer.get_vocab().get(token)
+    if token_id is None:
         raise ConfigError(
             f"the tokenizer of {str(path)!r} has no token for images", got=f"no {token!r}",
             expected="the tokenizer of the vision-language model", fix="pass tokenizer=..., its folder or hub id",
         )  # fmt: skip
-    return found
+    return token_id
 
 
 def _no_pair(path: Path, mmproj: Path, got: str, expected: str) -> IncompatibleModels:
-    what = f"{str(mmproj)!r} was made for another text model than {str(path)!r}"
-    return IncompatibleModels(what, got=got, expected=expected, fix="name the two files of one model")
+    message = f"{str(mmproj)!r} was made for another text model than {str(path)!r}"
+    return IncompatibleModels(message, got=got, expected=expected, fix="name the two files of one model")

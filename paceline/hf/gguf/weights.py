@@ -81,17 +81,17 @@ def places_of(architecture: str, config: Any, shapes: Mapping[str, Shape]) -> di
     shapes: of the model's tensors. One that files have no place for is under "None".
     """
     (number,) = [number for number, name in MODEL_ARCH_NAMES.items() if name == architecture]
-    theirs = get_tensor_name_map(number, config.num_hidden_layers)
+    names = get_tensor_name_map(number, config.num_hidden_layers)
     places: dict[str, tuple[str, _Part | None]] = {}
     for name, shape in shapes.items():
         stem, _, leaf = name.rpartition(".")
         if _EXPERTS in name:
             block = f"blk.{stem.split('.')[2]}"
             places |= {f"{block}.{key}": (name, part) for key, part in _stacked(leaf, FORMS[architecture].mixed)}
-        elif (known := theirs.get_name(stem)) is not None:
+        elif (known := names.get_name(stem)) is not None:
             places[f"{known}.{leaf}"] = name, _only if shape[0] == 1 else None
         else:  # a parameter of its own
-            places[f"{theirs.get_name(name)}.weight"] = name, None
+            places[f"{names.get_name(name)}.weight"] = name, None
     return places
 
 
@@ -108,9 +108,9 @@ def _stacked(leaf: str, mixed: bool) -> list[tuple[str, _Part]]:
     return [(f"ffn_{side}_exps.{ending}", half) for side, half in zip(("gate", "up"), halves, strict=True)]
 
 
-def _only(one: Tensor) -> Tensor:
+def _only(rows: Tensor) -> Tensor:
     """The only row, which files hold as a vector."""
-    return one[0]
+    return rows[0]
 
 
 def _whole(all: Tensor) -> Tensor:

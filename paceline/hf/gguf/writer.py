@@ -128,7 +128,7 @@ def write_gguf(name_or_path: str, out: Path, weights: str | None, progress: Prog
     with replacing(out) as part:
         _write(part, architecture, metadata, tensors, progress)
         _check_tokenizer(name_or_path, part, tokenizer)
-    matrices = [one.kind.name for one in tensors if one.values.dim() > 1]
+    matrices = [tensor.kind.name for tensor in tensors if tensor.values.dim() > 1]
     return Written(out, out.stat().st_size, {name: matrices.count(name) for name in dict.fromkeys(matrices)})
 
 
@@ -136,9 +136,9 @@ def _stored(name: str) -> str:
     """What the matrices of a model are stored in; what it is loaded in may be wider."""
     if name.endswith(SUFFIX):
         dtype = read_gguf(Path(name)).dtype
-        return next(key for key, one in _PLAIN.items() if one is dtype)
+        return next(key for key, known in _PLAIN.items() if known is dtype)
     held = read_headers(weight_files(local_folder(name))).values()
-    kinds = {one.dtype.lower() for one in held if len(one.shape) > 1}
+    kinds = {header.dtype.lower() for header in held if len(header.shape) > 1}
     return kinds.pop() if len(kinds) == 1 and kinds <= _PLAIN.keys() else "bf16"
 
 
@@ -157,12 +157,12 @@ def _file_type(stored: str) -> int:
 def _tensors(architecture: str, model: "PreTrainedModel", stored: str) -> Iterator[_Tensor]:
     """All tensors under their names in files, matrices in the order of their rows there."""
     form, config, state = FORMS[architecture], cast("Any", model.config), model.state_dict()
-    for theirs, (name, part) in places_of(
-        architecture, config, {name: tuple(one.shape) for name, one in state.items()}
+    for stored_name, (name, part) in places_of(
+        architecture, config, {name: tuple(tensor.shape) for name, tensor in state.items()}
     ).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if theirs.startswith("None."):
+        if stored_name.startswith("None."):
             raise IncompatibleModels(
                 f"a GGUF file of {architecture} has no place for a tensor", got=name,
                 fix="convert it with llama.cpp's convert_hf_to_gguf.py",
@@ -170,12 +170,12 @@ def _tensors(architecture: str, model: "PreTrainedModel", stored: str) -> Iterat
         values = state[name] if part is None else part(state[name])
         if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
             values = values[rotary_order(len(values), head_dim_of(config)).argsort()]
-        if form.plus_one and theirs.endswith("norm.weight"):
+        if form.plus_one and stored_name.endswith("norm.weight"):
             values = values.float() + 1
         kind = GGMLQuantizationType.F32
-        if values.dim() > 1 and not theirs.endswith(_EXACT):
+        if values.dim() > 1 and not stored_name.endswith(_EXACT):
             kind = GGMLQuantizationType[_kind(name, values, stored, config)]
-        yield _Tensor(theirs, kind, values)
+        yield _Tensor(stored_name, kind, values)
     rope = config.rope_parameters or {}
     if rope.get("rope_type") == "llama3":
         plain = rope["rope_theta"] ** -(torch.arange(0, head_dim_of(config), 2) / head_dim_of(config))
@@ -226,8 +226,8 @@ def token_entries(tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel") 
     types = [_NORMAL] * len(names) + [_UNUSED] * (rows - len(names))
     for place, token in added.items():
         types[place] = _CONTROL if token.special else _USER_DEFINED
-    ends = sorted(eos_ids_of(model), key=lambda one: one != tokenizer.eos_token_id)
-    bare, whole = (tokenizer("a", add_special_tokens=one).input_ids for one in (False, True))
+    ends = sorted(eos_ids_of(model), key=lambda token_id: token_id != tokenizer.eos_token_id)
+    bare, whole = (tokenizer("a", add_special_tokens=adds).input_ids for adds in (False, True))
     held: dict[str, Any] = {
         "tokens": tokens, "token_type": types, **_splits(tokenizer, tokens, types),
         "bos_token_id": tokenizer.bos_token_id, "padding_token_id": tokenizer.pad_token_id,
@@ -237,7 +237,7 @@ def token_entries(tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel") 
     }  # fmt: skip
     template = tokenizer.chat_template
     template = template.get("default") if isinstance(template, dict) else template
-    return {f"tokenizer.ggml.{key}": one for key, one in held.items() if one is not None} | (
+    return {f"tokenizer.ggml.{key}": entry for key, entry in held.items() if entry is not None} | (
         {"tokenizer.chat_template": template} if template else {}
     )
 
@@ -245,7 +245,7 @@ def token_entries(tokenizer: PreTrainedTokenizerBase, model: "PreTrainedModel") 
 def _splits(tokenizer: PreTrainedTokenizerBase, tokens: list[str], types: list[int]) -> dict[str, Any]:
     """How text becomes tokens. Types of pieces that SentencePiece treats in another way are set."""
     model = described(tokenizer).get("model", {})
-    merges = [tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in model.get("merges", ())]
+    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model.get("merges", ())]
     if not model.get("byte_fallback"):
         return {"model": "gpt2", "pre": split_of(tokenizer), "merges": [" ".join(pair) for pair in merges]}
     ranks = {left + right: rank for rank, (left, right) in reversed([*enumerate(merges)])}
@@ -255,28 +255,30 @@ def _splits(tokenizer: PreTrainedTokenizerBase, tokens: list[str], types: list[i
         elif _BYTES.fullmatch(token):
             types[place] = _BYTE
     # a piece that no merge makes comes last
-    scores = [-float(ranks.get(one, len(merges))) for one in tokens]
+    scores = [-float(ranks.get(token, len(merges))) for token in tokens]
     begins = cast("Any", tokenizer).backend_tokenizer.encode("a", add_special_tokens=False).tokens[0] != "a"
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": begins}
 
 
 def _check_config(name: str, config: Any, metadata: dict[str, Any], tensors: list[_Tensor]) -> None:
     """Raise `IncompatibleModels` where the file would be read as another model."""
-    factors = next((one.values for one in tensors if one.name == ROPE_FACTORS), None)
-    held = tuple(GGUFTensor(Path(name), one.name, tuple(one.values.shape), one.kind, 0, 0) for one in tensors)
-    read, given = config_of(_Planned(Path(name), metadata, held, factors)).to_dict(), config.to_dict()
-    ropes = given.get("rope_parameters") or {}
+    factors = next((tensor.values for tensor in tensors if tensor.name == ROPE_FACTORS), None)
+    held = tuple(
+        GGUFTensor(Path(name), tensor.name, tuple(tensor.values.shape), tensor.kind, 0, 0) for tensor in tensors
+    )
+    read, settings = config_of(_Planned(Path(name), metadata, held, factors)).to_dict(), config.to_dict()
+    ropes = settings.get("rope_parameters") or {}
     for rope in ropes.values() if "full_attention" in ropes else [ropes]:
         if rope.get("partial_rotary_factor") == 1:  # all of it, as without this entry
             del rope["partial_rotary_factor"]
         if rope.get("rope_type") == "yarn":
             rope |= {name: default for name, default in YARN.items() if rope.get(name) is None}
-    differing = [key for key in given.keys() & read.keys() - _INERT if given[key] != read[key]]
-    differing += ["sliding_window"] if given.get("sliding_window") and "sliding_window" not in read else []
+    differing = [key for key in settings.keys() & read.keys() - _INERT if settings[key] != read[key]]
+    differing += ["sliding_window"] if settings.get("sliding_window") and "sliding_window" not in read else []
     if differing:
         key = min(differing)
         raise IncompatibleModels(
-            f"a GGUF file cannot describe {name!r}", got=f"{key} {brief(given[key])}",
+            f"a GGUF file cannot describe {name!r}", got=f"{key} {brief(settings[key])}",
             expected=f"{brief(read.get(key))}, as the file would be read",
             fix="convert it with llama.cpp's convert_hf_to_gguf.py",
         )  # fmt: skip
@@ -284,13 +286,13 @@ def _check_config(name: str, config: Any, metadata: dict[str, Any], tensors: lis
 
 def _check_tokenizer(name: str, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise `ConfigError` where the file's tokenizer reads texts in another way."""
-    made = gguf_tokenizer(read_gguf(path))
+    reader = gguf_tokenizer(read_gguf(path))
     for text in _SAMPLES:
-        given, read = tokenizer(text).input_ids, made(text).input_ids
-        if given != read:
+        ids, read = tokenizer(text).input_ids, reader(text).input_ids
+        if ids != read:
             raise ConfigError(
                 f"a GGUF file cannot describe the tokenizer of {name!r}", got=f"{read} for {text!r}",
-                expected=f"{given}", fix="convert it with llama.cpp's convert_hf_to_gguf.py",
+                expected=f"{ids}", fix="convert it with llama.cpp's convert_hf_to_gguf.py",
             )  # fmt: skip
 
 
@@ -307,28 +309,28 @@ def _write(
 ) -> None:
     writer = GGUFWriter(None, architecture)
     add_entries(writer, metadata)
-    for one in tensors:
-        per, num_bytes = GGML_QUANT_SIZES[one.kind]
+    for tensor in tensors:
+        per, num_bytes = GGML_QUANT_SIZES[tensor.kind]
         # The writer takes shapes in elements, but of uint8 in bytes: float32 here says "elements".
-        shape, size = one.values.shape, one.values.numel() // per * num_bytes
-        writer.add_tensor_info(one.name, shape, np.dtype(np.float32), size, one.kind)
+        shape, size = tensor.values.shape, tensor.values.numel() // per * num_bytes
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), size, tensor.kind)
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for done, one in enumerate(tensors, start=1):
-        writer.write_tensor_data(_bytes(one))
+    for done, tensor in enumerate(tensors, start=1):
+        writer.write_tensor_data(_bytes(tensor))
         progress("convert", done, len(tensors))
     writer.close()
 
 
-def _bytes(one: _Tensor) -> Any:
-    kind = one.kind.name.lower()
+def _bytes(tensor: _Tensor) -> Any:
+    kind = tensor.kind.name.lower()
     if kind not in _PLAIN:
-        return round_rows(BlockFormat[one.kind.name], one.values.flatten(0, -2), one.name).numpy()
-    stored = one.values.detach().to(_PLAIN[kind]).contiguous()
+        return round_rows(BlockFormat[tensor.kind.name], tensor.values.flatten(0, -2), tensor.name).numpy()
+    stored = tensor.values.detach().to(_PLAIN[kind]).contiguous()
     if not stored.isfinite().all():
         raise ConfigError(
-            f"the weights {one.name!r} cannot be stored in {kind}", got="numbers beyond its range, or not finite",
+            f"the weights {tensor.name!r} cannot be stored in {kind}", got="numbers beyond its range, or not finite",
             fix="use another format",
         )  # fmt: skip
     return stored.view(torch.uint8).numpy()

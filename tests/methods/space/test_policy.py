@@ -91,7 +91,7 @@ def usual_rows(curve) -> float:
 
 
 def test_many_masks_where_rows_are_free_and_few_where_they_are_dear():
-    assert usual_rows(dear) < 7  # 4: one mask; 9: two
+    assert usual_rows(dear) < 8  # 4: one mask; 9: two
     assert usual_rows(nearly_free) > 10
 
 

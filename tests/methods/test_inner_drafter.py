@@ -73,7 +73,7 @@ def test_it_needs_fewer_passes():
 @pytest.mark.parametrize("change", [{"seed": 1}, {"token_ids": [5]}, {"eos_ids": frozenset(range(0, 90, 2))}])
 def test_a_mutant_is_caught(monkeypatch, change):
     """Another seed, another text, other ends."""
-    made = chain.Sequence
+    made = chain.TokenSequence
 
     def changed(*given, **more):
         answer = made(*given, **more)
@@ -82,7 +82,7 @@ def test_a_mutant_is_caught(monkeypatch, change):
         return answer
 
     drafts, _ = chains_of(DraftModel(small_draft()), SAMPLED)
-    monkeypatch.setattr(chain, "Sequence", changed)
+    monkeypatch.setattr(chain, "TokenSequence", changed)
     nested, _ = chains_of(DraftModel(small_draft(), inner_drafter=PromptLookup()), SAMPLED)
     assert nested != drafts
 

@@ -19,7 +19,7 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftPolicy
+from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftOptions, DraftPolicy
 from ..core.request import TokenSequence
 from ..core.round import Round
 from ..schema import checked_call
@@ -33,6 +33,7 @@ from .constants import (
     PLAIN_ROUNDS,
     TREE_ROWS,
     TREE_SIZES,
+    WAIT,
     WEIGHT,
 )
 from .costs import Costs, RoundSeconds
@@ -91,7 +92,8 @@ class CostModel(DraftPolicy):
         self._drafter, self._pass_seconds = drafter, pass_seconds
         self.costs, self.odds = Costs(self._given, pads_trees), Odds(self.max_depth, self._given)
         self.ledger, self._trials, self._lengths = Ledger(), Trials(), Lengths()
-        self._round = self._since_plain = 0
+        self._round = self._since_plain = self._rest = self._blind = 0
+        self._key: object = None  # what was offered in the round that was planned last
         self._reasons: dict[int, str] = {}  # why nothing was drafted so far, by slot
         self._plan, self._seen = list[_Row](), list[tuple[TokenSequence, Round]]()
 
@@ -112,13 +114,22 @@ class CostModel(DraftPolicy):
     def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         self._seen, self._measuring, self._round = [], 0.0, self._round + 1
         self._plan = [_Row() for _ in seqs]
-        rows = self._options(seqs)
-        if not any(rows):
-            return [_NOTHING] * len(seqs)
+        nothing = [_NOTHING] * len(seqs)
+        # Planning takes time, in a large batch milliseconds. After a plan to draft nothing, batches are not looked at
+        # for some rounds, and then not planned for while the offers are those of that plan.
+        if self._blind > 0:
+            self._blind -= 1
+            return nothing
+        offers = [self._offers(seq) for seq in seqs]
+        if not any(offers) or not self._is_measured(seqs, offers):
+            return nothing
+        key = [(seq.slot, [(i, o.hint, o.ready > 0) for i, o in row]) for seq, row in zip(seqs, offers, strict=True)]
         seconds = self.costs.round_seconds(len(seqs))
-        if seconds.num_plain < PLAIN_ROUNDS or self._since_plain >= LONGEST:
-            return [_NOTHING] * len(seqs)
-        plain = seconds.of(0)
+        if seconds.num_plain < PLAIN_ROUNDS or self._since_plain >= LONGEST or (self._rest > 0 and key == self._key):
+            self._rest -= 1
+            return nothing
+        plain, price = seconds.of(0), seconds.price
+        rows = [self._options(seq, row, price) for seq, row in zip(seqs, offers, strict=True)]
         speed = sum(self.ledger.speed(seq.slot, plain) for seq in seqs)
         credits = [self.ledger.available(seq.slot) for seq in seqs]
         self._reasons.update({seq.slot: NO_GAIN for seq, row in zip(seqs, rows, strict=True) if row})
@@ -135,6 +146,8 @@ class CostModel(DraftPolicy):
                 row.depth = min(option.useful, plan.most if goes_on else plan.depth)
                 row.nodes = max(row.depth, plan.most) if option.offer.branches > 1 else row.depth
         self._try(seqs, rows, credits, seconds, plan.rate * plain / len(seqs))
+        rests = not any(row.option for row in self._plan)
+        self._key, self._rest, self._blind = key, WAIT * rests, len(seqs) // WAIT * rests
         return [self._budget(row, plan, speed) for row in self._plan]
 
     def observe(self, seq: TokenSequence, record: Round) -> None:
@@ -171,37 +184,44 @@ class CostModel(DraftPolicy):
 
     # Planning a round
 
-    def _options(self, seqs: Sequence[TokenSequence]) -> list[list[Option]]:
-        """What each drafter could do for each row; before the first of them the target is measured."""
-        info, rows, price = self._drafter.info, list[list[Option]](), None
-        for seq in seqs:
-            limit, options = min(self.max_depth, seq.most_drafted), list[Option]()
-            for index, offer in enumerate(self._drafter.draft_options(seq) if limit > 0 else ()):
-                if offer.hint < 0 or (seq.has_deferred_tokens and not info.member(index).drafts_during_prefill):
-                    continue
-                if self.costs.curve is None:
-                    begin, room = self._clock(), min(one.max_length - len(one.token_ids) for one in seqs)
-                    if room < 2:
-                        continue
-                    self.measure(room, offer.probes > 0)
-                    self._measuring = self._clock() - begin
-                if price is None:
-                    price = self.costs.round_seconds(len(seqs)).price
-                cost, horizon = self.costs.draft(offer.source), self._lengths.left(seq.num_output, seq.remaining)
-                accept = self.odds.expected(seq.slot, offer.source, offer.hint)
-                gains = gains_of(accept[: min(limit, offer.masks or offer.ready)], horizon)
-                nodes, useful = self.odds.nodes_per_level(offer.source, offer.branches > 1), len(gains) - 1
-                while price and useful and gains[useful] - gains[useful - 1] < price * nodes:
-                    useful -= 1
-                is_confident = offer.branches > 1 or offer.source in self.odds.confidence
-                must_read, reading = offer.uncached_tokens > FEW_TOKENS, cost.of(0, offer.uncached_tokens)
-                options.append(
-                    Option(offer, index, cost, must_read, reading, horizon, gains, nodes, useful, is_confident)
-                )
-            if options:
-                self._reasons.setdefault(seq.slot, TOO_SHORT)
-            rows.append(options)
-        return rows
+    def _offers(self, seq: TokenSequence) -> list[tuple[int, DraftOptions]]:
+        """What the members of the drafter could draft for a sequence now, with their index."""
+        if min(self.max_depth, seq.most_drafted) <= 0:
+            return []
+        offers, info = enumerate(self._drafter.draft_options(seq)), self._drafter.info
+        found = [
+            (index, offer)
+            for index, offer in offers
+            if offer.hint >= 0 and (not seq.has_deferred_tokens or info.member(index).drafts_during_prefill)
+        ]
+        if found:
+            self._reasons.setdefault(seq.slot, TOO_SHORT)
+        return found
+
+    def _is_measured(self, seqs: Sequence[TokenSequence], offers: Sequence[Sequence[tuple[int, DraftOptions]]]) -> bool:
+        """Measure the target before the first plan, if there is room for a draft."""
+        if self.costs.curve is None:
+            begin, room = self._clock(), min(seq.max_length - len(seq.token_ids) for seq in seqs)
+            if room < 2:
+                return False
+            self.measure(room, any(offer.probes for row in offers for _, offer in row))
+            self._measuring = self._clock() - begin
+        return True
+
+    def _options(self, seq: TokenSequence, offers: Sequence[tuple[int, DraftOptions]], price: float) -> list[Option]:
+        """What each drafter could do for a row, and what that is expected to give. price: `RoundSeconds.price`."""
+        options, limit = list[Option](), min(self.max_depth, seq.most_drafted)
+        for index, offer in offers:
+            cost, horizon = self.costs.draft(offer.source), self._lengths.left(seq.num_output, seq.remaining)
+            accept = self.odds.expected(seq.slot, offer.source, offer.hint)
+            gains = gains_of(accept[: min(limit, offer.masks or offer.ready)], horizon)
+            nodes, useful = self.odds.nodes_per_level(offer.source, offer.branches > 1), len(gains) - 1
+            while price and useful and gains[useful] - gains[useful - 1] < price * nodes:
+                useful -= 1
+            is_confident = offer.branches > 1 or offer.source in self.odds.confidence
+            must_read, reading = offer.uncached_tokens > FEW_TOKENS, cost.of(0, offer.uncached_tokens)
+            options.append(Option(offer, index, cost, must_read, reading, horizon, gains, nodes, useful, is_confident))
+        return options
 
     def _may_read(self, seq: TokenSequence, option: Option, credit: float, seconds: RoundSeconds) -> bool:
         """Whether the ledger pays for what a known drafter has to read, and so do its drafts after a bad beginning."""
@@ -241,6 +261,8 @@ class CostModel(DraftPolicy):
                 if depth := trial_depth(option, accept, seconds, replaces, credit):
                     planned.option, planned.depth, planned.nodes, planned.is_trial = option, depth, depth, True
                     tried = option
+                else:
+                    self._trials.postpone(_owner(seq, option), (source, hint), self._round)
 
     def _budget(self, row: _Row, plan: Plan, speed: float) -> DraftBudget:
         """The budget of a row, with the bounds that its drafter applies while it drafts, unless it is a trial."""

@@ -25,6 +25,11 @@ class Trials:
         back_off = self._known.setdefault(owner, {}).setdefault(key, _BackOff(now))
         return now - back_off.last >= back_off.wait
 
+    def postpone(self, owner: int, key: tuple[str, int], now: int) -> None:
+        """It could not pay now, which is soon asked again."""
+        back_off = self._known[owner][key]
+        back_off.last = now + WAIT - back_off.wait
+
     def unused(self, source: str, now: int) -> float:
         """For how long a drafter was not used, as a share of LONGEST; since the start for what a profile knows."""
         return (now - self._last.get(source, 0)) / LONGEST

@@ -172,6 +172,7 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
     for _ in range(8):
         list(generate(decoder, [sequence(loaded(), REPEATING, SamplingParams(max_tokens=2))]))
     monkeypatch.setattr("paceline.policy.cost_model.best_plan", all_of_it)
+    monkeypatch.setattr(policy, "_key", None)  # it does not rest
     monkeypatch.setattr(CostModel, "_may_read", lambda *_: True)  # whatever this machine's clock says of it
     before, tries = len(seen), policy.odds.tries("draft_model")
     seq = sequence(loaded(), REPEATING, SamplingParams(max_tokens=4))

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.policy import cost_model
 from paceline.policy.ledger import Ledger
+from tests.policy.growing import Marginal
 from tests.policy.simulator import PLAIN, Machine, Member, cpu, model, simulate
 
 SEEDS = range(2)
@@ -95,3 +96,21 @@ def test_short_answers_by_many_requests_cost_no_more():
         member = Member("m", never, PLAIN / 3, PLAIN / 50, reads=True)
         outcome = simulate(model, [member], requests=32, tokens=8, prompt=30, seed=seed)
         assert outcome.speed >= LEAST
+
+
+@pytest.mark.parametrize(
+    ("member", "planned_share"),
+    [
+        (WRONG["a third of the target"], 0.45),
+        (lambda: Member("m", never, 2e-5, tree=Marginal((0.4, 0.3), 4, worth=lambda *_: 0.0), masks=5), 0.8),
+    ],
+    ids=["chain", "masks"],
+)
+def test_a_plan_to_draft_nothing_is_not_made_anew_every_round(monkeypatch, member, planned_share):
+    """Where a drafter is always wrong, two rounds in three are not planned at all; one in five with masks."""
+    planned = list[int]()
+    real = cost_model.best_plan
+    monkeypatch.setattr(cost_model, "best_plan", lambda *given: planned.append(1) or real(*given))
+    outcome = simulate(model, [member()], tokens=600)
+    assert len(planned) < planned_share * len(outcome.rounds)
+    assert outcome.speed >= LEAST

@@ -78,6 +78,7 @@ def test_images_of_those_who_have_gone_are_not_read(monkeypatch):
             waits = asyncio.create_task(work)
             await reached(halt)
             waits.cancel()
+            await asyncio.wait([waits], timeout=5)  # before that nobody knows that it has gone
             await idle(engine)
             halt.may_go_on.set()
             while images._decoding._taken:

@@ -84,7 +84,7 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
 }
 
 UNDESCRIBED = "hunyuan_v1_dense"
-"""Not known to `runner.native`: transformers' layers run it in every dtype, with fast or invariant numerics."""
+"""Not known to `target.native`: transformers' layers run it in every dtype, with fast or invariant numerics."""
 
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> PreTrainedModel:

@@ -10,7 +10,8 @@ from transformers import GenerationConfig
 from ..core.request import SamplingParams, TokenLogprob, TokenSequence
 from ..errors import ConfigError
 from ..hf.image_prompts import pixel_bytes
-from ..methods import Plain, PredictedOutput
+from ..methods.plain import Plain
+from ..methods.prediction import PredictedOutput
 from ..methods.spec import one_of
 from ..sampling.detokenize import Detokenizer
 from ..sampling.grammar import make_grammar
@@ -182,7 +183,7 @@ def check_drafting(decoder: SpeculativeDecoder, params: SamplingParams) -> None:
 
 
 def encode(runner: ModelRunner, prompt: Prompt, check: Callable[[], None] = lambda: None) -> ReadPrompt:
-    """`hf.prompts.read_prompt`, without opened images where no drafter reads them."""
+    """`target.prompts.read_prompt`, without opened images where no drafter reads them."""
     ids, vision = tokens_of(runner.loaded, prompt, runner.max_length, check)
     if vision is not None and not runner.keeps_images:
         vision = vision.without_sources()

@@ -1,6 +1,6 @@
 """An independent reference for answers, and how far rounding alone changes its scores.
 
-    reference   [prompt a b c]      the whole text in one pass, see `runner.prefill.reference_logits`
+    reference   [prompt a b c]      the whole text in one pass, see `target.prefill.reference_logits`
     noise       [prompt a b c]'     the same, with the last bit of every input of the first layer changed
 
 Such a pass has no cache, tree, commit or padding, so no fault in them can affect it or increase the noise. It shares

@@ -1,7 +1,7 @@
 """Operations on rows of scores: the largest, log-probabilities for the user, and tokens that no draft may hold.
 
 Banned tokens are the placeholders of images. Drafters that rank or sample tokens call `mask_banned` first, drafters
-that copy tokens stop before a banned one, and the loop refuses a draft that has one (`decoding.contract`).
+that copy tokens stop before a banned one, and the loop refuses a draft that has one (`engine.contract`).
 """
 
 from collections.abc import Collection, Sequence

@@ -1,7 +1,7 @@
 """What every drafter keeps to: no draft without a budget, nothing of a slot's last tenant, no placeholder of an image.
 
 That it changes no answer, whoever shares the batch, is in `tests/exactness`; that the loop refuses what breaks the
-contract, in `tests/decoding/test_bad_drafters.py`.
+contract, in `tests/engine/test_bad_drafters.py`.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""DFlash: every drafted node has the law of the whole head, which `heads.block_of` writes out; mutants have others."""
+"""DFlash: every drafted node has the law of the whole head, which `head.block_of` writes out; mutants have others."""
 
 from dataclasses import replace
 

@@ -51,7 +51,7 @@ class IndexInfo:
 
 @final
 class CorpusIndex:
-    """The continuations of a corpus (`suffix_automaton.Continuations`). A context's state is the places after it.
+    """The continuations of a corpus (`automaton.Continuations`). A context's state is the places after it.
 
     Raises `ConfigError` for a folder that is not an index, or is damaged; its methods raise OSError once a file has
     changed.

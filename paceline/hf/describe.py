@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..attention.recurrent import RecurrentLayer
 from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, Pointers, address, library
 from ..kernels.packing import pack
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import PackedMatrix
+from .recurrent import RecurrentDescription, mixer_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +35,8 @@ class Form:
     qkv_bias: whether q, k and v have biases, whatever the config says.
     joined: whether q, k and v are one matrix, and gate and up; then a part of each head may be rotated.
     layer_norm: whether norms are layer norms, and the MLP has no gate.
+    gated: whether the output of attention is gated, by as many more outputs of q.
+    scaled: whether embeddings are multiplied by the root of their width.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -44,6 +48,8 @@ class Form:
     qkv_bias: bool = False
     joined: bool = False
     layer_norm: bool = False
+    gated: bool = False
+    scaled: bool = False
 
 
 _FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -54,9 +60,10 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("qwen3", "qwen3_vl_text"), Form(head_norms=True)),
     "phi3": Form(joined=True),
     "starcoder2": Form(layer_norm=True),
-    "gemma": Form(plus_one=True),
-    "gemma2": Form(_FOUR, plus_one=True),
-    "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True),
+    "qwen3_5_text": Form(head_norms=True, plus_one=True, gated=True),
+    "gemma": Form(plus_one=True, scaled=True),
+    "gemma2": Form(_FOUR, plus_one=True, scaled=True),
+    "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True, scaled=True),
     **dict.fromkeys(("olmo2", "olmo3"), Form(_BEHIND, whole=True)),
 }
 
@@ -95,12 +102,14 @@ class Description:
 
     ropes: the kinds of rotary embeddings; layers refer to them by index.
     multiplier: the factor for embeddings that are passed in.
+    recurrent: what recurrent layers keep.
     """
 
     def __init__(self, model: "PreTrainedModel"):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
         self._held = Pointers()
+        self.recurrent: list[RecurrentLayer] = []
         base: Any = model.base_model
         kinds = getattr(base.rotary_emb, "layer_types", None)
         self.ropes: list[str | None] = [None] if kinds is None else list(kinds)
@@ -145,29 +154,18 @@ class Description:
         return 2 * dim if len(getattr(rotary, "inv_freq", ())) == dim else dim
 
     def _layer(self, layer: Any, index: int) -> Layer:
-        attention, mlp, config = layer.self_attn, layer.mlp, self._config
-        everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
-        kind = getattr(config, "layer_types", [None])[index] if self.ropes[0] is not None else None
+        mlp, config = layer.mlp, self._config
         struct = Layer(
-            heads=int(config.num_attention_heads),
-            kv_heads=int(config.num_key_value_heads),
-            head_dim=int(attention.head_dim),
-            scale=float(attention.scaling),
+            head_dim=1,
             residual=float(getattr(config, "residual_multiplier", 1.0) or 1.0),
-            softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
-            window=getattr(attention, "sliding_window", everywhere) or 0,
-            rotary_dim=self.rotary_dim if getattr(attention, "use_rope", True) else 0,
-            rope=self.ropes.index(kind),
-            norm_whole=self._form.whole,
             activation=ACTIVATIONS[getattr(config, "hidden_activation", None) or config.hidden_act],
-            o=self._matrix(attention.o_proj if hasattr(attention, "o_proj") else attention.dense),
         )
-        if hasattr(attention, "qkv_proj"):
-            struct.q = self._matrix(attention.qkv_proj)
-        else:
-            struct.q, struct.k, struct.v = (self._matrix(getattr(attention, f"{name}_proj")) for name in "qkv")
-        if hasattr(attention, "q_norm"):
-            struct.q_norm, struct.k_norm = self._norm(attention.q_norm), self._norm(attention.k_norm)
+        if hasattr(layer, "self_attn"):
+            self._attention(struct, layer.self_attn, index)
+        if (mixer := mixer_of(layer)) is not None:
+            recurrent = RecurrentDescription(mixer, index, self._matrix, self._held)
+            struct.recurrent = recurrent.pointer
+            self.recurrent.append(recurrent.kept)
         if hasattr(mlp, "gate_up_proj"):
             struct.gate, struct.up = self._matrices(mlp.gate_up_proj, 2)
             struct.down = self._matrix(mlp.down_proj)
@@ -182,6 +180,24 @@ class Description:
             if name is not None:
                 setattr(struct, place, self._norm(getattr(layer, name)))
         return struct
+
+    def _attention(self, struct: Layer, attention: Any, index: int) -> None:
+        config = self._config
+        everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
+        kind = getattr(config, "layer_types", [None])[index] if self.ropes[0] is not None else None
+        struct.heads, struct.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        struct.head_dim, struct.scale = int(attention.head_dim), float(attention.scaling)
+        struct.softcap = float(getattr(attention, "attn_logit_softcapping", None) or 0.0)
+        struct.window = getattr(attention, "sliding_window", everywhere) or 0
+        struct.rotary_dim = self.rotary_dim if getattr(attention, "use_rope", True) else 0
+        struct.rope, struct.norm_whole, struct.is_gated = self.ropes.index(kind), self._form.whole, self._form.gated
+        struct.o = self._matrix(attention.o_proj if hasattr(attention, "o_proj") else attention.dense)
+        if hasattr(attention, "qkv_proj"):
+            struct.q = self._matrix(attention.qkv_proj)
+        else:
+            struct.q, struct.k, struct.v = (self._matrix(getattr(attention, f"{name}_proj")) for name in "qkv")
+        if hasattr(attention, "q_norm"):
+            struct.q_norm, struct.k_norm = self._norm(attention.q_norm), self._norm(attention.k_norm)
 
     def _norm(self, norm: Any) -> Norm:
         weight = norm.weight.float() + 1.0 if self._form.plus_one else norm.weight

@@ -236,7 +236,7 @@ def check_architecture(name: str, model: "PreTrainedModel | DescribedModel") -> 
         raise _not_causal(name, model.config)
     config = model.config.get_text_config()
     check_layer_types(config)
-    if getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False) and config.model_type not in FORMS:
         raise _cannot_roll_back(config.model_type, "a recurrent state")
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         raise IncompatibleModels(
@@ -249,7 +249,7 @@ def check_layer_types(config: Any) -> None:
     """Raise `IncompatibleModels` for layers whose cache cannot be cut back to the accepted tokens."""
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or []:
-        if kind not in ("full_attention", "sliding_attention"):
+        if kind not in ("full_attention", "sliding_attention", "linear_attention"):
             raise _cannot_roll_back(text.model_type, f"{kind} layers")
 
 

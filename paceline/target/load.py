@@ -262,7 +262,9 @@ def _route_attention(model: "PreTrainedModel") -> bool:
         )
         if layout.num_calls == len(cache) > 0:
             return True
-    except (IncompatibleModels, ValueError, TypeError, KeyError):
+    except (IncompatibleModels, ValueError, TypeError, KeyError, IndexError):
         pass
+    if getattr(model, "_is_stateful", False):
+        return True
     model.set_attn_implementation("eager")
     return False

@@ -144,6 +144,13 @@ class LoadedModel:
         """Its tokens one by one; None without a tokenizer."""
         return None if self.tokenizer is None else Pieces(self.tokenizer)
 
+    def new_cache(self, num_slots: int, max_length: int) -> SlotCache:
+        """A cache for this model. Raises `CacheFull` if memory is short."""
+        cache = SlotCache(num_slots, max_length, self.num_layers)
+        if self.decoder.recurrent:
+            cache.hold_states(self.decoder.recurrent, torch.float32, self.device)
+        return cache
+
     def begin(
         self,
         cache: SlotCache,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
+from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..hf.describe import Description
 from ..kernels.library import Addresses, Pass, Pointers, address, addresses, run
@@ -80,6 +81,8 @@ class NativeDecoder:
         else:
             cos, sin = self._rope_tables(max(layout.starts) + max(layout.offsets) + nodes)
             call.cos, call.sin = ctypes.addressof(cos), ctypes.addressof(sin)
+        if self._described.recurrent:
+            self._add_states(call, layout, cache, pointers)
         keys, values = self._cache_addresses(cache)
         call.keys, call.values, call.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
         if states is not None:
@@ -88,7 +91,24 @@ class NativeDecoder:
             call.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
             call.state_columns, call.state_row = kept.shape[1], kept.stride(1)
         run(self._described.model, call)
+        if cache.recurrent is not None:
+            cache.recurrent.finish()
         return logits
+
+    @property
+    def recurrent(self) -> list[RecurrentLayer]:
+        """What recurrent layers keep."""
+        return self._described.recurrent
+
+    def _add_states(self, call: Pass, layout: PassLayout, cache: SlotCache, pointers: Pointers) -> None:
+        """Fill the fields of a pass that recurrent layers read."""
+        kept, each = cache.recurrent, range(self._described.num_layers)
+        assert kept is not None
+        call.bases = pointers.integers(kept.bases[slot] for slot in layout.slots)
+        call.steps, call.ring = pointers.integers(kept.steps), kept.capacity
+        at = {layer.index: place for place, layer in enumerate(kept.layers)}
+        call.recurrent_states = pointers.tensors([kept.states[at[i]] if i in at else None for i in each])
+        call.recurrent_rows = pointers.tensors([kept.rows[at[i]] if i in at else None for i in each])
 
     def _cache_addresses(self, cache: SlotCache) -> tuple[Addresses, Addresses]:
         keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..attention.attend import Scores, attend
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
+from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..hf.describe import has_fixed_ropes
 from ..hf.load import KV_CACHE
@@ -91,6 +92,8 @@ class FusedLayer(nn.Module):
 class FusedDecoder:
     """Runs a model whose layers are fused: embeddings, layers, final norm, head."""
 
+    recurrent: Sequence[RecurrentLayer] = ()
+
     def __init__(self, model: "PreTrainedModel", attached: AttachedAdapter | None = None):
         base: Any = model.base_model
         self.embeddings: Tensor = base.embed_tokens.weight
@@ -156,6 +159,8 @@ class TransformersDecoder:
 
     attends_trees: whether they call our attention function; if not, they get a 4-D mask.
     """
+
+    recurrent: Sequence[RecurrentLayer] = ()
 
     def __init__(self, model: "PreTrainedModel", attends_trees: bool, attached: AttachedAdapter | None = None):
         self.attached = attached

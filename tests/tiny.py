@@ -43,6 +43,14 @@ _MLA = {
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 20,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_expand": 2}
 
 ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {}),
@@ -81,7 +89,33 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "ernie4_5": ("ernie4_5", {}),
     "seed_oss": ("seed_oss", {}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
-}
+    "qwen3_5": ("qwen3_5_text", _DELTA),
+    "olmo_hybrid": ("olmo_hybrid", {**_DELTA, "linear_allow_neg_eigval": True}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {**_MAMBA, "num_local_experts": 0, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 48},
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        {
+            **_MAMBA, "mamba_d_ssm": 64, "ssm_multipliers": [0.5, 2.0, 0.7, 1.5, 0.9], "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.7, "mlp_multipliers": [0.9, 1.1], "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 2.0,
+        },
+    ),
+    "bamba": ("bamba", {**_MAMBA, "attn_layer_indices": [1]}),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "num_hidden_layers": 4, "layers_block_type": ["mamba", "mlp", "attention", "mlp"], "mamba_num_heads": 8,
+            "mamba_head_dim": 8, "ssm_state_size": 12, "n_groups": 2,
+        },
+    ),
+    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 12, "n_groups": 2, "expand": 2}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "lfm3": ("lfm3", {"layer_types": ["conv", "full_attention"], "use_attention_gate": False}),
+}  # fmt: skip
 
 UNDESCRIBED = "hunyuan_v1_dense"
 """Not known to `target.native`: transformers' layers run it in every dtype, with fast or invariant numerics."""

@@ -248,8 +248,8 @@ def check_architecture(name: str, model: "PreTrainedModel | DescribedModel") -> 
 def check_layer_types(config: Any) -> None:
     """Raise `IncompatibleModels` for layers whose cache cannot be cut back to the accepted tokens."""
     text = config.get_text_config()
-    for kind in getattr(text, "layer_types", None) or []:
-        if kind not in ("full_attention", "sliding_attention", "linear_attention"):
+    for kind in () if text.model_type in FORMS else getattr(text, "layer_types", None) or []:
+        if kind not in ("full_attention", "sliding_attention"):
             raise _cannot_roll_back(text.model_type, f"{kind} layers")
 
 

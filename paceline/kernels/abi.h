@@ -8,7 +8,7 @@ enum BlockFormats {  // see block_formats.h; those of llama.cpp's files have its
   Q6_K = 78, IQ4_NL = 84, IQ4_XS = 87, MXFP4 = 103, INT2 = 256, INT3 = 257, INT4 = 258
 };
 enum NormKind { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
-enum Activation { SILU = 0, GELU_TANH = 1 };
+enum Activation { SILU = 0, GELU_TANH = 1, RELU_SQUARED = 2 };
 enum Recurrence { DELTA_RULE = 0, STATE_SPACE = 1, SHORT_CONV = 2 };
 
 // A linear layer [outs, ins] in blocks of 32 outputs; the layout of each format is told in `packing.py`.
@@ -60,7 +60,8 @@ struct Layer {
   int32_t activation;
   int32_t norm_before_residual;  // EAGLE-3: the residual is hidden_norm(row); 0: the row itself
   int32_t is_gated;  // the output of each head is gated: q holds each head's queries and then its gate
-  float scale, softcap, residual;
+  float scale, softcap;
+  float attention_times, gate_times, mlp_times;  // of what each adds to the residual stream, and of the gate
   const struct Recurrent* recurrent;  // null: none. q null: no attention; both: side by side. up null: no MLP
 };
 

@@ -66,7 +66,7 @@ class BlockFormat(IntEnum):
 
 FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
 RECURRENCES = {"delta_rule": 0, "state_space": 1, "short_conv": 2}
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1, "relu2": 2}
 
 
 class Matrix(ctypes.Structure):
@@ -125,7 +125,7 @@ class Layer(ctypes.Structure):
         *((name, Matrix) for name in _MATRICES),
         *((name, Norm) for name in _NORMS),
         *((name, c_int32) for name in _LAYER),
-        *((name, c_float) for name in ("scale", "softcap", "residual")),
+        *((name, c_float) for name in ("scale", "softcap", "attention_times", "gate_times", "mlp_times")),
         ("recurrent", POINTER(Recurrent)),
     ]
 

@@ -278,6 +278,7 @@ static void correct_block(const Scratch& s, const Matrix& m, int which, int64_t 
 
 INLINE vf activate(vf x, int kind) {
   if (kind == SILU) return x / (exp_(-x) + 1.0f);
+  if (kind == RELU_SQUARED) return x > 0.0f ? x * x : 0.0f * x;
   const vf inner = 0.7978845608028654f * fma(x * x * x, set(0.044715f), x);
   return 0.5f * x * (1.0f + tanh_(inner));
 }
@@ -493,7 +494,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
     if (ends) return;
     attend_layer(model, pass, s, l, index, me);
-    add_product(s, l.o, l.after_attention, s.attended, l.residual, me);
+    add_product(s, l.o, l.after_attention, s.attended, l.attention_times, me);
   }
   if (ends || !l.up.data) return;
 
@@ -519,11 +520,11 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
         }
       });
     };
-    if (l.gate.data) times(0, [&](vf gate, vf) { return activate(gate, l.activation); });
+    if (l.gate.data) times(0, [&](vf gate, vf) { return activate(gate * l.gate_times, l.activation); });
     times(1, [&](vf up, vf gate) { return l.gate.data ? gate * up : activate(up, l.activation); });
   });
   if (whole) phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, l.up.outs); });
-  add_product(s, l.down, l.after_mlp, s.mlp, l.residual, me);
+  add_product(s, l.down, l.after_mlp, s.mlp, l.mlp_times, me);
 }
 
 // The largest of a row of logits, with noise or null added to them, and their log-probabilities.

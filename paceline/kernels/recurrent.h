@@ -226,5 +226,5 @@ static void run_recurrent(const Pass* pass, const Scratch& s, const Layer& l, in
     }
     finish_input(s.attended, row, outs);
   });
-  if (!ends) add_product(s, r.out, Norm{}, s.attended, r.times * l.residual, me);
+  if (!ends) add_product(s, r.out, l.q.data ? Norm{} : l.after_attention, s.attended, r.times, me);
 }

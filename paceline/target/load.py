@@ -20,6 +20,7 @@ from ..hf.described import DescribedModel
 from ..hf.fingerprint import came_rounded, identity, note_rounded, remember
 from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
+from ..hf.recurrent import is_recurrent
 from ..hf.vision import family_of, is_vlm
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
@@ -253,6 +254,8 @@ def _route_attention(model: "PreTrainedModel") -> bool:
     layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
     try:
         use_tree_attention(model)
+        if any(is_recurrent(module) for module in model.modules()):
+            return True
         model(
             input_ids=torch.zeros(1, 2, dtype=torch.long, device=place),
             position_ids=layout.position_ids,
@@ -262,9 +265,7 @@ def _route_attention(model: "PreTrainedModel") -> bool:
         )
         if layout.num_calls == len(cache) > 0:
             return True
-    except (IncompatibleModels, ValueError, TypeError, KeyError, IndexError):
+    except (IncompatibleModels, ValueError, TypeError, KeyError):
         pass
-    if getattr(model, "_is_stateful", False):
-        return True
     model.set_attn_implementation("eager")
     return False

@@ -23,7 +23,7 @@ from .adapters import AttachedAdapter
 from .native import NativeDecoder
 from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
 
-_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
 
 
 @dataclass(frozen=True, eq=False)

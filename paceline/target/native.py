@@ -31,7 +31,7 @@ class NativeDecoder:
         self.attached = attached
         self._model, self._described = model, described
         base: Any = model.base_model
-        self._rotary: Any = base.rotary_emb
+        self._rotary: Any = getattr(base, "rotary_emb", None)
         self._tables: list[tuple[Tensor, Tensor]] = []  # cosines and sines by position, for each kind of layer
         self._table_addresses: tuple[Addresses, Addresses] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
@@ -129,6 +129,8 @@ class NativeDecoder:
 
     def _rope_tables(self, length: int) -> tuple[Addresses, Addresses]:
         """Cosines and sines of at least all positions below `length`, for each kind of layer."""
+        if self._rotary is None:
+            return addresses([]), addresses([])
         if self._table_addresses is None or len(self._tables[0][0]) < length:
             every = torch.arange(max(2 * length, 1024))[None]
             every = every.expand(3, 1, -1) if hasattr(self._rotary, "mrope_section") else every

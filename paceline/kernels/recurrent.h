@@ -102,6 +102,7 @@ static void mix_row(const Recurrent& r, const float* const* taps, const float* o
       for (int i = 0; i < r.key_dim; i++) x[i] *= scale;
     }
   float *decays = to + padded(r.channels), *factors = decays + padded(r.heads);
+  memset(decays, 0, 8 * padded(r.heads));  // the last block of values may reach into them
   for (int h = 0; h < r.heads; h++) {
     float step = softplus(own[h] + r.step_bias[h]);
     step = step < r.least_step ? r.least_step : step > r.most_step ? r.most_step : step;

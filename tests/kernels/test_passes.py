@@ -107,9 +107,11 @@ def test_rows_of_wide_layers(dtype, isa):
 
 
 def assert_same_cache(runner: ModelRunner, one: int, other: int, length: int) -> None:
-    """Keys and values of two slots, bit for bit."""
+    """Keys, values and states of two slots, bit for bit."""
     for layer in (*runner.cache.keys, *runner.cache.values):
         assert torch.equal(layer[one, :, :length], layer[other, :, :length])
+    for state in () if runner.cache.recurrent is None else runner.cache.recurrent.states:
+        assert torch.equal(state[one], state[other])
 
 
 def test_every_family_that_is_described_is_native():

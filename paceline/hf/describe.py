@@ -206,7 +206,8 @@ class Description:
         elif hasattr(mlp, "w1"):
             struct.gate, struct.up, struct.down = (self._matrix(getattr(mlp, name)) for name in ("w1", "w3", "w2"))
         else:
-            struct.up, struct.down = self._matrix(_part(mlp, "up_proj", "c_fc")), self._matrix(_part(mlp, "down_proj", "c_proj"))
+            struct.up = self._matrix(_part(mlp, "up_proj", "c_fc"))
+            struct.down = self._matrix(_part(mlp, "down_proj", "c_proj"))
             if hasattr(mlp, "gate_proj"):
                 struct.gate = self._matrix(mlp.gate_proj)
 

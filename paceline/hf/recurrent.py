@@ -15,6 +15,8 @@ _WIDE = 16  # columns of a block of a state, and what channels are padded to
 def is_recurrent(part: Any) -> bool:
     """Whether a module is a recurrent layer of a kind that transformers has with a convolution."""
     return any(isinstance(getattr(part, name, None), nn.Conv1d) for name in ("conv1d", "conv"))
+
+
 def _padded(size: int) -> int:
     return -(-size // _WIDE) * _WIDE
 

@@ -109,7 +109,7 @@ class SlotCache(Cache):
         if slot not in self._free:
             self._free.append(slot)
         if self.recurrent is not None:
-            self.recurrent.bases[slot] = 0
+            self.recurrent.release(slot)
         self.lengths[slot] = self.offsets[slot] = 0
         self._is_used.pop(slot, None)
 
@@ -218,12 +218,19 @@ class SlotCache(Cache):
         return [(keys[slot, :, begin:end].clone(), values[slot, :, begin:end].clone()) for keys, values in pairs]
 
     @torch.inference_mode()
-    def restore(self, slot: int, pages: Sequence[Sequence[tuple[Tensor, Tensor]]], length: int) -> None:
-        """Fill an empty slot with the first `length` columns of pages from `copy_of`, one after another."""
+    def restore(
+        self, slot: int, pages: Sequence[Sequence[tuple[Tensor, Tensor]]], length: int, state: Sequence[Tensor] = ()
+    ) -> None:
+        """Fill an empty slot with the first `length` columns of pages from `copy_of`, one after another.
+
+        state: of recurrent layers after these columns.
+        """
         self.begin([slot], length)
         for index, pairs in enumerate(zip(*pages, strict=True)):
             keys, values = (torch.cat(part, 1)[None, :, :length] for part in zip(*pairs, strict=True))
             self.update(keys, values, index)
+        if self.recurrent is not None:
+            self.recurrent.restore(slot, length, state)
         self.lengths[slot] = length
 
     def _zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 PAGE = 16
-"""States stop at multiples of it where the prefix cache keeps texts."""
+"""The columns of a page of the prefix cache in native passes; vLLM's block size."""
 _LEAST = 16  # rows of a ring
 
 
@@ -44,7 +44,8 @@ class RecurrentStates:
     """States [slots, ...] and rows [slots, capacity, width] of recurrent layers.
 
     lengths: the committed tokens of each slot, see `SlotCache`.
-    stops_at_pages: whether states also stop at multiples of `PAGE`, where the prefix cache can keep them.
+    stops_at_pages: whether states also stop at multiples of `PAGE`, where they are copied for the prefix cache.
+    copies: by slot and column, the states there (`copy_of`): those of the last stop, and where it was asked for.
     """
 
     def __init__(self, layers: Sequence[RecurrentLayer], lengths: list[int], dtype: torch.dtype, device: torch.device):
@@ -55,6 +56,8 @@ class RecurrentStates:
         self.rows = [torch.zeros(size, _LEAST, layer.width, dtype=dtype, device=device) for layer in layers]
         self.bases = [0] * size
         self.stops_at_pages = False
+        self.copies = [dict[int, list[Tensor]]() for _ in lengths]
+        self._stops = [dict[int, bool]() for _ in lengths]
         self._held = set[int]()
         self._slots, self.steps = list[int](), list[int]()
 
@@ -67,8 +70,9 @@ class RecurrentStates:
         for slot in slots:
             base, known = self.bases[slot], self._lengths[slot] + text
             assert base <= self._lengths[slot], (base, self._lengths[slot])
-            page = known // PAGE * PAGE
-            to = base if slot in self._held else page if self.stops_at_pages and base < page else known
+            page = known // PAGE * PAGE if self.stops_at_pages else 0
+            to = max((stop for stop in (page, *self._stops[slot]) if base < stop <= known), default=known)
+            to = base if slot in self._held else to
             self.steps.append(to - base)
             first = min(base, self._lengths[slot]) if slot in self._held else min(self._lengths[slot], to)
             room = max(room, self._lengths[slot] + num_nodes - first, self._lengths[slot] - base)
@@ -77,7 +81,13 @@ class RecurrentStates:
     def finish(self) -> None:
         """The states of the announced pass have moved on."""
         for slot, steps in zip(self._slots, self.steps, strict=True):
-            self.bases[slot] += steps
+            base = self.bases[slot] = self.bases[slot] + steps
+            asked = base in self._stops[slot]
+            if steps and (asked or (self.stops_at_pages and base % PAGE == 0)):
+                held = self.copies[slot]
+                for column in [column for column in held if column not in self._stops[slot]]:
+                    del held[column]
+                held[base] = self.copy_of(slot)
         self._slots, self.steps = [], []
 
     @torch.inference_mode()
@@ -94,7 +104,21 @@ class RecurrentStates:
         """Forget a sequence."""
         for state in self.states:
             state[slot] = 0
+        self.release(slot)
+
+    def release(self, slot: int) -> None:
+        """Drop what is kept of a sequence besides its state."""
         self.bases[slot] = 0
+        self.copies[slot].clear()
+        self._stops[slot].clear()
+
+    def stop_at(self, slot: int, column: int, is_fork: bool = False) -> None:
+        """Copy the state at this column. is_fork: a pass over text shall end there, see `forks`."""
+        self._stops[slot][column] = is_fork
+
+    def forks(self, slot: int, begin: int, end: int) -> list[int]:
+        """Where passes over the columns from `begin` to `end` shall end besides."""
+        return sorted(stop for stop, is_fork in self._stops[slot].items() if is_fork and begin < stop < end)
 
     def can_return_to(self, slot: int, length: int) -> bool:
         """Whether the first `length` tokens can be kept without the others."""

@@ -220,6 +220,11 @@ class ModelRunner:
             self.cache.truncate(slot, edge)
             begin = edge
             yield
+        recurrent = self.cache.recurrent
+        for stop in () if recurrent is None else recurrent.forks(slot, begin, last):
+            yield from self._extend_chunks(slot, token_ids[begin:stop], keep_states)
+            begin = stop
+            yield
         yield from self._extend_chunks(slot, token_ids[begin:last], keep_states, defer_last_chunk)
         self.prefixes.keep(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
         return seconds
@@ -234,7 +239,7 @@ class ModelRunner:
         self, slot: int, token_ids: Sequence[int], vision: VisionPrompt, keep_states: bool
     ) -> Generator[None, None, float]:
         """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
-        held = self.cache.lengths[slot]
+        held, edge = self.cache.lengths[slot], vision.edge if vision.blocks else min(vision.edge, len(token_ids) - 1)
         unseen = replace(vision, images=tuple(image for image in vision.images if image.stop > held))
         features, seconds = list[Features](), 0.0
         for image in unseen.images:
@@ -243,7 +248,7 @@ class ModelRunner:
             encoded, spent = self.images.encode(self._vision(), [image])
             features, seconds = features + encoded, seconds + spent
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
-        for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
+        for begin, end in chunks(edge, vision.blocks, self.chunk):
             if end > held:
                 yield
                 begin = max(begin, held)

@@ -83,13 +83,95 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
 }
 
+_DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+}
+_SHARED = {"shared_expert_intermediate_size": 24, **_MOE}
+_KDA = {
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": _DELTA["layer_types"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "num_hidden_layers": 3,
+}
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+_MAMBA = {"state_size": 8, "expand": 2, "conv_kernel": 4}
+
+RECURRENT: dict[str, tuple[str, dict]] = {
+    "qwen3_5": ("qwen3_5_text", _DELTA),
+    "mamba2": ("mamba2", {**_MAMBA, "num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 16}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}),
+    "qwen3_next": ("qwen3_next", {**_DELTA, **_SHARED}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**_DELTA, **_SHARED}),
+    "olmo_hybrid": ("olmo_hybrid", _DELTA),
+    "kimi_linear": ("kimi_linear", {**_MLA, **_KDA}),
+    "bailing_hybrid": ("bailing_hybrid", {**_MLA, **_KDA, "num_experts": 4}),
+    "minimax": ("minimax", {**_MOE, "layer_types": ["linear_attention", "full_attention"], "block_size": 8}),
+    "bamba": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),
+    "falcon_h1": ("falcon_h1", {**_MAMBA2, "mamba_d_ssm": 64}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {**_MAMBA2, **_MOE, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 24},
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "moe", "attention", "mamba"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "time_step_min": 1e-9,  # which transformers applies to texts, and not to single tokens
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 24,
+        },
+    ),
+    "zamba2": (
+        "zamba2",
+        {
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+            "num_hidden_layers": 4,
+            "n_mamba_heads": 4,
+            "mamba_d_state": 8,
+            "chunk_size": 16,
+            "time_step_min": 1e-9,
+        },
+    ),
+    "zamba": (
+        "zamba",
+        {
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 4,
+            "mamba_d_state": 8,
+        },
+    ),
+    "jamba": ("jamba", {**_MOE, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}),
+    "mamba": ("mamba", _MAMBA),
+    "falcon_mamba": ("falcon_mamba", _MAMBA),
+    "lfm2_moe": ("lfm2_moe", {**_MOE, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
+    "lfm3": ("lfm3", {"layer_types": ["conv", "full_attention"]}),
+    "zaya": ("zaya", {"num_experts": 4}),
+    "lara_mini": ("lara_mini", {**_DELTA, **_SHARED}),
+}
+"""With recurrent layers, which transformers keeps in its cache. The first three are tested by default."""
+
 UNDESCRIBED = "hunyuan_v1_dense"
 """Not known to `target.native`: transformers' layers run it in every dtype, with fast or invariant numerics."""
 
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> PreTrainedModel:
     """A random model of the named architecture with weights large enough to make logits differ clearly."""
-    model_type, extra = ARCHITECTURES[name]
+    model_type, extra = (ARCHITECTURES | RECURRENT)[name]
     base = {} if model_type in ("gpt2", "gpt_bigcode") else dict(SMALL)
     if model_type == "falcon":
         base = {key: value for key, value in base.items() if key not in ("head_dim", "num_key_value_heads")}

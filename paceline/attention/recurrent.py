@@ -44,6 +44,7 @@ class RecurrentStates:
     """States [slots, ...] and rows [slots, capacity, width] of recurrent layers.
 
     lengths: the committed tokens of each slot, see `SlotCache`.
+    waves: the pass in progress, of layers that torch computes.
     stops_at_pages: whether states also stop at multiples of `PAGE`, where the prefix cache can keep them.
     """
 
@@ -55,22 +56,25 @@ class RecurrentStates:
         self.rows = [torch.zeros(size, _LEAST, layer.width, dtype=dtype, device=device) for layer in layers]
         self.bases = [0] * size
         self.stops_at_pages = False
-        self._held = set[int]()
+        self.waves: Any = None
+        self.text = 0
+        self._held = dict[int, int]()  # by slot, the columns that its state may take in
         self._slots, self.steps = list[int](), list[int]()
 
     def begin(self, slots: Sequence[int], num_nodes: int, text: int) -> None:
         """Announce a pass, see `SlotCache.begin`. Its rows go to the columns after the committed ones.
 
-        steps: for each row of the pass, how many columns its state moves on, from its base.
+        steps: for each row of the pass, how many columns its state moves on, from its base. text: as given.
         """
-        self._slots, self.steps, room = list(slots), [], 0
+        self._slots, self.steps, self.text, room = list(slots), [], text, 0
         for slot in slots:
             base, known = self.bases[slot], self._lengths[slot] + text
             assert base <= self._lengths[slot], (base, self._lengths[slot])
             page = known // PAGE * PAGE
-            to = base if slot in self._held else page if self.stops_at_pages and base < page else known
+            to = page if self.stops_at_pages and base < page else known
+            to = max(base, min(to, self._held.get(slot, to)))
             self.steps.append(to - base)
-            first = min(base, self._lengths[slot]) if slot in self._held else min(self._lengths[slot], to)
+            first = min(self._lengths[slot], to)
             room = max(room, self._lengths[slot] + num_nodes - first, self._lengths[slot] - base)
         self._ensure(room + 2 * self.tail)
 
@@ -101,14 +105,19 @@ class RecurrentStates:
         return length >= self.bases[slot]
 
     @contextmanager
-    def held(self, slots: Sequence[int]) -> Iterator[None]:
-        """Let the states of these slots stay where they are, so that all that is committed meanwhile can be undone."""
-        more = {*slots} - self._held
-        self._held |= more
+    def held(self, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Iterator[None]:
+        """Let the states of these slots stay where they are, so that all that is committed meanwhile can be undone.
+
+        lengths: let them move on to these many columns.
+        """
+        before, ends = dict(self._held), [self.bases[slot] for slot in slots] if lengths is None else lengths
+        self._held |= {slot: min(end, before.get(slot, end)) for slot, end in zip(slots, ends, strict=True)}
         try:
             yield
         finally:
-            self._held -= more
+            for slot in slots:
+                self._held.pop(slot, None)
+            self._held |= {slot: before[slot] for slot in slots if slot in before}
 
     # Copies at the base, for the prefix cache
 

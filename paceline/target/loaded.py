@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
+from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
@@ -143,6 +144,18 @@ class LoadedModel:
     def pieces(self) -> Pieces | None:
         """Its tokens one by one; None without a tokenizer."""
         return None if self.tokenizer is None else Pieces(self.tokenizer)
+
+    @property
+    def recurrent(self) -> list[RecurrentLayer]:
+        """What its recurrent layers keep of a sequence; empty without any."""
+        return self.decoder.recurrent
+
+    def new_cache(self, num_slots: int, max_length: int) -> SlotCache:
+        """A cache for its layers. Raises `CacheFull` if memory is short."""
+        cache = SlotCache(num_slots, max_length, self.num_layers)
+        if self.recurrent:
+            cache.hold_states(self.recurrent, self.dtype, self.device)
+        return cache
 
     def begin(
         self,

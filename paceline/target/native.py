@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
+from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..hf.describe import Description
 from ..kernels.library import Addresses, Pass, Pointers, address, addresses, run
@@ -27,7 +28,7 @@ class NativeDecoder:
     """Runs a model whose layers `hf.describe` has described: embeddings, layers, final norm, head."""
 
     def __init__(self, model: "PreTrainedModel", described: Description, attached: AttachedAdapter | None = None):
-        self.attached = attached
+        self.attached, self.recurrent = attached, list[RecurrentLayer]()
         self._model, self._described = model, described
         base: Any = model.base_model
         self._rotary: Any = base.rotary_emb

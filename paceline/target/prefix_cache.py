@@ -135,7 +135,7 @@ class PrefixCache(BoundedCache[_Key, Page]):
 
     def _kept(self, vision: VisionPrompt | None, ends: Iterable[int]) -> list[int]:
         """The ends of the pages that may be kept."""
-        if self.max_bytes == 0:
+        if self.max_bytes == 0 or self._cache.recurrent is not None:
             return []
         edge = 0 if vision is None else vision.edge
         return list(ends) if self.keeps_text else [end for end in ends if end <= edge]

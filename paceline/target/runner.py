@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.kv_cache import SlotCache, round_up
+from ..attention.kv_cache import round_up
 from ..attention.masks import PromptRows
 from ..attention.states import StateStore
 from ..core.tree import TokenTree
@@ -54,7 +54,7 @@ class ModelRunner:
     ):
         self.loaded = loaded
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
-        self.cache = share.cache if share else SlotCache(max_num_seqs, self.max_length, loaded.num_layers)
+        self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
         self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
         self._waiting: list[object] = share._waiting if share else []
         self.states = StateStore(self.cache.num_slots)
@@ -376,7 +376,8 @@ class ModelRunner:
         """Roll back at the end whatever the body commits, also after an error."""
         lengths = [self.cache.lengths[s] for s in slots]
         try:
-            yield
+            with self.cache.held(slots):
+                yield
         finally:
             for slot, length in zip(slots, lengths, strict=True):
                 self.cache.truncate(slot, min(length, self.cache.lengths[slot]))

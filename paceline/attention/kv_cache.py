@@ -11,6 +11,7 @@ costs nothing.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -126,6 +127,10 @@ class SlotCache(Cache):
             self.recurrent.reset(slot)
             length = 0
         self.lengths[slot] = length
+
+    def held(self, slots: Sequence[int], lengths: Sequence[int] | None = None) -> AbstractContextManager[None]:
+        """See `RecurrentStates.held`."""
+        return nullcontext() if self.recurrent is None else self.recurrent.held(slots, lengths)
 
     # A pass: begin, update (called by every attention layer), commit
 

@@ -44,6 +44,7 @@ class RecurrentStates:
     """States [slots, ...] and rows [slots, capacity, width] of recurrent layers.
 
     lengths: the committed tokens of each slot, see `SlotCache`.
+    waves: the pass in progress, of layers that torch computes.
     stops_at_pages: whether states also stop at multiples of `PAGE`, where they are copied for the prefix cache.
     copies: by slot and column, the states there (`copy_of`): those of the last stop, and where it was asked for.
     """
@@ -58,23 +59,25 @@ class RecurrentStates:
         self.stops_at_pages = False
         self.copies = [dict[int, list[Tensor]]() for _ in lengths]
         self._stops = [dict[int, bool]() for _ in lengths]
-        self._held = set[int]()
+        self.waves: Any = None
+        self.text = 0
+        self._held = dict[int, int]()  # by slot, the columns that its state may take in
         self._slots, self.steps = list[int](), list[int]()
 
     def begin(self, slots: Sequence[int], num_nodes: int, text: int) -> None:
         """Announce a pass, see `SlotCache.begin`. Its rows go to the columns after the committed ones.
 
-        steps: for each row of the pass, how many columns its state moves on, from its base.
+        steps: for each row of the pass, how many columns its state moves on, from its base. text: as given.
         """
-        self._slots, self.steps, room = list(slots), [], 0
+        self._slots, self.steps, self.text, room = list(slots), [], text, 0
         for slot in slots:
             base, known = self.bases[slot], self._lengths[slot] + text
             assert base <= self._lengths[slot], (base, self._lengths[slot])
             page = known // PAGE * PAGE if self.stops_at_pages else 0
             to = max((stop for stop in (page, *self._stops[slot]) if base < stop <= known), default=known)
-            to = base if slot in self._held else to
+            to = max(base, min(to, self._held.get(slot, to)))
             self.steps.append(to - base)
-            first = min(base, self._lengths[slot]) if slot in self._held else min(self._lengths[slot], to)
+            first = min(self._lengths[slot], to)
             room = max(room, self._lengths[slot] + num_nodes - first, self._lengths[slot] - base)
         self._ensure(room + 2 * self.tail)
 
@@ -125,14 +128,19 @@ class RecurrentStates:
         return length >= self.bases[slot]
 
     @contextmanager
-    def held(self, slots: Sequence[int]) -> Iterator[None]:
-        """Let the states of these slots stay where they are, so that all that is committed meanwhile can be undone."""
-        more = {*slots} - self._held
-        self._held |= more
+    def held(self, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Iterator[None]:
+        """Let the states of these slots stay where they are, so that all that is committed meanwhile can be undone.
+
+        lengths: let them move on to these many columns.
+        """
+        before, ends = dict(self._held), [self.bases[slot] for slot in slots] if lengths is None else lengths
+        self._held |= {slot: min(end, before.get(slot, end)) for slot, end in zip(slots, ends, strict=True)}
         try:
             yield
         finally:
-            self._held -= more
+            for slot in slots:
+                self._held.pop(slot, None)
+            self._held |= {slot: before[slot] for slot in slots if slot in before}
 
     # Copies at the base, for the prefix cache
 

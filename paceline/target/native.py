@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
-from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..hf.describe import Description
 from ..kernels.library import Addresses, Pass, Pointers, address, addresses, run
@@ -28,7 +27,7 @@ class NativeDecoder:
     """Runs a model whose layers `hf.describe` has described: embeddings, layers, final norm, head."""
 
     def __init__(self, model: "PreTrainedModel", described: Description, attached: AttachedAdapter | None = None):
-        self.attached = attached
+        self.attached, self.recurrent = attached, described.recurrent
         self._model, self._described = model, described
         base: Any = model.base_model
         self._rotary: Any = getattr(base, "rotary_emb", None)
@@ -94,11 +93,6 @@ class NativeDecoder:
         if cache.recurrent is not None:
             cache.recurrent.finish()
         return logits
-
-    @property
-    def recurrent(self) -> list[RecurrentLayer]:
-        """What recurrent layers keep."""
-        return self._described.recurrent
 
     def _add_states(self, call: Pass, layout: PassLayout, cache: SlotCache, pointers: Pointers) -> None:
         """Fill the fields of a pass that recurrent layers read."""

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -278,9 +278,14 @@ class ModelRunner:
     def _page_ends(
         self, token_ids: Sequence[int], vision: VisionPrompt | None, defer_last_chunk: bool
     ) -> Iterable[int]:
-        """Where the pages of a text end. In torch they are the chunks of its prefill, since bits depend on the pass."""
+        """Where the pages of a text end. In torch they are the chunks of its prefill, since bits depend on the pass.
+
+        There, nothing is kept of recurrent layers, whose bits depend on where their states stopped.
+        """
         if self.loaded.is_native:
             return page_ends(len(token_ids), vision)
+        if self.loaded.recurrent:
+            return ()
         return chunk_ends(len(token_ids) - 1 - defer_last_chunk, vision, self.chunk)
 
     def extend_cache(self, slot: int, token_ids: Sequence[int], keep_states: bool = True) -> None:
@@ -379,9 +384,9 @@ class ModelRunner:
     @contextmanager
     def tentative(self, slots: Sequence[int]):
         """Roll back at the end whatever the body commits, also after an error."""
-        lengths, recurrent = [self.cache.lengths[s] for s in slots], self.cache.recurrent
+        lengths = [self.cache.lengths[s] for s in slots]
         try:
-            with nullcontext() if recurrent is None else recurrent.held(slots):
+            with self.cache.held(slots):
                 yield
         finally:
             for slot, length in zip(slots, lengths, strict=True):

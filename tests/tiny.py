@@ -44,6 +44,24 @@ _MLA = {
     "num_key_value_heads": 4,
 }
 
+_GEMMA4 = {  # layers 3 and 4 read the keys and values of layers 0 and 2
+    "num_hidden_layers": 5,
+    "sliding_window": 8,
+    "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")],
+    "num_kv_shared_layers": 2,
+    "global_head_dim": 16,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97,
+    "final_logit_softcapping": 30.0,
+}
+_K_IS_V = {  # as in the larger models
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+
 ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {}),
     "mistral": ("mistral", {"sliding_window": 8}),
@@ -56,6 +74,8 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 8, **_SLIDE}),
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 8, **_SLIDE}),
+    "gemma4": ("gemma4_text", _GEMMA4),
+    "gemma4-k-is-v": ("gemma4_text", {**_GEMMA4, **_K_IS_V}),
     "phi": ("phi", {}),
     "phi3": ("phi3", {"sliding_window": 8}),
     "olmo2": ("olmo2", {}),
@@ -99,4 +119,7 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **o
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.25)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)
     return model.eval()

@@ -38,7 +38,7 @@ from .checkpoint import (
     refused,
     weight_files,
 )
-from .describe import FORMS, ropes_of
+from .describe import is_described, ropes_of
 from .described import DescribedModel, outlined
 from .fingerprint import note_rounded
 from .four_bits import UnlikeBlocks
@@ -93,7 +93,7 @@ def usual_dtype(config: PretrainedConfig, device: torch.device) -> torch.dtype |
     """
     text = config.get_text_config()
     stored = config.dtype or text.dtype
-    native = device.type == "cpu" and text is config and text.model_type in FORMS and library() is not None
+    native = device.type == "cpu" and text is config and is_described(text) and library() is not None
     return None if not isinstance(stored, torch.dtype) or native or multiplies(stored, device) else torch.float32
 
 

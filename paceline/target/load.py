@@ -249,7 +249,7 @@ def _route_attention(model: "PreTrainedModel") -> bool:
     This is tried out, since some architectures accept attention functions but do not pass keywords on to them.
     """
     place: torch.device = model.device
-    cache = SlotCache(1, 8)
+    cache, config = SlotCache(1, 8), model.config.get_text_config()
     layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
     try:
         use_tree_attention(model)
@@ -260,7 +260,7 @@ def _route_attention(model: "PreTrainedModel") -> bool:
             paceline_pass=layout,
             **{KV_CACHE: cache},
         )
-        if layout.num_calls == len(cache) > 0:
+        if layout.num_calls == len(cache) + (getattr(config, "num_kv_shared_layers", None) or 0) > 0:
             return True
     except (IncompatibleModels, ValueError, TypeError, KeyError):
         pass

@@ -3,6 +3,8 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from paceline.hf.describe import FORMS
+
 SMALL = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -61,6 +63,22 @@ _K_IS_V = {  # as in the larger models
     "attention_k_eq_v": True,
     "num_global_key_value_heads": 1,
 }
+_GEMMA3N = {
+    **{name: _GEMMA4[name] for name in ("num_hidden_layers", "sliding_window", "layer_types", "num_kv_shared_layers")},
+    **{name: _GEMMA4[name] for name in ("hidden_size_per_layer_input", "vocab_size_per_layer_input")},
+    "intermediate_size": [48] * 5,
+    "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0, 0.0],
+    "altup_num_inputs": 3,
+    "laurel_rank": 4,
+}
+_LLAMA4 = {  # the last layer has no rotation, and its temperature changes at every third token
+    "num_local_experts": 4,
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 40,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 5,
+    "floor_scale": 3,
+}
 
 ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {}),
@@ -76,6 +94,9 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 8, **_SLIDE}),
     "gemma4": ("gemma4_text", _GEMMA4),
     "gemma4-k-is-v": ("gemma4_text", {**_GEMMA4, **_K_IS_V}),
+    "gemma4-experts": ("gemma4_text", {**_GEMMA4, **_MOE, "enable_moe_block": True, "top_k_experts": 2}),
+    "gemma3n": ("gemma3n_text", _GEMMA3N),
+    "llama4": ("llama4_text", _LLAMA4),
     "phi": ("phi", {}),
     "phi3": ("phi3", {"sliding_window": 8}),
     "olmo2": ("olmo2", {}),
@@ -103,6 +124,8 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
 }
 
+NATIVE = [name for name, (kind, more) in ARCHITECTURES.items() if kind in FORMS and "enable_moe_block" not in more]
+"""Those that native passes run."""
 UNDESCRIBED = "hunyuan_v1_dense"
 """Not known to `target.native`: transformers' layers run it in every dtype, with fast or invariant numerics."""
 

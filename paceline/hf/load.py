@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("paceline")
 KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
 """The argument of a model of transformers that takes its KV cache."""
+WINDOWS = ("sliding_attention", "chunked_attention")
+"""Kinds of layers that see a part of the text."""
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "half", "float")}
 
 
@@ -249,7 +251,7 @@ def check_layer_types(config: Any) -> None:
     """Raise `IncompatibleModels` for layers whose cache cannot be cut back to the accepted tokens."""
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or []:
-        if kind not in ("full_attention", "sliding_attention"):
+        if kind not in ("full_attention", *WINDOWS):
             raise _cannot_roll_back(text.model_type, f"{kind} layers")
 
 
@@ -265,7 +267,7 @@ def _cannot_roll_back(model_type: str, kind: str) -> IncompatibleModels:
     return IncompatibleModels(
         f"{model_type} cannot forget rejected tokens",
         got=kind,
-        expected="full_attention or sliding_attention layers, whose cache can be cut back to the accepted tokens",
+        expected=f"full_attention, {' or '.join(WINDOWS)} layers, whose cache can be cut back to the accepted tokens",
         fix="decode it with plain transformers",
     )
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..attention.attend import NAME, use_tree_attention
+from ..attention.attend import NAME, use_plain_attention, use_tree_attention
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.described import DescribedModel
 from ..hf.fingerprint import came_rounded, identity, note_rounded, remember
-from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
+from ..hf.load import KV_CACHE, WINDOWS, check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
@@ -160,14 +160,14 @@ def _prepare_text(
     name = _checked(model, name)
     config = model.config.get_text_config()
     if model.config._attn_implementation == NAME:  # wrapped before: the reference needs transformers' attention
-        model.set_attn_implementation("eager")
+        use_plain_attention(model)
     model.eval()
     which = identity(model)
     remember(model, which)
     with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
         reference = plain_reference(model)
     attends = _route_attention(model)
-    if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
+    if not attends and any(kind in WINDOWS for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
     is_packed = pack_linears(model) > 0 or any(isinstance(part, PackedLinear | BlockLinear) for part in model.modules())
     if is_packed and is_mapped:
@@ -264,5 +264,5 @@ def _route_attention(model: "PreTrainedModel") -> bool:
             return True
     except (IncompatibleModels, ValueError, TypeError, KeyError):
         pass
-    model.set_attn_implementation("eager")
+    use_plain_attention(model)
     return False

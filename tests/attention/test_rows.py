@@ -38,10 +38,10 @@ def test_scripted_acceptance(script, branching):
     assert sound_after_every_round(ModelRunner(loaded(), 2), drafter, REPEATING, 10, LONG)
 
 
-MORE = [pytest.param(name, marks=pytest.mark.more) for name in ("gemma3", "cohere2")]
+MORE = [pytest.param(name, marks=pytest.mark.more) for name in ("gemma3", "gemma3n", "cohere2")]
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt2", "deepseek_v3", "gpt_oss", *MORE])
+@pytest.mark.parametrize("name", ["mistral", "gpt2", "deepseek_v3", "gpt_oss", "gemma4", "llama4", *MORE])
 def test_past_the_sliding_window(name):
     """Windows of eight, forty tokens: rows of the past stay although nobody sees them any more."""
     drafter = scripted(name, [None, 2, 3, None], kind=Window)

@@ -46,7 +46,7 @@ _MLA = {
     "num_key_value_heads": 4,
 }
 
-_GEMMA4 = {  # layers 3 and 4 read the keys and values of layers 0 and 2
+_GEMMA4 = {  # layers 3 and 4 read the keys and values of layers 1 and 2
     "num_hidden_layers": 5,
     "sliding_window": 8,
     "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")],

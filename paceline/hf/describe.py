@@ -92,7 +92,7 @@ def key_layers_of(config: Any) -> list[int]:
 
     The last `num_kv_shared_layers` read those of the last layer of their kind before them.
     """
-    count, kinds = config.num_hidden_layers, getattr(config, "layer_types", None)
+    count, kinds = config.num_hidden_layers, getattr(config, "layer_types", None) or []
     own = count - (getattr(config, "num_kv_shared_layers", None) or 0)
     shared = (max(other for other in range(own) if kinds[other] == kinds[layer]) for layer in range(own, count))
     return [*range(own), *shared]

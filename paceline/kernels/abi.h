@@ -48,8 +48,8 @@ struct Model {
   const struct Layer* layers;
   struct Matrix head;
   struct Matrix project;   // makes rows of what a pass reads as `inputs`; null where there is none
-  struct Matrix ple_project;  // per-layer inputs (PLE): [num_layers ple_size, hidden], or null
   struct Norm final_norm, embedding_norm, state_norm;  // the last two: of what `project` reads where it reads pairs
+  struct Matrix ple_project;  // per-layer inputs (PLE): [num_layers ple_size, hidden], or null
   struct Norm ple_norm;
   const void* embeddings;  // [vocabulary, hidden] in `embedding_format`, or null: rows are always given
   const void* ple_table;   // [vocabulary, num_layers ple_size] in `ple_format`

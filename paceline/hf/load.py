@@ -57,6 +57,8 @@ KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >
 """The argument of a model of transformers that takes its KV cache."""
 WINDOWS = ("sliding_attention", "chunked_attention")
 """Kinds of layers that see a part of the text."""
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Kinds of models that draft for another one, and cannot read a text by themselves."""
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "half", "float")}
 
 
@@ -236,6 +238,9 @@ def check_architecture(name: str, model: "PreTrainedModel | DescribedModel") -> 
     """Raise `IncompatibleModels` for a model that cannot be decoded in trees by its kind."""
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise _not_causal(name, model.config)
+    if model.config.model_type in ASSISTANTS:
+        fix = "draft with it: --drafter head:FOLDER, beside the model it was trained for"
+        raise IncompatibleModels(f"{name!r} cannot decode by itself", got=model.config.model_type, fix=fix)
     config = model.config.get_text_config()
     check_layer_types(config)
     if getattr(model, "_is_stateful", False):

@@ -160,3 +160,6 @@ class Gemma4AssistantSpec(EagleSpec):
 
     method = "gemma4_assistant"
     drafter = Gemma4Assistant
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        return dict.fromkeys(("vLLM", "SGLang", "llama.cpp"), ("", "Gemma 4 assistants were not tried there"))

@@ -3,6 +3,8 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from paceline.hf.describe import FORMS
+
 SMALL = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -43,6 +45,41 @@ _MLA = {
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
+
+_GEMMA4 = {  # layers 3 and 4 read the keys and values of layers 1 and 2
+    "num_hidden_layers": 5,
+    "sliding_window": 8,
+    "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")],
+    "num_kv_shared_layers": 2,
+    "global_head_dim": 16,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97,
+    "final_logit_softcapping": 30.0,
+}
+_K_IS_V = {  # as in the larger models
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+_GEMMA3N = {
+    **{name: _GEMMA4[name] for name in ("num_hidden_layers", "sliding_window", "layer_types", "num_kv_shared_layers")},
+    **{name: _GEMMA4[name] for name in ("hidden_size_per_layer_input", "vocab_size_per_layer_input")},
+    "intermediate_size": [48] * 5,
+    "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0, 0.0],
+    "altup_num_inputs": 3,
+    "laurel_rank": 4,
+}
+_LLAMA4 = {  # the last layer has no rotation, and its temperature changes at every third token
+    "num_local_experts": 4,
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 40,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 5,
+    "floor_scale": 3,
+}
+
 ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {}),
     "mistral": ("mistral", {"sliding_window": 8}),
@@ -55,6 +92,11 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 8, **_SLIDE}),
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 8, **_SLIDE}),
+    "gemma4": ("gemma4_text", _GEMMA4),
+    "gemma4-k-is-v": ("gemma4_text", {**_GEMMA4, **_K_IS_V}),
+    "gemma4-experts": ("gemma4_text", {**_GEMMA4, **_MOE, "enable_moe_block": True, "top_k_experts": 2}),
+    "gemma3n": ("gemma3n_text", _GEMMA3N),
+    "llama4": ("llama4_text", _LLAMA4),
     "phi": ("phi", {}),
     "phi3": ("phi3", {"sliding_window": 8}),
     "olmo2": ("olmo2", {}),
@@ -185,6 +227,11 @@ RECURRENT: dict[str, tuple[str, dict]] = {
 }  # fmt: skip
 """With recurrent layers, which transformers keeps in its cache. The first three are tested by default."""
 
+NATIVE = [
+    name for name, (kind, more) in (ARCHITECTURES | RECURRENT).items()
+    if kind in FORMS and "enable_moe_block" not in more and "_moe" not in name
+]  # fmt: skip
+"""Those that native passes run."""
 UNDESCRIBED = "hunyuan_v1_dense"
 """Not known to `target.native`: transformers' layers run it in every dtype, with fast or invariant numerics."""
 
@@ -201,4 +248,7 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **o
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.25)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)
     return model.eval()

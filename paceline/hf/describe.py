@@ -5,7 +5,9 @@ by transformers.
 """
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,7 +23,7 @@ from .recurrent import RecurrentDescription, is_recurrent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-_FIXED_ROPES = ("default", "linear", "llama3", "yarn", "proportional")
+_PLE = ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
 MAX_RANK = 256
 """The largest rank of an adapter's factors, `INNER` of `pass.h`."""
 
@@ -39,6 +41,7 @@ class Form:
     attention_norms: as `norms`, in layers with attention alone.
     gated: whether the output of attention is gated, by as many more outputs of q.
     scaled: whether embeddings are multiplied by the root of their width.
+    value_norms: whether each head's values are normed, too; then scores are not scaled, and layers end in a scalar.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -53,6 +56,7 @@ class Form:
     attention_norms: tuple[str | None, ...] = ()
     gated: bool = False
     scaled: bool = False
+    value_norms: bool = False
 
 
 _FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -73,8 +77,14 @@ FORMS: dict[str, Form] = {
     "gemma": Form(plus_one=True, scaled=True),
     "gemma2": Form(_FOUR, plus_one=True, scaled=True),
     "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True, scaled=True),
+    **dict.fromkeys(
+        ("gemma4_text", "gemma4_unified_text"), Form(_FOUR, head_norms=True, scaled=True, value_norms=True)
+    ),
     **dict.fromkeys(("olmo2", "olmo3"), Form(_BEHIND, whole=True)),
 }
+
+
+_FIXED_ROPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 def ropes_of(config: Any) -> list[dict[str, Any]]:
@@ -88,9 +98,34 @@ def head_dim_of(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def is_described(config: Any) -> bool:
+    """Whether the layers of a text config are of a form that is known. Experts are not."""
+    return config.model_type in FORMS and not getattr(config, "enable_moe_block", False)
+
+
+def key_layers_of(config: Any) -> list[int]:
+    """For each layer of a text config, the layer whose keys and values it reads.
+
+    The last `num_kv_shared_layers` read those of the last layer of their kind before them.
+    """
+    count, kinds = config.num_hidden_layers, getattr(config, "layer_types", None) or []
+    own = count - (getattr(config, "num_kv_shared_layers", None) or 0)
+    shared = (max(other for other in range(own) if kinds[other] == kinds[layer]) for layer in range(own, count))
+    return [*range(own), *shared]
+
+
+def config_of(config: Any, which: int | str | None) -> Any:
+    """The config of a layer, or of all layers of a kind, which may have heads of their own."""
+    return config if which is None or not hasattr(config, "per_layer_config") else config.per_layer_config[which]
+
+
 def has_fixed_ropes(config: Any) -> bool:
     """Whether the rope frequencies of a text config are fixed, that is, do not depend on the length of the text."""
     return all(rope.get("rope_type", "default") in _FIXED_ROPES for rope in ropes_of(config))
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    return chain(module.parameters(), module.buffers())
 
 
 def _part(module: Any, *names: str) -> Any:
@@ -101,7 +136,7 @@ def _part(module: Any, *names: str) -> Any:
 def describe(model: "PreTrainedModel") -> "Description | None":
     """The description of a model; None if there is no library, or if it does not support the model."""
     config: Any = model.config.get_text_config()
-    if config.model_type not in FORMS or model.device.type != "cpu" or model.dtype not in FORMATS:
+    if not is_described(config) or model.device.type != "cpu" or model.dtype not in FORMATS:
         return None
     if library() is None or not has_fixed_ropes(config):
         return None
@@ -114,7 +149,9 @@ def describe(model: "PreTrainedModel") -> "Description | None":
 class Description:
     """A model as a structure of the library, and the memory that its pointers point to.
 
-    ropes: the kinds of rotary embeddings; layers refer to them by index.
+    ropes: the kinds of rotary embeddings, and how many numbers of a head each rotates; layers refer to them by index.
+    kv_heads, head_dims: of the layers that make keys and values, which come first.
+    image_token: what stands for images in per-layer inputs; None where there are none.
     multiplier: the factor for embeddings that are passed in.
     recurrent: what recurrent layers keep.
     """
@@ -122,22 +159,23 @@ class Description:
     def __init__(self, model: "PreTrainedModel"):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
-        self._held = Pointers()
+        self._held, self._dtype = Pointers(), cast("torch.dtype", model.dtype)
         self.recurrent: list[RecurrentLayer] = []
         base: Any = model.base_model
         rotary, embedding = getattr(base, "rotary_emb", None), model.get_input_embeddings()
-        kinds = getattr(rotary, "layer_types", None)
-        self.ropes: list[str | None] = [None] if kinds is None else list(kinds)
-        self.rotary_dim = 0 if rotary is None else self._rotary_dim(rotary)
+        kinds = getattr(rotary, "layer_types", [None])
+        self.ropes: dict[str | None, int] = {kind: self._rotary_dim(rotary, kind) for kind in kinds}
+        self._key_layers = key_layers_of(self._config)
         self.multiplier = self._times("embedding_multiplier")
-        layers = [self._layer(layer, index) for index, layer in enumerate(base.layers)]
-        self.kv_heads, self.head_dims = [layer.kv_heads for layer in layers], [layer.head_dim for layer in layers]
+        layers = list[Layer]()
+        for index, layer in enumerate(base.layers):
+            layers.append(self._layer(layer, index, layers))
+        makers = [layer for layer in layers if not layer.shared_kv]
+        self.kv_heads, self.head_dims = [layer.kv_heads for layer in makers], [layer.head_dim for layer in makers]
         self.num_layers = len(layers)
         array = (Layer * len(layers))(*layers)
-        table, form = self._embeddings(embedding)
+        table, form, scale = self._embeddings(embedding)
         self._held += [array, table]
-        scale = getattr(embedding, "embed_scale", None)
-        scale = 1.0 if scale is None else float(torch.as_tensor(scale).to(model.dtype))
         self.model = Model(
             layers=array,
             head=self._matrix(model.get_output_embeddings()),
@@ -150,21 +188,42 @@ class Description:
             embedding_scale=scale * self.multiplier,
             logit_scale=self._times("lm_head_multiplier") / self._times("logits_scaling"),
             logit_softcap=float(getattr(self._config, "final_logit_softcapping", None) or 0.0),
-            cache_format=FORMATS[cast("torch.dtype", model.dtype)],
+            cache_format=FORMATS[self._dtype],
         )
+        self.image_token = self._describe_ple(base) if getattr(base, "hidden_size_per_layer_input", None) else None
+
+    def _embeddings(self, embedding: Any) -> tuple[Tensor, int, float]:
+        """The table, its format, and what its rows are multiplied with."""
+        scale = getattr(embedding, "embed_scale", None)
+        scale = 1.0 if scale is None else float(torch.as_tensor(scale).to(self._dtype))
+        if isinstance(embedding, BlockEmbedding):
+            return embedding.data, embedding.form, scale
+        table: Tensor = embedding.weight.detach()
+        return table, FORMATS[table.dtype], scale
+
+    def _describe_ple(self, base: Any) -> int:
+        """Describe per-layer inputs: (norm(projection / sqrt(E)) + table row) / sqrt(2); returns the token of images.
+
+        The constants are in the norm and the scale of the table: norm(c x) is norm(x) with an epsilon of eps / c^2.
+        """
+        model, norm = self.model, self._norm(base.per_layer_projection_norm, 2.0**-0.5)
+        norm.eps *= model.hidden
+        table, model.ple_format, scale = self._embeddings(base.embed_tokens_per_layer)
+        self._held.append(table)
+        if base.embed_tokens_per_layer.num_embeddings < model.vocabulary:
+            raise KeyError("tokens without a row")
+        model.ple_table, model.ple_scale, model.ple_norm = address(table), scale * 2.0**-0.5, norm
+        model.ple_project = self._matrix(base.per_layer_model_projection)
+        model.ple_size = int(base.hidden_size_per_layer_input)
+        return int(self._config.pad_token_id or 0)
 
     @staticmethod
-    def _embeddings(embedding: Any) -> tuple[Tensor, int]:
-        """The table, and its format."""
-        if isinstance(embedding, BlockEmbedding):
-            return embedding.data, embedding.form
-        table: Tensor = embedding.weight.detach()
-        return table, FORMATS[table.dtype]
-
-    def _rotary_dim(self, rotary: Any) -> int:
+    def _rotary_dim(rotary: Any, kind: str | None) -> int:
+        if rotary is None:
+            return 0
         positions = torch.zeros(1, 1, dtype=torch.long)
         positions = positions.expand(3, 1, 1) if hasattr(rotary, "mrope_section") else positions
-        cos, _ = rotary(torch.empty(0), positions, *(self.ropes[:1] if self.ropes[0] is not None else ()))
+        cos, _ = rotary(torch.empty(0), positions, *(() if kind is None else (kind,)))
         dim = int(cos.shape[-1])
         return 2 * dim if len(getattr(rotary, "inv_freq", ())) == dim else dim
 
@@ -172,12 +231,13 @@ class Description:
         """A factor of the config; 1 where it has none."""
         return float(getattr(self._config, name, None) or 1.0)
 
-    def _layer(self, layer: nn.Module, index: int) -> Layer:
+    def _layer(self, layer: nn.Module, index: int, before: list[Layer]) -> Layer:
         names, times = self._form.norms, self._times("residual_multiplier")
         gate, down = getattr(self._config, "mlp_multipliers", (1.0, 1.0))
         struct = Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
-        parts = {name: part for name, part in layer.named_children() if not isinstance(part, nn.Identity | nn.Dropout)}
-        norms = {*self._form.norms, *self._form.attention_norms}
+        struct.scalar = float(getattr(layer, "layer_scalar", 0.0))
+        parts = {name: part for name, part in layer.named_children() if any(True for _ in _weights(part))}
+        norms = {*self._form.norms, *self._form.attention_norms, *_PLE}
         for part in [part for name, part in parts.items() if name not in norms]:
             if is_recurrent(part):
                 recurrent = RecurrentDescription(part, index, self._matrix, self._held)
@@ -185,12 +245,15 @@ class Description:
                 struct.recurrent = recurrent.pointer
                 self.recurrent.append(recurrent.kept)
             elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj"):
-                self._attention(struct, part, index)
+                self._attention(struct, part, index, before)
                 names = self._form.attention_norms or names
             else:
                 self._mlp(struct, part)
         if struct.up.data and not (struct.q.data or struct.recurrent):
             names = (None, None, *names[:2])
+        if _PLE[0] in parts:
+            struct.ple_gate, struct.ple_out = (self._matrix(parts[name]) for name in _PLE[:2])
+            struct.after_ple = self._norm(parts[_PLE[2]])
         places = ("input", "after_attention", "before_mlp", "after_mlp")
         for place, name in zip(places, names, strict=True):
             if name in parts:
@@ -211,32 +274,40 @@ class Description:
             if hasattr(mlp, "gate_proj"):
                 struct.gate = self._matrix(mlp.gate_proj)
 
-    def _attention(self, struct: Layer, attention: Any, index: int) -> None:
-        config = self._config
+    def _attention(self, struct: Layer, attention: Any, index: int, before: list[Layer]) -> None:
+        config, back = self._config, index - self._key_layers[index]
         everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
-        kind = getattr(config, "layer_types", [None])[index] if self.ropes[0] is not None else None
-        struct.heads, struct.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        kind = None if None in self.ropes else config.layer_types[index]
         into = self._times("attention_in_multiplier")
-        struct.head_dim = int(attention.head_dim)
+        struct.heads, struct.head_dim = int(config.num_attention_heads), int(attention.head_dim)
         struct.scale = float(attention.scaling) * into * into * self._times("key_multiplier")
         struct.attention_times *= into * self._times("attention_out_multiplier")
         struct.softcap = float(getattr(attention, "attn_logit_softcapping", None) or 0.0)
         struct.window = getattr(attention, "sliding_window", everywhere) or 0
-        struct.rotary_dim = self.rotary_dim if getattr(attention, "use_rope", True) else 0
-        struct.rope, struct.norm_whole, struct.is_gated = self.ropes.index(kind), self._form.whole, self._form.gated
+        struct.rotary_dim = self.ropes[kind] if getattr(attention, "use_rope", True) else 0
+        struct.rope, struct.shared_kv = [*self.ropes].index(kind), back
+        struct.norm_whole, struct.is_gated = self._form.whole, self._form.gated
         if getattr(attention, "g_proj", None) is not None:
             raise AttributeError("one gate for each head")
         struct.o = self._matrix(_part(attention, "o_proj", "dense", "out_proj"))
         if hasattr(attention, "qkv_proj"):
-            struct.q = self._matrix(attention.qkv_proj)
+            struct.q, struct.kv_heads = self._matrix(attention.qkv_proj), int(config.num_key_value_heads)
+        elif back:
+            struct.q, struct.kv_heads = self._matrix(attention.q_proj), before[-back].kv_heads
         else:
-            struct.q, struct.k, struct.v = (self._matrix(getattr(attention, f"{name}_proj")) for name in "qkv")
-        if self._form.whole or self._form.head_norms:
-            struct.q_norm = self._norm(_part(attention, "q_norm", "q_layernorm"))
-            struct.k_norm = self._norm(_part(attention, "k_norm", "k_layernorm"))
+            struct.q, struct.k = self._matrix(attention.q_proj), self._matrix(attention.k_proj)
+            struct.kv_heads = struct.k.outs // struct.head_dim
+            if attention.v_proj is not None:
+                struct.v = self._matrix(attention.v_proj)
+        for name in ("q_norm", "k_norm", "v_norm"):
+            if (norm := getattr(attention, name, getattr(attention, f"{name[0]}_layernorm", None))) is not None:
+                setattr(struct, name, self._norm(norm))
 
-    def _norm(self, norm: Any) -> Norm:
-        weight = norm.weight.float() + 1.0 if self._form.plus_one else norm.weight
+    def _norm(self, norm: Any, times: float = 1.0) -> Norm:
+        """A norm, whose output is multiplied with `times`."""
+        weight = getattr(norm, "weight", None)
+        if weight is not None:
+            weight = (weight.float() + (1.0 if self._form.plus_one else 0.0)) * times
         eps = float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
         kind = 2 if isinstance(norm, nn.LayerNorm) else 1
         return Norm(self._held.floats(weight), self._held.floats(getattr(norm, "bias", None)), eps, kind)

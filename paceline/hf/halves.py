@@ -77,9 +77,10 @@ class TextHalf(PreTrainedModel):
         self.model.set_attn_implementation(attn_implementation, allow_all_kernels)
 
     def forward(
-        self, input_ids: Tensor | None = None, logits_to_keep: int = 0, **options: object
+        self, input_ids: Tensor | None = None, logits_to_keep: int | Tensor = 0, **options: object
     ) -> CausalLMOutputWithPast:
         """Logits [B, N, V]. Options that are None are not passed to the language model, which may not accept them."""
         out = self.model(input_ids=input_ids, **{name: value for name, value in options.items() if value is not None})
-        logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, kept])
         return CausalLMOutputWithPast(logits=logits, hidden_states=out.hidden_states)

@@ -38,7 +38,7 @@ from .checkpoint import (
     refused,
     weight_files,
 )
-from .describe import FORMS, ropes_of
+from .describe import is_described, ropes_of
 from .described import DescribedModel, outlined
 from .fingerprint import note_rounded
 from .four_bits import UnlikeBlocks
@@ -58,6 +58,10 @@ KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >
 STATELESS = frozenset({"mlp", "moe"})
 RECURRENT = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba"})
 """Kinds of layers with a state, by their names in `layer_types`."""
+WINDOWS = ("sliding_attention", "chunked_attention")
+"""Kinds of layers that see a part of the text."""
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Kinds of models that draft for another one, and cannot read a text by themselves."""
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "half", "float")}
 
 
@@ -96,7 +100,7 @@ def usual_dtype(config: PretrainedConfig, device: torch.device) -> torch.dtype |
     """
     text = config.get_text_config()
     stored = config.dtype or text.dtype
-    native = device.type == "cpu" and text is config and text.model_type in FORMS and library() is not None
+    native = device.type == "cpu" and text is config and is_described(text) and library() is not None
     return None if not isinstance(stored, torch.dtype) or native or multiplies(stored, device) else torch.float32
 
 
@@ -237,6 +241,9 @@ def check_architecture(name: str, model: "PreTrainedModel | DescribedModel") -> 
     """Raise `IncompatibleModels` for a model that cannot be decoded in trees by its kind."""
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise _not_causal(name, model.config)
+    if model.config.model_type in ASSISTANTS:
+        fix = "draft with it: --drafter head:FOLDER, beside the model it was trained for"
+        raise IncompatibleModels(f"{name!r} cannot decode by itself", got=model.config.model_type, fix=fix)
     config = model.config.get_text_config()
     check_layer_types(config)
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
@@ -250,7 +257,7 @@ def check_layer_types(config: Any) -> None:
     """Raise `IncompatibleModels` for layers whose cache cannot be cut back to the accepted tokens."""
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or []:
-        if kind not in ("full_attention", "sliding_attention", *STATELESS, *RECURRENT):
+        if kind not in ("full_attention", *WINDOWS, *STATELESS, *RECURRENT):
             raise cannot_roll_back(text.model_type, f"{kind} layers")
 
 

@@ -50,8 +50,9 @@ struct Recurrent {
 };
 
 struct Layer {
-  struct Matrix q, k, v, o, gate, up, down;  // k, v null: q holds all three; gate null: a plain MLP
-  struct Norm input, after_attention, before_mlp, after_mlp, q_norm, k_norm;
+  struct Matrix q, k, v, o, gate, up, down;  // gate null: a plain MLP; k, v null: q holds all three; v null: k is both
+  struct Matrix ple_gate, ple_out;           // of the per-layer input, or null
+  struct Norm input, after_attention, before_mlp, after_mlp, after_ple, q_norm, k_norm, v_norm;
   struct Norm hidden_norm;  // EAGLE-3, first layer only: q, k, v read [input(embedding); hidden_norm(row)]
   int32_t heads, kv_heads, head_dim, rotary_dim;  // rotary_dim 0: no rotation in this layer
   int32_t window;                                 // columns seen, own included; 0: all
@@ -59,9 +60,11 @@ struct Layer {
   int32_t norm_whole;  // q_norm and k_norm over all heads together
   int32_t activation;
   int32_t norm_before_residual;  // EAGLE-3: the residual is hidden_norm(row); 0: the row itself
-  int32_t is_gated;  // the output of each head is gated: q holds each head's queries and then its gate
+  int32_t is_gated;   // the output of each head is gated: q holds each head's queries and then its gate
+  int32_t shared_kv;  // 0: it makes keys and values; else it reads those of the layer so many before, and has no k and v
   float scale, softcap;
   float attention_times, gate_times, mlp_times;  // of what each adds to the residual stream, and of the gate
+  float scalar;  // what its output is multiplied with, 0: nothing
   const struct Recurrent* recurrent;  // null: none. q null: no attention; both: side by side. up null: no MLP
 };
 
@@ -70,10 +73,13 @@ struct Model {
   struct Matrix head;
   struct Matrix project;   // makes rows of what a pass reads as `inputs`; null where there is none
   struct Norm final_norm, embedding_norm, state_norm;  // the last two: of what `project` reads where it reads pairs
+  struct Matrix ple_project;  // per-layer inputs (PLE): [num_layers ple_size, hidden], or null
+  struct Norm ple_norm;
   const void* embeddings;  // [vocabulary, hidden] in `embedding_format`, or null: rows are always given
-  int32_t embedding_format;
+  const void* ple_table;   // [vocabulary, num_layers ple_size] in `ple_format`
+  int32_t embedding_format, ple_format, ple_size;
   int32_t num_layers, hidden, vocabulary;  // vocabulary: rows of the embeddings
-  float embedding_scale, logit_scale, logit_softcap;
+  float embedding_scale, ple_scale, logit_scale, logit_softcap;
   int32_t cache_format;    // BF16, F16 or F32
   int32_t projects_pairs;  // `project` reads [embedding of the token; input]; 0: the input alone
 };
@@ -84,7 +90,7 @@ struct Model {
 struct Pass {
   int64_t batch, nodes, old;
   const int64_t* sizes;    // [batch], each of 1 .. nodes, where all have logits; null: all are `nodes`
-  const int64_t* ids;      // [batch, nodes]; null where `rows` says it all
+  const int64_t* ids;      // [batch, nodes]; null where `rows` says it all, which it does not with per-layer inputs
   const float* rows;       // [batch, nodes, hidden] or null
   const void* inputs;      // in the place of rows: what `project` reads, [batch, nodes, project.ins] or without the
                            // embeddings of pairs [batch, nodes, project.ins - hidden], in `input_format`, or null

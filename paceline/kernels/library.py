@@ -110,11 +110,14 @@ class Recurrent(ctypes.Structure):
     ]
 
 
-_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-_NORMS = ("input", "after_attention", "before_mlp", "after_mlp", "q_norm", "k_norm", "hidden_norm")
+_MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "ple_gate", "ple_out")
+_NORMS = (
+    *("input", "after_attention", "before_mlp", "after_mlp", "after_ple"),
+    *("q_norm", "k_norm", "v_norm", "hidden_norm"),
+)
 _LAYER = (
     *("heads", "kv_heads", "head_dim", "rotary_dim", "window", "rope", "norm_whole", "activation"),
-    *("norm_before_residual", "is_gated"),
+    *("norm_before_residual", "is_gated", "shared_kv"),
 )
 
 
@@ -125,7 +128,7 @@ class Layer(ctypes.Structure):
         *((name, Matrix) for name in _MATRICES),
         *((name, Norm) for name in _NORMS),
         *((name, c_int32) for name in _LAYER),
-        *((name, c_float) for name in ("scale", "softcap", "attention_times", "gate_times", "mlp_times")),
+        *((name, c_float) for name in ("scale", "softcap", "attention_times", "gate_times", "mlp_times", "scalar")),
         ("recurrent", POINTER(Recurrent)),
     ]
 
@@ -138,9 +141,11 @@ class Model(ctypes.Structure):
         ("head", Matrix),
         ("project", Matrix),
         *((name, Norm) for name in ("final_norm", "embedding_norm", "state_norm")),
-        ("embeddings", c_void_p),
-        *((name, c_int32) for name in ("embedding_format", "num_layers", "hidden", "vocabulary")),
-        *((name, c_float) for name in ("embedding_scale", "logit_scale", "logit_softcap")),
+        *(("ple_project", Matrix), ("ple_norm", Norm)),
+        *((name, c_void_p) for name in ("embeddings", "ple_table")),
+        *((name, c_int32) for name in ("embedding_format", "ple_format", "ple_size")),
+        *((name, c_int32) for name in ("num_layers", "hidden", "vocabulary")),
+        *((name, c_float) for name in ("embedding_scale", "ple_scale", "logit_scale", "logit_softcap")),
         *((name, c_int32) for name in ("cache_format", "projects_pairs")),
     ]
 

@@ -117,6 +117,12 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         head=".eagle.head:EagleHead", recipe=".eagle.recipe:EagleRecipe",
     ),
     Method(
+        name="gemma4_assistant", usage=HEAD, title="Gemma 4 assistants", drafts=_TREES,
+        needs="Gemma 4 and its assistant", how="a few layers that attend to the target's own keys and values",
+        home=".assistant", spec="Gemma4AssistantSpec", drafter="Gemma4Assistant",
+        marks=("model_type=gemma4_assistant", "model_type=gemma4_unified_assistant"),
+    ),
+    Method(
         name="medusa", usage=HEAD, title="Medusa", drafts="a tree", needs=_TRAINED,
         how="parallel heads over the last hidden state", papers="arXiv 2401.10774",
         home=".parallel.drafter", spec="MedusaSpec", drafter="Medusa",

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..attention.attend import NAME, use_tree_attention
+from ..attention.attend import NAME, use_plain_attention, use_tree_attention
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.described import DescribedModel
 from ..hf.fingerprint import came_rounded, identity, note_rounded, remember
-from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, is_recurrent, open_checkpoint
+from ..hf.load import KV_CACHE, WINDOWS, check_architecture, context_of, eos_ids_of, is_recurrent, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
@@ -162,7 +162,7 @@ def _prepare_text(
     name = _checked(model, name)
     config = model.config.get_text_config()
     if model.config._attn_implementation == NAME:  # wrapped before: the reference needs transformers' attention
-        model.set_attn_implementation("eager")
+        use_plain_attention(model)
     model.eval()
     which = identity(model)
     remember(model, which)
@@ -171,7 +171,7 @@ def _prepare_text(
             put_in_waves(model)
         reference = plain_reference(model)
     attends = _route_attention(model)
-    if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
+    if not attends and any(kind in WINDOWS for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
     is_packed = pack_linears(model) > 0 or any(isinstance(part, PackedLinear | BlockLinear) for part in model.modules())
     if is_packed and is_mapped:
@@ -253,7 +253,7 @@ def _route_attention(model: "PreTrainedModel") -> bool:
     This is tried out, since some architectures accept attention functions but do not pass keywords on to them.
     """
     place: torch.device = model.device
-    cache, layers = SlotCache(1, 8), recurrent_layers(model)
+    cache, layers, config = SlotCache(1, 8), recurrent_layers(model), model.config.get_text_config()
     if layers:
         cache.hold_states(layers, model.dtype, place)  # type: ignore[arg-type]
     layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
@@ -268,9 +268,10 @@ def _route_attention(model: "PreTrainedModel") -> bool:
             paceline_pass=layout,
             **{KV_CACHE: cache},
         )
-        if layout.num_calls == sum(keys.shape[1] > 0 for keys in cache.keys) and (layers or cache.keys):
+        makers = sum(keys.shape[1] > 0 for keys in cache.keys)
+        if layout.num_calls == makers + (getattr(config, "num_kv_shared_layers", None) or 0) and (layers or makers):
             return True
     except (IncompatibleModels, ValueError, TypeError, KeyError):
         pass
-    model.set_attn_implementation("eager")
+    use_plain_attention(model)
     return False

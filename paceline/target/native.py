@@ -51,13 +51,9 @@ class NativeDecoder:
         call = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, head_rows=head_rows)
         call.logits = address(logits) if head_rows else None
         embeds = self._inputs_embeds(token_ids, layout)
-        if embeds is not None:
-            call.rows = pointers.tensor(embeds)
-        elif token_ids is not None:
-            call.ids = pointers.tensor(token_ids.contiguous())
-        else:
-            assert tree is not None
-            call.ids = pointers.integers(chain.from_iterable(tree.lists.token_ids))
+        call.rows = pointers.tensor(embeds)
+        if embeds is None or self._described.image_token is not None:
+            call.ids = self._ids(token_ids, layout, pointers)
         if tree is not None:
             if min(map(len, tree.rows)) < nodes:
                 call.sizes = pointers.integers(map(len, tree.rows))
@@ -104,6 +100,14 @@ class NativeDecoder:
         call.recurrent_states = pointers.tensors([kept.states[at[i]] if i in at else None for i in each])
         call.recurrent_rows = pointers.tensors([kept.rows[at[i]] if i in at else None for i in each])
 
+    def _ids(self, token_ids: Tensor | None, layout: PassLayout, pointers: Pointers) -> int | None:
+        if token_ids is None:
+            assert layout.tree is not None
+            return pointers.integers(chain.from_iterable(layout.tree.lists.token_ids))
+        if layout.rows is not None and layout.rows.is_image is not None:
+            token_ids = token_ids.masked_fill(layout.rows.is_image, self._described.image_token or 0)
+        return pointers.tensor(token_ids.contiguous())
+
     def _cache_addresses(self, cache: SlotCache) -> tuple[Addresses, Addresses]:
         keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
         known = self._known_addresses
@@ -135,7 +139,7 @@ class NativeDecoder:
 
     def _rotation(self, kind: str | None, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self._rotary(torch.empty(0), position_ids, *(() if kind is None else (kind,)))
-        times = self._described.rotary_dim // cos.shape[-1]  # some models return only the half that is repeated
+        times = self._described.ropes[kind] // cos.shape[-1]  # some models return only the half that is repeated
         return cos[0].repeat(1, times).contiguous(), sin[0].repeat(1, times).contiguous()
 
 

@@ -176,20 +176,22 @@ class TransformersDecoder:
         options: dict[str, object] = {"position_ids": layout.position_ids, KV_CACHE: cache, "use_cache": waves is None}
         if states is not None:
             options["output_hidden_states"] = True
-        if layout.head_rows:
-            options["logits_to_keep"] = layout.head_rows
+        if layout.head_rows and layout.head_rows < layout.num_nodes:
+            # Not as a number, by which some models cut the rows of layers that make no keys and values.
+            options["logits_to_keep"] = torch.arange(-layout.head_rows, 0, device=layout.device)
         if self._attends_trees:
             options["paceline_pass"] = layout
         else:
             options["attention_mask"] = layout.mask_4d(self._model.dtype)
         rows = layout.rows
         if rows is not None:
-            options["inputs_embeds"] = rows.embeds
+            options |= {"inputs_embeds": rows.embeds, **self._per_layer_inputs(token_ids, rows.is_image)}
             if rows.deepstack:
                 options |= {"visual_pos_masks": rows.is_image, "deepstack_visual_embeds": list(rows.deepstack)}
         elif self.attached is not None and layout.is_mask is not None:
             embeddings: nn.Module = self._model.get_input_embeddings()  # type: ignore[assignment]
-            options["inputs_embeds"] = self.attached.embed(embeddings(token_ids))
+            embeds = self.attached.embed(embeddings(token_ids))
+            options |= {"inputs_embeds": embeds, **self._per_layer_inputs(token_ids)}
         else:
             options["input_ids"] = token_ids
         head_rows = layout.head_rows
@@ -200,6 +202,15 @@ class TransformersDecoder:
             nodes = {index: out.hidden_states[index] for index in states.layers}
             states.write(layout.slots, layout.starts, nodes, layout.num_nodes, cache.capacity)
         return torch.empty(0) if head_rows == 0 else out.logits[:, -(head_rows or 0) :]
+
+    def _per_layer_inputs(self, token_ids: Tensor | None, is_image: Tensor | None = None) -> dict[str, Tensor]:
+        """What a model with per-layer inputs looks up by tokens; images have those of padding."""
+        base: Any = self._model.base_model
+        if token_ids is None or not getattr(base, "hidden_size_per_layer_input", None):
+            return {}
+        if is_image is not None:
+            token_ids = token_ids.masked_fill(is_image, base.padding_idx or 0)
+        return {"per_layer_inputs": base.get_per_layer_inputs(token_ids)}
 
 
 def fuse(model: "PreTrainedModel") -> bool:

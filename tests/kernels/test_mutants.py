@@ -39,6 +39,7 @@ BLOCKS = (
     "codes of the other column", "remainders that count whole", "the row before in a second part",
     "offsets forgotten", "codes without their sign",
 )  # fmt: skip
+SHARING = "keys of the layer before", "per-layer input of a neighbour", "states behind the last keys forgotten"
 GUMBEL = "noise of another token", "noise without exponents"
 NOISE = "noise of the column before", "a bound above the winner", "sums that rounding decides"
 RECURRENT = (
@@ -101,6 +102,9 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "pass->inputs + s.place[FAULT && row ? row - 1 : row] * size",
     ),
     HEAD_NOISE: ("pass.h", "pass->noise + row / pass->head_rows", "pass->noise + (FAULT ? 0 : row / pass->head_rows)"),
+    SHARING[0]: ("pass.h", "index - l.shared_kv, me", "index - l.shared_kv - (FAULT && l.shared_kv && l.window), me"),
+    SHARING[1]: ("pass.h", "s.ple + (first + r) * outs", "s.ple + (first + (FAULT && r ? r - 1 : r)) * outs"),
+    SHARING[2]: ("pass.h", "!(pass->states && pass->states[last])", "(FAULT || !(pass->states && pass->states[last]))"),
     BF12[0]: ("bf12.h", "unit[128 + i] >> 4 * pair", "unit[128 + i] >> 4 * (FAULT ? 1 - pair : pair)"),
     BF12[1]: (
         "bf12.h",
@@ -192,12 +196,12 @@ def switch(faulty, monkeypatch):
     library_module.library()
 
 
-def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
+def has_the_bits_of_plain_decoding(trials: int = 6, name: str = "llama") -> bool:
     """Random trees of tiny models on two threads, a smaller and a larger one, each path against one row at a time."""
     rng, threads = random.Random(1), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        runner = ModelRunner(wrap_model(tiny_model("llama")), 2, 200)
+        runner = ModelRunner(wrap_model(tiny_model(name)), 2, 200)
         slots = [runner.cache.allocate(), runner.cache.allocate()][::-1]
         runner.watch_states([0, 1, 2])
         for _ in range(trials):
@@ -223,6 +227,17 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
         return False
     finally:
         torch.set_num_threads(threads)
+
+
+def keeps_states_of_a_prefill(name: str) -> bool:
+    """The states of a prompt, whose pass wants nothing else of the last layers, are those of a pass that has logits."""
+    runner, text = ModelRunner(wrap_model(tiny_model(name)), 2, 64), [7, 30, 12, 5, 41]
+    layers = range(runner.loaded.num_layers)
+    runner.watch_states(layers)
+    slots = [runner.cache.allocate(), runner.cache.allocate()]
+    runner.extend_cache(slots[0], text)
+    runner.forward(slots[1:], TokenTree.chain([text]))
+    return all(torch.equal(*(runner.read_states(slot, 0, 5, [layer]) for slot in slots)) for layer in layers)
 
 
 @pytest.mark.parametrize("fault", ["none", PROJECTION, HEAD_NOISE])
@@ -267,7 +282,14 @@ def test_faults_of_recurrent_layers_are_seen(fault, switch):
     assert right == (fault == "none")
 
 
-SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *RECURRENT}
+@pytest.mark.parametrize("fault", ["none", *SHARING])
+def test_faults_of_layers_that_share_are_seen(fault, switch):
+    switch(fault)
+    right = has_the_bits_of_plain_decoding(2, "gemma4") and keeps_states_of_a_prefill("gemma4")
+    assert right == (fault == "none")
+
+
+SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT}
 
 
 @pytest.mark.parametrize("fault", [name for name in NAMES if name not in SEEN])

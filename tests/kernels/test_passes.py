@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from paceline.core.tree import TokenTree
-from paceline.hf.describe import FORMS
 from paceline.kernels import load
 from paceline.target import LoadedModel, ModelRunner, wrap_model
-from tests.tiny import ARCHITECTURES, RECURRENT, tiny_model
+from tests.tiny import NATIVE, tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
-NATIVE = [name for name, (kind, _) in (ARCHITECTURES | RECURRENT).items() if kind in FORMS and "_moe" not in name]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

@@ -34,7 +34,6 @@ REFUSED = {
     "jamba": (SMALL, STATE),
     "bloom": ({"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "ALiBi"),
     "mpt": ({"vocab_size": 97, "d_model": 32, "n_layers": 2, "n_heads": 4}, "ALiBi"),
-    "llama4_text": (SMALL, "chunked_attention"),
 }
 
 

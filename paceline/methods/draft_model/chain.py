@@ -8,7 +8,6 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from ...attention.kv_cache import SlotCache
 from ...core.draft import Draft, Law
 from ...core.interfaces import DraftBudget, InnerDecoder, Target
 from ...core.request import SamplingParams, TokenSequence
@@ -24,7 +23,6 @@ from ..ngram_pool import add_branches
 class Runner(Target, Protocol):
     """What drafting with a model takes: `target.runner.ModelRunner`, as `Target.run_model` gives it."""
 
-    cache: SlotCache
     chunk: int
     settings: Any
     images: Any

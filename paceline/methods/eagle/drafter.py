@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
@@ -23,7 +23,6 @@ from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.draft_layer import Level
 from ..heads.fitting import attach_head
-from ..heads.parts import DraftHead
 from ..heads.top_tokens import Best, TokenRanking
 from ..heads.trees import MC_SIM_7B_63, DynamicTree, StaticTree, draft_of
 from ..spec import TREE_NODES, HeadSpec, vllm_flag
@@ -49,7 +48,7 @@ class Eagle(Drafter):
     @checked_call
     def __init__(
         self,
-        head: str | PathLike[str] | DraftHead,
+        head: str | PathLike[str] | nn.Module,
         tree: Shape = "dynamic",
         top_k: Annotated[int, Field(ge=1)] = 8,
         ngrams: bool = True,
@@ -62,7 +61,7 @@ class Eagle(Drafter):
     def bind(self, target: Target, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
         loaded = target.loaded
-        head = attach_head(self._given, self._head, target, target_hidden_size=loaded.hidden_size)
+        head = self._attach(target)
         if max(head.config.states) > loaded.num_layers:
             raise IncompatibleModels(
                 f"this {head.config.method} head was made for another target",
@@ -75,6 +74,9 @@ class Eagle(Drafter):
         self._ngrams = ContextNgrams(target.banned_token_ids, self._uses_ngrams)
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)
+
+    def _attach(self, target: Target) -> Any:
+        return attach_head(self._given, self._head, target, target_hidden_size=target.loaded.hidden_size)
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """Uncached pairs beyond the usual few count; the hint is -1 for a text of one token, which has no pair."""

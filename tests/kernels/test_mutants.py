@@ -138,7 +138,11 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "walk(s.waiting[b] + step,",
         "walk(s.waiting[b] + (FAULT ? waiting - 1 - step : step),",
     ),
-    RECURRENT[5]: ("recurrent.h", "inherits ? up.place + up.below", "inherits && !FAULT ? up.place + up.below"),
+    RECURRENT[5]: (
+        "recurrent.h",
+        "v[n].place = inherits ?",
+        "v[n].place = FAULT ? up.place + 1 + (inherits ? 0 : v[up.heir].below + up.taken) : inherits ?",
+    ),
     RECURRENT[6]: ("recurrent.h", "column >= pass->bases[b] +", "column >= FAULT + pass->bases[b] +"),
     RECURRENT[7]: ("pass.h", "s.gates + row * l.heads * d + (", "s.gates + row * l.heads * d + (FAULT ? 0 : "),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.

@@ -109,6 +109,8 @@ class SlotCache(Cache):
         """Free a slot; harmless if it is free already."""
         if slot not in self._free:
             self._free.append(slot)
+        if self.recurrent is not None:
+            self.recurrent.reset(slot)
         self.lengths[slot] = self.offsets[slot] = 0
         self._is_used.pop(slot, None)
 

@@ -5,7 +5,7 @@ a short convolution. Mixers are found by trying the model out. Their classes are
 where the cache is a `SlotCache`; the names and weights of their layers stay as they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,6 +63,12 @@ class MixerStates:
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
+
+
+def joined(parts: Sequence[Held]) -> Held:
+    """The states of several sequences, one after another; empty parts are left out."""
+    parts = [part for part in parts if part]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else Held()
 
 
 @dataclass

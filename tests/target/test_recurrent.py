@@ -98,6 +98,21 @@ def test_texts_in_chunks(name, chunk):
     assert Texts(name, chunk).round() < EXACT
 
 
+@pytest.mark.parametrize("length", [5, 12])
+@pytest.mark.parametrize("name", [*FEW, "mamba"])
+def test_texts_in_a_batch(name, length):
+    """As in training, read in two passes."""
+    target, texts = loaded(name), [prompt(2 * length, seed) for seed in range(3)]
+    cache = target.new_cache(3, 2 * length)
+    slots, logits = [cache.allocate() for _ in texts], torch.empty(0)
+    for begin in (0, length):
+        layout = target.begin(cache, slots, length)
+        with torch.inference_mode():
+            logits = target.forward(torch.tensor(texts)[:, begin : begin + length], layout, cache)
+        cache.lengths[:] = [begin + length] * 3
+    assert max(apart(name, row[-1], text) for row, text in zip(logits, texts, strict=True)) < EXACT
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tentative_commits_leave_no_trace(name):
     texts = Texts(name)
@@ -149,7 +164,7 @@ def test_an_error_in_the_middle_of_a_pass_leaves_states_as_they_were(error, monk
 def sibling(self, at_once):
     plan = planned(self, at_once)
     for before, wave in zip(plan.waves, plan.waves[1:], strict=False):
-        wave.parents = [(place + 1) % len(before.sources) for place in wave.parents]
+        wave.parents = (wave.parents + 1) % len(before.sources)
     return plan
 
 

@@ -5,7 +5,7 @@ a short convolution. Mixers are found by trying the model out. Their classes are
 where the cache is a `SlotCache`; the names and weights of their layers stay as they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -65,6 +65,12 @@ class MixerStates:
         return False
 
 
+def joined(parts: Sequence[Held]) -> Held:
+    """The states of several sequences, one after another; empty parts are left out."""
+    parts = [part for part in parts if part]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else Held()
+
+
 @dataclass
 class _Call:
     """A call of a module, and the states that it has asked for."""
@@ -80,7 +86,7 @@ class _Finder(MixerStates, DynamicCache):
 
     def __init__(self, config: Any):
         DynamicCache.__init__(self, config=config)
-        self.running, self.mixers = list[_Call](), dict[nn.Module, _Call]()
+        self.running, self.mixers, self.called = list[_Call](), dict[nn.Module, _Call](), set[nn.Module]()
 
     @property
     def held(self) -> Held:  # type: ignore[override]
@@ -153,6 +159,13 @@ class MixerRun:
         return self._forward(*map(own, self._args), **named), states.held
 
 
+class Weights(nn.Module):
+    """A linear layer of which a mixer reads the weight alone, so that it is neither packed nor quantised."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class InWaves(nn.Module):
     """A mixer whose class was replaced by `in_waves`: with a slot cache it computes trees, else what it did before."""
 
@@ -185,6 +198,7 @@ def put_in_waves(model: "PreTrainedModel") -> None:
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         finder.running.append(_Call(module, args, kwargs))
+        finder.called.add(module)
 
     for module in model.modules():
         handles += [
@@ -212,6 +226,9 @@ def put_in_waves(model: "PreTrainedModel") -> None:
         mixer.mixer = Mixer(index, run.x.shape[2], states, run.form, tried[type(module)])
         if not isinstance(module, InWaves):
             module.__class__ = in_waves(type(module))
+        for part in module.modules():
+            if type(part) is nn.Linear and part not in finder.called:
+                part.__class__ = Weights  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _continues(step: MixerRun) -> bool:

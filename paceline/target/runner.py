@@ -215,7 +215,8 @@ class ModelRunner:
         """
         begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
         if vision is not None and begin < (edge := min(vision.edge, last)):
-            seconds = yield from self._prefill_images(slot, token_ids, vision, keep_states)
+            with self.cache.held([slot], [edge]):
+                seconds = yield from self._prefill_images(slot, token_ids, vision, keep_states)
             # A block may hold the last token: it is computed with its block, and once more as the root.
             self.cache.truncate(slot, edge)
             begin = edge

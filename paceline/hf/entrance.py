@@ -55,7 +55,8 @@ def stopping_copy(model: Any, language: nn.Module) -> nn.Module:
     """
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     memo |= {id(part): nn.ModuleList() for part in language.children() if isinstance(part, nn.ModuleList)}
-    memo[id(model.get_output_embeddings())] = nn.Identity()
+    if (head := model.get_output_embeddings()) is not None:
+        memo[id(head)] = nn.Identity()
     copied = copy.deepcopy(model, memo)
     inner: Any = memo[id(language)]
     inner.forward = _stop(inspect.signature(type(language).forward))

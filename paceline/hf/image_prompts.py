@@ -219,8 +219,9 @@ def prompt_of(
     if places[-1] == len(ids) - 1:
         raise ConfigError("the prompt ends with an image", fix="let a text follow it")
     prompt_images, first = list[PromptImage](), 0
-    for tensors, count, source in zip(_divided(vision, inputs, counts, places[-1] + 1), counts, images, strict=True):
-        key = _key(tensors) + (f" {first}" if vision.family.is_generic else "")
+    divided = _divided(vision, inputs, counts, places[-1] + 1)
+    keys = _keys(divided[0], len(divided)) if vision.family.is_generic else map(_key, divided)
+    for key, tensors, count, source in zip(keys, divided, counts, images, strict=True):
         prompt_images.append(PromptImage(key, tuple(places[first : first + count]), tensors, _reduced(source)))
         first += count
     return ids, with_positions(vision, tuple(prompt_images), token_ids, inputs)
@@ -270,6 +271,12 @@ def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int], edge:
     names = [name for name in ("pixel_values", "pixel_attention_mask") if name in inputs]
     parts = {name: inputs[name].split([count // share for count in counts], dim) for name in names}
     return [{name: parts[name][i] for name in names} for i in range(len(counts))]
+
+
+def _keys(inputs: Mapping[str, Any], count: int) -> list[str]:
+    """The keys of all images of a prompt: the token behind the last one changes nothing before it."""
+    key = _key({**inputs, "input_ids": inputs["input_ids"][:, :-1]})
+    return [f"{key} {index}" for index in range(count)]
 
 
 def _key(tensors: Mapping[str, Any]) -> str:

@@ -4,8 +4,10 @@ Families that have a row are read as if they had none, so that each part of the 
 several layers (Qwen3-VL), sight in both directions (Gemma 3), tiles (Idefics 3).
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from paceline.core.interfaces import Drafter
 from paceline.core.tree import TokenTree
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
 from paceline.hf import vision
-from paceline.hf.entrance import Entrance, sight
+from paceline.hf.entrance import enter, sight, stopping_copy
 from paceline.hf.vision import Vision
 from paceline.target import load_model, wrap_model
 from paceline.target.prefill import encode_images, reference_logits, text_logits
@@ -81,7 +83,7 @@ def looks(monkeypatch):
 def test_images_are_read_once_for_all_questions_behind_them(looks):
     llm = engine("llava")
     forget(llm)
-    first, second = ([user(make_image(1), make_image(2), text)] for text in ("what is it", "where is it"))
+    first, second = ([user(make_image(1), make_image(2), text)] for text in ("what is it", "is it not"))
     for chat in (first, second, first):
         llm.generate(chat, GREEDY)
     assert looks == [llm.generate(first, GREEDY)[0].metrics.vision == 0 and looks[0]]
@@ -221,17 +223,54 @@ def test_a_prompt_that_sees_its_text_both_ways_is_refused():
         engine("paligemma")
 
 
-def test_arguments_without_rows_are_refused(monkeypatch):
-    real = vision.enter
+class Around(torch.nn.Module):
+    """Hands some arguments to a text model."""
 
-    def enter(*args):
-        found: Entrance = real(*args)
-        raise IncompatibleModels("this family hands its text model what passes here have no place for", got=str(found))
+    class Text(torch.nn.Module):
+        def forward(self, inputs_embeds=None, position_ids=None, states=None, visual_pos_masks=None, **others): ...
 
-    monkeypatch.setattr(vision, "enter", enter)
-    model, processor = make("granite4_vision")
-    with pytest.raises(IncompatibleModels, match="no place for"):
-        wrap_model(model, processor=processor)
+    def __init__(self, **arguments):
+        super().__init__()
+        self.arguments, self.config = arguments, SimpleNamespace(get_text_config=lambda: None)
+        self.embeddings, self.text = torch.nn.Embedding(9, 4), self.Text()
+
+    def get_input_embeddings(self):
+        return self.embeddings
+
+    def get_output_embeddings(self):
+        return None
+
+    def forward(self, input_ids, use_cache):
+        self.text(**{"inputs_embeds": self.embeddings(input_ids), **self.arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "got"),
+    [
+        ({"states": torch.zeros(1, 7, 4)}, r"states \[1, 7, 4\]"),
+        ({"inputs_embeds": torch.zeros(1, 3, 4)}, r"embeddings \[1, 3, 4\]"),
+        ({"inputs_embeds": None}, "no embeddings"),
+        ({"visual_pos_masks": torch.tensor([[True, True, False, False]])}, "other tokens than the placeholders"),
+        ({"others": None}, None),
+        ({"states": torch.zeros(1, 4, 2)}, None),
+        ({"states": [torch.zeros(2, 4)]}, None),
+    ],
+)
+def test_arguments_that_have_no_place_here_are_refused(arguments, got):
+    around = Around(**arguments)
+    inputs = {"input_ids": torch.tensor([[1, 5, 5, 2]])}
+    with nullcontext() if got is None else pytest.raises(IncompatibleModels, match=got):
+        entrance = enter(stopping_copy(around, around.text), inputs, 5)
+        assert entrance.position_ids.tolist() == [[0, 1, 2, 3]]
+        assert entrance.placeholder_ids == {5}
+        assert entrance.extras.keys() == arguments.keys() & {"states"}
+
+
+def test_a_forward_without_its_text_model_is_refused():
+    around = Around()
+    around.forward = lambda **_: None
+    with pytest.raises(IncompatibleModels, match="no call of its text model"):
+        enter(stopping_copy(around, around.text), {"input_ids": torch.tensor([[1, 5, 2]])}, 5)
 
 
 def test_more_placeholders_than_images_are_refused():

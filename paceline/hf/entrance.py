@@ -133,6 +133,8 @@ def sight(mask: Any, length: int, config: Any) -> tuple[tuple[tuple[int, int], .
     """
     masks = mask if isinstance(mask, Mapping) else {"full_attention": mask}
     full, sliding = (_seen(masks.get(kind), length) for kind in ("full_attention", "sliding_attention"))
+    if full is None and sliding is None:
+        return (), False
     blocks, only = _blocks(full), _blocks(sliding)
     windowed = bool(only) and not blocks
     seen = inside = torch.ones(length, length, dtype=torch.bool).tril()

@@ -28,16 +28,16 @@ _COHERE = {
 }
 
 
-def _glm(which: str, processor: str, image: str) -> Family:
+def _glm(which: str, version: str, text: str, tower: str, **options: int) -> Family:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "partial_rotary_factor": 1.0}
     return Family(
         which,
-        processor,
-        image,
+        version + "Processor",
+        version + "ImageProcessor",
         _GLM_WORDS,
         "<|begin_of_image|><|image|><|end_of_image|>",
-        {**mrope("glm4v_text"), "rope_parameters": rope},
-        {**QWEN_TOWER, "model_type": "glm4v_vision", "image_size": SIDE}
+        {**mrope(text), "rope_parameters": rope, **options},
+        {**QWEN_TOWER, "model_type": tower, "image_size": SIDE}
         | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32},
         {
             "image_token_id": "<|image|>",
@@ -88,8 +88,18 @@ MORE: dict[str, Family] = {
     "pixtral": _pixtral("llava", "PixtralProcessor", {}, vision_feature_select_strategy="full"),
     "mistral3": _pixtral("mistral3", "PixtralProcessor", {"spatial_merge_size": 2}),
     "lighton_ocr": _pixtral("lighton_ocr", "LightOnOcrProcessor", {"spatial_merge_size": 2}),
-    "glm4v": _glm("glm4v", "Glm4vProcessor", "Glm4vImageProcessor"),
-    "glm46v": _glm("glm46v", "Glm46VProcessor", "Glm46VImageProcessor"),
+    "glm4v": _glm("glm4v", "Glm4v", "glm4v_text", "glm4v_vision"),
+    "glm46v": _glm("glm46v", "Glm46V", "glm4v_text", "glm4v_vision"),
+    "glm_ocr": _glm("glm_ocr", "Glm46V", "glm_ocr_text", "glm_ocr_vision", head_dim=16),
+    "glm4v_moe": _glm(
+        "glm4v_moe",
+        "Glm4v",
+        "glm4v_moe_text",
+        "glm4v_moe_vision",
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    ),
     "qwen3_vl_moe": qwen(
         "qwen3_vl_moe",
         "Qwen3VLProcessor",
@@ -214,6 +224,59 @@ MORE: dict[str, Family] = {
             "image_grid_pinpoints": TILES,
         },
         processor={"patch_size": 4, "vision_feature_select_strategy": "full", "downsample_rate": "2/4"},
+    ),
+    "exaone4_5": Family(
+        "exaone4_5",
+        "Exaone4_5_Processor",
+        "Qwen2VLImageProcessor",
+        ["<|image_pad|>", "<|video_pad|>", "<vision>", "</vision>"],
+        "<vision><|image_pad|></vision>",
+        {"model_type": "exaone4", "head_dim": 8, "sliding_window": 24}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        {**QWEN_TOWER, "model_type": "exaone4_5_vision", "hidden_size": 32, "intermediate_size": 48}
+        | {"out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1], "num_key_value_heads": 2},
+        {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+        pixels=QWEN_PIXELS,
+        takes_video=True,
+    ),
+    "hunyuan_vl": Family(
+        "hunyuan_vl",
+        "HunYuanVLProcessor",
+        "HunYuanVLImageProcessor",
+        ["<image>", "<begin>", "<end>", "<newline>"],
+        "<begin><image><end>",
+        {**mrope("hunyuan_vl_text"), "head_dim": 16}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2, 2]}},
+        {**TOWER, "model_type": "hunyuan_vl_vision", "patch_size": 4, "out_hidden_size": 32, "text_hidden_size": 32}
+        | {"max_image_size": 64, "min_image_size": 16},
+        {"image_token_id": "<image>", "im_start_id": "<begin>", "im_end_id": "<end>", "im_newline_id": "<newline>"},
+        named={"image_token": "<image>", "image_start_token": "<begin>", "image_end_token": "<end>"},
+        pixels={"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 1600}},
+    ),
+    "deepseek_vl": Family(
+        "deepseek_vl",
+        "DeepseekVLProcessor",
+        "DeepseekVLImageProcessor",
+        ["<image>"],
+        "<image>",
+        {"model_type": "llama"},
+        SIGLIP,
+        {"image_token_id": "<image>"},
+        named={"image_token": "<image>"},
+        pixels={"size": {"height": SIDE, "width": SIDE}},
+        processor={"num_image_tokens": 16},
+    ),
+    "video_llama_3": Family(
+        "video_llama_3",
+        "VideoLlama3Processor",
+        "VideoLlama3ImageProcessor",
+        ["<|image_pad|>", "<|video_pad|>"],
+        "<|image_pad|>",
+        {"model_type": "qwen2"},
+        {**TOWER, "model_type": "video_llama_3_vision", "patch_size": 4},
+        {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+        pixels={"patch_size": 4, "merge_size": 2, "min_pixels": 256, "max_pixels": 1600},
+        takes_video=True,
     ),
     "ovis2": Family(
         "ovis2",

@@ -97,7 +97,8 @@ class PromptRows:
     is_image: which rows hold image features, [1, N].
     deepstack: the features [M, E] that are added to these rows after each of the first layers (DeepStack).
     blocks: the column ranges that attend to one another in both directions.
-    blocks_cross_window: whether they do so beyond a sliding window.
+    blocks_cross_window, windowed_blocks: whether they do so beyond a sliding window, and only in layers with one.
+    extras: further arguments of a text model of transformers.
     """
 
     embeds: Tensor
@@ -106,6 +107,8 @@ class PromptRows:
     deepstack: tuple[Tensor, ...] = ()
     blocks: tuple[tuple[int, int], ...] = ()
     blocks_cross_window: bool = False
+    windowed_blocks: bool = False
+    extras: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 @dataclass
@@ -170,8 +173,11 @@ class PassLayout:
             ancestor_mask = self.tree.ancestor_mask[row : row + 1]
         begins = torch.tensor([start], device=self.device)
         mask = visible(begins, ancestor_mask, round_up(start + n), window, self.columns[row : row + 1])[0]
-        for first, last in () if self.rows is None else self.rows.blocks:  # a chunk never cuts a block
+        blocks = () if self.rows is None or (window is None and self.rows.windowed_blocks) else self.rows.blocks
+        for first, last in blocks:  # a chunk never cuts a block
             nodes = slice(max(first - start, 0), max(last - start, 0))
+            if nodes.start >= n:
+                continue
             near = torch.ones(n, last - first, dtype=torch.bool, device=self.device)
             if window is not None and not self.rows.blocks_cross_window:  # type: ignore[union-attr]
                 near = within(window, self.columns[row][:, None], torch.arange(first, last, device=self.device))

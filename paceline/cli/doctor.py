@@ -101,6 +101,9 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
         "self-test": f"[green]passed[/green]: trees give the logits of plain transformers, {trees}",
         "floor": f"{_size(costs.weight_bytes)} at {costs.bandwidth / 1e9:.1f} GB/s: {1e3 * costs.floor:.2f} ms a pass",
     }
+    if report.images is not None:
+        generic = "generic: transformers reads all images of a prompt together"
+        rows["images"] = generic if report.images == "generic" else "each is encoded once"
     screen.out.print(_table(escape(f"{report.model}, {report.dtype} on {report.device}"), rows))
     formats = {
         "weights": lambda group: f"{group.count} {group.what}",

@@ -46,7 +46,7 @@ from .gguf.file import SUFFIX
 from .gguf.load import open_gguf
 from .gguf.tokens import open_gguf_tokenizer
 from .quantized import check_dtype, check_quantization, is_quantized, rounded_layers
-from .vision import family_of, is_vlm
+from .vision import is_vlm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -156,8 +156,6 @@ def open_checkpoint(
     rounded = rounded_layers(config, stored) if packs else None
     if rounded is None:
         check_quantization(name_or_path, config)
-    if sees:
-        family_of(config)
     check_layer_types(config)
     if not files:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -91,6 +92,7 @@ class DrafterMemory:
 class ModelReport:
     """The measurements of one model. native: its passes run in the native library.
 
+    images: how it reads them, "generic" for a family without a row in `hf.vision`; None: it does not.
     unpacked: see `unpacked_formats`.
     """
 
@@ -101,6 +103,7 @@ class ModelReport:
     row_multiple: int
     native: bool
     attends_trees: bool
+    images: Literal["known", "generic"] | None
     context: int
     memory: MemoryPlan
     drafters: tuple[DrafterMemory, ...]
@@ -156,6 +159,7 @@ def examine_model(
         row_multiple=runner.settings.row_multiple,
         native=loaded.is_native,
         attends_trees=loaded.attends_trees,
+        images=None if loaded.vision is None else "generic" if loaded.vision.family.is_generic else "known",
         context=context,
         memory=memory,
         drafters=drafter_memory(loaded.vocab_size, slots, runner.max_length),

@@ -196,17 +196,18 @@ class LoadedModel:
 
     def with_model(self, model: PreTrainedModel, attached: AttachedAdapter | None = None) -> "LoadedModel":
         """A copy for another module tree of the same architecture. attached: the adapter in it."""
-        decoder = decoder_of(model, self.attends_trees, attached)
+        is_plain = self.vision is not None and self.vision.family.needs_transformers
+        decoder = decoder_of(model, self.attends_trees, attached, is_plain)
         return replace(self, model=model, decoder=decoder, image_reference=None)
 
 
 def decoder_of(
-    model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None
+    model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None, is_plain: bool = False
 ) -> NativeDecoder | FusedDecoder | TransformersDecoder:
-    """A decoder for a model. attached: the adapter in it."""
+    """A decoder for a model. attached: the adapter in it. is_plain: it needs transformers' layers."""
     if is_fused(model):
         return FusedDecoder(model, attached)
-    described = describe(model) if attends_trees else None
+    described = describe(model) if attends_trees and not is_plain else None
     if described is None:
         return TransformersDecoder(model, attends_trees, attached)
     return NativeDecoder(model, described, attached)

@@ -241,12 +241,13 @@ class ModelRunner:
     ) -> Generator[None, None, float]:
         """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
         held, edge = self.cache.lengths[slot], vision.edge if vision.blocks else min(vision.edge, len(token_ids) - 1)
-        unseen = replace(vision, images=tuple(image for image in vision.images if image.stop > held))
+        together = self._vision().family.is_generic
+        unseen = vision if together else replace(vision, images=tuple(i for i in vision.images if i.stop > held))
         features, seconds = list[Features](), 0.0
-        for image in unseen.images:
+        for images in [unseen.images] if together else [[image] for image in unseen.images]:
             if features:
                 yield
-            encoded, spent = self.images.encode(self._vision(), [image])
+            encoded, spent = self.images.encode(self._vision(), images)
             features, seconds = features + encoded, seconds + spent
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
         for begin, end in chunks(edge, vision.blocks, self.chunk):

@@ -185,7 +185,8 @@ class TransformersDecoder:
             options["attention_mask"] = layout.mask_4d(self._model.dtype)
         rows = layout.rows
         if rows is not None:
-            options |= {"inputs_embeds": rows.embeds, **self._per_layer_inputs(token_ids, rows.is_image)}
+            own = self._per_layer_inputs(token_ids, rows.is_image)
+            options |= {"inputs_embeds": rows.embeds, **own, **rows.extras}
             if rows.deepstack:
                 options |= {"visual_pos_masks": rows.is_image, "deepstack_visual_embeds": list(rows.deepstack)}
         elif self.attached is not None and layout.is_mask is not None:

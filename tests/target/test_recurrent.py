@@ -11,16 +11,21 @@ from paceline import DraftModel, PromptLookup, SamplingParams, SelfQuantized
 from paceline.attention.recurrent import RecurrentStates
 from paceline.core.tree import TokenTree
 from paceline.errors import CacheFull, NumericsError
-from paceline.target import ModelRunner, make_runner, wrap_model
+from paceline.target import LoadedModel, ModelRunner, make_runner, wrap_model
 from paceline.target.recurrent_layers import InWaves, Mixer
 from paceline.target.waves import Waves
 from tests.adversaries import Constant, LeastLikely, RandomTrees, Scripted
-from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt
+from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, on_torch, oracle, prompt
 from tests.tiny import RECURRENT, tiny_model
 
 FEW, *MORE = [[*RECURRENT][:3], *[*RECURRENT][3:]]
 NAMES = [*FEW, *(pytest.param(name, marks=pytest.mark.more) for name in MORE)]
 EXACT = 2e-3  # of the standard deviation of logits; faults make it more than a tenth
+
+
+@cache
+def loaded(name: str, **overrides: Any) -> LoadedModel:
+    return on_torch(tiny_model(name, **overrides))
 
 
 @cache

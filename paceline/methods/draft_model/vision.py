@@ -86,6 +86,11 @@ class OwnTower(DraftVision):
                 got='vision="own"',
                 fix='use vision="none" to draft without images, or draft with a vision-language model',
             )
+        if loaded.vision.family.is_generic:
+            raise IncompatibleModels(
+                f"the draft {loaded.name} reads all images of a prompt together", got='vision="own"',
+                expected="a family that encodes them one by one", fix='use vision="none"',
+            )  # fmt: skip
         if loaded.vision.processor is None:
             raise ConfigError(f"the draft {loaded.name} has no processor", fix="load it from its folder, or pass one")
         target.keep_images()
@@ -153,6 +158,9 @@ class SharedTower(DraftVision):
         draft_vision = loaded.vision
         self._projected = loaded.hidden_size == target.loaded.hidden_size
         same_family = draft_vision is not None and draft_vision.family == target_vision.family
+        if target_vision.family.needs_transformers:
+            message, got = "the target's features are not all that its text model gets of an image", target.loaded.name
+            raise IncompatibleModels(message, got=got, fix='vision="none"')
         if target_vision.family.axes and not same_family:
             raise IncompatibleModels(
                 "the target's positions have several axes, which the draft does not support",
@@ -186,8 +194,9 @@ class SharedTower(DraftVision):
 
 
 def vision_of_draft(mode: VisionMode | None, target: Target, loaded: LoadedModel) -> DraftVision:
-    """The `DraftVision` of a mode; None means "own" if both models have vision, else "none"."""
+    """The `DraftVision` of a mode; None means "own" if both models have vision and the draft can, else "none"."""
     if mode is None:
-        mode = "none" if loaded.vision is None or target.loaded.vision is None else "own"
+        sees = loaded.vision is not None and not loaded.vision.family.is_generic and target.loaded.vision is not None
+        mode = "own" if sees else "none"
     classes: dict[VisionMode, type[DraftVision]] = {"own": OwnTower, "shared": SharedTower, "none": TextOnly}
     return classes[mode](target, loaded)

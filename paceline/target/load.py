@@ -262,7 +262,7 @@ def _route_attention(model: "PreTrainedModel") -> bool:
         )
         if layout.num_calls == len(cache) > 0:
             return True
-    except (IncompatibleModels, ValueError, TypeError, KeyError):
+    except (IncompatibleModels, ValueError, TypeError, KeyError, RuntimeError):
         pass
     model.set_attn_implementation("eager")
     return False

@@ -4,6 +4,7 @@ Architectures differ in how they handle positions, masks and windows. So a branc
 compared with each path on its own. The chat with a made-up image is skipped if it would take long.
 """
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ..core.tree import TokenTree
 from ..errors import ConfigError, IncompatibleModels, NumericsError
+from ..hf.checkpoint import refused
 from ..hf.image_prompts import process_chat, prompt_of
 from ..hf.vision import Vision
 from ..quant.packed import QuantizedLinear
@@ -82,8 +84,10 @@ def check_tree(runner: ModelRunner) -> None:
         return
     slot = runner.cache.allocate()
     try:
-        runner.extend_cache(slot, tokens[:_PREFIX])
-        logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device))[0]
+        unlike = refused(f"{loaded.name} cannot be run with a cache of trees", kind=IncompatibleModels)
+        with nullcontext() if loaded.attends_trees else unlike:
+            runner.extend_cache(slot, tokens[:_PREFIX])
+            logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device))[0]
     finally:
         runner.cache.release(slot)
     for path, expected in zip(_PATHS, loaded.reference, strict=True):

@@ -17,7 +17,7 @@ from ..hf.fingerprint import LIKE, likeness
 from ..kernels.build import cache_folder
 from ..llm import LLM
 from ..methods.heads.folder import load_head
-from ..methods.heads.info import DRAFT_MODEL, HeadInfo, HeadTarget, place_of, read_record, trained_info
+from ..methods.heads.info import DRAFT_MODEL, RECORD, HeadInfo, HeadTarget, place_of, read_record, trained_info
 from ..methods.heads.published import WEIGHT_FILES
 from ..methods.spec import method_of_head
 from ..quant.packed import QuantizedLinear
@@ -57,7 +57,8 @@ def is_far_below(check: TrialCheck) -> bool:
 
 def is_published(head: str) -> bool:
     """Whether a head is of another project, so that it has no record in its folder."""
-    return head.endswith(".gguf") or published_head(head) is not None
+    place = published_head(head)
+    return head.endswith(".gguf") or (place is not None and not (place / RECORD).is_file())
 
 
 def info_of(head: str, target: LoadedModel) -> HeadInfo:

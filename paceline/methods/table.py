@@ -106,8 +106,9 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         how="a few layers over several hidden states, which fill a block of masks",
         papers="arXiv 2602.06036, its trees DDTree 2604.12989",
         home=".dflash.drafter", spec="DFlashSpec", drafter="DFlash",
-        head=".dflash.head:DFlashHead", recipe=".dflash.recipe:DFlashRecipe", marks=("dflash_config",),
-        layouts=".dflash.layouts", exports={"vllm": _WHOLE, "sglang": _WHOLE, "llama.cpp": ""},
+        head=".dflash.head:DFlashHead", recipe=".dflash.recipe:DFlashRecipe",
+        marks=("dflash_config", "speculators_model_type=dflash"), layouts=".dflash.layouts",
+        exports={"vllm": _WHOLE, "sglang": _WHOLE, "speculators": "", "llama.cpp": ""},
     ),
     Method(
         name="mtp", usage=HEAD, title="MTP", drafts=_TREES, needs=_TRAINED,

@@ -276,7 +276,7 @@ def _route_attention(model: "PreTrainedModel") -> bool:
         makers = sum(keys.shape[1] > 0 for keys in cache.keys)
         if layout.num_calls == makers + (getattr(config, "num_kv_shared_layers", None) or 0) and (layers or makers):
             return True
-    except (IncompatibleModels, ValueError, TypeError, KeyError):
+    except (IncompatibleModels, ValueError, TypeError, KeyError, RuntimeError):
         pass
     use_plain_attention(model)
     return False

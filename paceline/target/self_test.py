@@ -5,6 +5,7 @@ compared with each path on its own. The chat with a made-up image is skipped if 
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
 from ..errors import ConfigError, IncompatibleModels, NumericsError
+from ..hf.checkpoint import refused
 from ..hf.entrance import on_device
 from ..hf.image_prompts import model_inputs, process_chat, prompt_of
 from ..hf.load import KV_CACHE, is_recurrent
@@ -93,8 +95,10 @@ def check_tree(runner: ModelRunner) -> None:
         return
     slot = runner.cache.allocate()
     try:
-        runner.extend_cache(slot, tokens[:_PREFIX])
-        logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device))[0]
+        unlike = refused(f"{loaded.name} cannot be run with a cache of trees", kind=IncompatibleModels)
+        with nullcontext() if loaded.attends_trees else unlike:
+            runner.extend_cache(slot, tokens[:_PREFIX])
+            logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device))[0]
     finally:
         runner.cache.release(slot)
     for path, expected in zip(_PATHS, loaded.reference, strict=True):

@@ -1,5 +1,7 @@
 """Gemma 4 assistants: the drafts of transformers' module over the target's cache, the answers of plain decoding."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma4AssistantConfig
@@ -62,7 +64,7 @@ def chain_of_transformers(module, target, text: list[int], count: int) -> list[t
 @pytest.mark.parametrize("ordered", [False, True])
 def test_it_drafts_what_transformers_drafts(ordered):
     """Two texts side by side, past the window, against each by itself."""
-    options = {"vocab_size": 96, "vocab_size_per_layer_input": 96} if ordered else {}
+    options: dict[str, Any] = {"vocab_size": 96, "vocab_size_per_layer_input": 96} if ordered else {}
     module, texts, count = assistant(ordered), [prompt(21, 1), prompt(12, 2)], 4
     on = ModelRunner(loaded("gemma4", **options), 3)
     drafter = Gemma4Assistant(module)

@@ -98,6 +98,12 @@ def test_texts_in_chunks(name, chunk):
     assert Texts(name, chunk).round() < EXACT
 
 
+def test_rings_grow_while_a_pass_waits_for_its_commit():
+    """Every prompt ends in a pass of its own, and the commits follow together."""
+    asked = [(prompt(length), SamplingParams(1.0, max_tokens=6), SEED, NO_EOS) for length in (13, 40, 70)]
+    assert_identical(ModelRunner(loaded("mamba2"), 3), PromptLookup(), asked)
+
+
 @pytest.mark.parametrize("length", [5, 12])
 @pytest.mark.parametrize("name", [*FEW, "mamba"])
 def test_texts_in_a_batch(name, length):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import DraftModel, PromptLookup, SamplingParams, SelfQuantized
+from paceline import Choose, DraftModel, PromptLookup, SamplingParams, SelfQuantized
 from paceline.attention.recurrent import RecurrentStates
 from paceline.core.tree import TokenTree
 from paceline.errors import CacheFull, NumericsError
@@ -15,6 +15,7 @@ from paceline.target import ModelRunner, make_runner, wrap_model
 from paceline.target.recurrent_layers import InWaves, Mixer
 from paceline.target.waves import Waves
 from tests.adversaries import Constant, LeastLikely, RandomTrees, Scripted
+from tests.exactness.test_identity import REQUESTS, Varying
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, oracle, prompt
 from tests.tiny import RECURRENT, tiny_model
 
@@ -218,6 +219,15 @@ def two(name: str, drafter, max_tokens: int = 16, **overrides: Any) -> list:
 def test_answers_are_those_of_plain_decoding(name):
     for drafter in (PromptLookup(), RandomTrees(), LeastLikely()):
         two(name, drafter)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", FEW)
+def test_many_requests(name):
+    """All options and ends, in batches of three, by several drafters in turns."""
+    members = [PromptLookup(), DraftModel(wrap_model(tiny_model(name, seed=1))), SelfQuantized(lm_head="shared")]
+    for drafter in (RandomTrees(), Choose(members)):
+        assert_identical(ModelRunner(loaded(name), 3), drafter, REQUESTS, 16, policy=Varying(3))
 
 
 @pytest.mark.parametrize("name", FEW)

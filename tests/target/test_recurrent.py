@@ -43,10 +43,12 @@ def apart(name: str, logits: torch.Tensor, ids: list[int]) -> float:
 class Texts:
     """Two texts that grow by random trees, of which random paths are committed."""
 
-    def __init__(self, name: str, chunk: int = 512, seed: int = 0):
+    def __init__(self, name: str, chunk: int = 512, seed: int = 0, pages: bool = False):
         self.name, self.rng = name, random.Random(seed)
         self.on = ModelRunner(loaded(name), 2)
         self.on.chunk = chunk
+        if self.on.cache.recurrent is not None:
+            self.on.cache.recurrent.stops_at_pages = pages
         self.texts = [prompt(20, seed), prompt(9, seed + 1)]
         self.slots = [self.on.admit(text) for text in self.texts]
         for slot, text in zip(self.slots, self.texts, strict=True):
@@ -93,10 +95,12 @@ def test_after_many_rounds(name):
     assert texts.round() < EXACT
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 11])
+@pytest.mark.parametrize("chunk", [1, 7, 11, 512])
 @pytest.mark.parametrize("name", [*FEW, pytest.param("mamba", marks=pytest.mark.more)])
-def test_texts_in_chunks(name, chunk):
+def test_texts_in_chunks_and_states_that_stop_at_pages(name, chunk):
     assert Texts(name, chunk).round() < EXACT
+    texts = Texts(name, chunk, pages=True)
+    assert max(texts.round() for _ in range(3)) < EXACT
 
 
 def test_rings_grow_while_a_pass_waits_for_its_commit():

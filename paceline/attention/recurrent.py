@@ -169,13 +169,14 @@ class RecurrentStates:
 
     @torch.inference_mode()
     def _ensure(self, room: int) -> None:
-        """Extend the rings to at least `room` rows."""
+        """Extend the rings to at least `room` rows. Passes of other slots may wait for their commits."""
         if room <= self.capacity:
             return
         before, capacity = self.capacity, max(2 * self.capacity, 1 << (room - 1).bit_length())
         larger = [rows.new_zeros(len(rows), capacity, rows.shape[2]) for rows in self.rows]
-        for slot, length in enumerate(self._lengths):
-            columns = range(max(0, self.bases[slot] - self.tail), length)
+        for slot, base in enumerate(self.bases):
+            first = max(0, base - self.tail)
+            columns = range(first, first + before)
             old, new = [c % before for c in columns], [c % capacity for c in columns]
             for more, rows in zip(larger, self.rows, strict=True):
                 more[slot, new] = rows[slot, old]

@@ -137,6 +137,16 @@ class MixerRun:
         self.x = next(value for value in given if isinstance(value, Tensor))
         self.form: tuple[bool, ...] | None = None
 
+    def other_inputs(self) -> list[str]:
+        """Further arguments with numbers for each token."""
+        named = {**{f"argument {place}": value for place, value in enumerate(self._args)}, **self._kwargs}
+        shape = self.x.shape[:2]
+        return [
+            name
+            for name, value in named.items()
+            if isinstance(value, Tensor) and value is not self.x and value.dim() > 2 and value.shape[:2] == shape
+        ]
+
     def tried(self) -> Held:
         """Read the first token of the call; returns its states, and notes the form."""
         out, held = self._call(self.x[:1, :1], {})
@@ -219,6 +229,8 @@ def put_in_waves(model: "PreTrainedModel") -> None:
     tried = dict[type, bool]()
     for index, (module, call) in enumerate(finder.mixers.items()):
         run = MixerRun(module.forward, call.args, call.kwargs)
+        if more := run.other_inputs():
+            raise cannot_roll_back(kind, f"recurrent layers that read {more[0]} besides their input")
         states = tuple((key, tuple(state.shape[1:]), state.dtype) for key, state in run.tried().items())
         if type(module) not in tried:
             tried[type(module)] = _continues(run)

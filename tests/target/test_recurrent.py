@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import DraftModel, PromptLookup, SamplingParams, SelfQuantized
+from paceline import Choose, DraftModel, PromptLookup, SamplingParams, SelfQuantized
 from paceline.attention.recurrent import RecurrentStates
 from paceline.core.tree import TokenTree
 from paceline.errors import CacheFull, NumericsError
@@ -15,6 +15,7 @@ from paceline.target import LoadedModel, ModelRunner, make_runner, wrap_model
 from paceline.target.recurrent_layers import InWaves, Mixer
 from paceline.target.waves import Waves
 from tests.adversaries import Constant, LeastLikely, RandomTrees, Scripted
+from tests.exactness.test_identity import REQUESTS, Varying
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, on_torch, oracle, prompt
 from tests.tiny import RECURRENT, tiny_model
 
@@ -47,10 +48,12 @@ def apart(name: str, logits: torch.Tensor, ids: list[int]) -> float:
 class Texts:
     """Two texts that grow by random trees, of which random paths are committed."""
 
-    def __init__(self, name: str, chunk: int = 512, seed: int = 0):
+    def __init__(self, name: str, chunk: int = 512, seed: int = 0, pages: bool = False):
         self.name, self.rng = name, random.Random(seed)
         self.on = ModelRunner(loaded(name), 2)
         self.on.chunk = chunk
+        if self.on.cache.recurrent is not None:
+            self.on.cache.recurrent.stops_at_pages = pages
         self.texts = [prompt(20, seed), prompt(9, seed + 1)]
         self.slots = [self.on.admit(text) for text in self.texts]
         for slot, text in zip(self.slots, self.texts, strict=True):
@@ -97,10 +100,18 @@ def test_after_many_rounds(name):
     assert texts.round() < EXACT
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 11])
+@pytest.mark.parametrize("chunk", [1, 7, 11, 512])
 @pytest.mark.parametrize("name", [*FEW, pytest.param("mamba", marks=pytest.mark.more)])
-def test_texts_in_chunks(name, chunk):
+def test_texts_in_chunks_and_states_that_stop_at_pages(name, chunk):
     assert Texts(name, chunk).round() < EXACT
+    texts = Texts(name, chunk, pages=True)
+    assert max(texts.round() for _ in range(3)) < EXACT
+
+
+def test_rings_grow_while_a_pass_waits_for_its_commit():
+    """Every prompt ends in a pass of its own, and the commits follow together."""
+    asked = [(prompt(length), SamplingParams(1.0, max_tokens=6), SEED, NO_EOS) for length in (13, 40, 70)]
+    assert_identical(ModelRunner(loaded("mamba2"), 3), PromptLookup(), asked)
 
 
 @pytest.mark.parametrize("length", [5, 12])
@@ -217,6 +228,15 @@ def two(name: str, drafter, max_tokens: int = 16, **overrides: Any) -> list:
 def test_answers_are_those_of_plain_decoding(name):
     for drafter in (PromptLookup(), RandomTrees(), LeastLikely()):
         two(name, drafter)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", FEW)
+def test_many_requests(name):
+    """All options and ends, in batches of three, by several drafters in turns."""
+    members = [PromptLookup(), DraftModel(wrap_model(tiny_model(name, seed=1))), SelfQuantized(lm_head="shared")]
+    for drafter in (RandomTrees(), Choose(members)):
+        assert_identical(ModelRunner(loaded(name), 3), drafter, REQUESTS, 16, policy=Varying(3))
 
 
 @pytest.mark.parametrize("name", FEW)

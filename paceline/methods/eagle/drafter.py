@@ -36,7 +36,8 @@ Shape = Literal["dynamic", "static", "chain"]
 class Eagle(Drafter):
     """Draft trees with an EAGLE or MTP head. Depth and number of nodes are the budget's.
 
-    head: a folder that `paceline train` wrote, a packaged name, or a module.
+    head: a folder that `paceline train` wrote, a packaged name, or a module; None: the MTP module in the checkpoint of
+        the target.
     tree: "dynamic" (EAGLE-2), "static" (EAGLE-1's table) or "chain".
     top_k: the most children of a node, and the most nodes of a level that get children, in dynamic trees.
     ngrams: whether tokens are preferred that followed the same tokens earlier in the text (see `context_ngrams`).
@@ -49,7 +50,7 @@ class Eagle(Drafter):
     @checked_call
     def __init__(
         self,
-        head: str | PathLike[str] | DraftHead,
+        head: str | PathLike[str] | DraftHead | None,
         tree: Shape = "dynamic",
         top_k: Annotated[int, Field(ge=1)] = 8,
         ngrams: bool = True,
@@ -254,7 +255,30 @@ class PEagleSpec(EagleSpec):
 
 @checked
 class MtpSpec(EagleSpec):
-    """Options of `Eagle` with an MTP head."""
+    """Options of `Eagle` with the MTP module in the checkpoint of the target, or with an MTP head (`model`)."""
 
+    model: Annotated[str, Field(min_length=1)] | None = None  # type: ignore[assignment]
     method = "mtp"
     tokens = 3
+
+    @property
+    def name(self) -> str:
+        return self.method if self.model is None else super().name
+
+    def build(self) -> Drafter:
+        if self.model is not None:
+            return super().build()
+        return self.drafter(None, **{key: value for key, value in self.as_dict().items() if value is not None})
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """The module in the checkpoint runs in each engine, in llama.cpp where a GGUF file has it."""
+        if self.model is not None:
+            return super().elsewhere(tokens)
+        steps = (
+            f"--speculative-num-steps {tokens} --speculative-eagle-topk 1 --speculative-num-draft-tokens {tokens + 1}"
+        )
+        return {
+            "vLLM": (vllm_flag(method="mtp", num_speculative_tokens=tokens), "a chain, no tree"),
+            "SGLang": (f"--speculative-algorithm NEXTN {steps}", "a chain, no tree"),
+            "llama.cpp": (f"--spec-type draft-mtp --spec-draft-n-max {tokens}", "from a GGUF file that has the module"),
+        }

@@ -30,7 +30,7 @@ class EaglePass:
 
     def __init__(self, head: EagleHead, target: Target):
         self.head = head
-        self.is_native = runs_natively(target.loaded)
+        self.is_native = runs_natively(target.loaded, head)
         pairs = head.config.version != 3
         self._layer = NativeLayer(head, head.fc, pairs) if self.is_native else TorchLayer(head)
         self._device = target.loaded.device

@@ -26,7 +26,7 @@ from ...quant.packed import PackedLinear, pack_linears
 from ...target.loaded import LoadedModel
 from ..eagle.head import EagleHead
 from .layers import LayersConfig
-from .parts import Output
+from .parts import DraftHead, Output
 from .top_tokens import Best
 
 Packed = PackedLinear | BlockLinear
@@ -94,9 +94,10 @@ def head_cache(target: Target, config: LayersConfig) -> SlotCache:
     return cache
 
 
-def runs_natively(target: LoadedModel) -> bool:
-    """Whether the layers of a head for this target run in the native library."""
-    return target.device.type == "cpu" and target.dtype in FORMATS and library() is not None
+def runs_natively(target: LoadedModel, head: DraftHead | None = None) -> bool:
+    """Whether the layers of a head for this target run in the native library. head: None: one of known layers."""
+    known = head is None or not head.runs_in_torch
+    return known and target.device.type == "cpu" and target.dtype in FORMATS and library() is not None
 
 
 class NativeLayer:

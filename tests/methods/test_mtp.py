@@ -1,0 +1,222 @@
+"""MTP modules in checkpoints: what they draft, which of them are found, and what is refused."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import modeling_layers
+
+from paceline import LLM, Fixed, SamplingParams
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.hf.mtp import in_folder, read_mtp
+from paceline.methods import Eagle
+from paceline.methods.eagle import module
+from paceline.methods.eagle.passes import EaglePass
+from paceline.methods.heads.draft_layer import Level
+from paceline.methods.heads.draft_layer import _positions_and_mask as positions_and_mask
+from paceline.target import LoadedModel, load_model
+from tests.helpers import REPEATING, loaded, prompt
+from tests.methods.heads import attached, causal
+from tests.methods.modules import FAMILIES, RUN, Oracle, change, mistaken, written
+
+RUNNING = pytest.mark.parametrize("name", RUN)
+
+
+@cache
+def made(name: str) -> tuple[LoadedModel, Oracle]:
+    """A target of a family, loaded from its checkpoint, and the oracle of its module."""
+    folder = Path(mkdtemp())
+    oracle = written(folder, name)
+    return load_model(str(folder), device="cpu"), oracle
+
+
+@pytest.mark.parametrize("tree", ["dynamic", "chain"])
+@RUNNING
+def test_every_node_has_the_law_of_the_module(name, tree):
+    on, oracle = made(name)
+    drafter = Eagle(None, tree, ngrams=False)
+    assert not mistaken(on, oracle, drafter)
+    assert drafter.layer.is_native == (on.is_native and name == "mimo")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_modules_are_read_whole(name, tmp_path):
+    """Also those of targets that do not run yet: the logits over a text, and three steps of the same module."""
+    oracle = written(tmp_path, name)
+    files = in_folder(tmp_path)
+    assert files is not None
+    assert not files.others
+    (one,) = read_mtp(name, oracle.target.config, files, torch.float32)
+    head = attached(module.head_of(one, Stub(oracle.target)), Stub(oracle.target))
+    ids = prompt(12)
+    hidden, tokens = oracle.states(ids)[:-1][None], torch.tensor([ids[1:]])
+    with torch.inference_mode():
+        for _ in range(3):
+            out = head(tokens, hidden, torch.arange(tokens.shape[1])[None], causal)
+            assert torch.allclose(
+                head.logits(out)[0, -1], oracle.law(ids, tokens[0, len(ids) - 1 :].tolist()), atol=1e-4
+            )
+            token = int(head.logits(out)[0, -1].argmax())
+            tokens, hidden = torch.cat([tokens, torch.tensor([[token]])], 1), torch.cat([hidden, out[:, -1:]], 1)
+
+
+class Stub:
+    """A model of transformers, as far as the making of a head asks a target."""
+
+    files, dtype, name = "", torch.float32, "it"
+
+    def __init__(self, model):
+        self.model, config = model, model.config
+        self.num_layers, self.hidden_size, self.vocab_size = (
+            config.num_hidden_layers,
+            config.hidden_size,
+            config.vocab_size,
+        )
+        self.embeddings = model.get_input_embeddings().weight
+
+
+@pytest.mark.skipif(not hasattr(modeling_layers, "MtpModel"), reason="this transformers runs no MTP")
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
+def test_transformers_makes_the_same_logits(name):
+    on, oracle = made(name)
+    # It looks for the number of layers that published models have.
+    oracle.target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2\."]
+    oracle.target.config.name_or_path, oracle.target.config.dtype = on.files, torch.float32
+    theirs, ids = modeling_layers.MtpModel.from_pretrained(oracle.target), prompt(15)
+    with torch.inference_mode():
+        out = theirs(
+            torch.tensor([ids[1:]]), oracle.states(ids)[None, :-1], None, torch.arange(1, len(ids))[None], None
+        )
+    assert torch.allclose(out[1][0, 0], oracle.law(ids, []), atol=1e-4)
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "lookup+mtp"])
+@RUNNING
+def test_answers_are_those_of_plain_decoding(name, drafter):
+    llm = LLM(made(name)[0], drafter=drafter, policy=Fixed(3, 8))
+    for temperature in (0.0, 0.7):
+        params = SamplingParams(temperature=temperature, seed=3, max_tokens=30, ignore_eos=True)
+        prompts = [{"prompt_token_ids": ids} for ids in (REPEATING, prompt(9))]
+        answers, plain = (engine.generate(prompts, params) for engine in (llm, llm.plain()))
+        assert [one.token_ids for one in answers] == [one.token_ids for one in plain]
+        assert sum(one.outputs[0].num_drafted for one in answers)
+
+
+# Mutants
+
+
+def swapped(one):
+    return replace(one, fc=torch.cat(one.fc.chunk(2, 1)[::-1], 1))
+
+
+MISREAD = {
+    "inputs of fc swapped": swapped,
+    "no norm of embeddings": lambda one: replace(one, enorm=torch.ones_like(one.enorm)),
+    "no norm of states": lambda one: replace(one, hnorm=torch.ones_like(one.hnorm)),
+    "no final norm": lambda one: replace(one, norm=torch.ones_like(one.norm)),
+}
+
+
+@pytest.mark.parametrize("mutant", MISREAD.values(), ids=MISREAD)
+def test_modules_that_are_misread_are_caught(mutant, monkeypatch):
+    on, oracle = made("mimo")
+    monkeypatch.setattr(module, "read_mtp", lambda *given: [mutant(one) for one in read_mtp(*given)])
+    assert mistaken(on, oracle, Eagle(None, "chain", ngrams=False), rounds=1)
+
+
+class NormedTwice(module.ModuleHead):
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(self.norm(hidden))
+
+
+class StatesNormedTwice(module.ModuleHead):
+    def pairs(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        return super().pairs(embeddings, self.norm(hidden))
+
+
+class StepsUnnormed(module.ModuleHead):
+    """Later steps read what the layer makes before the final norm."""
+
+    def forward(self, *given: Any) -> Tensor:
+        self.config = replace(self.config, norm_output=False)
+        return super().forward(*given)
+
+
+class Late(EaglePass):
+    """A step writes its keys one column late, and reads the empty one."""
+
+    def step(self, *given: Any) -> Level:
+        lengths, self.cache.lengths = self.cache.lengths, [length + 1 for length in self.cache.lengths]
+        try:
+            return super().step(*given)
+        finally:
+            self.cache.lengths = lengths
+
+
+class LatePass(Eagle):
+    _pass = Late
+
+
+def positions_late(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:
+    positions, mask = positions_and_mask(starts, parents, old, count)
+    return positions + (parents is not None), mask
+
+
+WRONG = {
+    "final norm twice": ("paceline.methods.eagle.module.ModuleHead", NormedTwice),
+    "states normed twice": ("paceline.methods.eagle.module.ModuleHead", StatesNormedTwice),
+    "steps before the norm": ("paceline.methods.eagle.module.ModuleHead", StepsUnnormed),
+    "positions one late": ("paceline.methods.heads.draft_layer._positions_and_mask", positions_late),
+}
+
+
+@pytest.mark.parametrize("mutant", WRONG.values(), ids=WRONG)
+def test_modules_that_run_wrongly_are_caught(mutant, monkeypatch):
+    on, oracle = made("ernie4_5_moe")
+    monkeypatch.setattr(*mutant)
+    assert mistaken(on, oracle, Eagle(None, "chain", ngrams=False), rounds=1)
+
+
+def test_steps_that_read_another_column_are_caught():
+    assert mistaken(*made("ernie4_5_moe"), LatePass(None, "chain", ngrams=False), rounds=1)
+
+
+# Refusals
+
+N = "model.layers.2."
+
+
+def put(name: str, tensor: Tensor) -> Any:
+    return lambda state: state.update({N + name: tensor})
+
+
+SOME = {
+    "no module": (lambda state: [state.pop(key) for key in list(state) if N in key], f"{N}eh_proj"),
+    "a norm of another size": (put("enorm.weight", torch.ones(8)), rf"{N}enorm.weight \[8\] for \[32\]"),
+    "a layer of another size": (
+        put("self_attn.q_proj.weight", torch.ones(8, 32)), rf"{N}self_attn.q_proj.weight \[8, 32\] for \[32, 32\]"
+    ),
+    "too few": (lambda state: state.pop(f"{N}self_attn.o_proj.weight"), f"no {N}self_attn.o_proj"),
+    "no final norm": (lambda state: state.pop(f"{N}shared_head.norm.weight"), f"no {N}shared_head"),
+    "an unknown one": (put("indexer.weight", torch.ones(8, 32)), f"{N}indexer.weight"),
+    "of eight bits": (put("enorm.weight", torch.ones(32).to(torch.float8_e4m3fn)), rf"{N}enorm.weight \(F8_E4M3\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "words"), SOME.values(), ids=SOME)
+def test_what_is_not_understood_whole_is_refused_by_name(how, words, tmp_path):
+    written(tmp_path, "glm4_moe")
+    change(tmp_path, how)
+    on = load_model(str(tmp_path), device="cpu")
+    with pytest.raises((ConfigError, IncompatibleModels), match=words):
+        LLM(on, drafter="mtp")
+
+
+def test_a_model_without_files_has_no_module():
+    with pytest.raises(IncompatibleModels, match="a model without a folder"):
+        LLM(loaded(), drafter="mtp")

@@ -38,7 +38,7 @@ _LINEAR = {
 class Family:
     """One kind of checkpoint. one_layer: what a model of the module's layer alone has in its config.
 
-    names: of enorm, hnorm, fc and the final norm ("": the target's), and what the layer's begin with.
+    names: of enorm, hnorm, fc and the final norm ("": the target's) of module k, and what its layer's begin with.
     """
 
     model_type: str
@@ -52,11 +52,11 @@ def _names(root: str, *parts: str | None) -> tuple[str, ...]:
     return tuple("" if part is None else root + part for part in parts)
 
 
-_MTP = _names("mtp.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "layers.0.")
-_EXTRA = _names("model.layers.2.", "enorm", "hnorm", "eh_proj", "shared_head.norm", "")
-_MIMO = _names("model.mtp_layers.0.", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", "")
-_MINIMAX = _names("model.mtp_layers.0.", "e_norm", "h_norm", "linear_projection", None, "")
-_BLOCK = _names("model.mtp_", "emb_norm.0", "hidden_norm.0", "linear_proj.0", None, "block.0.")
+_MTP = _names("mtp.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "layers.{k}.")
+_EXTRA = _names("model.layers.{n}.", "enorm", "hnorm", "eh_proj", "shared_head.norm", "")
+_MIMO = _names("model.mtp_layers.{k}.", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", "")
+_MINIMAX = _names("model.mtp_layers.{k}.", "e_norm", "h_norm", "linear_projection", None, "")
+_BLOCK = _names("model.mtp_", "emb_norm.{k}", "hidden_norm.{k}", "linear_proj.{k}", None, "block.{k}.")
 FAMILIES = {
     "glm4_moe": Family("glm4_moe", _DEEPSEEK, {"first_k_dense_replace": 0}, _EXTRA),
     "deepseek_v3": Family("deepseek_v3", {**_DEEPSEEK, **_MLA}, {"first_k_dense_replace": 0}, _EXTRA),
@@ -75,15 +75,28 @@ RUN = [name for name in FAMILIES if not name.startswith("qwen3")]
 
 
 @dataclass(frozen=True)
-class Oracle:
+class Module:
     """A module in the hands of transformers: a model of one layer, whose embeddings are what `fc` makes."""
 
-    target: PreTrainedModel
     one: PreTrainedModel
     enorm: Any
     hnorm: Any
     fc: Tensor
     state_first: bool
+
+    def step(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        """What it makes of every pair of an embedding and the state before it, [T, E] each."""
+        e, f = self.enorm(embeddings), self.hnorm(hidden)
+        rows = torch.cat([f, e] if self.state_first else [e, f], -1) @ self.fc.T
+        return self.one.base_model(inputs_embeds=rows[None]).last_hidden_state[0]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A target of transformers with modules, which read everything from the start for every token."""
+
+    target: PreTrainedModel
+    modules: list[Module]
 
     @torch.no_grad()
     def states(self, token_ids: list[int]) -> Tensor:
@@ -91,54 +104,49 @@ class Oracle:
         return self.target(torch.tensor([token_ids]), output_hidden_states=True).hidden_states[-1][0]
 
     @torch.no_grad()
-    def step(self, token_ids: list[int], hidden: Tensor) -> Tensor:
-        """The h of every pair of a token and the state before it, [T, E]."""
-        e = self.enorm(self.target.get_input_embeddings()(torch.tensor(token_ids)))
-        f = self.hnorm(hidden)
-        rows = torch.cat([f, e] if self.state_first else [e, f], -1) @ self.fc.T
-        return self.one.base_model(inputs_embeds=rows[None]).last_hidden_state[0]
-
-    @torch.no_grad()
     def law(self, token_ids: list[int], path: list[int]) -> Tensor:
-        """Logits [V] of the token after `path`, which was drafted after a text: the module reads all from the start."""
-        known = len(token_ids) - 1
-        hidden = self.states(token_ids)[:known]
+        """Logits [V] of the token after `path`, which was drafted after a text."""
+        known, embed = len(token_ids) - 1, self.target.get_input_embeddings()
+        hidden, rows = self.states(token_ids)[:known], embed(torch.tensor([*token_ids, *path]))
         for step in range(len(path) + 1):
-            out = self.step([*token_ids[1:], *path[:step]], hidden)
-            hidden = torch.cat([hidden, out[-1:]])
-        return self.target.get_output_embeddings()(out[-1])
+            if len(self.modules) == 1:  # the same for each step
+                out = self.modules[0].step(rows[1 : 1 + known + step], hidden)
+                hidden = torch.cat([hidden, out[-1:]])
+            else:
+                hidden = self.modules[step].step(rows[1 + step : 1 + step + known], hidden)
+        return self.target.get_output_embeddings()(hidden[-1])
 
 
-def written(folder: Path, name: str, seed: int = 0, **options: Any) -> Oracle:
-    """Write a checkpoint of this family with a random module into a folder."""
+def written(folder: Path, name: str, seed: int = 0, modules: int = 1) -> Oracle:
+    """Write a checkpoint of this family with random modules into a folder."""
     family = FAMILIES[name]
     torch.manual_seed(seed)
-    settings = {**SMALL, **family.config, **options}
-    target, one = (
-        _random(AutoModelForCausalLM.from_config(AutoConfig.for_model(family.model_type, **{**settings, **more})))
-        for more in ({}, {"num_hidden_layers": 1, **family.one_layer})
-    )
-    width, norm = int(target.config.hidden_size), type(one.base_model.norm)
-    enorm, hnorm = (_random(norm(width, one.config.rms_norm_eps)) for _ in range(2))
-    fc = torch.randn(width, 2 * width) * 0.2
+    settings, kind = {**SMALL, **family.config}, family.model_type
+    target = _random(AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)))
     target.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
+    config = AutoConfig.for_model(kind, **{**settings, "num_hidden_layers": 1, **family.one_layer})
+    made = [_written_module(folder, name, config, target, k) for k in range(modules)]
+    return Oracle(target, made)
+
+
+def _written_module(folder: Path, name: str, config: Any, target: PreTrainedModel, k: int) -> Module:
+    family, one = FAMILIES[name], _random(AutoModelForCausalLM.from_config(config))
+    width, norm = int(config.hidden_size), type(one.base_model.norm)
+    enorm, hnorm = (_random(norm(width, config.rms_norm_eps)) for _ in range(2))
+    fc = torch.randn(width, 2 * width) * 0.2
     one.save_pretrained(folder / "one")
-    names = dict(zip(("enorm", "hnorm", "fc"), family.names, strict=False))
-    tensors = {
-        f"{names['enorm']}.weight": enorm.weight,
-        f"{names['hnorm']}.weight": hnorm.weight,
-        f"{names['fc']}.weight": fc,
-    }
-    begin = "model.layers.0."
-    layer = load_file(folder / "one" / "model.safetensors")
-    tensors |= {family.names[4] + key.removeprefix(begin): one for key, one in layer.items() if key.startswith(begin)}
-    if family.names[3]:
-        tensors[f"{family.names[3]}.weight"] = one.base_model.norm.weight
+    *parts, last, begin = (part.format(k=k, n=2 + k) for part in family.names)
+    tensors = {f"{part}.weight": held for part, held in zip(parts, (enorm.weight, hnorm.weight, fc), strict=True)}
+    layer, block = load_file(folder / "one" / "model.safetensors"), "model.layers.0."
+    tensors |= {begin + key.removeprefix(block): held for key, held in layer.items() if key.startswith(block)}
+    _separate(tensors, begin, ("block_sparse_moe", "w1", "w3", "w2") if name == "minimax_m2" else _EXPERT_NAMES)
+    if last:
+        tensors[f"{last}.weight"] = one.base_model.norm.weight
     else:
         one.base_model.norm.weight.data = target.base_model.norm.weight.data
     change(folder, lambda state: state.update(tensors))
-    return Oracle(target, one, enorm, hnorm, fc, family.state_first)
+    return Module(one, enorm, hnorm, fc, family.state_first)
 
 
 _EXPERT_NAMES = "mlp", "gate_proj", "up_proj", "down_proj"
@@ -167,13 +175,16 @@ def _random(module: Any) -> Any:
     return module.eval()
 
 
-def mistaken(on: LoadedModel, oracle: Oracle, drafter: Eagle, rounds: int = 4) -> list[str]:
-    """The nodes of some rounds, with rejections in between, whose confidence is not the oracle's."""
+def mistaken(on: LoadedModel, oracle: Oracle, drafter: Eagle, rounds: int = 4, depth: int = 4) -> list[str]:
+    """The nodes of some rounds, with rejections in between, whose confidence is not the oracle's.
+
+    depth: how deep the drafts become.
+    """
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, Coupled(), Fixed(4, 14))
     seqs = [sequence(on, prompt(n, n), SamplingParams(max_tokens=60), seed=n) for n in (20, 2)]
     for seq in seqs:
         admit(decoder, seq)
-    wrong = list[str]()
+    wrong, deepest = list[str](), 0
     for count in range(rounds):
         batch = seqs if count % 3 else seqs[:1]
         with torch.inference_mode():
@@ -183,6 +194,7 @@ def mistaken(on: LoadedModel, oracle: Oracle, drafter: Eagle, rounds: int = 4) -
                 if bool(draft.tree.is_probe[row, node]):
                     continue
                 *path, token = draft.tree.token_ids[row, draft.tree.rows[row].path_to(node)].tolist()
+                deepest = max(deepest, len(path) + 1)
                 law = oracle.law(seq.token_ids, path).softmax(-1)
                 want, got = float(law[token]), float(draft.confidence[row, node])
                 is_best = drafter.tree != "chain" or want >= float(law.max()) - 1e-6
@@ -191,4 +203,4 @@ def mistaken(on: LoadedModel, oracle: Oracle, drafter: Eagle, rounds: int = 4) -
         decoder.step(batch)
     for seq in seqs:
         decoder.release(seq)
-    return wrong
+    return wrong if deepest == depth else [*wrong, f"drafts are {deepest} deep"]

@@ -28,10 +28,10 @@ RUNNING = pytest.mark.parametrize("name", RUN)
 
 
 @cache
-def made(name: str) -> tuple[LoadedModel, Oracle]:
-    """A target of a family, loaded from its checkpoint, and the oracle of its module."""
+def made(name: str, modules: int = 1) -> tuple[LoadedModel, Oracle]:
+    """A target of a family, loaded from its checkpoint, and the oracle of its modules."""
     folder = Path(mkdtemp())
-    oracle = written(folder, name)
+    oracle = written(folder, name, modules=modules)
     return load_model(str(folder), device="cpu"), oracle
 
 
@@ -39,9 +39,16 @@ def made(name: str) -> tuple[LoadedModel, Oracle]:
 @RUNNING
 def test_every_node_has_the_law_of_the_module(name, tree):
     on, oracle = made(name)
-    drafter = Eagle(None, tree, ngrams=False)
+    drafter = Eagle(None, tree, top_k=2, ngrams=False)
     assert not mistaken(on, oracle, drafter)
     assert drafter.layer.is_native == (on.is_native and name == "mimo")
+
+
+@pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
+@pytest.mark.parametrize(("name", "modules"), [("mimo", 2), ("minimax_m2", 3)])
+def test_several_modules_draft_one_level_each(name, modules, tree):
+    on, oracle = made(name, modules)
+    assert not mistaken(on, oracle, Eagle(None, tree, top_k=3, ngrams=False), depth=modules)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -180,6 +187,33 @@ def test_modules_that_run_wrongly_are_caught(mutant, monkeypatch):
     on, oracle = made("ernie4_5_moe")
     monkeypatch.setattr(*mutant)
     assert mistaken(on, oracle, Eagle(None, "chain", ngrams=False), rounds=1)
+
+
+def test_modules_in_another_order_are_caught(monkeypatch):
+    on, oracle = made("mimo", 2)
+    monkeypatch.setattr(module, "read_mtp", lambda *given: read_mtp(*given)[::-1])
+    assert mistaken(on, oracle, Eagle(None, "chain", ngrams=False), rounds=1, depth=2)
+
+
+class Unread(Eagle):
+    """Later modules lack the pair that the first one had cached before the last token came."""
+
+    def bind(self, target: Any, verifier: Any) -> None:
+        super().bind(target, verifier)
+        extend = self.layer.extend_cache
+
+        def extended(slots: Any, tokens: Any, states: Any, *rest: Any, **more: Any) -> Level:
+            for slot, row in zip(slots, tokens, strict=True):
+                self.layer.cache.lengths[slot] += len(row) > 2
+            return extend(
+                slots, [row[len(row) > 2 :] for row in tokens], [row[len(row) > 2 :] for row in states], *rest, **more
+            )
+
+        self.layer.extend_cache = extended
+
+
+def test_pairs_that_later_modules_lack_are_caught():
+    assert mistaken(*made("mimo", 2), Unread(None, "chain", ngrams=False), depth=2)
 
 
 def test_steps_that_read_another_column_are_caught():

@@ -7,6 +7,7 @@ docs/how_it_works.md shows a round. Children are the most probable tokens, and p
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,7 +29,7 @@ from ..heads.top_tokens import Best, TokenRanking
 from ..heads.trees import MC_SIM_7B_63, DynamicTree, StaticTree, draft_of
 from ..spec import TREE_NODES, HeadSpec, vllm_flag
 from .head import EagleHead
-from .passes import FEW, EaglePass
+from .passes import FEW, EaglePass, ModulesPass
 
 Shape = Literal["dynamic", "static", "chain"]
 
@@ -71,7 +72,8 @@ class Eagle(Drafter):
                 expected=f"at most {loaded.num_layers}, the layers of {loaded.name}",
                 fix="train a head for this target, or load the target it was trained for",
             )
-        self.layer = self._pass(head, target)
+        self._later = len(getattr(head, "later", ()))  # modules that draft one level each, after the first
+        self.layer = (ModulesPass if self._later else self._pass)(head, target)
         self._target, self._ranking = target, TokenRanking.of(head.draft_ids, target, verifier)
         self._ngrams = ContextNgrams(target.banned_token_ids, self._uses_ngrams)
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
@@ -127,6 +129,8 @@ class Eagle(Drafter):
         at_once = self._levels_at_once
         levels, width = at_once or None, budget.nodes if at_once else None
         rerank = self._ngrams.rerank(seq)
+        if self._later:
+            budget = replace(budget, depth=min(budget.depth, 1 + self._later, len(seq.token_ids) - 1))
         if len(seq.token_ids) == 1:  # the first state comes with the second token
             levels, rerank = 0, None
         if self.tree == "static":
@@ -171,7 +175,8 @@ class Eagle(Drafter):
             last, begin = len(seq.token_ids) - 2, self._first_uncached(seq)
             if begin > cache.offsets[seq.slot] + cache.lengths[seq.slot]:  # it starts over
                 cache.offsets[seq.slot] = begin
-            begin = min(begin, last)  # the last pair is computed again if nothing is new
+            # The last pair is computed again if nothing is new.
+            begin = max(cache.offsets[seq.slot], min(begin, last) - self._later)
             cache.lengths[seq.slot] = begin - cache.offsets[seq.slot]
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.read_states(seq.slot, begin, last + 1, layer.head.config.states))

@@ -19,7 +19,7 @@ MTP       x = fc[norm emb; norm f]       multi-token prediction in DeepSeek-V3's
 """
 
 from dataclasses import KW_ONLY
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self, cast
 
 import torch
 from pydantic import Field
@@ -133,6 +133,12 @@ class EagleHead(DraftHead):
         if c.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, width))
         self.rotation = Rotary(c)
+        self.later = nn.ModuleList()  # the MTP modules of the further steps, heads themselves
+
+    def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
+        for head in self.later:
+            cast("EagleHead", head).attach(embeddings, lm_head)
+        return super().attach(embeddings, lm_head)
 
     @property
     def embeddings(self) -> Tensor:

@@ -34,8 +34,9 @@ def mtp_head(target: LoadedModel) -> EagleHead:
     files = mtp_files(target)
     if files is None:
         raise _missing(target)
-    first, *_ = read_mtp(target.name, target.model.config, files, target.dtype)
-    return head_of(first, target)
+    first, *later = (head_of(one, target) for one in read_mtp(target.name, target.model.config, files, target.dtype))
+    first.later.extend(later)
+    return first
 
 
 def _missing(target: LoadedModel) -> IncompatibleModels:

@@ -243,9 +243,9 @@ def pack_head(head: nn.Module) -> None:
     Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/log/2026-11-results.md).
     The portable kernels, which convert every code, would take twice the time.
     """
-    output = getattr(head, "output", None)
-    if isinstance(output, Output) and len(output.rows):
-        head.set_submodule("output", linear_of(output.rows))
+    for name, output in list(head.named_modules()):
+        if isinstance(output, Output) and len(output.rows):
+            head.set_submodule(name, linear_of(output.rows))
     for module in head.modules():
         if isinstance(module, nn.RMSNorm):
             module.float()

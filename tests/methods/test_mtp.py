@@ -48,7 +48,9 @@ def test_every_node_has_the_law_of_the_module(name, tree):
 @pytest.mark.parametrize(("name", "modules"), [("mimo", 2), ("minimax_m2", 3)])
 def test_several_modules_draft_one_level_each(name, modules, tree):
     on, oracle = made(name, modules)
-    assert not mistaken(on, oracle, Eagle(None, tree, top_k=3, ngrams=False), depth=modules)
+    drafter = Eagle(None, tree, top_k=3, ngrams=False)
+    assert not mistaken(on, oracle, drafter, depth=modules)
+    assert drafter.seconds()["mtp"][0] > 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -153,7 +153,10 @@ class ModulesPass:
             ends = [level.hidden[0, -1] for level in made]
             last.append(torch.stack(ends + ends[-1:] * (len(self._layers) - len(ends))))
             self.cache.lengths[slot] = begin + len(ids)
-        self._slots, self._paths = list(slots), torch.empty(len(slots), 1, 0, dtype=torch.long, device=self._device)
+        self._slots, self._ends = list(slots), [self.cache.lengths[slot] for slot in slots]
+        self._paths = [
+            torch.empty(len(slots), 1, 0, dtype=torch.long, device=self._device)
+        ]  # to the nodes of each level
         self._last = torch.stack(last, 1)  # of each module, [K, B, E]
         best = [level.best for level in firsts if level.best is not None]
         return Level(
@@ -165,17 +168,18 @@ class ModulesPass:
     def step(
         self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0, noise: Tensor | None = None
     ) -> Level:
-        """As that of `EaglePass`. hidden: of all columns of the paths of the level before, [B, G, k - 1, E]."""
-        (batch, width), k = tokens.shape, self._paths.shape[2] + 1
+        """As that of `EaglePass`. hidden: of the columns along each path of level k - 1 > 0, [B, G, k - 1, E]."""
+        (batch, width), k = tokens.shape, hidden.shape[2] + 1 if hidden.dim() == 4 else 1
         place = torch.arange(batch, device=self._device)[:, None], parents.to(self._device)
-        self._paths = torch.cat([self._paths[place], tokens.to(self._device)[..., None]], -1)  # [B, F, k]
+        paths = torch.cat([self._paths[k - 1][place], tokens.to(self._device)[..., None]], -1)  # [B, F, k]
+        self._paths[k:] = [paths]
         rows = self._last[k - 1][:, None, None].expand(-1, width, -1, -1)
         rows = rows if k == 1 else torch.cat([rows, hidden[place]], 2)  # [B, F, k, E]
         chains = torch.arange(width * k).view(width, k) - 1
         chains[:, 0] = -1
         more = {"parents": chains.view(1, -1).repeat(batch, 1), "head_rows": width * k, "top": most, "noise": noise}
-        starts = [self.cache.lengths[slot] - k for slot in self._slots]
-        level = self._pass(k, self._slots, starts, self._paths.flatten(1), rows.flatten(1, 2), more)
+        starts = [end - k for end in self._ends]
+        level = self._pass(k, self._slots, starts, paths.flatten(1), rows.flatten(1, 2), more)
         ends = level.at(slice(k - 1, None, k))
         return Level(level.hidden.unflatten(1, (width, k)), ends.logits, ends.best)
 

@@ -254,5 +254,6 @@ def test_what_is_not_understood_whole_is_refused_by_name(how, words, tmp_path):
 
 
 def test_a_model_without_files_has_no_module():
-    with pytest.raises(IncompatibleModels, match="a model without a folder"):
-        LLM(loaded(), drafter="mtp")
+    for on, words in ((loaded(), "a model without a folder"), (replace(loaded(), name="it.gguf"), "layers are not read")):
+        with pytest.raises(IncompatibleModels, match=words):
+            LLM(on, drafter="mtp")

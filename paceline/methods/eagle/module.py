@@ -43,7 +43,7 @@ def _missing(target: LoadedModel) -> IncompatibleModels:
     first = target.num_layers
     sought = (f"{layout.names(0, first)['fc']} ({layout.family})" for layout in LAYOUTS)
     got = f"no such weights in {target.files!r}" if target.files else "a model without a folder of safetensors"
-    if target.files.endswith(".gguf"):
+    if target.name.endswith(".gguf"):
         got = "a GGUF file, whose MTP layers are not read"
     return IncompatibleModels(
         f"{target.name} comes without a known MTP module", got=got, expected="one of " + ", ".join(sought),

@@ -20,9 +20,11 @@ from paceline.methods.eagle.passes import EaglePass
 from paceline.methods.heads.draft_layer import Level
 from paceline.methods.heads.draft_layer import _positions_and_mask as positions_and_mask
 from paceline.target import LoadedModel, load_model
+from tests.cli.helpers import answer, paceline, save
 from tests.helpers import REPEATING, loaded, prompt
 from tests.methods.heads import attached, causal
 from tests.methods.modules import FAMILIES, RUN, Oracle, change, mistaken, written
+from tests.tiny import tiny_model
 
 RUNNING = pytest.mark.parametrize("name", RUN)
 
@@ -254,6 +256,28 @@ def test_what_is_not_understood_whole_is_refused_by_name(how, words, tmp_path):
 
 
 def test_a_model_without_files_has_no_module():
-    for on, words in ((loaded(), "a model without a folder"), (replace(loaded(), name="it.gguf"), "layers are not read")):
+    for on, words in (
+        (loaded(), "a model without a folder"),
+        (replace(loaded(), name="it.gguf"), "layers are not read"),
+    ):
         with pytest.raises(IncompatibleModels, match=words):
             LLM(on, drafter="mtp")
+
+
+def test_commands_find_the_module(tmp_path):
+    written(tmp_path / "mimo", "mimo")
+    folder = str(tmp_path / "mimo")
+    assert "as in MiMo" in answer("models", folder)["drafters"]["mtp"]
+    assert "as in MiMo" in paceline("models", folder).stdout
+    assert answer("models", save(tmp_path / "plain", tiny_model("llama")))["drafters"] == {}
+    assert answer("demo", folder, "--num-prompts", "1", "--max-tokens", "8")["drafter"] == "lookup+mtp"
+
+
+@pytest.mark.more
+def test_commands_that_measure_find_the_module(tmp_path):
+    written(tmp_path / "mimo", "mimo")
+    folder = str(tmp_path / "mimo")
+    assert any("--drafter mtp" in finding for finding in answer("doctor", folder, "--max-model-len", "128")["findings"])
+    tried = "tune", folder, "--num-prompts", "1", "--max-tokens", "8", "--out", str(tmp_path / "tuned.json")
+    names = [one["drafter"] for one in answer(*tried)["candidates"]]
+    assert names[-2:] == ["mtp", "suffix+recycling+self-int4+mtp"]

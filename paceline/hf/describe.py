@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..attention.recurrent import RecurrentLayer
 from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, Pointers, address, library
 from ..kernels.packing import pack
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import PackedMatrix
+from .recurrent import RecurrentDescription, is_recurrent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+_FIXED_ROPES = ("default", "linear", "llama3", "yarn", "proportional")
 MAX_RANK = 256
 """The largest rank of an adapter's factors, `INNER` of `pass.h`."""
 
@@ -33,6 +36,9 @@ class Form:
     qkv_bias: whether q, k and v have biases, whatever the config says.
     joined: whether q, k and v are one matrix, and gate and up; then a part of each head may be rotated.
     layer_norm: whether norms are layer norms, and the MLP has no gate.
+    attention_norms: as `norms`, in layers with attention alone.
+    gated: whether the output of attention is gated, by as many more outputs of q.
+    scaled: whether embeddings are multiplied by the root of their width.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -44,6 +50,9 @@ class Form:
     qkv_bias: bool = False
     joined: bool = False
     layer_norm: bool = False
+    attention_norms: tuple[str | None, ...] = ()
+    gated: bool = False
+    scaled: bool = False
 
 
 _FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -54,9 +63,16 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("qwen3", "qwen3_vl_text"), Form(head_norms=True)),
     "phi3": Form(joined=True),
     "starcoder2": Form(layer_norm=True),
-    "gemma": Form(plus_one=True),
-    "gemma2": Form(_FOUR, plus_one=True),
-    "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True),
+    **dict.fromkeys(("bamba", "falcon_h1"), Form(("input_layernorm", None, "pre_ff_layernorm", None))),
+    "granitemoehybrid": Form(),
+    **dict.fromkeys(("mamba2", "nemotron_h"), Form(("norm", None, None, None))),
+    "lfm2": Form(("operator_norm", None, "ffn_norm", None), head_norms=True),
+    "lfm3": Form(("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"), head_norms=True),
+    "olmo_hybrid": Form(attention_norms=_BEHIND, whole=True),
+    "qwen3_5_text": Form(head_norms=True, plus_one=True, gated=True),
+    "gemma": Form(plus_one=True, scaled=True),
+    "gemma2": Form(_FOUR, plus_one=True, scaled=True),
+    "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True, scaled=True),
     **dict.fromkeys(("olmo2", "olmo3"), Form(_BEHIND, whole=True)),
 }
 
@@ -74,7 +90,12 @@ def head_dim_of(config: Any) -> int:
 
 def has_fixed_ropes(config: Any) -> bool:
     """Whether the rope frequencies of a text config are fixed, that is, do not depend on the length of the text."""
-    return all(rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn") for rope in ropes_of(config))
+    return all(rope.get("rope_type", "default") in _FIXED_ROPES for rope in ropes_of(config))
+
+
+def _part(module: Any, *names: str) -> Any:
+    """The first of these that a module has. Raises AttributeError."""
+    return getattr(module, next((name for name in names if hasattr(module, name)), names[0]))
 
 
 def describe(model: "PreTrainedModel") -> "Description | None":
@@ -95,36 +116,39 @@ class Description:
 
     ropes: the kinds of rotary embeddings; layers refer to them by index.
     multiplier: the factor for embeddings that are passed in.
+    recurrent: what recurrent layers keep.
     """
 
     def __init__(self, model: "PreTrainedModel"):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
         self._held = Pointers()
+        self.recurrent: list[RecurrentLayer] = []
         base: Any = model.base_model
-        kinds = getattr(base.rotary_emb, "layer_types", None)
+        rotary, embedding = getattr(base, "rotary_emb", None), model.get_input_embeddings()
+        kinds = getattr(rotary, "layer_types", None)
         self.ropes: list[str | None] = [None] if kinds is None else list(kinds)
-        self.rotary_dim = self._rotary_dim(base.rotary_emb)
-        self.multiplier = float(getattr(self._config, "embedding_multiplier", 1.0) or 1.0)
+        self.rotary_dim = 0 if rotary is None else self._rotary_dim(rotary)
+        self.multiplier = self._times("embedding_multiplier")
         layers = [self._layer(layer, index) for index, layer in enumerate(base.layers)]
         self.kv_heads, self.head_dims = [layer.kv_heads for layer in layers], [layer.head_dim for layer in layers]
         self.num_layers = len(layers)
         array = (Layer * len(layers))(*layers)
-        table, form = self._embeddings(base.embed_tokens)
+        table, form = self._embeddings(embedding)
         self._held += [array, table]
-        scale = getattr(base.embed_tokens, "embed_scale", None)
+        scale = getattr(embedding, "embed_scale", None)
         scale = 1.0 if scale is None else float(torch.as_tensor(scale).to(model.dtype))
         self.model = Model(
             layers=array,
             head=self._matrix(model.get_output_embeddings()),
-            final_norm=self._norm(base.norm),
+            final_norm=self._norm(_part(base, "norm", "final_layernorm", "norm_f", "embedding_norm")),
             embeddings=address(table),
             embedding_format=form,
             num_layers=len(layers),
-            hidden=base.embed_tokens.embedding_dim,
-            vocabulary=base.embed_tokens.num_embeddings,
+            hidden=embedding.embedding_dim,
+            vocabulary=embedding.num_embeddings,
             embedding_scale=scale * self.multiplier,
-            logit_scale=1.0 / float(getattr(self._config, "logits_scaling", 1.0) or 1.0),
+            logit_scale=self._times("lm_head_multiplier") / self._times("logits_scaling"),
             logit_softcap=float(getattr(self._config, "final_logit_softcapping", None) or 0.0),
             cache_format=FORMATS[cast("torch.dtype", model.dtype)],
         )
@@ -144,44 +168,72 @@ class Description:
         dim = int(cos.shape[-1])
         return 2 * dim if len(getattr(rotary, "inv_freq", ())) == dim else dim
 
-    def _layer(self, layer: Any, index: int) -> Layer:
-        attention, mlp, config = layer.self_attn, layer.mlp, self._config
+    def _times(self, name: str) -> float:
+        """A factor of the config; 1 where it has none."""
+        return float(getattr(self._config, name, None) or 1.0)
+
+    def _layer(self, layer: nn.Module, index: int) -> Layer:
+        names, times = self._form.norms, self._times("residual_multiplier")
+        gate, down = getattr(self._config, "mlp_multipliers", (1.0, 1.0))
+        struct = Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
+        parts = {name: part for name, part in layer.named_children() if not isinstance(part, nn.Identity | nn.Dropout)}
+        norms = {*self._form.norms, *self._form.attention_norms}
+        for part in [part for name, part in parts.items() if name not in norms]:
+            if is_recurrent(part):
+                recurrent = RecurrentDescription(part, index, self._matrix, self._held)
+                recurrent.struct.times = times * self._times("ssm_out_multiplier")
+                struct.recurrent = recurrent.pointer
+                self.recurrent.append(recurrent.kept)
+            elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj"):
+                self._attention(struct, part, index)
+                names = self._form.attention_norms or names
+            else:
+                self._mlp(struct, part)
+        if struct.up.data and not (struct.q.data or struct.recurrent):
+            names = (None, None, *names[:2])
+        places = ("input", "after_attention", "before_mlp", "after_mlp")
+        for place, name in zip(places, names, strict=True):
+            if name in parts:
+                setattr(struct, place, self._norm(parts[name]))
+        return struct
+
+    def _mlp(self, struct: Layer, mlp: Any) -> None:
+        config, names = self._config, ("mlp_hidden_act", "hidden_activation", "hidden_act")
+        struct.activation = ACTIVATIONS[next(filter(None, (getattr(config, n, None) for n in names)), "silu")]
+        if (joined := getattr(mlp, "gate_up_proj", getattr(mlp, "input_linear", None))) is not None:
+            struct.gate, struct.up = self._matrices(joined, 2)
+            struct.down = self._matrix(_part(mlp, "down_proj", "output_linear"))
+        elif hasattr(mlp, "w1"):
+            struct.gate, struct.up, struct.down = (self._matrix(getattr(mlp, name)) for name in ("w1", "w3", "w2"))
+        else:
+            struct.up = self._matrix(_part(mlp, "up_proj", "c_fc"))
+            struct.down = self._matrix(_part(mlp, "down_proj", "c_proj"))
+            if hasattr(mlp, "gate_proj"):
+                struct.gate = self._matrix(mlp.gate_proj)
+
+    def _attention(self, struct: Layer, attention: Any, index: int) -> None:
+        config = self._config
         everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
         kind = getattr(config, "layer_types", [None])[index] if self.ropes[0] is not None else None
-        struct = Layer(
-            heads=int(config.num_attention_heads),
-            kv_heads=int(config.num_key_value_heads),
-            head_dim=int(attention.head_dim),
-            scale=float(attention.scaling),
-            residual=float(getattr(config, "residual_multiplier", 1.0) or 1.0),
-            softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
-            window=getattr(attention, "sliding_window", everywhere) or 0,
-            rotary_dim=self.rotary_dim if getattr(attention, "use_rope", True) else 0,
-            rope=self.ropes.index(kind),
-            norm_whole=self._form.whole,
-            activation=ACTIVATIONS[getattr(config, "hidden_activation", None) or config.hidden_act],
-            o=self._matrix(attention.o_proj if hasattr(attention, "o_proj") else attention.dense),
-        )
+        struct.heads, struct.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        into = self._times("attention_in_multiplier")
+        struct.head_dim = int(attention.head_dim)
+        struct.scale = float(attention.scaling) * into * into * self._times("key_multiplier")
+        struct.attention_times *= into * self._times("attention_out_multiplier")
+        struct.softcap = float(getattr(attention, "attn_logit_softcapping", None) or 0.0)
+        struct.window = getattr(attention, "sliding_window", everywhere) or 0
+        struct.rotary_dim = self.rotary_dim if getattr(attention, "use_rope", True) else 0
+        struct.rope, struct.norm_whole, struct.is_gated = self.ropes.index(kind), self._form.whole, self._form.gated
+        if getattr(attention, "g_proj", None) is not None:
+            raise AttributeError("one gate for each head")
+        struct.o = self._matrix(_part(attention, "o_proj", "dense", "out_proj"))
         if hasattr(attention, "qkv_proj"):
             struct.q = self._matrix(attention.qkv_proj)
         else:
             struct.q, struct.k, struct.v = (self._matrix(getattr(attention, f"{name}_proj")) for name in "qkv")
-        if hasattr(attention, "q_norm"):
-            struct.q_norm, struct.k_norm = self._norm(attention.q_norm), self._norm(attention.k_norm)
-        if hasattr(mlp, "gate_up_proj"):
-            struct.gate, struct.up = self._matrices(mlp.gate_up_proj, 2)
-            struct.down = self._matrix(mlp.down_proj)
-        elif hasattr(mlp, "c_fc"):
-            struct.up, struct.down = self._matrix(mlp.c_fc), self._matrix(mlp.c_proj)
-        else:
-            struct.gate, struct.up, struct.down = (
-                self._matrix(getattr(mlp, f"{n}_proj")) for n in ("gate", "up", "down")
-            )
-        places = ("input", "after_attention", "before_mlp", "after_mlp")
-        for place, name in zip(places, self._form.norms, strict=True):
-            if name is not None:
-                setattr(struct, place, self._norm(getattr(layer, name)))
-        return struct
+        if self._form.whole or self._form.head_norms:
+            struct.q_norm = self._norm(_part(attention, "q_norm", "q_layernorm"))
+            struct.k_norm = self._norm(_part(attention, "k_norm", "k_layernorm"))
 
     def _norm(self, norm: Any) -> Norm:
         weight = norm.weight.float() + 1.0 if self._form.plus_one else norm.weight

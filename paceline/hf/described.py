@@ -153,7 +153,7 @@ class _Decoder(nn.Module):
     def __init__(self, config: Any, dtype: torch.dtype):
         super().__init__()
         form = FORMS[config.model_type]
-        scale = config.hidden_size**0.5 if form.plus_one else None
+        scale = config.hidden_size**0.5 if form.scaled else None
         self.embed_tokens: Any = Embedding(config.vocab_size, config.hidden_size, scale, dtype)
         self.layers = nn.ModuleList(_Layer(config, form, index, dtype) for index in range(config.num_hidden_layers))
         self.norm = _norm(config, form, config.hidden_size, dtype)
@@ -163,7 +163,10 @@ class _Decoder(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, config: Any, form: Form, index: int, dtype: torch.dtype):
         super().__init__()
-        self.self_attn = _Attention(config, form, index, dtype)
+        if getattr(config, "layer_types", [""])[index if hasattr(config, "layer_types") else 0] == "linear_attention":
+            self.linear_attn = _DeltaNet(config, dtype)
+        else:
+            self.self_attn = _Attention(config, form, index, dtype)
         self.mlp = _Mlp(config, form, dtype)
         for name in filter(None, form.norms):
             self.add_module(name, _norm(config, form, config.hidden_size, dtype))
@@ -188,12 +191,32 @@ class _Attention(nn.Module):
             self.qkv_proj = _linear(hidden, wide + 2 * narrow, False, dtype)
         else:
             for name, size in (("q", wide), ("k", narrow), ("v", narrow)):
+                size = 2 * size if name == "q" and form.gated else size
                 self.add_module(f"{name}_proj", _linear(hidden, size, biased or form.qkv_bias, dtype))
         out_biased = all_biased or getattr(config, "attention_out_bias", biased)
         self.o_proj = _linear(wide, hidden, not form.joined and out_biased, dtype)
         if form.whole or form.head_norms:
             self.q_norm = _norm(config, form, wide if form.whole else d, dtype)
             self.k_norm = _norm(config, form, narrow if form.whole else d, dtype)
+
+
+class _DeltaNet(nn.Module):
+    def __init__(self, config: Any, dtype: torch.dtype):
+        super().__init__()
+        self.num_v_heads, self.num_k_heads = config.linear_num_value_heads, config.linear_num_key_heads
+        self.head_k_dim, self.head_v_dim = config.linear_key_head_dim, config.linear_value_head_dim
+        hidden, values = config.hidden_size, self.num_v_heads * self.head_v_dim
+        self.conv_dim = 2 * self.num_k_heads * self.head_k_dim + values
+        self.conv1d = nn.Conv1d(
+            *(self.conv_dim, self.conv_dim, config.linear_conv_kernel_dim), groups=self.conv_dim, bias=False,
+            device="meta", dtype=dtype,
+        )  # fmt: skip
+        for name in ("dt_bias", "A_log"):
+            self.register_parameter(name, nn.Parameter(torch.empty(self.num_v_heads, device="meta", dtype=dtype)))
+        self.norm = nn.RMSNorm(self.head_v_dim, config.rms_norm_eps, device="meta", dtype=dtype)
+        for name, size in (("qkv", self.conv_dim), ("z", values), ("b", self.num_v_heads), ("a", self.num_v_heads)):
+            self.add_module(f"in_proj_{name}", _linear(hidden, size, False, dtype))
+        self.out_proj = _linear(values, hidden, False, dtype)
 
 
 class _Mlp(nn.Module):
@@ -250,7 +273,8 @@ def _frequencies(config: Any, kind: str | None) -> tuple[Tensor, float]:
     if rope["rope_type"] != "default":
         options = {} if kind is None else {"layer_type": kind}
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"), **options)
-    share = rope.get("partial_rotary_factor", 1.0) if FORMS[config.model_type].joined else 1.0
+    form = FORMS[config.model_type]
+    share = rope.get("partial_rotary_factor", 1.0) if form.joined or form.gated else 1.0
     d = int(head_dim_of(config) * share)
     return 1.0 / (rope["rope_theta"] ** (torch.arange(0, d, 2, dtype=torch.float32) / d)), 1.0
 

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("paceline")
 KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
 """The argument of a model of transformers that takes its KV cache."""
+STATELESS = frozenset({"mlp", "moe"})
+RECURRENT = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba"})
+"""Kinds of layers with a state, by their names in `layer_types`."""
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "half", "float")}
 
 
@@ -239,8 +242,6 @@ def check_architecture(name: str, model: "PreTrainedModel | DescribedModel") -> 
         raise _not_causal(name, model.config)
     config = model.config.get_text_config()
     check_layer_types(config)
-    if getattr(model, "_is_stateful", False):
-        raise _cannot_roll_back(config.model_type, "a recurrent state")
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         raise IncompatibleModels(
             f"{config.model_type} uses ALiBi, whose biases follow columns and not tree positions",
@@ -252,8 +253,14 @@ def check_layer_types(config: Any) -> None:
     """Raise `IncompatibleModels` for layers whose cache cannot be cut back to the accepted tokens."""
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or []:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise _cannot_roll_back(text.model_type, f"{kind} layers")
+        if kind not in ("full_attention", "sliding_attention", *STATELESS, *RECURRENT):
+            raise cannot_roll_back(text.model_type, f"{kind} layers")
+
+
+def is_recurrent(model: Any) -> bool:
+    """Whether some layers have a state in place of columns, by what transformers says of it."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    return getattr(model, "_is_stateful", False) or not RECURRENT.isdisjoint(kinds)
 
 
 def _not_causal(name: str, config: Any) -> IncompatibleModels:
@@ -264,11 +271,12 @@ def _not_causal(name: str, config: Any) -> IncompatibleModels:
     )
 
 
-def _cannot_roll_back(model_type: str, kind: str) -> IncompatibleModels:
+def cannot_roll_back(model_type: str, kind: str) -> IncompatibleModels:
+    """The error for layers that this package cannot make forget."""
     return IncompatibleModels(
         f"{model_type} cannot forget rejected tokens",
         got=kind,
-        expected="full_attention or sliding_attention layers, whose cache can be cut back to the accepted tokens",
+        expected="attention over whole columns, or recurrent layers that keep their states in the cache",
         fix="decode it with plain transformers",
     )
 

@@ -65,7 +65,8 @@ class BlockFormat(IntEnum):
 
 
 FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
+RECURRENCES = {"delta_rule": 0, "state_space": 1, "short_conv": 2}
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1, "relu2": 2}
 
 
 class Matrix(ctypes.Structure):
@@ -89,11 +90,31 @@ class Norm(ctypes.Structure):
     _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("eps", c_float), ("kind", c_int32)]
 
 
+_KIND = ("kind", "num_inputs", "width", "taps", "channels", "heads", "key_heads", "key_dim", "value_dim")
+_PLACES = (
+    *("q_at", "k_at", "v_at", "channels_at", "gate_at", "step_at", "beta_at", "times_at"),
+    *("norm_size", "norm_shared", "gate_first"),
+)
+
+
+class Recurrent(ctypes.Structure):
+    """A recurrent layer."""
+
+    _fields_ = [
+        ("inputs", Matrix * 6),
+        ("out", Matrix),
+        *((name, c_void_p) for name in ("conv", "conv_bias", "scales", "decay", "step_bias", "skip")),
+        ("norm", Norm),
+        *((name, c_int32) for name in (*_KIND, *_PLACES)),
+        *((name, c_float) for name in ("beta_scale", "least_step", "most_step", "times")),
+    ]
+
+
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _NORMS = ("input", "after_attention", "before_mlp", "after_mlp", "q_norm", "k_norm", "hidden_norm")
 _LAYER = (
     *("heads", "kv_heads", "head_dim", "rotary_dim", "window", "rope", "norm_whole", "activation"),
-    "norm_before_residual",
+    *("norm_before_residual", "is_gated"),
 )
 
 
@@ -104,7 +125,8 @@ class Layer(ctypes.Structure):
         *((name, Matrix) for name in _MATRICES),
         *((name, Norm) for name in _NORMS),
         *((name, c_int32) for name in _LAYER),
-        *((name, c_float) for name in ("scale", "softcap", "residual")),
+        *((name, c_float) for name in ("scale", "softcap", "attention_times", "gate_times", "mlp_times")),
+        ("recurrent", POINTER(Recurrent)),
     ]
 
 
@@ -134,7 +156,9 @@ class Pass(ctypes.Structure):
         *((name, c_void_p) for name in ("block_firsts", "is_mask", "cos", "sin")),
         ("max_position", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),
-        *((name, c_int64) for name in ("capacity", "kv_only")),
+        ("capacity", c_int64),
+        *((name, c_void_p) for name in ("bases", "steps", "recurrent_states", "recurrent_rows")),
+        *((name, c_int64) for name in ("ring", "kv_only")),
         ("states", c_void_p),
         *((name, c_int64) for name in ("state_columns", "state_row")),
         *((name, c_void_p) for name in ("deepstack", "last_hidden", "logits")),
@@ -165,7 +189,7 @@ def library() -> Any:
     native.paceline_record_bytes.restype = c_int64
     native.paceline_advise.argtypes = [c_void_p, c_int64]
     native.paceline_struct_bytes.restype = c_int64
-    for which, kind in enumerate((Matrix, Norm, Layer, Model, Pass)):
+    for which, kind in enumerate((Matrix, Norm, Recurrent, Layer, Model, Pass)):
         assert native.paceline_struct_bytes(which) == ctypes.sizeof(kind), kind
     return native
 

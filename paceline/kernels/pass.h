@@ -1,5 +1,9 @@
 // The phases of a pass; included by body.cpp.
 
+struct Visit {  // of a tree in the walk of a recurrent layer
+  int32_t place, below, taken, level, heir, node;  // below: the node and its descendants; node: which comes at this place
+};
+
 struct Scratch {
   int64_t rows, hidden, width;  // width: columns that scores have room for
   Reach* reach;                 // of every node [batch, old + nodes]
@@ -17,6 +21,11 @@ struct Scratch {
   float* y;                     // [rows, hidden], what a norm behind a product reads
   float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim]
   half_t* queries;              // [rows, heads head_dim] in bfloat16
+  float* gates;                 // [rows, heads head_dim] of gated attention
+  Visit* visits;                // [rows]
+  int64_t* waiting;             // [batch], the first of the rows before this pass that states do not hold yet
+  int64_t num_waiting;
+  float *made, *mixed;          // of recurrent layers, [rows, ring_width] and [waiting and rows, ring_width]
   Input normed, attended, mlp;
   Input inner;                  // [3][rows, INNER], the rows times the first factors of corrections
   char* of_thread;              // scores, keys
@@ -25,7 +34,7 @@ struct Scratch {
 constexpr int64_t INNER = 256;  // the largest rank of a correction
 
 struct Sizes {
-  int64_t normed, attended, mlp, qkv, queries, head_dim;
+  int64_t normed, attended, mlp, qkv, head_dim, gates, ring, state;
   int by_32, by_256;  // parts of rows as integers
 };
 
@@ -36,6 +45,15 @@ static void note_format(Sizes& s, const Matrix& m) {
   parts = (int)max_(parts, m.input_bits / 8);
 }
 
+constexpr int WIDE = 16;  // columns of a block of a recurrent state
+
+INLINE int64_t padded(int64_t x) { return round_up(x, WIDE); }
+
+// The numbers of a row of a recurrent layer in its ring, and after the convolution: channels, two for each head.
+INLINE int64_t ring_width(const Recurrent& r) { return padded(r.channels) + 2 * padded(r.heads); }
+
+INLINE int64_t qkv_width(const Layer& l) { return (int64_t)(l.heads * (l.is_gated ? 2 : 1) + 2 * l.kv_heads) * l.head_dim; }
+
 static Sizes sizes_of(const Model* model) {
   Sizes s = {};
   s.normed = model->hidden;
@@ -44,7 +62,18 @@ static Sizes sizes_of(const Model* model) {
     s.normed = max_(s.normed, l.q.ins);
     s.attended = max_(s.attended, (int64_t)l.heads * l.head_dim);
     s.mlp = max_(s.mlp, l.down.ins);
-    s.qkv = max_(s.qkv, (int64_t)(l.heads + 2 * l.kv_heads) * l.head_dim);
+    s.qkv = max_(s.qkv, qkv_width(l));
+    if (l.is_gated) s.gates = max_(s.gates, (int64_t)l.heads * l.head_dim);
+    if (l.recurrent) {
+      const Recurrent& r = *l.recurrent;
+      s.normed = max_(s.normed, r.inputs[0].ins);
+      s.attended = max_(s.attended, r.out.ins);
+      s.qkv = max_(s.qkv, r.width + LANES);
+      s.ring = max_(s.ring, ring_width(r));
+      s.state = max_(s.state, (int64_t)r.key_dim * WIDE);
+      for (int k = 0; k < r.num_inputs; k++) note_format(s, r.inputs[k]);
+      note_format(s, r.out);
+    }
     s.head_dim = max_(s.head_dim, l.head_dim);
     const Matrix* all[] = {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down};
     for (const Matrix* m : all) note_format(s, *m);
@@ -113,17 +142,33 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
   s->attended = allocate_input(arena, rows, sizes.attended, sizes);
   s->mlp = allocate_input(arena, rows, sizes.mlp, sizes);
   s->inner = allocate_input(arena, pass->is_mask ? 3 * rows : 0, INNER, Sizes{});
+  s->gates = arena.take<float>(rows * sizes.gates);
+  s->visits = nullptr;
+  s->num_waiting = 0;
+  if (sizes.ring) {
+    int64_t waiting = 0;
+    for (int64_t b = 0; b < pass->batch; b++) waiting += pass->starts[b] - pass->bases[b];
+    s->visits = arena.take<Visit>(rows);
+    s->waiting = arena.take<int64_t>(pass->batch);
+    s->made = arena.take<float>(rows * sizes.ring);
+    s->mixed = arena.take<float>((waiting + rows) * sizes.ring + WIDE);
+  }
+  int64_t copies = 1;  // of a block of a state
+  while ((int64_t)1 << copies <= pass->nodes) copies++;
   s->thread_bytes = round_up(4 * QUERIES * s->width, LINE) + round_up(4 * COLUMNS * sizes.head_dim, LINE);
+  s->thread_bytes = max_(s->thread_bytes, round_up(4 * copies * sizes.state, LINE));
   s->of_thread = arena.take<char>(threads * s->thread_bytes);
   return arena.used;
 }
+
+static void plan_walks(const Pass* pass, Scratch& s);
 
 int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
   Scratch s;
   return lay_out(model, pass, threads, &s, nullptr);
 }
 
-int num_phases(const Model* model) { return 16 * model->num_layers + 8; }
+int num_phases(const Model* model) { return 24 * model->num_layers + 8; }
 
 // What each row reads. A row's columns are in order as far as its ancestors lie at the depth that is their index, as in
 // a chain; from there on they are listed.
@@ -167,6 +212,7 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
     }
   }
   s.begins[pass->batch] = row;
+  if (s.visits) plan_walks(pass, s);
 }
 
 // The places behind the last row of a tree, as far as the largest tree reaches; 0 for all other rows.
@@ -232,6 +278,7 @@ static void correct_block(const Scratch& s, const Matrix& m, int which, int64_t 
 
 INLINE vf activate(vf x, int kind) {
   if (kind == SILU) return x / (exp_(-x) + 1.0f);
+  if (kind == RELU_SQUARED) return x > 0.0f ? x * x : 0.0f * x;
   const vf inner = 0.7978845608028654f * fma(x * x * x, set(0.044715f), x);
   return 0.5f * x * (1.0f + tanh_(inner));
 }
@@ -282,8 +329,16 @@ static void embed(const Model* model, const Pass* pass, int64_t place, float* x)
 // Normalises q and k, applies the rotary embedding, and writes k and v to the cache.
 static void place_row(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, int64_t row) {
   const int64_t d = l.head_dim, b = s.place[row] / pass->nodes, n = s.place[row] % pass->nodes;
-  float* q = s.qkv + row * (l.heads + 2 * l.kv_heads) * d;
+  float* q = s.qkv + row * qkv_width(l);
   float* k = q + l.heads * d;
+  if (l.is_gated) {  // [queries, gate] of each head
+    k += l.heads * d;
+    float* gates = s.gates + row * l.heads * d;
+    for (int h = 0; h < l.heads; h++) {
+      memcpy(gates + h * d, q + (2 * h + 1) * d, 4 * d);
+      if (h) memcpy(q + h * d, q + 2 * h * d, 4 * d);
+    }
+  }
   if (l.norm_whole) {
     norm_row(l.q_norm, q, q, l.heads * d);
     norm_row(l.k_norm, k, k, l.kv_heads * d);
@@ -291,7 +346,7 @@ static void place_row(const Model* model, const Pass* pass, const Scratch& s, co
   const float* cos = l.rotary_dim ? pass->cos[l.rope] + s.position[row] * l.rotary_dim : nullptr;
   const float* sin = l.rotary_dim ? pass->sin[l.rope] + s.position[row] * l.rotary_dim : nullptr;
   for (int h = 0; h < l.heads + l.kv_heads; h++) {
-    float* x = q + h * d;
+    float* x = h < l.heads ? q + h * d : k + (h - l.heads) * d;
     if (!l.norm_whole) norm_row(h < l.heads ? l.q_norm : l.k_norm, x, x, d);
     if (l.rotary_dim) rotate(x, cos, sin, l.rotary_dim);
   }
@@ -306,7 +361,7 @@ static void place_row(const Model* model, const Pass* pass, const Scratch& s, co
 
 static void attend_layer(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, Worker& me) {
   const int64_t d = l.head_dim, groups = l.heads / l.kv_heads, sequences = pass->batch * l.kv_heads;
-  const int64_t threads = me.team->threads, width = (l.heads + 2 * l.kv_heads) * d;
+  const int64_t threads = me.team->threads, width = qkv_width(l);
   int64_t parts = (groups + QUERIES - 1) / QUERIES;  // of the queries of one row and key head
   if (sequences * pass->nodes < threads) parts = max_(parts, min_(groups, threads / (sequences * pass->nodes)));
   const int64_t each = (groups + parts - 1) / parts;
@@ -340,6 +395,14 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     else if (model->cache_format == F16)
       attend<false, F16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
     else attend<false, F32>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
+    if (l.is_gated)
+      for (int q = 0; q < count; q++) {
+        const int64_t row = (to[q] - s.attended.wide) / s.attended.stride;
+        const float* gate = s.gates + row * l.heads * d + (to[q] - s.attended.wide - row * s.attended.stride);
+        int64_t i = 0;
+        for (; i + LANES <= d; i += LANES) storeu(to[q] + i, load(to[q] + i) / (exp_(-load(gate + i)) + 1.0f));
+        for (; i < d; i++) to[q][i] /= expf(-gate[i]) + 1.0f;
+      }
     if (s.attended.narrow && !s.attended.waits_for_rows())
       for (int q = 0; q < count; q++) narrow_row(to[q], s.attended.narrow + (to[q] - s.attended.wide), d);
   });
@@ -347,24 +410,27 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     phase(me, (int)s.rows, [&](int row) { finish_input(s.attended, row, l.heads * d); });
 }
 
-// x += residual * sums, or residual * norm(sums) where a norm follows the product.
-static void add_product(const Scratch& s, const Layer& l, const Matrix& m, const Norm& norm, const Input& in, Worker& me) {
+// x += times * sums, or times * norm(sums) where a norm follows the product.
+static void add_product(const Scratch& s, const Matrix& m, const Norm& norm, const Input& in, float times, Worker& me) {
   const Matrix* one[] = {&m};
   const bool direct = norm.kind == NO_NORM;
   float* to = direct ? s.x : s.y;
   product(me, s, one, 1, in, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
     for (int64_t r = 0; r < count; r++) {
       float* x = to + (first + r) * s.hidden + out;
-      for (int64_t i = 0; i < outs; i++) x[i] = direct ? x[i] + l.residual * sums[r * BLOCK + i] : sums[r * BLOCK + i];
+      for (int64_t i = 0; i < outs; i++) x[i] = direct ? x[i] + times * sums[r * BLOCK + i] : sums[r * BLOCK + i];
     }
   });
   if (!direct)
     phase(me, (int)s.rows, [&](int row) {
       float *y = s.y + row * s.hidden, *x = s.x + row * s.hidden;
       norm_row(norm, y, y, s.hidden);
-      for (int64_t i = 0; i < s.hidden; i++) x[i] += l.residual * y[i];
+      for (int64_t i = 0; i < s.hidden; i++) x[i] += times * y[i];
     });
 }
+
+#include "recurrent.h"
+
 
 // Whether the pass computes anything after the keys and values of the last layer.
 static bool wants_end(const Model* model, const Pass* pass) {
@@ -395,6 +461,7 @@ static void project(const Model* model, const Pass* pass, const Scratch& s, Work
 static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, Worker& me) {
   const Layer& l = model->layers[index];
   const bool has_hidden_norm = l.hidden_norm.kind != NO_NORM;
+  const int64_t ins = l.recurrent ? l.recurrent->inputs[0].ins : l.q.data ? l.q.ins : l.up.ins;
   phase(me, (int)s.rows, [&](int row) {
     float* x = s.x + row * s.hidden;
     const int64_t place = s.place[row];
@@ -412,19 +479,24 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     } else {
       norm_row(l.input, x, to, s.hidden);
     }
-    finish_input(s.normed, row, l.q.ins);
+    finish_input(s.normed, row, ins);
   });
-  const Matrix* qkv[] = {&l.q, &l.k, &l.v};
-  const int64_t width = (int64_t)(l.heads + 2 * l.kv_heads) * l.head_dim;
-  product(me, s, qkv, l.k.data ? 3 : 1, s.normed, s.rows,
-          [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
-            for (int64_t r = 0; r < count; r++)
-              memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
-          });
-  phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
-  if (pass->kv_only || (index == model->num_layers - 1 && !wants_end(model, pass))) return;
-  attend_layer(model, pass, s, l, index, me);
-  add_product(s, l, l.o, l.after_attention, s.attended, me);
+  const bool ends = pass->kv_only || (index == model->num_layers - 1 && !wants_end(model, pass));
+  if (l.recurrent) run_recurrent(pass, s, l, index, ends, me);
+  if (l.q.data) {
+    const Matrix* qkv[] = {&l.q, &l.k, &l.v};
+    const int64_t width = qkv_width(l);
+    product(me, s, qkv, l.k.data ? 3 : 1, s.normed, s.rows,
+            [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+              for (int64_t r = 0; r < count; r++)
+                memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
+            });
+    phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
+    if (ends) return;
+    attend_layer(model, pass, s, l, index, me);
+    add_product(s, l.o, l.after_attention, s.attended, l.attention_times, me);
+  }
+  if (ends || !l.up.data) return;
 
   phase(me, (int)s.rows, [&](int row) {
     norm_row(l.before_mlp, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
@@ -448,11 +520,11 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
         }
       });
     };
-    if (l.gate.data) times(0, [&](vf gate, vf) { return activate(gate, l.activation); });
+    if (l.gate.data) times(0, [&](vf gate, vf) { return activate(gate * l.gate_times, l.activation); });
     times(1, [&](vf up, vf gate) { return l.gate.data ? gate * up : activate(up, l.activation); });
   });
   if (whole) phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, l.up.outs); });
-  add_product(s, l, l.down, l.after_mlp, s.mlp, me);
+  add_product(s, l.down, l.after_mlp, s.mlp, l.mlp_times, me);
 }
 
 // The largest of a row of logits, with noise or null added to them, and their log-probabilities.

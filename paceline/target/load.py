@@ -18,7 +18,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.described import DescribedModel
 from ..hf.fingerprint import came_rounded, identity, note_rounded, remember
-from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
+from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, is_recurrent, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
@@ -27,9 +27,11 @@ from ..quant.packed import PackedLinear, pack_linears
 from ..system.hardware import uncollected
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
+from .recurrent_layers import put_in_waves, recurrent_layers
 from .self_test import check, own_reference, plain_image_reference, plain_reference
 from .torch_decoder import fuse, is_fused
 from .verdicts import has_passed, keep
+from .waves import Waves
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -166,6 +168,8 @@ def _prepare_text(
     which = identity(model)
     remember(model, which)
     with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
+        if is_recurrent(model):
+            put_in_waves(model)
         reference = plain_reference(model)
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
@@ -251,18 +255,22 @@ def _route_attention(model: "PreTrainedModel") -> bool:
     This is tried out, since some architectures accept attention functions but do not pass keywords on to them.
     """
     place: torch.device = model.device
-    cache = SlotCache(1, 8)
+    cache, layers = SlotCache(1, 8), recurrent_layers(model)
+    if layers:
+        cache.hold_states(layers, model.dtype, place)  # type: ignore[arg-type]
     layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
+    if cache.recurrent is not None:
+        Waves(cache.recurrent, layout)
     try:
         use_tree_attention(model)
         model(
             input_ids=torch.zeros(1, 2, dtype=torch.long, device=place),
             position_ids=layout.position_ids,
-            use_cache=True,
+            use_cache=not layers,
             paceline_pass=layout,
             **{KV_CACHE: cache},
         )
-        if layout.num_calls == len(cache) > 0:
+        if layout.num_calls == sum(keys.shape[1] > 0 for keys in cache.keys) and (layers or cache.keys):
             return True
     except (IncompatibleModels, ValueError, TypeError, KeyError):
         pass

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
+from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
@@ -23,7 +24,7 @@ from .adapters import AttachedAdapter
 from .native import NativeDecoder
 from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
 
-_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +146,18 @@ class LoadedModel:
     def pieces(self) -> Pieces | None:
         """Its tokens one by one; None without a tokenizer."""
         return None if self.tokenizer is None else Pieces(self.tokenizer)
+
+    @property
+    def recurrent(self) -> Sequence[RecurrentLayer]:
+        """What its recurrent layers keep of a sequence; empty without any."""
+        return self.decoder.recurrent
+
+    def new_cache(self, num_slots: int, max_length: int) -> SlotCache:
+        """A cache for its layers. Raises `CacheFull` if memory is short."""
+        cache = SlotCache(num_slots, max_length, self.num_layers)
+        if self.recurrent:
+            cache.hold_states(self.recurrent, torch.float32 if self.is_native else self.dtype, self.device)
+        return cache
 
     def begin(
         self,

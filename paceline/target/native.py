@@ -27,10 +27,10 @@ class NativeDecoder:
     """Runs a model whose layers `hf.describe` has described: embeddings, layers, final norm, head."""
 
     def __init__(self, model: "PreTrainedModel", described: Description, attached: AttachedAdapter | None = None):
-        self.attached = attached
+        self.attached, self.recurrent = attached, described.recurrent
         self._model, self._described = model, described
         base: Any = model.base_model
-        self._rotary: Any = base.rotary_emb
+        self._rotary: Any = getattr(base, "rotary_emb", None)
         self._tables: list[tuple[Tensor, Tensor]] = []  # cosines and sines by position, for each kind of layer
         self._table_addresses: tuple[Addresses, Addresses] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
@@ -80,6 +80,8 @@ class NativeDecoder:
         else:
             cos, sin = self._rope_tables(max(layout.starts) + max(layout.offsets) + nodes)
             call.cos, call.sin = ctypes.addressof(cos), ctypes.addressof(sin)
+        if self._described.recurrent:
+            self._add_states(call, layout, cache, pointers)
         keys, values = self._cache_addresses(cache)
         call.keys, call.values, call.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
         if states is not None:
@@ -88,7 +90,19 @@ class NativeDecoder:
             call.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
             call.state_columns, call.state_row = kept.shape[1], kept.stride(1)
         run(self._described.model, call)
+        if cache.recurrent is not None:
+            cache.recurrent.finish()
         return logits
+
+    def _add_states(self, call: Pass, layout: PassLayout, cache: SlotCache, pointers: Pointers) -> None:
+        """Fill the fields of a pass that recurrent layers read."""
+        kept, each = cache.recurrent, range(self._described.num_layers)
+        assert kept is not None
+        call.bases = pointers.integers(kept.bases[slot] for slot in layout.slots)
+        call.steps, call.ring = pointers.integers(kept.steps), kept.capacity
+        at = {layer.index: place for place, layer in enumerate(kept.layers)}
+        call.recurrent_states = pointers.tensors([kept.states[at[i]] if i in at else None for i in each])
+        call.recurrent_rows = pointers.tensors([kept.rows[at[i]] if i in at else None for i in each])
 
     def _cache_addresses(self, cache: SlotCache) -> tuple[Addresses, Addresses]:
         keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
@@ -109,6 +123,8 @@ class NativeDecoder:
 
     def _rope_tables(self, length: int) -> tuple[Addresses, Addresses]:
         """Cosines and sines of at least all positions below `length`, for each kind of layer."""
+        if self._rotary is None:
+            return addresses([]), addresses([])
         if self._table_addresses is None or len(self._tables[0][0]) < length:
             every = torch.arange(max(2 * length, 1024))[None]
             every = every.expand(3, 1, -1) if hasattr(self._rotary, "mrope_section") else every

@@ -108,7 +108,7 @@ def reference_logits(
     dither: a seed. If given, every input of the first layer is randomly moved up or down by one unit in the last place,
         so that all later roundings change.
     """
-    cache = SlotCache(1, len(token_ids))
+    cache = loaded.new_cache(1, len(token_ids))
     return _read_on(loaded, cache, cache.allocate(), token_ids, vision, features, min(rows, len(token_ids)), dither)
 
 
@@ -121,7 +121,7 @@ def text_logits(
     most: int = 512,
 ) -> Iterator[Tensor]:
     """Logits [M, V] after each token of a text, chunk by chunk (at most `most` tokens), with a cache of its own."""
-    cache = SlotCache(1, len(token_ids))
+    cache = loaded.new_cache(1, len(token_ids))
     slot = cache.allocate()
     for begin, end in chunks(len(token_ids), vision.blocks if vision else (), most):
         yield _read_on(loaded, cache, slot, token_ids[begin:end], vision, features)

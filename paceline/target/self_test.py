@@ -4,7 +4,7 @@ Architectures differ in how they handle positions, masks and windows. So a branc
 compared with each path on its own. The chat with a made-up image is skipped if it would take long.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.tree import TokenTree
 from ..errors import ConfigError, IncompatibleModels, NumericsError
 from ..hf.image_prompts import process_chat, prompt_of
+from ..hf.load import KV_CACHE, is_recurrent
 from ..hf.vision import Vision
 from ..quant.packed import QuantizedLinear
 from .loaded import ImageReference, LoadedModel
@@ -65,9 +66,17 @@ def _path_texts(model: "PreTrainedModel") -> list[list[int]]:
 
 @torch.inference_mode()
 def plain_reference(model: "PreTrainedModel") -> list[Tensor]:
-    """Logits [V] after each of `_PATHS`, by plain transformers without a cache."""
+    """Logits [V] after each of `_PATHS`, by plain transformers: without a cache, or token by token by recurrent layers,
+    some of which compute texts a little differently."""
     texts = torch.tensor(_path_texts(model), device=model.device)  # type: ignore[arg-type]
-    return [*model(texts, use_cache=False).logits[:, -1].float()]
+    if not is_recurrent(model):
+        return [*model(texts, use_cache=False).logits[:, -1].float()]
+    held, logits = dict[str, Any](), texts.new_empty(0)
+    for column in range(texts.shape[1]):
+        where = torch.full_like(texts[:, :1], column)
+        out = model(texts[:, column : column + 1], position_ids=where, use_cache=True, **held)
+        held, logits = {KV_CACHE: out[KV_CACHE]}, out.logits
+    return [*logits[:, -1].float()]
 
 
 def own_reference(loaded: LoadedModel) -> list[Tensor]:

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from ..attention.attend import Scores, attend
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
+from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..hf.describe import has_fixed_ropes
 from ..hf.load import KV_CACHE
 from .adapters import AdaptedLinear, AttachedAdapter
+from .recurrent_layers import recurrent_layers
+from .waves import Waves
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,6 +94,8 @@ class FusedLayer(nn.Module):
 class FusedDecoder:
     """Runs a model whose layers are fused: embeddings, layers, final norm, head."""
 
+    recurrent: Sequence[RecurrentLayer] = ()
+
     def __init__(self, model: "PreTrainedModel", attached: AttachedAdapter | None = None):
         base: Any = model.base_model
         self.embeddings: Tensor = base.embed_tokens.weight
@@ -157,15 +162,18 @@ class TransformersDecoder:
     attends_trees: whether they call our attention function; if not, they get a 4-D mask.
     """
 
+    recurrent: Sequence[RecurrentLayer] = ()
+
     def __init__(self, model: "PreTrainedModel", attends_trees: bool, attached: AttachedAdapter | None = None):
-        self.attached = attached
+        self.attached, self.recurrent = attached, recurrent_layers(model)
         self._model, self._attends_trees = model, attends_trees
 
     def logits(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
     ) -> Tensor:
         """Raw logits [B, N, V] of the last `layout.head_rows` nodes; hidden states go to `states`."""
-        options: dict[str, object] = {"position_ids": layout.position_ids, KV_CACHE: cache, "use_cache": True}
+        waves = None if cache.recurrent is None else Waves(cache.recurrent, layout)
+        options: dict[str, object] = {"position_ids": layout.position_ids, KV_CACHE: cache, "use_cache": waves is None}
         if states is not None:
             options["output_hidden_states"] = True
         if layout.head_rows:
@@ -186,6 +194,8 @@ class TransformersDecoder:
             options["input_ids"] = token_ids
         head_rows = layout.head_rows
         out: Any = (self._model.base_model if head_rows == 0 else self._model)(**options)
+        if waves is not None:
+            waves.finish()
         if states is not None:
             nodes = {index: out.hidden_states[index] for index in states.layers}
             states.write(layout.slots, layout.starts, nodes, layout.num_nodes, cache.capacity)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from paceline.core.tree import TokenTree
+from paceline.errors import IncompatibleModels
 from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
 from paceline.kernels.library import BlockFormat
@@ -25,6 +26,7 @@ from tests.kernels.test_bf12 import products_are_those_of_bfloat16
 from tests.kernels.test_blocks import has_products
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
+from tests.kernels.test_recurrent import keeps_bits
 from tests.methods.test_draft_layer import projects_with_the_bits_of_fc, ranks_with_noise
 from tests.tiny import tiny_model
 
@@ -39,6 +41,10 @@ BLOCKS = (
 )  # fmt: skip
 GUMBEL = "noise of another token", "noise without exponents"
 NOISE = "noise of the column before", "a bound above the winner", "sums that rounding decides"
+RECURRENT = (
+    "the copy of the node before", "a convolution one token late", "a decay applied twice", "a draft in the state",
+    "waiting rows backwards", "the heir before its siblings", "a row that the ring lacks", "the gate of the first head",
+)  # fmt: skip
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -115,6 +121,22 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     BLOCKS[7]: ("blocks.h", "OFFSET ? sums[r][c] - set_int", "OFFSET && !FAULT ? sums[r][c] - set_int"),
     BLOCKS[8]: ("blocks.h", "codes ^= 0x80808080u", "codes ^= FAULT ? 0 : 0x80808080u"),
     BLOCKS[6]: ("blocks.h", "(2 * r + 1) * BLOCK + i", "(FAULT && r ? 2 * r - 1 : 2 * r + 1) * BLOCK + i"),
+    RECURRENT[0]: ("recurrent.h", "const int64_t up = pass->parents ?", "const int64_t up = pass->parents && !FAULT ?"),
+    RECURRENT[1]: (
+        "recurrent.h",
+        "ring_row(pass, r, index, b, column);\n        column--;",
+        "ring_row(pass, r, index, b, max_(0, column - FAULT));\n        column--;",
+    ),
+    RECURRENT[2]: ("recurrent.h", "load(from + at) * decay)", "load(from + at) * decay * (FAULT ? decay : set(1)))"),
+    RECURRENT[3]: ("recurrent.h", "to = step < pass->steps[b] ?", "to = step < pass->steps[b] + FAULT ?"),
+    RECURRENT[4]: (
+        "recurrent.h",
+        "walk(s.waiting[b] + step,",
+        "walk(s.waiting[b] + (FAULT ? waiting - 1 - step : step),",
+    ),
+    RECURRENT[5]: ("recurrent.h", "inherits ? up.place + up.below", "inherits && !FAULT ? up.place + up.below"),
+    RECURRENT[6]: ("recurrent.h", "column >= pass->bases[b] +", "column >= FAULT + pass->bases[b] +"),
+    RECURRENT[7]: ("pass.h", "s.gates + row * l.heads * d + (", "s.gates + row * l.heads * d + (FAULT ? 0 : "),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -235,10 +257,20 @@ def test_faults_of_the_noise_are_seen(fault, switch):
     assert noise_as_defined() == (fault == "none")
 
 
-OF_PRODUCTS = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL}
+@pytest.mark.parametrize("fault", ["none", *RECURRENT])
+def test_faults_of_recurrent_layers_are_seen(fault, switch):
+    switch(fault)
+    try:
+        right = keeps_bits(ModelRunner(wrap_model(tiny_model("qwen3_5")), 3, 400), 12, 3)
+    except (AssertionError, IncompatibleModels):  # of states, and when the model is loaded
+        right = False
+    assert right == (fault == "none")
 
 
-@pytest.mark.parametrize("fault", [name for name in NAMES if name not in OF_PRODUCTS])
+SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *RECURRENT}
+
+
+@pytest.mark.parametrize("fault", [name for name in NAMES if name not in SEEN])
 def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6
@@ -267,9 +299,9 @@ from paceline.kernels import compiler
 compiler.FLAGS = (*compiler.FLAGS, "-g", "-fsanitize={kind}", "-fno-omit-frame-pointer")
 from paceline.kernels import load
 assert load().library is not None, load().reason
-tests = {[str(Path(__file__).with_name(f"test_{name}.py")) for name in ("passes", "bf12", "blocks")]!r}
+tests = {[str(Path(__file__).with_name(f"test_{name}.py")) for name in ("passes", "recurrent", "bf12", "blocks")]!r}
 tests.append({str(Path(__file__).parents[1] / "hf" / "test_gguf_contradictions.py")!r})
-some = "llama or gemma2 or olmo2 or bf12 or products or largest or changes_of_blocks"
+some = "llama or qwen3_5 or gemma2 or olmo2 or bf12 or products or largest or changes_of_blocks"
 sys.exit(pytest.main(["-n", "0", "-q", "-x", "-m", "not more and not gpu", "-k", some, *tests]))
 """
     environment = {

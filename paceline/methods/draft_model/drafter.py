@@ -153,7 +153,7 @@ class DraftModel(Drafter):
 
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self.runner.cache.lengths[slot] = 0
+            self.runner.cache.truncate(slot, 0)
             self._prompts.pop(slot, None)
             if self.translation is not None:
                 self.translation.release(slot)
@@ -174,7 +174,8 @@ class DraftModel(Drafter):
         runner, vision = self.runner, self._prompts[slot].vision
         cached = runner.cache.lengths[slot]
         if cached == 0 or (vision is not None and cached < min(vision.edge, len(text) - 1)):
-            cached = runner.cache.lengths[slot] = 0
+            cached = 0
+            runner.cache.truncate(slot, 0)
             runner.set_offset(slot, vision)
         if cached == 0 and vision is not None:
             runner.prefill(slot, text, vision)

@@ -128,7 +128,8 @@ def _modules(layout: Layout, first: int, names: Mapping[str, str]) -> Iterator[d
 class MtpModule:
     """One module that was read. Norms multiply with their weights as they are; `fc` reads [embedding; state].
 
-    norm: None: the target's. layer: of transformers, with its rotary embedding. embed_tokens, lm_head: tables of the
+    norm: None: the target's. layer: of transformers, with its rotary embedding. adds_one: whether the norms in it
+    multiply with 1 + their weights. embed_tokens, lm_head: tables of the
     module, None where the files have none.
     """
 
@@ -136,8 +137,9 @@ class MtpModule:
     hnorm: Tensor
     fc: Tensor
     norm: Tensor | None
-    layer: nn.Module
+    layer: Any
     rotary: nn.Module
+    adds_one: bool = False
     embed_tokens: Tensor | None = None
     lm_head: Tensor | None = None
 
@@ -202,7 +204,7 @@ def _read(name: str, text: Any, kind: Any, files: MtpFiles, k: int, dtype: torch
         tensors["fc"] = torch.cat(tensors["fc"].chunk(2, 1)[::-1], 1)
     base: Any = model.base_model
     whole: dict[str, Any] = {"norm": None} | {part: tensor.to(dtype) for part, tensor in tensors.items()}
-    return MtpModule(layer=base.layers[0], rotary=base.rotary_emb, **whole)
+    return MtpModule(layer=base.layers[0], rotary=base.rotary_emb, adds_one=adds_one, **whole)
 
 
 def _of_one_layer(text: Any, sparse: bool) -> Any:

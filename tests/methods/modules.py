@@ -70,8 +70,6 @@ FAMILIES = {
     "qwen3_5": Family("qwen3_5_text", _LINEAR, {"layer_types": ["full_attention"]}, _MTP),
     "qwen3_next": Family("qwen3_next", {**_LINEAR, **_QWEN}, {"layer_types": ["full_attention"]}, _MTP),
 }  # fmt: skip
-RUN = list(FAMILIES)
-"""The families whose targets run."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The MTP module inside a target's checkpoint as a head (see `hf.mtp`).
 
-A module whose layer is Llama's or Qwen's runs like a trained head. Any other layer, with experts, latent attention or
-an output gate, is transformers' own, which runs in torch on the head's cache.
+A module with a layer of Llama's or Qwen's form runs like a trained head. Any other layer, with experts or latent
+attention, is transformers' own, which runs in torch on the head's cache.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,7 @@ from ..heads.published import is_copy
 from .head import EagleConfig, EagleHead
 
 _ATTENTION = "paceline_head"  # as transformers' layers look it up
+_GATED = "qwen3_5_text"
 
 
 def mtp_files(target: LoadedModel) -> MtpFiles | None:
@@ -77,6 +78,10 @@ def head_of(module: MtpModule, target: LoadedModel) -> EagleHead:
         described = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": d}
         make = partial(ModuleHead, layer=layer, rotary=module.rotary)
     tensors |= {f"layers.0.{name}": tensor for name, tensor in layer.state_dict().items()}
+    if module.adds_one and make is EagleHead:
+        tensors |= {
+            name: tensor + 1 for name, tensor in tensors.items() if name.startswith("layers") and "norm" in name
+        }
     return filled(make, EagleConfig(**{**sizes, **described}), tensors, Path(target.files))
 
 
@@ -86,19 +91,19 @@ def _rows(target: LoadedModel) -> Tensor | None:
 
 
 def _described(text: Any, module: MtpModule) -> Mapping[str, Any] | None:
-    """What `EagleConfig` says of a layer of Llama's form; None for any other."""
-    rope = text.rope_parameters
-    plain = text.model_type in MODEL_TYPES and rope.get("rope_type") == "default" and text.hidden_act == "silu"
-    if not plain or getattr(text, "use_sliding_window", False):
-        return None
-    attention: Any = module.layer.self_attn
+    """What `EagleConfig` says of a layer of Llama's, Qwen2's, Qwen3's or Qwen3.5's form; None for any other."""
+    is_gated, rope = text.model_type == _GATED, text.rope_parameters
+    plain = is_gated or (text.model_type in MODEL_TYPES and not getattr(text, "use_sliding_window", False))
     names = dict(module.layer.named_parameters())
-    if "self_attn.o_proj.bias" in names or any(name.startswith("mlp.") and name.endswith(".bias") for name in names):
+    others = "self_attn.o_proj.bias" in names or any(name.startswith("mlp.") and "bias" in name for name in names)
+    if not plain or others or rope.get("rope_type") != "default" or text.hidden_act != "silu":
         return None
     return {
         "num_attention_heads": text.num_attention_heads, "num_key_value_heads": text.num_key_value_heads,
-        "head_dim": attention.head_dim, "intermediate_size": text.intermediate_size, "rope_theta": rope["rope_theta"],
-        "attention_bias": "self_attn.q_proj.bias" in names, "qk_norm": "self_attn.q_norm.weight" in names,
+        "head_dim": int(module.layer.self_attn.head_dim), "intermediate_size": text.intermediate_size,
+        "rope_theta": rope["rope_theta"], "attention_bias": "self_attn.q_proj.bias" in names,
+        "qk_norm": "self_attn.q_norm.weight" in names, "output_gate": is_gated,
+        "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0) if is_gated else 1.0,
     }  # fmt: skip
 
 

@@ -167,7 +167,7 @@ class NativeLayer:
                 setattr(native, name, self._matrix(getattr(module, f"{name}_proj")))
         d = config.head_dim
         native.heads, native.kv_heads, native.head_dim = config.num_attention_heads, config.num_key_value_heads, d
-        native.rotary_dim, native.scale = d, d**-0.5
+        native.rotary_dim, native.scale, native.is_gated = config.rotary_dim, d**-0.5, config.output_gate
         native.attention_times = native.gate_times = native.mlp_times = 1.0
         norms = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
         native.input, native.before_mlp = map(self._norm, norms)

@@ -7,7 +7,7 @@ norm, or what the module made for the token before (DeepSeek-V3, arXiv 2412.1943
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from math import prod
@@ -44,9 +44,8 @@ class Layout:
         """The name of each part but the layer, of whose names it is the beginning. first: the target's layers."""
         parts = {"enorm": self.enorm, "hnorm": self.hnorm, "fc": self.fc, "norm": self.norm, **_TABLES}
         names = {part: f"{self.root}{name}.weight" for part, name in parts.items() if name}
-        return {
-            part: name.format(k=k, n=first + k) for part, name in (names | {_LAYER: self.root + self.layer}).items()
-        }
+        names[_LAYER] = self.root + self.layer
+        return {part: name.format(k=k, n=first + k) for part, name in names.items()}
 
 
 _LAYER, _NEEDED, _NORMS = "layer.", {"enorm", "hnorm", "fc"}, {"enorm", "hnorm", "norm"}
@@ -63,6 +62,7 @@ LAYOUTS = (
 )  # fmt: skip
 _NESTED, _BLOCK = "model.language_model.", "model.layers.0."
 _FLOATS = ("BF16", "F16", "F32", "F64")
+_SHOWN = 12  # names in an error
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,7 @@ class MtpModule:
     """One module that was read. Norms multiply with their weights as they are; `fc` reads [embedding; state].
 
     norm: None: the target's. layer: of transformers, with its rotary embedding. adds_one: whether the norms in it
-    multiply with 1 + their weights. embed_tokens, lm_head: tables of the
-    module, None where the files have none.
+    multiply with 1 + their weights. embed_tokens, lm_head: tables of the module, None where the files have none.
     """
 
     enorm: Tensor
@@ -175,13 +174,9 @@ def _read(name: str, text: Any, kind: Any, files: MtpFiles, k: int, dtype: torch
     parts = {full: part for part, full in files.modules[k].items()}
     tensors = {parts[full]: tensor for full, tensor in read_tensors(files.stored, parts)}
     layer = {part.removeprefix(_LAYER): tensors.pop(part) for part in list(tensors) if part.startswith(_LAYER)}
-    table = torch.zeros(1, int(text.hidden_size), dtype=dtype)
     state = {_BLOCK + part: tensor for part, tensor in layer.items()}
-    state |= {
-        "model.embed_tokens.weight": table,
-        "lm_head.weight": table.clone(),
-        "model.norm.weight": tensors["hnorm"],
-    }
+    state |= {f"{table}.weight": torch.zeros(1, int(text.hidden_size)) for table in ("model.embed_tokens", "lm_head")}
+    state["model.norm.weight"] = tensors["hnorm"]  # like the tables, not used
     with refused(f"the decoder layer of the MTP module of {name} cannot be built", kind=IncompatibleModels):
         model, report = kind.from_pretrained(
             None, config=_of_one_layer(text, any(".experts." in part for part in layer)), state_dict=state, dtype=dtype,
@@ -192,11 +187,9 @@ def _read(name: str, text: Any, kind: Any, files: MtpFiles, k: int, dtype: torch
     full = lambda key: str(key).replace(_BLOCK, named[_LAYER], 1)  # noqa: E731
     misshapen = [f"{full(key)} {list(held)} for {list(own)}" for key, held, own in report["mismatched_keys"]]
     _refuse(name, "misshapen weights", misshapen, "shapes that fit the model")
-    _refuse(
-        name, "weights that are not understood", map(full, report["unexpected_keys"]), f"those of {text.model_type}"
-    )
-    lacking = [*map(full, report["missing_keys"])]
-    lacking += [named[part] for part in _NORMS & (named.keys() - tensors.keys())]
+    unknown, lacking = map(full, report["unexpected_keys"]), map(full, report["missing_keys"])
+    _refuse(name, "weights that are not understood", unknown, f"those of {text.model_type}")
+    lacking = [*lacking, *(named[part] for part in _NORMS & (named.keys() - tensors.keys()))]
     _refuse(name, "too few weights", [f"no {key}" for key in lacking], f"all of a layer of {text.model_type}")
     if adds_one:
         tensors |= {part: tensors[part].float() + 1 for part in _NORMS & tensors.keys()}
@@ -223,7 +216,8 @@ def _of_one_layer(text: Any, sparse: bool) -> Any:
     return config
 
 
-def _refuse(name: str, what: str, names: Any, expected: str) -> None:
+def _refuse(name: str, what: str, names: Iterable[str], expected: str) -> None:
     if listed := sorted(names):
+        got = ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
         fix = "fetch the model again, or use another drafter"
-        raise ConfigError(f"the MTP module of {name} has {what}", got=", ".join(listed), expected=expected, fix=fix)
+        raise ConfigError(f"the MTP module of {name} has {what}", got=got, expected=expected, fix=fix)

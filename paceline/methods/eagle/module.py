@@ -92,7 +92,7 @@ def _rows(target: LoadedModel) -> Tensor | None:
 
 def _described(text: Any, module: MtpModule) -> Mapping[str, Any] | None:
     """What `EagleConfig` says of a layer of Llama's, Qwen2's, Qwen3's or Qwen3.5's form; None for any other."""
-    is_gated, rope = text.model_type == _GATED, text.rope_parameters
+    is_gated, rope = text.model_type == _GATED, getattr(text, "rope_parameters", None) or {}
     plain = is_gated or (text.model_type in MODEL_TYPES and not getattr(text, "use_sliding_window", False))
     names = dict(module.layer.named_parameters())
     others = "self_attn.o_proj.bias" in names or any(name.startswith("mlp.") and "bias" in name for name in names)
@@ -124,11 +124,13 @@ class TransformersLayer(nn.Module):
 
     def __init__(self, layer: nn.Module):
         super().__init__()
-        from transformers import AttentionInterface  # with all that models are made of
+        from transformers import AttentionInterface, PreTrainedConfig  # with all that models are made of
 
         AttentionInterface.register(_ATTENTION, _attention)
-        self.layer: Any = layer
-        self.layer.self_attn.config._attn_implementation = _ATTENTION
+        self.layer = layer
+        for part in layer.modules():
+            if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
+                config._attn_implementation = _ATTENTION
 
     def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """As `EagleLayer` of an MTP head."""

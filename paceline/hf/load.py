@@ -45,6 +45,7 @@ from .four_bits import UnlikeBlocks
 from .gguf.file import SUFFIX
 from .gguf.load import open_gguf
 from .gguf.tokens import open_gguf_tokenizer
+from .mtp import find_mtp
 from .quantized import check_dtype, check_quantization, is_quantized, rounded_layers
 from .vision import is_vlm
 
@@ -152,6 +153,8 @@ def open_checkpoint(
     if is_pair or not (sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
         raise _not_causal(name_or_path, config)
     check_config(name_or_path, config)
+    beside = mtp.roots if (mtp := find_mtp(config.get_text_config().num_hidden_layers, stored)) else ()
+    stored = {key: tensor for key, tensor in stored.items() if not key.startswith(beside)}
     came_rounded = is_quantized(config)
     rounded = rounded_layers(config, stored) if packs else None
     if rounded is None:
@@ -197,7 +200,7 @@ def open_checkpoint(
             output_loading_info=True,
             **own,
         )
-    check_loaded_weights(name_or_path, model, loaded, stored)
+    check_loaded_weights(name_or_path, model, loaded, stored, beside)
     check_dtype(name_or_path, model, kind)
     note_rounded(model, came_rounded)
     model = _placed(name_or_path, model, place)

@@ -12,6 +12,7 @@ from ..hf.load import chosen_device
 from ..kernels import load as load_kernels
 from ..kernels.packing import OUTPUTS_PER_BLOCK
 from ..llm import LLM
+from ..methods.eagle.module import mtp_files
 from ..methods.lookahead import LookaheadSpec
 from ..methods.recycling import SUCCESSORS
 from ..quant.int4 import fits_int4
@@ -93,7 +94,7 @@ class ModelReport:
     """The measurements of one model. native: its passes run in the native library.
 
     images: how it reads them, "generic" for a family without a row in `hf.vision`; None: it does not.
-    unpacked: see `unpacked_formats`.
+    unpacked: see `unpacked_formats`. mtp: the MTP modules in its files, as text.
     """
 
     model: str
@@ -110,6 +111,7 @@ class ModelReport:
     costs: PassCosts
     formats: list[HeldWeights]
     unpacked: dict[str, str]
+    mtp: str = ""
 
 
 def examine_machine(device: torch.device | str | None = None) -> MachineReport:
@@ -166,6 +168,7 @@ def examine_model(
         costs=PassCosts(weight_bytes(loaded), bandwidth, seconds),
         formats=held_weights(loaded),
         unpacked=unpacked_formats(llm, path),
+        mtp=str(mtp_files(loaded) or ""),
     )
 
 
@@ -207,6 +210,7 @@ def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> l
     return [
         *lines,
         *(f"{form} of the file {why}." for form, why in model.unpacked.items()),
+        *([f"The checkpoint has {model.mtp}: --drafter mtp."] if model.mtp else []),
         f"A plain step takes {ms(step)}, {1 / step:.1f} tokens/s; reading the weights once takes {ms(costs.floor)} of "
         f"it ({costs.floor_fraction:.0%}), so no engine can pass {1 / costs.floor:.0f} tokens/s with these weights.",
         f"Up to {costs.flat_rows} rows a pass takes about as long as for one; {most} rows take "

@@ -111,7 +111,8 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         exports={"vllm": _WHOLE, "sglang": _WHOLE, "speculators": "", "llama.cpp": ""},
     ),
     Method(
-        name="mtp", usage=HEAD, title="MTP", drafts=_TREES, needs=_TRAINED,
+        name="mtp", usage="mtp[:PATH_OR_NAME]", title="MTP", drafts=_TREES,
+        needs="a checkpoint with an [MTP module](heads.md#modules-that-come-with-the-model), or a trained head",
         how="one layer over the last hidden states, in DeepSeek-V3's form",
         papers="DeepSeek-V3, arXiv 2412.19437; FastMTP 2509.18362",
         home=".eagle.drafter", spec="MtpSpec", drafter="Eagle",

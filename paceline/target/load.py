@@ -149,7 +149,8 @@ def _prepare(
         text.set_attn_implementation("eager")  # without a mask, other implementations would attend in both directions
     is_plain = vision.family.needs_transformers
     loaded = _prepare_text(text, tokenizer or getattr(processor, "tokenizer", None), name, is_plain=is_plain)
-    return replace(loaded, vision=vision, eos_ids=eos_ids_of(model) or loaded.eos_ids, image_reference=image_reference)
+    more = {"eos_ids": eos_ids_of(model) or loaded.eos_ids, "files": str(model.config.name_or_path)}
+    return replace(loaded, vision=vision, image_reference=image_reference, **more)
 
 
 def _prepare_text(
@@ -241,6 +242,7 @@ def _loaded(
         context=context_of(config),
         fingerprint=which[0],
         sketch=which[1],
+        files=str(getattr(model.config, "name_or_path", "")),
         is_rounded=came_rounded(model),
         eos_ids=eos_ids_of(model),
         attends_trees=attends,

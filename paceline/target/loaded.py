@@ -45,6 +45,7 @@ class LoadedModel:
     name: the name it was loaded by, or that of its folder.
     context: the most tokens that a sequence may have.
     fingerprint: identifies the checkpoint, see `hf.fingerprint`. sketch: tells its rounded copies.
+    files: the folder or GGUF file that it was read from, as far as its config tells.
     is_rounded: whether its files hold weights of a few bits.
     eos_ids: the tokens that end an answer.
     attends_trees: whether the model calls our attention function; otherwise it is given a 4-D mask.
@@ -68,6 +69,7 @@ class LoadedModel:
     reference: list[Tensor]
     opener: Callable[..., "LoadedModel"]
     sketch: str = ""
+    files: str = ""
     is_rounded: bool = False
     vision: Vision | None = None
     image_reference: ImageReference | None = None

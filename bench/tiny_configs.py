@@ -13,9 +13,9 @@ SIZES = {  # of whole numbers, by the first pattern that matches a name; None: l
     r".*(sliding_window|attention_chunk_size)(_size)?": 4,
     r"index_topk": 16,
     r".*(experts|expert_num)": 4,
-    r".*(per_tok|top_?k|moe_k)": 2,
+    r".*(per_tok(en)?|top_?k|moe_k)": 2,
     r"n_group|topk_group|num_expert_group": 1,
-    r".*(head_dim|head_size|d_head|d_kv|kv_channels|rotary_dim)": HEAD_DIM,
+    r".*(head_?dim|head_size|d_head|d_kv|kv_channels|rotary_dim)": HEAD_DIM,
     r"(mamba_num|mamba_n|n_mamba)_heads": 2 * WIDTH // HEAD_DIM,
     r".*(kv|key_value)_heads|.*num_query_groups|multi_query_group_num": 2,
     r".*(heads?|nheads)": HEADS,
@@ -24,6 +24,7 @@ SIZES = {  # of whole numbers, by the first pattern that matches a name; None: l
 }
 """A number is only ever made smaller."""
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
+_DOUBLE = {"attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * WIDTH // HEADS}
 SPECIAL: dict[str, dict[str, Any]] = {
     "apertus1p5": {"image_token_offset": 64, "audio_token_offset": 192},
     "bamba": {"attn_layer_indices": [1]},
@@ -54,7 +55,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 4,
     },
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [64, 64]},
-    "zamba": {"num_hidden_layers": 12},
+    "zamba": {"num_hidden_layers": 12, **_DOUBLE},
+    "zamba2": _DOUBLE,
 }  # fmt: skip
 """What else an architecture needs."""
 AXES = {

@@ -178,7 +178,8 @@ class SlotCache(Cache):
             self._require(per_token * self.num_slots * self.capacity, key_states.device)
         for layers, states in ((self.keys, key_states), (self.values, value_states)):
             while len(layers) <= layer_idx:  # separately, since an interrupt may come between the two
-                heads = states.shape[1] if len(layers) == layer_idx else 0  # those before it are recurrent
+                # Those before it are recurrent, or come later in the pass.
+                heads = states.shape[1] if len(layers) == layer_idx or self.recurrent is None else 0
                 layers.append(self._zeros(states, heads, states.shape[3]))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         num_nodes = key_states.shape[2]

@@ -137,12 +137,12 @@ def sight(mask: Any, length: int, config: Any) -> tuple[tuple[tuple[int, int], .
         return (), False
     blocks, only = _blocks(full), _blocks(sliding)
     windowed = bool(only) and not blocks
-    seen = inside = torch.ones(length, length, dtype=torch.bool).tril()
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    inside = causal.clone()
     for first, last in blocks or only:
-        inside = inside.clone()
         inside[first:last, first:last] = True
     near = torch.arange(length)[:, None] - torch.arange(length) < (getattr(config, "sliding_window", None) or length)
-    for found, form in ((full, seen if windowed else inside), (sliding, inside & near)):
+    for found, form in ((full, causal if windowed else inside), (sliding, inside & near)):
         if found is not None and not torch.equal(found, form):
             raise _refusal("a mask that is neither causal nor blocks of neighbours")
     return blocks or only, windowed

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+import transformers
 from transformers import (
     PROCESSOR_MAPPING,
     AutoFeatureExtractor,
@@ -62,6 +63,9 @@ def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_co
     ):
         try:
             kind = cast("type[ProcessorMixin] | None", PROCESSOR_MAPPING.get(type(config), None))
+            if kind is None:
+                named, _ = ProcessorMixin.get_processor_dict(folder)
+                kind = getattr(transformers, str(named.get("processor_class")), None)
             if kind is None or trust_remote_code or is_torchvision_available() or _VIDEO not in kind.get_attributes():
                 loaded = AutoProcessor.from_pretrained(folder, **own)
                 if not isinstance(loaded, ProcessorMixin):  # where there is nothing else, it gives the tokenizer

@@ -147,12 +147,13 @@ class Vision:
         family, length = self.family, len(places)
         positions = torch.arange(length)[None] + family.text_offset
         if family.axes:
-            positions = self.axes(inputs["input_ids"], inputs)[:, 0]
+            positions = self.axes(inputs["input_ids"], inputs)[:, 0].cpu()
+        given = entrance.position_ids[-len(positions) :] if family.axes else entrance.position_ids
         blocks = tuple(runs(places.nonzero().flatten().tolist())) if family.blocks else ()
         found = {
-            "positions": torch.equal(entrance.position_ids[-len(positions) :], positions.cpu()),
+            "positions": torch.equal(given, positions.expand_as(given)),
             "sight in both directions": entrance.blocks == blocks
-            and entrance.windowed_blocks <= (family.blocks == "windowed"),
+            and entrance.windowed_blocks == (bool(blocks) and family.blocks == "windowed"),
             "arguments": entrance.extras.keys() <= family.extras,
             "placeholders": entrance.placeholder_ids <= self.placeholder_ids,
         }

@@ -146,6 +146,7 @@ MORE: dict[str, Family] = {
         named={"image_token": "<img>", "boi_token": "<boi>", "eoi_token": "<eoi>", "img_line_break_token": "<break>"},
         config={"alignment_intermediate_size": 64},
         pixels={"size": {"height": SIDE, "width": SIDE}, "min_patches": 1, "max_patches": 3, "patch_size": 4},
+        needs="torchvision",
     ),
     "idefics2": Family(
         "idefics2",

@@ -9,7 +9,7 @@ from paceline.hf.processors import load_processor
 from tests.vision.families import NAMES, make, make_image, plain_answer, plain_inputs, user
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if isinstance(name, str)])
 def test_an_answer_depends_on_all_it_should(name):
     chats = [[user(make_image(1), "what?")], [user(make_image(2), "what?")], [user(make_image(1), "whom?")]]
     if name != "paligemma":  # which sees its whole prompt at once, with one text behind the images

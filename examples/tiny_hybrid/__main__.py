@@ -16,7 +16,7 @@ PROMPTS = Path(__file__).parent / "prompts.jsonl"
 @app.command()
 def train(
     run: _RunArgument,
-    steps: Annotated[int, typer.Option(min=1, help="Of 4,096 tokens each; more than before goes on.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Of 2,048 tokens each; more than before goes on.")] = 1200,
 ) -> None:
     """Train the model and its MTP module; a stopped run goes on from its last checkpoint."""
     from .train import train

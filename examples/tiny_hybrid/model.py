@@ -12,15 +12,15 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qw
 
 def make_config(vocab_size: int, **changes: Any) -> Qwen3_5TextConfig:
     """Three layers of gated delta nets, then one of attention; token 0 begins and ends a file."""
-    sizes = {
+    options: dict[str, Any] = {
         "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "linear_key_head_dim": 64, "linear_value_head_dim": 64, "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+        "mtp_num_hidden_layers": 1,
     }  # fmt: skip
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
-    options: dict[str, Any] = {"tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    options |= {"rope_parameters": rope, "mtp_num_hidden_layers": 1}
-    return Qwen3_5TextConfig(vocab_size=vocab_size, **options, **(sizes | changes))
+    return Qwen3_5TextConfig(vocab_size=vocab_size, **(options | changes))
 
 
 @final

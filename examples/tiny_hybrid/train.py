@@ -16,7 +16,7 @@ from paceline.train.muon import Muon
 from .corpus import tokens, train_tokenizer
 from .model import Chains, Mtp, make_config, save
 
-DEPTH, MTP_WEIGHT, LR, BATCH, LENGTH = 3, 0.3, 4e-3, 8, 512
+DEPTH, MTP_WEIGHT, LR, BATCH, LENGTH = 3, 0.3, 4e-3, 4, 512
 _CHECKPOINT, _LOG = "checkpoint.pt", "log.jsonl"
 _SAVE_SECONDS = 180
 
@@ -55,7 +55,7 @@ def train(run: Path, steps: int, seed: int = 0) -> None:
     optimizers = [Muon(matrices, weight_decay=0.1), torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)]
     parts, step = [model, mtp, *optimizers], 0
     if (run / _CHECKPOINT).exists():
-        step, *states = torch.load(run / _CHECKPOINT)
+        step, *states = torch.load(run / _CHECKPOINT, weights_only=True)
         for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)
     windows = np.random.default_rng(seed).permutation(len(data) // LENGTH - 1)
@@ -69,11 +69,11 @@ def train(run: Path, steps: int, seed: int = 0) -> None:
         torch.nn.utils.clip_grad_norm_([weight for _, weight in named], 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = LR * min(1.0, (step + 1) / 50, 0.02 + 3 * (steps - step) / steps)
+                group["lr"] = LR * min(1.0, (step + 1) / 100, 0.02 + 3 * (steps - step) / steps)
             optimizer.step()
             optimizer.zero_grad()
         step += 1
-        row = {"step": step, "losses": [round(float(loss), 4) for loss in (first, *later)]}
+        row = {"step": step, "losses": [round(loss.item(), 4) for loss in (first, *later)]}
         with (run / _LOG).open("a") as file:
             file.write(json.dumps({**row, "seconds": round(time.monotonic() - began, 1)}) + "\n")
         if step == steps or time.monotonic() - saved > _SAVE_SECONDS:
@@ -89,7 +89,7 @@ def summary(run: Path) -> dict[str, Any]:
     rows = {row["step"]: row for row in map(json.loads, (run / _LOG).read_text().splitlines())}
     last = np.mean([rows[step]["losses"] for step in sorted(rows)[-50:]], axis=0).round(3).tolist()
     return {
-        "steps": len(rows), "tokens": len(rows) * BATCH * LENGTH, "optimizer": "muon, adamw for vectors and embeddings",
+        "steps": max(rows), "tokens": max(rows) * BATCH * LENGTH, "optimizer": "muon, adamw for vectors and embeddings",
         "learning rate": LR, "weight of the MTP loss": MTP_WEIGHT, "loss of the next token": last[0],
         "losses of the MTP steps": last[1:],
     }  # fmt: skip

@@ -25,7 +25,11 @@ def train(
 
 
 @app.command()
-def package(run: _RunArgument, out: Annotated[Path, typer.Argument(help="The folder of the packaged model.")]) -> None:
+def package(
+    run: _RunArgument,
+    out: Annotated[Path, typer.Argument(help="The folder of the packaged model.")],
+    note: Annotated[str | None, typer.Option(help="What the card says of the training besides its settings.")] = None,
+) -> None:
     """Measure the acceptance of a trained model on prompts that it has not seen, and package it."""
     from transformers import AutoTokenizer
 
@@ -44,12 +48,14 @@ def package(run: _RunArgument, out: Annotated[Path, typer.Argument(help="The fol
         "prompts written by hand": [line.turns[0] for line in read_lines(PROMPTS)],
         "functions of held-out files": list(held_out_heads()),
     }
-    rows = [measure(model, mtp, tokenizer, name, texts, depth) for name, texts in suites.items() for depth in (1, 2, 3)]
+    rows = [row for name, texts in suites.items() for row in measure(model, mtp, tokenizer, name, texts)]
     versions = {name: python_version() if name == "python" else version(name) for name in sizes}
     sources = [f"{name} {versions[name]} ({LICENCES[name]}, {count} files)" for name, count in sizes.items()]
     record: dict[str, Any] = {"parameters_mtp": sum(weight.numel() for weight in mtp.parameters())}
     record |= {"parameters": model.num_parameters() + record["parameters_mtp"], "data": {"sources": sources}}
-    package(run / "model", out, {**record, "training": summary(run), "acceptance": rows})
+    package(
+        run / "model", out, {**record, "training": summary(run) | ({"note": note} if note else {}), "acceptance": rows}
+    )
 
 
 if __name__ == "__main__":

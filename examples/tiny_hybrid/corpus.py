@@ -84,7 +84,7 @@ def held_out_heads(longest: int = 600) -> Iterator[str]:
         lines = text.splitlines(keepends=True)
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-                head = "".join(lines[node.lineno - 1 : node.body[0].end_lineno])
+                head = "".join(lines[node.lineno - 1 : node.body[0].end_lineno]).rstrip("\n")
                 if len(head) <= longest:
                     yield head
                     break

@@ -34,22 +34,32 @@ def right_drafts(model: Qwen3_5ForCausalLM, mtp: Mtp, ids: list[int], depth: int
 
 def measure(
     model: Qwen3_5ForCausalLM, mtp: Mtp, tokenizer: PreTrainedTokenizerBase, name: str, prompts: Sequence[str],
-    depth: int = 3, max_tokens: int = 96,
-) -> dict[str, Any]:  # fmt: skip
-    """The row of a card: greedy answers to all prompts, in rounds that verify a chain of `depth` drafts each."""
-    answers: list[dict[str, Any]] = []
+    depths: Sequence[int] = (1, 2, 3), max_tokens: int = 96,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The rows of a card, one for each length of chains: greedy answers to all prompts, in rounds."""
+    done: list[tuple[int, Tensor]] = []
     for prompt in prompts:
         start = tokenizer(prompt)["input_ids"]
         ids = answer(model, start, max_tokens)
-        right, last = right_drafts(model, mtp, ids, depth), len(start)  # the prompt's own pass gave this token
-        rounds, accepted = 0, torch.zeros(depth, dtype=torch.long)
-        while last + 1 < len(ids):
-            kept = right[:, last - 1].long()
-            rounds, accepted, last = rounds + 1, accepted + kept, last + 1 + int(kept.sum())
-        tokens = len(ids) - 1 - len(start)
-        answers.append({"tokens": tokens, "rounds": rounds, "accepted": accepted.tolist()})
-    tokens, rounds = (sum(one[key] for one in answers) for key in ("tokens", "rounds"))
-    by_position = [round(sum(column) / rounds, 4) for column in zip(*(one["accepted"] for one in answers), strict=True)]
-    result = {"mean_acceptance_length": round(tokens / rounds, 4), "per_position": by_position, "answers": answers}
-    params, budget = {"temperature": 0.0, "max_tokens": max_tokens}, {"depth": depth, "nodes": depth}
-    return {"name": name, "params": params, "budget": budget, "result": result}
+        done.append((len(start), right_drafts(model, mtp, ids, max(depths))))
+    params = {"temperature": 0.0, "max_tokens": max_tokens}
+    rows: list[dict[str, Any]] = []
+    for depth in depths:
+        answers = [rounds_of(right[:depth], start) for start, right in done]
+        tokens, rounds = (sum(one[key] for one in answers) for key in ("tokens", "rounds"))
+        accepted = zip(*(one["accepted"] for one in answers), strict=True)
+        result = {
+            "mean_acceptance_length": round(tokens / rounds, 4), "answers": answers,
+            "per_position": [round(sum(position) / rounds, 4) for position in accepted],
+        }  # fmt: skip
+        rows.append({"name": name, "params": params, "budget": {"depth": depth, "nodes": depth}, "result": result})
+    return rows
+
+
+def rounds_of(right: Tensor, last: int) -> dict[str, Any]:
+    """One answer in rounds, and its drafts accepted by position. last: the token that the prompt's own pass gave."""
+    begin, rounds, accepted = last, 0, torch.zeros(len(right), dtype=torch.long)
+    while last < right.shape[1]:
+        kept = right[:, last - 1].long()
+        rounds, accepted, last = rounds + 1, accepted + kept, last + 1 + int(kept.sum())
+    return {"tokens": right.shape[1] - begin, "rounds": rounds, "accepted": accepted.tolist()}

@@ -30,7 +30,8 @@ def package(folder: Path, out: Path, record: Mapping[str, Any]) -> None:
         "files": {path.name: sha256_of(path) for path in files},
     }  # fmt: skip
     write_text(out / ABOUT, json.dumps(about, indent=2) + "\n")
-    record = {**record, "provenance": provenance()}
+    command = ["python", "-m", "examples.tiny_hybrid", "train", "RUN", "--steps", record["training"]["steps"]]
+    record = {**record, "provenance": {**provenance(), "command": command}}
     write_text(out / "training.json", json.dumps(record, indent=2) + "\n")
     name = read_model(out).name
     facts = {

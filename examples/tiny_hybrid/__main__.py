@@ -31,15 +31,16 @@ def package(
     note: Annotated[str | None, typer.Option(help="What the card says of the training besides its settings.")] = None,
 ) -> None:
     """Measure the acceptance of a trained model on prompts that it has not seen, and package it."""
+    import torch
     from transformers import AutoTokenizer
 
     from paceline.measure.prompts import read_lines
 
     from .corpus import LICENCES, files, held_out_heads
-    from .evaluate import measure
+    from .evaluate import measure, on_text
     from .model import load
     from .package import package
-    from .train import summary
+    from .train import LENGTH, summary
 
     model, mtp = load(run / "model")
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
@@ -49,13 +50,13 @@ def package(
         "functions of held-out files": list(held_out_heads()),
     }
     rows = [row for name, texts in suites.items() for row in measure(model, mtp, tokenizer, name, texts)]
+    text = torch.tensor(tokenizer("".join(text for _, text in files(held_out=True)))["input_ids"][: 32 * LENGTH])
+    training = {**summary(run), **on_text(model, mtp, text.view(-1, LENGTH)), **({"note": note} if note else {})}
     versions = {name: python_version() if name == "python" else version(name) for name in sizes}
     sources = [f"{name} {versions[name]} ({LICENCES[name]}, {count} files)" for name, count in sizes.items()]
     record: dict[str, Any] = {"parameters_mtp": sum(weight.numel() for weight in mtp.parameters())}
     record |= {"parameters": model.num_parameters() + record["parameters_mtp"], "data": {"sources": sources}}
-    package(
-        run / "model", out, {**record, "training": summary(run) | ({"note": note} if note else {}), "acceptance": rows}
-    )
+    package(run / "model", out, {**record, "training": training, "acceptance": rows})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen3_5ForCausalLM
 
@@ -30,6 +31,19 @@ def right_drafts(model: Qwen3_5ForCausalLM, mtp: Mtp, ids: list[int], depth: int
         right = right & (drafted == truth)
         found.append(right)
     return torch.stack(found)
+
+
+@torch.no_grad()
+def on_text(model: Qwen3_5ForCausalLM, mtp: Mtp, ids: Tensor, depth: int = 3) -> dict[str, Any]:
+    """On [rows, length] tokens that were not generated: loss, and how often each step's best token is the model's."""
+    states = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    logits, embeds, length = model.lm_head(states), model.model.embed_tokens(ids), ids.shape[1] - depth
+    chains, best, agreed = Chains(model, mtp, states[:, :length]), logits.argmax(-1), list[float]()
+    for step in range(1, depth + 1):
+        guess = model.lm_head(chains.step(embeds[:, step : step + length])).argmax(-1)
+        agreed.append(round((guess == best[:, step : step + length]).float().mean().item(), 4))
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
+    return {"held-out loss": round(loss, 3), "held-out agreement": agreed}
 
 
 def measure(

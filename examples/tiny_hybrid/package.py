@@ -16,6 +16,8 @@ _DESCRIPTION = "a small hybrid that continues Python, with an MTP module: layers
 _LIMITS = (
     "It writes what looks like Python and is wrong. It is meant to show and to test speculative decoding of hybrids.",
     "The MTP module was trained on the model's own distribution, three steps deep; it fits no other model.",
+    "Greedy answers of so small a model soon repeat themselves, and what repeats is easy to draft; the agreement on "
+    "held-out text does not depend on that.",
     "Files that were trained on resemble those that were held out: both come from the same packages.",
 )
 

@@ -7,13 +7,17 @@ import torch
 
 pytest.importorskip("transformers.models.qwen3_5")
 
+import paceline_zoo
 from paceline_zoo.whole import read_model
-from transformers import Qwen3_5ForCausalLM
+from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 
-from examples.tiny_hybrid.evaluate import measure, right_drafts, rounds_of
+from examples.tiny_hybrid.__main__ import PROMPTS
+from examples.tiny_hybrid.evaluate import measure, on_text, right_drafts, rounds_of
 from examples.tiny_hybrid.model import Mtp, load, make_config, save
 from examples.tiny_hybrid.package import package
 from examples.tiny_hybrid.train import losses
+from paceline.measure.prompts import read_prompts
+from paceline.zoo import pull
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "linear_key_head_dim": 16}
 
@@ -22,6 +26,9 @@ def make():
     torch.manual_seed(0)
     model = Qwen3_5ForCausalLM(make_config(61, **SMALL))
     return model, Mtp(model.config)
+
+
+SHIPPED = paceline_zoo.FOLDER / "tiny-hybrid"
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +99,9 @@ def test_training_lowers_every_loss_and_teaches_the_module_what_the_model_says()
         optimizer.zero_grad()
     assert all(after < 0.5 * before for before, after in zip(first, losses(model, mtp, ids), strict=True))
     assert right_drafts(model.eval(), mtp.eval(), ids[0].tolist(), 2)[:, :-2].float().mean() > 0.8
+    found = on_text(model, mtp, ids)
+    assert found["held-out loss"] == pytest.approx(losses(model, mtp, ids)[0].item(), abs=1e-2)
+    assert min(found["held-out agreement"]) > 0.8
 
 
 def test_a_packaged_model_is_copied_and_its_card_says_what_was_measured(small, folder, tmp_path):
@@ -108,3 +118,12 @@ def test_a_packaged_model_is_copied_and_its_card_says_what_was_measured(small, f
     assert (tmp_path / "copy" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert f"{row['result']['mean_acceptance_length']:.2f}" in (tmp_path / "tiny" / "README.md").read_text()
     assert json.loads((tmp_path / "tiny" / "training.json").read_text())["acceptance"] == [row]
+
+
+def test_the_packaged_model_drafts_what_it_will_say(tmp_path):
+    folder = pull("tiny-hybrid", tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = measure(*load(folder), tokenizer, "by hand", read_prompts(PROMPTS, 6), max_tokens=48)
+    assert all(row["result"]["mean_acceptance_length"] > 1.5 for row in rows)
+    recorded = json.loads((SHIPPED / "training.json").read_text())["acceptance"]
+    assert all(row["result"]["mean_acceptance_length"] > 1.5 for row in recorded)

@@ -35,7 +35,7 @@ def exported(engine: str) -> Callable[[Method], str]:
 
 def tables() -> dict[str, str]:
     """Every table by its name."""
-    heads = [row for row in ROWS if row.usage.startswith("head:")]
+    heads = [row for row in ROWS if "PATH_OR_NAME" in row.usage]
     code = "`{}`".format
     return {
         "drafters": table({

@@ -3,6 +3,8 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from paceline.hf.describe import FORMS
+
 SMALL = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -44,6 +46,40 @@ _MLA = {
     "num_key_value_heads": 4,
 }
 
+_GEMMA4 = {  # layers 3 and 4 read the keys and values of layers 1 and 2
+    "num_hidden_layers": 5,
+    "sliding_window": 8,
+    "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")],
+    "num_kv_shared_layers": 2,
+    "global_head_dim": 16,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97,
+    "final_logit_softcapping": 30.0,
+}
+_K_IS_V = {  # as in the larger models
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+_GEMMA3N = {
+    **{name: _GEMMA4[name] for name in ("num_hidden_layers", "sliding_window", "layer_types", "num_kv_shared_layers")},
+    **{name: _GEMMA4[name] for name in ("hidden_size_per_layer_input", "vocab_size_per_layer_input")},
+    "intermediate_size": [48] * 5,
+    "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0, 0.0],
+    "altup_num_inputs": 3,
+    "laurel_rank": 4,
+}
+_LLAMA4 = {  # the last layer has no rotation, and its temperature changes at every third token
+    "num_local_experts": 4,
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 40,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 5,
+    "floor_scale": 3,
+}
+
 ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {}),
     "mistral": ("mistral", {"sliding_window": 8}),
@@ -56,6 +92,11 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 8, **_SLIDE}),
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 8, **_SLIDE}),
+    "gemma4": ("gemma4_text", _GEMMA4),
+    "gemma4-k-is-v": ("gemma4_text", {**_GEMMA4, **_K_IS_V}),
+    "gemma4-experts": ("gemma4_text", {**_GEMMA4, **_MOE, "enable_moe_block": True, "top_k_experts": 2}),
+    "gemma3n": ("gemma3n_text", _GEMMA3N),
+    "llama4": ("llama4_text", _LLAMA4),
     "phi": ("phi", {}),
     "phi3": ("phi3", {"sliding_window": 8}),
     "olmo2": ("olmo2", {}),
@@ -83,13 +124,121 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
 }
 
+_DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+}
+_SHARED = {"shared_expert_intermediate_size": 24, **_MOE}
+_KDA = {
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": _DELTA["layer_types"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "num_hidden_layers": 3,
+}
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+_MAMBA = {"state_size": 8, "expand": 2, "conv_kernel": 4}
+
+_HEADS = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_expand": 2}
+
+RECURRENT: dict[str, tuple[str, dict]] = {
+    "qwen3_5": ("qwen3_5_text", {**_DELTA, "linear_value_head_dim": 20}),
+    "olmo_hybrid": ("olmo_hybrid", {**_DELTA, "linear_allow_neg_eigval": True}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {**_HEADS, "num_local_experts": 0, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 48},
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        {
+            **_HEADS, "mamba_d_ssm": 64, "ssm_multipliers": [0.5, 2.0, 0.7, 1.5, 0.9], "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.7, "mlp_multipliers": [0.9, 1.1], "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 2.0,
+        },
+    ),
+    "bamba": ("bamba", {**_HEADS, "attn_layer_indices": [1]}),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "num_hidden_layers": 4, "layers_block_type": ["mamba", "mlp", "attention", "mlp"], "mamba_num_heads": 8,
+            "mamba_head_dim": 8, "ssm_state_size": 12, "n_groups": 2,
+        },
+    ),
+    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 12, "n_groups": 2, "expand": 2}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "lfm3": ("lfm3", {"layer_types": ["conv", "full_attention"], "use_attention_gate": False}),
+    "qwen3_next": ("qwen3_next", {**_DELTA, **_SHARED}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**_DELTA, **_SHARED}),
+    "kimi_linear": ("kimi_linear", {**_MLA, **_KDA}),
+    "bailing_hybrid": ("bailing_hybrid", {**_MLA, **_KDA, "num_experts": 4}),
+    "minimax": ("minimax", {**_MOE, "layer_types": ["linear_attention", "full_attention"], "block_size": 8}),
+    "granitemoehybrid_moe": (
+        "granitemoehybrid",
+        {**_MAMBA2, **_MOE, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 24},
+    ),
+    "nemotron_h_moe": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "moe", "attention", "mamba"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "time_step_min": 1e-9,  # which transformers applies to texts, and not to single tokens
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 24,
+        },
+    ),
+    "zamba2": (
+        "zamba2",
+        {
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+            "num_hidden_layers": 4,
+            "n_mamba_heads": 4,
+            "mamba_d_state": 8,
+            "chunk_size": 16,
+            "time_step_min": 1e-9,
+        },
+    ),
+    "zamba": (
+        "zamba",
+        {
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 4,
+            "mamba_d_state": 8,
+        },
+    ),
+    "jamba": ("jamba", {**_MOE, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}),
+    "mamba": ("mamba", _MAMBA),
+    "falcon_mamba": ("falcon_mamba", _MAMBA),
+    "lfm2_moe": ("lfm2_moe", {**_MOE, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
+    "zaya": ("zaya", {"num_experts": 4}),
+    "lara_mini": ("lara_mini", {**_DELTA, **_SHARED}),
+}  # fmt: skip
+"""With recurrent layers, which transformers keeps in its cache. The first three are tested by default."""
+
+NATIVE = [
+    name for name, (kind, more) in (ARCHITECTURES | RECURRENT).items()
+    if kind in FORMS and "enable_moe_block" not in more and "_moe" not in name
+]  # fmt: skip
+"""Those that native passes run."""
 UNDESCRIBED = "hunyuan_v1_dense"
 """Not known to `target.native`: transformers' layers run it in every dtype, with fast or invariant numerics."""
 
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> PreTrainedModel:
     """A random model of the named architecture with weights large enough to make logits differ clearly."""
-    model_type, extra = ARCHITECTURES[name]
+    model_type, extra = (ARCHITECTURES | RECURRENT)[name]
     base = {} if model_type in ("gpt2", "gpt_bigcode") else dict(SMALL)
     if model_type == "falcon":
         base = {key: value for key, value in base.items() if key not in ("head_dim", "num_key_value_heads")}
@@ -99,4 +248,7 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **o
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             torch.nn.init.normal_(parameter, std=0.25)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)
     return model.eval()

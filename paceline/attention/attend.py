@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import IncompatibleModels
-from .masks import PassLayout, Segment
+from .masks import Chunk, PassLayout, Segment, Window
 
 NAME = "paceline"
 
@@ -22,7 +22,7 @@ class Scores:
     """How attention scores are computed. sinks: logits [Hq] that take part in the normalisation only."""
 
     scale: float
-    window: int | None = None
+    window: Window = None
     softcap: float | None = None
     sinks: Tensor | None = None
 
@@ -126,9 +126,26 @@ def tree_attention(
     if position_bias is not None:
         raise IncompatibleModels(f"{type(module).__name__} adds a position bias, which trees do not support")
     paceline_pass.num_calls += 1
+    config: Any = getattr(module, "config", None)
+    if getattr(config, "attn_temperature_tuning", False) and not module.use_rope:
+        query = (query * _temperatures(config, paceline_pass)).to(query.dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out = attend(query, key, value, paceline_pass, Scores(scale, sliding_window, softcap, s_aux))
+    window = _window(module, config, sliding_window)
+    out = attend(query, key, value, paceline_pass, Scores(scale, window, softcap, s_aux))
     return out.contiguous(), None
+
+
+def _window(module: Any, config: Any, sliding_window: int | None) -> Window:
+    kinds = getattr(config, "layer_types", None)
+    if kinds and kinds[module.layer_idx] == "chunked_attention":
+        return Chunk(config.attention_chunk_size)
+    return sliding_window
+
+
+def _temperatures(config: Any, layout: PassLayout) -> Tensor:
+    """What Llama 4 multiplies the queries of layers without rotation with, by their columns. [B, 1, N, 1]."""
+    reached = torch.floor((layout.columns + 1) / config.floor_scale)
+    return (torch.log1p(reached) * config.attn_scale + 1)[:, None, :, None]
 
 
 def use_tree_attention(model: Any) -> None:
@@ -137,3 +154,17 @@ def use_tree_attention(model: Any) -> None:
 
     AttentionInterface.register(NAME, tree_attention)
     model.set_attn_implementation(NAME)
+    _tune_by_rows(model, False)
+
+
+def use_plain_attention(model: Any) -> None:
+    """Undo `use_tree_attention`."""
+    model.set_attn_implementation("eager")
+    _tune_by_rows(model, True)
+
+
+def _tune_by_rows(model: nn.Module, on: bool) -> None:
+    """Whether layers multiply queries by their rows in a pass, which are not their columns in a tree."""
+    for module in model.modules():
+        if hasattr(module, "attn_temperature_tuning"):
+            module.attn_temperature_tuning = on and module.config.attn_temperature_tuning  # type: ignore[union-attr]

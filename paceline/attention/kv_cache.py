@@ -9,7 +9,9 @@ costs nothing.
     after commit  0 ................ | L (root) .. L+a     | lengths[slot] = L + 1 + a   (a accepted)
 """
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -19,6 +21,7 @@ from transformers import Cache
 
 from ..errors import CacheFull
 from ..system.hardware import available_memory, return_free_memory
+from .recurrent import RecurrentLayer, RecurrentStates
 
 BLOCK = 64
 """Columns are read in whole blocks, so that the bits of a row do not depend on the number of columns after it."""
@@ -51,6 +54,7 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self.num_slots, self.max_length, self.num_layers = num_slots, max_length, num_layers
         self.spare: Spare | None = None
+        self.recurrent: RecurrentStates | None = None
         self.capacity = min(round_up(256), round_up(max_length))
         self._require(2 * num_layers * num_slots * self.capacity)  # of at least one byte each
         self.lengths = [0] * num_slots  # committed tokens of each slot
@@ -66,6 +70,12 @@ class SlotCache(Cache):
         self._written = [0] * num_slots  # columns that may have been written
         self._free = list(range(num_slots))
         self._is_used: dict[int, Callable[[], bool] | None] = {}  # by allocated slot
+
+    def hold_states(self, layers: Sequence[RecurrentLayer], dtype: torch.dtype, device: torch.device) -> None:
+        """Also keep the states of recurrent layers. Raises `CacheFull` if they do not fit into memory."""
+        each = sum(4 * math.prod(layer.state) for layer in layers)
+        self._require(each * self.num_slots, device, f"a recurrent state of {each:,} bytes a sequence")
+        self.recurrent = RecurrentStates(layers, self.lengths, dtype, device)
 
     @torch.inference_mode()
     def allocate(self, is_used: Callable[[], bool] | None = None) -> int:
@@ -85,6 +95,8 @@ class SlotCache(Cache):
         # An overflow of the last user must not stay: a masked column has weight 0, and 0 * NaN is NaN.
         for layer in (*self.keys, *self.values):
             layer[slot, :, : self._written[slot]] = 0
+        if self.recurrent is not None:
+            self.recurrent.reset(slot)
         self.lengths[slot] = self._written[slot] = self.offsets[slot] = 0
         return slot
 
@@ -97,6 +109,8 @@ class SlotCache(Cache):
         """Free a slot; harmless if it is free already."""
         if slot not in self._free:
             self._free.append(slot)
+        if self.recurrent is not None:
+            self.recurrent.release(slot)
         self.lengths[slot] = self.offsets[slot] = 0
         self._is_used.pop(slot, None)
 
@@ -107,9 +121,16 @@ class SlotCache(Cache):
                 self.release(slot)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Roll back to the first `length` tokens."""
+        """Roll back to the first `length` tokens, or to none where recurrent states have moved past them."""
         assert 0 <= length <= self.lengths[slot], (length, self.lengths[slot])
+        if self.recurrent is not None and not self.recurrent.can_return_to(slot, length):
+            self.recurrent.reset(slot)
+            length = 0
         self.lengths[slot] = length
+
+    def held(self, slots: Sequence[int], lengths: Sequence[int] | None = None) -> AbstractContextManager[None]:
+        """See `RecurrentStates.held`."""
+        return nullcontext() if self.recurrent is None else self.recurrent.held(slots, lengths)
 
     # A pass: begin, update (called by every attention layer), commit
 
@@ -129,6 +150,8 @@ class SlotCache(Cache):
             each = enumerate(zip(self._slots, self._starts, strict=True))
             self._writes = [(slice(slot, slot + 1), slice(row, row + 1), start) for row, (slot, start) in each]
         self.ensure(max(self._starts) + num_nodes)
+        if self.recurrent is not None:
+            self.recurrent.begin(self._slots, num_nodes, num_nodes if text is None else text)
         for slot, start in zip(self._slots, self._starts, strict=True):
             self._written[slot] = max(self._written[slot], start + num_nodes)
         return self._starts
@@ -155,7 +178,9 @@ class SlotCache(Cache):
             self._require(per_token * self.num_slots * self.capacity, key_states.device)
         for layers, states in ((self.keys, key_states), (self.values, value_states)):
             while len(layers) <= layer_idx:  # separately, since an interrupt may come between the two
-                layers.append(self._zeros(states, states.shape[1], states.shape[3]))
+                # Those before it are recurrent, or come later in the pass.
+                heads = states.shape[1] if len(layers) == layer_idx or self.recurrent is None else 0
+                layers.append(self._zeros(states, heads, states.shape[3]))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         num_nodes = key_states.shape[2]
         text = num_nodes if self._text is None else self._text
@@ -182,7 +207,9 @@ class SlotCache(Cache):
             raise CacheFull(
                 "a sequence outgrew its context", got=f"{start + 1 + kept} tokens", expected=f"<= {self.max_length}"
             )
-        if list(nodes) != list(range(1, kept + 1)):
+        if self.recurrent is not None:
+            self.recurrent.commit(slot, start, nodes)
+        if self.keys and list(nodes) != list(range(1, kept + 1)):
             # Advanced indexing copies before writing, so source and destination may overlap.
             source = torch.tensor(nodes, device=self.keys[0].device) + start
             for layer in (*self.keys, *self.values):
@@ -197,12 +224,19 @@ class SlotCache(Cache):
         return [(keys[slot, :, begin:end].clone(), values[slot, :, begin:end].clone()) for keys, values in pairs]
 
     @torch.inference_mode()
-    def restore(self, slot: int, pages: Sequence[Sequence[tuple[Tensor, Tensor]]], length: int) -> None:
-        """Fill an empty slot with the first `length` columns of pages from `copy_of`, one after another."""
+    def restore(
+        self, slot: int, pages: Sequence[Sequence[tuple[Tensor, Tensor]]], length: int, state: Sequence[Tensor] = ()
+    ) -> None:
+        """Fill an empty slot with the first `length` columns of pages from `copy_of`, one after another.
+
+        state: of recurrent layers after these columns.
+        """
         self.begin([slot], length)
         for index, pairs in enumerate(zip(*pages, strict=True)):
             keys, values = (torch.cat(part, 1)[None, :, :length] for part in zip(*pairs, strict=True))
             self.update(keys, values, index)
+        if self.recurrent is not None:
+            self.recurrent.restore(slot, length, state)
         self.lengths[slot] = length
 
     def _zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
@@ -243,7 +277,7 @@ class SlotCache(Cache):
         if self.capacity >= limit or not tensors:
             return limit
         free = self._free_bytes(tensors[0].device) + (0 if self.spare is None else self.spare.num_bytes)
-        more = free // sum(t.nbytes // t.shape[2] for t in tensors)
+        more = free // max(1, sum(t.nbytes // t.shape[2] for t in tensors))
         return min(limit, (self.capacity + more) // BLOCK * BLOCK)
 
     def _free_bytes(self, device: torch.device | None) -> int:
@@ -252,7 +286,7 @@ class SlotCache(Cache):
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
 
-    def _require(self, needed: int, device: torch.device | None = None) -> None:
+    def _require(self, needed: int, device: torch.device | None = None, what: str = "the key-value cache") -> None:
         """Raise `CacheFull` unless this many more bytes fit into memory."""
         free = self._free_bytes(device)
         if needed > free and self.spare is not None and self.spare.num_bytes:
@@ -261,7 +295,7 @@ class SlotCache(Cache):
             free = self._free_bytes(device)
         if needed > free:
             raise CacheFull(
-                "the key-value cache does not fit into memory",
+                f"{what} does not fit into memory",
                 got=f"{needed:,} bytes or more for {self.num_slots:,} sequences at once",
                 expected=f"at most the {free:,} bytes that are free",
                 fix="lower max_num_seqs or max_model_len, or free memory",
@@ -269,8 +303,9 @@ class SlotCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held by keys and values."""
-        return sum(t.nbytes for t in (*self.keys, *self.values))
+        """Bytes held by keys, values and states."""
+        states = () if self.recurrent is None else (*self.recurrent.states, *self.recurrent.rows)
+        return sum(t.nbytes for t in (*self.keys, *self.values, *states))
 
     # The interface of transformers' caches. Positions and masks are always passed in, so these results hardly matter.
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +13,33 @@ from ..core.tree import TokenTree
 from .kv_cache import BLOCK, round_up
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """A window that begins anew: a node sees the positions of its own chunk of `size`, counted from 0 (Llama 4)."""
+
+    size: int
+
+
+Window: TypeAlias = int | Chunk | None
+"""How many of the last positions a node sees, or its chunk; None: all."""
+
+
+def within(window: int | Chunk, positions: Tensor, places: Tensor) -> Tensor:
+    """Whether nodes at `positions` see `places` before them, which are broadcast."""
+    if isinstance(window, Chunk):
+        return positions // window.size == places // window.size
+    return positions - places < window
+
+
 def visible(
-    starts: Tensor, ancestor_mask: Tensor, columns: int, window: int | None = None, positions: Tensor | None = None
+    starts: Tensor, ancestor_mask: Tensor, columns: int, window: Window = None, positions: Tensor | None = None
 ) -> Tensor:
     """The attention mask of the nodes of a pass: True for the committed columns and for a node's own ancestors.
 
     Returns [B, M, columns] for the rows of `ancestor_mask`, without reading anything back from the device.
     starts: the number of committed columns of each row, [B]; node i is in column start + i.
     ancestor_mask: [B, M, N], M = N or fewer, see `TokenTree.ancestor_mask`.
-    window: how many of the last positions a node sees; needs `positions` [B, N], and M = N.
+    window: needs `positions` [B, N], and M = N.
     """
     rows, nodes = ancestor_mask.shape[1:]
     column = torch.arange(columns, device=starts.device)
@@ -31,7 +50,7 @@ def visible(
         return seen
     assert positions is not None
     places = torch.where(is_node, positions.gather(1, node), column)
-    return seen & (positions[:, :, None] - places[:, None] < window)
+    return seen & within(window, positions[:, :, None], places[:, None])
 
 
 def additive(mask: Tensor, dtype: torch.dtype, hidden: float = -torch.inf) -> Tensor:
@@ -78,7 +97,8 @@ class PromptRows:
     is_image: which rows hold image features, [1, N].
     deepstack: the features [M, E] that are added to these rows after each of the first layers (DeepStack).
     blocks: the column ranges that attend to one another in both directions.
-    blocks_cross_window: whether they do so beyond a sliding window.
+    blocks_cross_window, windowed_blocks: whether they do so beyond a sliding window, and only in layers with one.
+    extras: further arguments of a text model of transformers.
     """
 
     embeds: Tensor
@@ -87,6 +107,8 @@ class PromptRows:
     deepstack: tuple[Tensor, ...] = ()
     blocks: tuple[tuple[int, int], ...] = ()
     blocks_cross_window: bool = False
+    windowed_blocks: bool = False
+    extras: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 @dataclass
@@ -112,8 +134,8 @@ class PassLayout:
     offsets: list[int] = field(default_factory=list)  # empty: zeros
     rows: PromptRows | None = None
     num_calls: int = 0  # layers that went through `tree_attention`
-    _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
-    _segments: dict[tuple[int | None, int], list["Segment"]] = field(default_factory=dict)
+    _masks: dict[Window, list[Tensor]] = field(default_factory=dict)
+    _segments: dict[tuple[Window, int], list["Segment"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.slots = self.slots or list(range(len(self.starts)))
@@ -137,13 +159,13 @@ class PassLayout:
             return self.columns
         return self.columns + torch.tensor(self.offsets, device=self.device)[:, None]
 
-    def visible(self, window: int | None) -> list[Tensor]:
+    def visible(self, window: Window) -> list[Tensor]:
         """The attention mask [N, S_b] of each row, built once for each window."""
         if window not in self._masks:
             self._masks[window] = [self._visible(row, window) for row in range(len(self.starts))]
         return self._masks[window]
 
-    def _visible(self, row: int, window: int | None) -> Tensor:
+    def _visible(self, row: int, window: Window) -> Tensor:
         start, n = self.starts[row], self.num_nodes
         if self.tree is None:
             ancestor_mask = torch.ones(1, n, n, dtype=torch.bool, device=self.device).tril()
@@ -151,11 +173,14 @@ class PassLayout:
             ancestor_mask = self.tree.ancestor_mask[row : row + 1]
         begins = torch.tensor([start], device=self.device)
         mask = visible(begins, ancestor_mask, round_up(start + n), window, self.columns[row : row + 1])[0]
-        for first, last in () if self.rows is None else self.rows.blocks:  # a chunk never cuts a block
+        blocks = () if self.rows is None or (window is None and self.rows.windowed_blocks) else self.rows.blocks
+        for first, last in blocks:  # a chunk never cuts a block
             nodes = slice(max(first - start, 0), max(last - start, 0))
+            if nodes.start >= n:
+                continue
             near = torch.ones(n, last - first, dtype=torch.bool, device=self.device)
             if window is not None and not self.rows.blocks_cross_window:  # type: ignore[union-attr]
-                near = self.columns[row][:, None] - torch.arange(first, last, device=self.device) < window
+                near = within(window, self.columns[row][:, None], torch.arange(first, last, device=self.device))
             mask[nodes, first:last] |= near[nodes]
         return mask
 
@@ -166,7 +191,7 @@ class PassLayout:
         full = torch.stack([nn.functional.pad(mask, (0, width - mask.shape[1])) for mask in rows])
         return additive(full, dtype, torch.finfo(dtype).min)[:, None]
 
-    def segments(self, window: int | None, groups: int, dtype: torch.dtype) -> list[Segment]:
+    def segments(self, window: Window, groups: int, dtype: torch.dtype) -> list[Segment]:
         """The kernel calls of the pass, built once for all layers with this window and group size.
 
         The sums of the kernel depend on the number of columns it is given. A batch-invariant node therefore reads
@@ -180,7 +205,7 @@ class PassLayout:
             self._segments[window, groups] = list(self._cut(window, groups, dtype))
         return self._segments[window, groups]
 
-    def _cut(self, window: int | None, groups: int, dtype: torch.dtype) -> Iterator[Segment]:
+    def _cut(self, window: Window, groups: int, dtype: torch.dtype) -> Iterator[Segment]:
         slots, row = self.slots, 0
         masks = [additive(mask, dtype) for mask in self.visible(window)]
         while row < len(slots):

@@ -178,24 +178,35 @@ def check_draft(
     prompts: str | None = opt(None, "The prompt file, where the record does not contain the prompts.", metavar="FILE"),
     tolerance: float = opt(0.05, "Allowed difference, in addition to the sampling error.", min=0.0, max=1.0),
 ) -> None:
-    """Check that a trained head still drafts as well as when it was recorded.
+    """Check that a head still drafts as well as when it was recorded.
 
     Decodes the recorded prompts with the recorded budget, temperature, seed and dtype, and compares the mean acceptance
-    length and the acceptance at each position. Exit status 1 means that they differ by more than the tolerance.
+    length and the acceptance at each position. Exit status 1 means that they differ by more than the tolerance. Where
+    far less is accepted, likely causes are named. A head that others published has no record: its first measurement is
+    kept, and later ones are compared with it.
 
     Example:  paceline check-draft my-head --model smollm2-135m --num-prompts 4
     """
     with screen.spinner("starting"):  # importing torch takes seconds
+        from ..measure.expected import alarm, is_far_below, is_published
         from ..measure.prompts import read_prompts
         from ..measure.record import measured_on
         from ..measure.trials import check_trial, trials_of
         from ..methods.heads.info import read_record, trained_info
         from ..system.provenance import hash_prompts
 
-    info = trained_info(head)
-    record = read_record(info.folder)
-    trials = trials_of(record)
-    _check_weights(info, record)
+    llm = None
+    if is_published(head):
+        llm, info, first, is_new = _first_of(head, model, loading, screen)
+        if is_new:
+            _print_first(info, first, screen)
+            return
+        trials = [first]
+    else:
+        info = trained_info(head)
+        record = read_record(info.folder)
+        trials = trials_of(record)
+        _check_weights(info, record)
     texts, wanted = None, [trial for trial in trials if trial.can_run]
     if prompts is not None:
         texts = [prompt if isinstance(prompt, str) else str(prompt[-1]["content"]) for prompt in read_prompts(prompts)]
@@ -206,8 +217,7 @@ def check_draft(
             got=", ".join(f"{trial.name} ({trial.prompts.source})" for trial in trials) or "no records",
             fix=None if not trials else "leave out --prompts" if texts else "give the file with --prompts",
         )
-    checks: list[TrialCheck] = []
-    llm = None
+    checks, warnings = list["TrialCheck"](), list[str]()
     for trial in wanted:
         llm = _engine_for(trial, info, llm, model, loading, screen)
         count = len(trial.texts(texts)[:num_prompts])
@@ -215,6 +225,8 @@ def check_draft(
         announce(task, count * trial.params.most_tokens, llm, screen)
         with screen.stages() as progress:
             checks.append(check_trial(llm, trial, num_prompts, texts, tolerance, progress))
+            if is_far_below(checks[-1]) and not warnings:
+                warnings = alarm(llm, info, checks[-1], texts)
     left_out = [trial.name for trial in trials if trial not in wanted]
     passed = all(check.passed for check in checks)
     if screen.json:
@@ -225,14 +237,39 @@ def check_draft(
                 "target": info.target.name,
                 "passed": passed,
                 "trials": [_trial_as_json(check) for check in checks],
+                "warnings": warnings,
                 "not_measured": left_out,
                 "provenance": measured_on(),
             }
         )
     else:
         _print_trials(info, checks, left_out, screen)
+        for sentence in warnings:
+            screen.print(f"[yellow]• {escape(sentence)}[/yellow]")
     if not passed:
         raise typer.Exit(1)
+
+
+def _first_of(
+    head: str, model: str | None, loading: LoadOptions, screen: Screen
+) -> "tuple[LLM, HeadInfo, Trial, bool]":
+    """An engine, and the first measurement of a head that others published; whether that was made now."""
+    from ..measure.expected import first_trial, info_of
+
+    if model is None:
+        raise ConfigError(f"{head!r} does not say which model it was trained for", fix="give --model")
+    llm = open_engine(model, screen, loading)
+    with screen.stages() as progress:
+        return llm, info_of(head, llm.loaded), *first_trial(llm, head, progress)
+
+
+def _print_first(info: "HeadInfo", first: "Trial", screen: Screen) -> None:
+    if screen.json:
+        screen.put_json({"head": info.folder.name, "method": info.method, "first": first.as_dict()})
+        return
+    length, count = first.result.mean_acceptance_length, first.prompts.count
+    said = f"drafts {length:.2f} tokens a pass on {count} built-in prompts. This is kept: later checks compare with it."
+    screen.print(f"{escape(info.folder.name)} {said}")
 
 
 def _engine_for(

@@ -41,7 +41,7 @@ def demo(
     """Decode the same prompts with and without speculation, and compare the speed and the text.
 
     Some answers copy from the prompt, others do not. The default drafter is the one recommended with the
-    model's packaged head (`paceline models`), or lookup.
+    model's packaged head (`paceline models`), lookup+mtp for a checkpoint with an MTP module, or lookup.
 
     Example:  paceline demo --drafter self-int4 --max-tokens 200
     """
@@ -102,16 +102,18 @@ def open_with_head(
 ) -> "tuple[Speculation, LLM]":
     """The engine with the chosen drafter.
 
-    Where none was asked for, it is the one that the packaged head for this very model recommends, if there is a head.
+    Where none was asked for, it is the one that the packaged head for this very model recommends, if there is a head,
+    or else has the MTP module of the checkpoint, if there is one.
     """
     if not speculation.is_default:
         return chosen, open_engine(model, screen, loading, chosen, seed=seed)
+    from ..methods.eagle.module import mtp_files
     from ..zoo.packaged import heads_for
 
     plain = open_engine(model, screen, loading)
     best = next((head for head in heads_for(plain.loaded.fingerprint, plain.loaded.origin) if head.is_default), None)
-    if best is not None:
-        chosen = replace(chosen, config=parse(best.demo, speculation.num_speculative_tokens, speculation.policy))
+    if name := best.demo if best is not None else "lookup+mtp" if mtp_files(plain.loaded) else "":
+        chosen = replace(chosen, config=parse(name, speculation.num_speculative_tokens, speculation.policy))
     return chosen, open_engine(plain.loaded, screen, loading, chosen, seed=seed)
 
 

@@ -7,6 +7,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from ..errors import ConfigError
 from .options import ModelOptions, command, open_engine, opt
 from .screen import Screen, table_of
 
@@ -28,6 +29,7 @@ def doctor(
     ] = None,
     batch: int = opt(8, "Sequences decoded at the same time, for the memory plan.", min=1),
     drafter_free: bool = opt(False, "Plan no memory for an INT4 self-draft."),
+    head: str | None = opt(None, "Compare what this head drafts with its record, on two prompts."),
 ) -> None:
     """Measure how fast your machine can run a model, and what limits it.
 
@@ -41,6 +43,7 @@ def doctor(
     with screen.spinner("looking at the machine"):
         from .. import zoo
         from ..measure.doctor import doctor_report, examine_machine, examine_model
+        from ..measure.expected import examine_head
         from ..system.hardware import use_threads
 
         use_threads(loading.threads)
@@ -49,14 +52,18 @@ def doctor(
         model = next((row.name for row in zoo.installed() if row.name == zoo.DEFAULT_MODEL and row.pulled), None)
     if not screen.json:
         _print_machine(machine, screen)
-    report = None
+    report, about_head = None, list[str]()
+    if model is None and head is not None:
+        raise ConfigError("a head drafts for a model", got=f"--head {head} alone", fix="name the model")
     if model is not None:
         llm = open_engine(model, screen, loading, retests=True)
         with screen.stages() as progress:
             report = examine_model(llm, machine, batch, not drafter_free, progress, model)
+            if head is not None:
+                about_head = examine_head(llm, head, 2, progress)
         if not screen.json:
             _print_model(report, screen)
-    sentences = doctor_report(machine, report)
+    sentences = [*doctor_report(machine, report), *about_head]
     if screen.json:
         screen.put_json(_as_json(machine, report, sentences))
         return
@@ -101,6 +108,9 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
         "self-test": f"[green]passed[/green]: trees give the logits of plain transformers, {trees}",
         "floor": f"{_size(costs.weight_bytes)} at {costs.bandwidth / 1e9:.1f} GB/s: {1e3 * costs.floor:.2f} ms a pass",
     }
+    if report.images is not None:
+        generic = "generic: transformers reads all images of a prompt together"
+        rows["images"] = generic if report.images == "generic" else "each is encoded once"
     screen.out.print(_table(escape(f"{report.model}, {report.dtype} on {report.device}"), rows))
     formats = {
         "weights": lambda group: f"{group.count} {group.what}",

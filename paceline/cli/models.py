@@ -43,7 +43,14 @@ def pull(
 
 
 @command
-def models(screen: Screen, cache_dir: str | None = opt(None, _CACHE_DIR)) -> None:
+def models(
+    screen: Screen,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A folder or name, to list what it brings itself.", show_default=False),
+    ] = None,
+    cache_dir: str | None = opt(None, _CACHE_DIR),
+) -> None:
     """List the models that Paceline can fetch by name, the trained heads that come with it, and the drafters.
 
     Example:  paceline models --json
@@ -51,6 +58,9 @@ def models(screen: Screen, cache_dir: str | None = opt(None, _CACHE_DIR)) -> Non
     from .. import zoo
     from ..zoo.packaged import INSTALL, packaged_heads
 
+    if model is not None:
+        _show_own(model, screen, cache_dir)
+        return
     rows, heads = zoo.installed(cache_dir), packaged_heads()
     if screen.json:
         listed = []
@@ -82,6 +92,23 @@ def models(screen: Screen, cache_dir: str | None = opt(None, _CACHE_DIR)) -> Non
     screen.heading("Drafters, for --drafter")
     for method in methods():
         screen.entry(method.usage, f"{escape(method.summary)} [dim]({method.name})[/dim]")
+
+
+def _show_own(model: str, screen: Screen, cache_dir: str | None) -> None:
+    """The drafters that a model brings in its files."""
+    from ..hf.checkpoint import local_folder
+    from ..hf.mtp import in_folder
+    from ..zoo import resolve
+
+    found = in_folder(local_folder(resolve(model, cache_dir), weights=False))
+    if screen.json:
+        screen.put_json({"model": model, "drafters": {"mtp": str(found)} if found else {}})
+        return
+    screen.heading(f"Drafters in the files of {escape(model)}")
+    if found:
+        screen.entry("mtp", escape(str(found)))
+    else:
+        screen.out.print("    none")
 
 
 @command

@@ -42,7 +42,7 @@ def tune(
     prompts: str | None = opt(None, f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE"),
     drafter: list[str] | None = opt(
         None,
-        f"{DRAFTER_NAMES}; repeatable. Default: those without a model, and packaged heads.",
+        f"{DRAFTER_NAMES}; repeatable. Default: those without a model, packaged heads, and mtp.",
         SPECULATION,
         "-d",
         "DRAFTER",
@@ -61,6 +61,7 @@ def tune(
         from ..measure.run import BenchOptions
         from ..measure.suites import BUILT_IN, hash_questions, read_suite
         from ..measure.tune import candidates_of, measure, tuned_of
+        from ..methods.eagle.module import mtp_files
         from ..system.files import check_out, claimed
         from ..tuned import SIGN, default_file, save_tuned
         from ..zoo.packaged import heads_for
@@ -77,9 +78,9 @@ def tune(
             if left_out:
                 screen.warn(f"{left_out} prompts left out:", "longer than the context")
             if not drafter:
-                configs = candidates_of(
-                    None, [head.name for head in heads_for(plain.loaded.fingerprint, plain.loaded.origin)]
-                )
+                heads = heads_for(plain.loaded.fingerprint, plain.loaded.origin)
+                own = ["mtp"] if mtp_files(plain.loaded) else []
+                configs = candidates_of(None, [*(f"head:{head.name}" for head in heads), *own])
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
             how = BenchOptions(**vars(answers))
             announce_run(chosen, [config.name for config in configs], how, plain, screen)

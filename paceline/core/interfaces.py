@@ -81,6 +81,11 @@ class Target(Protocol):
         ...
 
     @property
+    def cache(self) -> Any:
+        """Its keys and values, an `attention.kv_cache.SlotCache`."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """V; every drafted token is below it."""
         ...

@@ -52,6 +52,7 @@ class VisionPrompt:
     position_delta: a text token after `edge` has position column + delta, on every axis.
     blocks: column ranges [start, stop) whose tokens attend to one another in both directions. No pass cuts a block.
     blocks_cross_window: whether they do so beyond a sliding window.
+    windowed_blocks: whether they do so only in layers with a sliding window.
     """
 
     images: tuple[PromptImage, ...]
@@ -59,6 +60,7 @@ class VisionPrompt:
     position_delta: int = 0
     blocks: tuple[tuple[int, int], ...] = ()
     blocks_cross_window: bool = False
+    windowed_blocks: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:

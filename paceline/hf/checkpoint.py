@@ -277,7 +277,6 @@ def read_tensors(stored: Mapping[str, Stored], names: Iterable[str]) -> Iterator
 
 
 _SLACK = 1 << 24  # numbers that a model may hold beyond twice those of its files: buffers
-_MTP = re.compile(r"(.*\.layers\.\d+\.)(eh_proj|enorm|hnorm)\.weight")
 _Size = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
@@ -343,21 +342,22 @@ def check_model_size(name: str, build: Callable[[], Any], config: Any, stored: M
     return built
 
 
-def check_loaded_weights(name: str, model: nn.Module, loaded: Mapping[str, Any], stored: Mapping[str, Stored]) -> None:
+def check_loaded_weights(
+    name: str, model: nn.Module, loaded: Mapping[str, Any], stored: Mapping[str, Stored], beside: tuple[str, ...] = ()
+) -> None:
     """Raise `ConfigError` for tensors that are missing, misshapen, left over or of a kind that loses what they hold.
 
     Transformers fills missing tensors with random numbers, drops left-over ones (the layers of a deeper model), and
     continues.
 
-    loaded: the loading report, as of transformers, without the keys that it knows to be harmless.
+    loaded: the loading report, as of transformers, without the keys that it knows to be harmless. beside: what names
+    begin with that are no part of the model.
     """
     unexpected = [str(key) for key in loaded["unexpected_keys"]]
-    # Layers for multi-token prediction, in checkpoints of DeepSeek-V3's form, come behind the model's own.
-    extra = tuple(match[1] for key in unexpected if (match := _MTP.fullmatch(key)))
     for fault, keys in (
         ("lacks", loaded["missing_keys"]),
         ("has misshapen", [f"{key} {list(held)} for {list(own)}" for key, held, own in loaded["mismatched_keys"]]),
-        ("holds other", [key for key in unexpected if not key.startswith(extra)] if extra else unexpected),
+        ("holds other", [key for key in unexpected if not key.startswith(beside)]),
         ("has weights of an unusable kind among its", _unusable(model, stored)),
     ):
         if keys:

@@ -5,20 +5,25 @@ by transformers.
 """
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..attention.recurrent import RecurrentLayer
 from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, Pointers, address, library
 from ..kernels.packing import pack
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import PackedMatrix
+from .recurrent import RecurrentDescription, is_recurrent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+_PLE = ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
 MAX_RANK = 256
 """The largest rank of an adapter's factors, `INNER` of `pass.h`."""
 
@@ -33,6 +38,10 @@ class Form:
     qkv_bias: whether q, k and v have biases, whatever the config says.
     joined: whether q, k and v are one matrix, and gate and up; then a part of each head may be rotated.
     layer_norm: whether norms are layer norms, and the MLP has no gate.
+    attention_norms: as `norms`, in layers with attention alone.
+    gated: whether the output of attention is gated, by as many more outputs of q.
+    scaled: whether embeddings are multiplied by the root of their width.
+    value_norms: whether each head's values are normed, too; then scores are not scaled, and layers end in a scalar.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -44,6 +53,10 @@ class Form:
     qkv_bias: bool = False
     joined: bool = False
     layer_norm: bool = False
+    attention_norms: tuple[str | None, ...] = ()
+    gated: bool = False
+    scaled: bool = False
+    value_norms: bool = False
 
 
 _FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -54,11 +67,24 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("qwen3", "qwen3_vl_text"), Form(head_norms=True)),
     "phi3": Form(joined=True),
     "starcoder2": Form(layer_norm=True),
-    "gemma": Form(plus_one=True),
-    "gemma2": Form(_FOUR, plus_one=True),
-    "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True),
+    **dict.fromkeys(("bamba", "falcon_h1"), Form(("input_layernorm", None, "pre_ff_layernorm", None))),
+    "granitemoehybrid": Form(),
+    **dict.fromkeys(("mamba2", "nemotron_h"), Form(("norm", None, None, None))),
+    "lfm2": Form(("operator_norm", None, "ffn_norm", None), head_norms=True),
+    "lfm3": Form(("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"), head_norms=True),
+    "olmo_hybrid": Form(attention_norms=_BEHIND, whole=True),
+    "qwen3_5_text": Form(head_norms=True, plus_one=True, gated=True),
+    "gemma": Form(plus_one=True, scaled=True),
+    "gemma2": Form(_FOUR, plus_one=True, scaled=True),
+    "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True, scaled=True),
+    **dict.fromkeys(
+        ("gemma4_text", "gemma4_unified_text"), Form(_FOUR, head_norms=True, scaled=True, value_norms=True)
+    ),
     **dict.fromkeys(("olmo2", "olmo3"), Form(_BEHIND, whole=True)),
 }
+
+
+_FIXED_ROPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 def ropes_of(config: Any) -> list[dict[str, Any]]:
@@ -72,15 +98,45 @@ def head_dim_of(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def is_described(config: Any) -> bool:
+    """Whether the layers of a text config are of a form that is known. Experts are not."""
+    return config.model_type in FORMS and not getattr(config, "enable_moe_block", False)
+
+
+def key_layers_of(config: Any) -> list[int]:
+    """For each layer of a text config, the layer whose keys and values it reads.
+
+    The last `num_kv_shared_layers` read those of the last layer of their kind before them.
+    """
+    count, kinds = config.num_hidden_layers, getattr(config, "layer_types", None) or []
+    own = count - (getattr(config, "num_kv_shared_layers", None) or 0)
+    shared = (max(other for other in range(own) if kinds[other] == kinds[layer]) for layer in range(own, count))
+    return [*range(own), *shared]
+
+
+def config_of(config: Any, which: int | str | None) -> Any:
+    """The config of a layer, or of all layers of a kind, which may have heads of their own."""
+    return config if which is None or not hasattr(config, "per_layer_config") else config.per_layer_config[which]
+
+
 def has_fixed_ropes(config: Any) -> bool:
     """Whether the rope frequencies of a text config are fixed, that is, do not depend on the length of the text."""
-    return all(rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn") for rope in ropes_of(config))
+    return all(rope.get("rope_type", "default") in _FIXED_ROPES for rope in ropes_of(config))
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    return chain(module.parameters(), module.buffers())
+
+
+def _part(module: Any, *names: str) -> Any:
+    """The first of these that a module has. Raises AttributeError."""
+    return getattr(module, next((name for name in names if hasattr(module, name)), names[0]))
 
 
 def describe(model: "PreTrainedModel") -> "Description | None":
     """The description of a model; None if there is no library, or if it does not support the model."""
     config: Any = model.config.get_text_config()
-    if config.model_type not in FORMS or model.device.type != "cpu" or model.dtype not in FORMATS:
+    if not is_described(config) or model.device.type != "cpu" or model.dtype not in FORMATS:
         return None
     if library() is None or not has_fixed_ropes(config):
         return None
@@ -93,98 +149,165 @@ def describe(model: "PreTrainedModel") -> "Description | None":
 class Description:
     """A model as a structure of the library, and the memory that its pointers point to.
 
-    ropes: the kinds of rotary embeddings; layers refer to them by index.
+    ropes: the kinds of rotary embeddings, and how many numbers of a head each rotates; layers refer to them by index.
+    kv_heads, head_dims: of the layers that make keys and values, which come first.
+    image_token: what stands for images in per-layer inputs; None where there are none.
     multiplier: the factor for embeddings that are passed in.
+    recurrent: what recurrent layers keep.
     """
 
     def __init__(self, model: "PreTrainedModel"):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
-        self._held = Pointers()
+        self._held, self._dtype = Pointers(), cast("torch.dtype", model.dtype)
+        self.recurrent: list[RecurrentLayer] = []
         base: Any = model.base_model
-        kinds = getattr(base.rotary_emb, "layer_types", None)
-        self.ropes: list[str | None] = [None] if kinds is None else list(kinds)
-        self.rotary_dim = self._rotary_dim(base.rotary_emb)
-        self.multiplier = float(getattr(self._config, "embedding_multiplier", 1.0) or 1.0)
-        layers = [self._layer(layer, index) for index, layer in enumerate(base.layers)]
-        self.kv_heads, self.head_dims = [layer.kv_heads for layer in layers], [layer.head_dim for layer in layers]
+        rotary, embedding = getattr(base, "rotary_emb", None), model.get_input_embeddings()
+        kinds = getattr(rotary, "layer_types", [None])
+        self.ropes: dict[str | None, int] = {kind: self._rotary_dim(rotary, kind) for kind in kinds}
+        self._key_layers = key_layers_of(self._config)
+        self.multiplier = self._times("embedding_multiplier")
+        layers = list[Layer]()
+        for index, layer in enumerate(base.layers):
+            layers.append(self._layer(layer, index, layers))
+        makers = [layer for layer in layers if not layer.shared_kv]
+        self.kv_heads, self.head_dims = [layer.kv_heads for layer in makers], [layer.head_dim for layer in makers]
         self.num_layers = len(layers)
         array = (Layer * len(layers))(*layers)
-        table, form = self._embeddings(base.embed_tokens)
+        table, form, scale = self._embeddings(embedding)
         self._held += [array, table]
-        scale = getattr(base.embed_tokens, "embed_scale", None)
-        scale = 1.0 if scale is None else float(torch.as_tensor(scale).to(model.dtype))
         self.model = Model(
             layers=array,
             head=self._matrix(model.get_output_embeddings()),
-            final_norm=self._norm(base.norm),
+            final_norm=self._norm(_part(base, "norm", "final_layernorm", "norm_f", "embedding_norm")),
             embeddings=address(table),
             embedding_format=form,
             num_layers=len(layers),
-            hidden=base.embed_tokens.embedding_dim,
-            vocabulary=base.embed_tokens.num_embeddings,
+            hidden=embedding.embedding_dim,
+            vocabulary=embedding.num_embeddings,
             embedding_scale=scale * self.multiplier,
-            logit_scale=1.0 / float(getattr(self._config, "logits_scaling", 1.0) or 1.0),
+            logit_scale=self._times("lm_head_multiplier") / self._times("logits_scaling"),
             logit_softcap=float(getattr(self._config, "final_logit_softcapping", None) or 0.0),
-            cache_format=FORMATS[cast("torch.dtype", model.dtype)],
+            cache_format=FORMATS[self._dtype],
         )
+        self.image_token = self._describe_ple(base) if getattr(base, "hidden_size_per_layer_input", None) else None
+
+    def _embeddings(self, embedding: Any) -> tuple[Tensor, int, float]:
+        """The table, its format, and what its rows are multiplied with."""
+        scale = getattr(embedding, "embed_scale", None)
+        scale = 1.0 if scale is None else float(torch.as_tensor(scale).to(self._dtype))
+        if isinstance(embedding, BlockEmbedding):
+            return embedding.data, embedding.form, scale
+        table: Tensor = embedding.weight.detach()
+        return table, FORMATS[table.dtype], scale
+
+    def _describe_ple(self, base: Any) -> int:
+        """Describe per-layer inputs: (norm(projection / sqrt(E)) + table row) / sqrt(2); returns the token of images.
+
+        The constants are in the norm and the scale of the table: norm(c x) is norm(x) with an epsilon of eps / c^2.
+        """
+        model, norm = self.model, self._norm(base.per_layer_projection_norm, 2.0**-0.5)
+        norm.eps *= model.hidden
+        table, model.ple_format, scale = self._embeddings(base.embed_tokens_per_layer)
+        self._held.append(table)
+        if base.embed_tokens_per_layer.num_embeddings < model.vocabulary:
+            raise KeyError("tokens without a row")
+        model.ple_table, model.ple_scale, model.ple_norm = address(table), scale * 2.0**-0.5, norm
+        model.ple_project = self._matrix(base.per_layer_model_projection)
+        model.ple_size = int(base.hidden_size_per_layer_input)
+        return int(self._config.pad_token_id or 0)
 
     @staticmethod
-    def _embeddings(embedding: Any) -> tuple[Tensor, int]:
-        """The table, and its format."""
-        if isinstance(embedding, BlockEmbedding):
-            return embedding.data, embedding.form
-        table: Tensor = embedding.weight.detach()
-        return table, FORMATS[table.dtype]
-
-    def _rotary_dim(self, rotary: Any) -> int:
+    def _rotary_dim(rotary: Any, kind: str | None) -> int:
+        if rotary is None:
+            return 0
         positions = torch.zeros(1, 1, dtype=torch.long)
         positions = positions.expand(3, 1, 1) if hasattr(rotary, "mrope_section") else positions
-        cos, _ = rotary(torch.empty(0), positions, *(self.ropes[:1] if self.ropes[0] is not None else ()))
+        cos, _ = rotary(torch.empty(0), positions, *(() if kind is None else (kind,)))
         dim = int(cos.shape[-1])
         return 2 * dim if len(getattr(rotary, "inv_freq", ())) == dim else dim
 
-    def _layer(self, layer: Any, index: int) -> Layer:
-        attention, mlp, config = layer.self_attn, layer.mlp, self._config
-        everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
-        kind = getattr(config, "layer_types", [None])[index] if self.ropes[0] is not None else None
-        struct = Layer(
-            heads=int(config.num_attention_heads),
-            kv_heads=int(config.num_key_value_heads),
-            head_dim=int(attention.head_dim),
-            scale=float(attention.scaling),
-            residual=float(getattr(config, "residual_multiplier", 1.0) or 1.0),
-            softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
-            window=getattr(attention, "sliding_window", everywhere) or 0,
-            rotary_dim=self.rotary_dim if getattr(attention, "use_rope", True) else 0,
-            rope=self.ropes.index(kind),
-            norm_whole=self._form.whole,
-            activation=ACTIVATIONS[getattr(config, "hidden_activation", None) or config.hidden_act],
-            o=self._matrix(attention.o_proj if hasattr(attention, "o_proj") else attention.dense),
-        )
-        if hasattr(attention, "qkv_proj"):
-            struct.q = self._matrix(attention.qkv_proj)
-        else:
-            struct.q, struct.k, struct.v = (self._matrix(getattr(attention, f"{name}_proj")) for name in "qkv")
-        if hasattr(attention, "q_norm"):
-            struct.q_norm, struct.k_norm = self._norm(attention.q_norm), self._norm(attention.k_norm)
-        if hasattr(mlp, "gate_up_proj"):
-            struct.gate, struct.up = self._matrices(mlp.gate_up_proj, 2)
-            struct.down = self._matrix(mlp.down_proj)
-        elif hasattr(mlp, "c_fc"):
-            struct.up, struct.down = self._matrix(mlp.c_fc), self._matrix(mlp.c_proj)
-        else:
-            struct.gate, struct.up, struct.down = (
-                self._matrix(getattr(mlp, f"{n}_proj")) for n in ("gate", "up", "down")
-            )
+    def _times(self, name: str) -> float:
+        """A factor of the config; 1 where it has none."""
+        return float(getattr(self._config, name, None) or 1.0)
+
+    def _layer(self, layer: nn.Module, index: int, before: list[Layer]) -> Layer:
+        names, times = self._form.norms, self._times("residual_multiplier")
+        gate, down = getattr(self._config, "mlp_multipliers", (1.0, 1.0))
+        struct = Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
+        struct.scalar = float(getattr(layer, "layer_scalar", 0.0))
+        parts = {name: part for name, part in layer.named_children() if any(True for _ in _weights(part))}
+        norms = {*self._form.norms, *self._form.attention_norms, *_PLE}
+        for part in [part for name, part in parts.items() if name not in norms]:
+            if is_recurrent(part):
+                recurrent = RecurrentDescription(part, index, self._matrix, self._held)
+                recurrent.struct.times = times * self._times("ssm_out_multiplier")
+                struct.recurrent = recurrent.pointer
+                self.recurrent.append(recurrent.kept)
+            elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj"):
+                self._attention(struct, part, index, before)
+                names = self._form.attention_norms or names
+            else:
+                self._mlp(struct, part)
+        if struct.up.data and not (struct.q.data or struct.recurrent):
+            names = (None, None, *names[:2])
+        if _PLE[0] in parts:
+            struct.ple_gate, struct.ple_out = (self._matrix(parts[name]) for name in _PLE[:2])
+            struct.after_ple = self._norm(parts[_PLE[2]])
         places = ("input", "after_attention", "before_mlp", "after_mlp")
-        for place, name in zip(places, self._form.norms, strict=True):
-            if name is not None:
-                setattr(struct, place, self._norm(getattr(layer, name)))
+        for place, name in zip(places, names, strict=True):
+            if name in parts:
+                setattr(struct, place, self._norm(parts[name]))
         return struct
 
-    def _norm(self, norm: Any) -> Norm:
-        weight = norm.weight.float() + 1.0 if self._form.plus_one else norm.weight
+    def _mlp(self, struct: Layer, mlp: Any) -> None:
+        config, names = self._config, ("mlp_hidden_act", "hidden_activation", "hidden_act")
+        struct.activation = ACTIVATIONS[next(filter(None, (getattr(config, n, None) for n in names)), "silu")]
+        if (joined := getattr(mlp, "gate_up_proj", getattr(mlp, "input_linear", None))) is not None:
+            struct.gate, struct.up = self._matrices(joined, 2)
+            struct.down = self._matrix(_part(mlp, "down_proj", "output_linear"))
+        elif hasattr(mlp, "w1"):
+            struct.gate, struct.up, struct.down = (self._matrix(getattr(mlp, name)) for name in ("w1", "w3", "w2"))
+        else:
+            struct.up = self._matrix(_part(mlp, "up_proj", "c_fc"))
+            struct.down = self._matrix(_part(mlp, "down_proj", "c_proj"))
+            if hasattr(mlp, "gate_proj"):
+                struct.gate = self._matrix(mlp.gate_proj)
+
+    def _attention(self, struct: Layer, attention: Any, index: int, before: list[Layer]) -> None:
+        config, back = self._config, index - self._key_layers[index]
+        everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
+        kind = None if None in self.ropes else config.layer_types[index]
+        into = self._times("attention_in_multiplier")
+        struct.heads, struct.head_dim = int(config.num_attention_heads), int(attention.head_dim)
+        struct.scale = float(attention.scaling) * into * into * self._times("key_multiplier")
+        struct.attention_times *= into * self._times("attention_out_multiplier")
+        struct.softcap = float(getattr(attention, "attn_logit_softcapping", None) or 0.0)
+        struct.window = getattr(attention, "sliding_window", everywhere) or 0
+        struct.rotary_dim = self.ropes[kind] if getattr(attention, "use_rope", True) else 0
+        struct.rope, struct.shared_kv = [*self.ropes].index(kind), back
+        struct.norm_whole, struct.is_gated = self._form.whole, self._form.gated
+        if getattr(attention, "g_proj", None) is not None:
+            raise AttributeError("one gate for each head")
+        struct.o = self._matrix(_part(attention, "o_proj", "dense", "out_proj"))
+        if hasattr(attention, "qkv_proj"):
+            struct.q, struct.kv_heads = self._matrix(attention.qkv_proj), int(config.num_key_value_heads)
+        elif back:
+            struct.q, struct.kv_heads = self._matrix(attention.q_proj), before[-back].kv_heads
+        else:
+            struct.q, struct.k = self._matrix(attention.q_proj), self._matrix(attention.k_proj)
+            struct.kv_heads = struct.k.outs // struct.head_dim
+            if attention.v_proj is not None:
+                struct.v = self._matrix(attention.v_proj)
+        for name in ("q_norm", "k_norm", "v_norm"):
+            if (norm := getattr(attention, name, getattr(attention, f"{name[0]}_layernorm", None))) is not None:
+                setattr(struct, name, self._norm(norm))
+
+    def _norm(self, norm: Any, times: float = 1.0) -> Norm:
+        """A norm, whose output is multiplied with `times`."""
+        weight = getattr(norm, "weight", None)
+        if weight is not None:
+            weight = (weight.float() + (1.0 if self._form.plus_one else 0.0)) * times
         eps = float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
         kind = 2 if isinstance(norm, nn.LayerNorm) else 1
         return Norm(self._held.floats(weight), self._held.floats(getattr(norm, "bias", None)), eps, kind)

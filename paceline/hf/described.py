@@ -16,7 +16,7 @@ from ..kernels.packing import Blocks
 from ..quant.blocks import BlockEmbedding, BlockLinear
 from ..quant.packed import PackedLinear, WeightArena
 from .checkpoint import Stored
-from .describe import FORMS, Form, has_fixed_ropes, head_dim_of
+from .describe import FORMS, Form, config_of, has_fixed_ropes, head_dim_of, is_described, key_layers_of
 from .fingerprint import identified, remember, sample
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -26,9 +26,9 @@ _DTYPES = ("BF16", "F16", "F32", "F64")  # of safetensors files
 def has_kernels(config: PretrainedConfig, dtype: torch.dtype) -> bool:
     """Whether the native library runs models of this config with weights in this dtype, or in blocks."""
     activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
-    known = config.model_type in FORMS and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and activation in ACTIVATIONS
+    known = is_described(config) and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and activation in ACTIVATIONS
     known = known and type(config).__module__.startswith("transformers.")
-    sees_all = bool(getattr(config, "use_bidirectional_attention", None))
+    sees_all = getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision")
     return known and not sees_all and dtype in FORMATS and has_fixed_ropes(config) and library() is not None
 
 
@@ -96,8 +96,9 @@ class DescribedModel(nn.Module):
         if leaf == "weight" and isinstance(module, nn.Linear):
             self._put_matrix(path, weight, module.bias)
         elif isinstance(weight, Blocks):
-            self.model.embed_tokens = BlockEmbedding(weight, self.dtype, self.model.embed_tokens.embed_scale)
-            self._note(name, self.model.embed_tokens)
+            table = BlockEmbedding(weight, self.dtype, cast("Embedding", module).embed_scale)
+            self.set_submodule(path, table)
+            self._note(name, table)
         else:
             setattr(module, leaf, nn.Parameter(weight.clone(), requires_grad=False))
             self._note(name, weight)
@@ -143,6 +144,8 @@ def outlined(
     except (AttributeError, TypeError, KeyError, ValueError, ArithmeticError, RuntimeError):
         return None
     spare = {f"{name.removesuffix('.weight')}.bias" for name in model.shapes} if has_spare_biases else set[str]()
+    for layer in model.base_model.shared_layers:  # which some files have keys for
+        spare |= {f"model.layers.{layer}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm", "v_norm")}
     if model.shapes.keys() != stored.keys() - (spare - model.shapes.keys()):
         return None
     fits = all(stored[name].shape == shape for name, shape in model.shapes.items())
@@ -153,28 +156,46 @@ class _Decoder(nn.Module):
     def __init__(self, config: Any, dtype: torch.dtype):
         super().__init__()
         form = FORMS[config.model_type]
-        scale = config.hidden_size**0.5 if form.plus_one else None
+        scale = config.hidden_size**0.5 if form.scaled else None
+        self.shared_layers = [layer for layer, other in enumerate(key_layers_of(config)) if other != layer]
         self.embed_tokens: Any = Embedding(config.vocab_size, config.hidden_size, scale, dtype)
         self.layers = nn.ModuleList(_Layer(config, form, index, dtype) for index in range(config.num_hidden_layers))
         self.norm = _norm(config, form, config.hidden_size, dtype)
         self.rotary_emb = Rotary(config)
+        size = self.hidden_size_per_layer_input = getattr(config, "hidden_size_per_layer_input", 0)
+        if size:
+            width = config.num_hidden_layers * size
+            self.embed_tokens_per_layer = Embedding(config.vocab_size_per_layer_input, width, size**0.5, dtype)
+            self.per_layer_model_projection = _linear(config.hidden_size, width, False, dtype)
+            self.per_layer_projection_norm = _norm(config, form, size, dtype)
 
 
 class _Layer(nn.Module):
     def __init__(self, config: Any, form: Form, index: int, dtype: torch.dtype):
         super().__init__()
-        self.self_attn = _Attention(config, form, index, dtype)
-        self.mlp = _Mlp(config, form, dtype)
+        is_shared, kinds = key_layers_of(config)[index] != index, getattr(config, "layer_types", None)
+        if kinds is not None and kinds[index] == "linear_attention":
+            self.linear_attn = _DeltaNet(config, dtype)
+        else:
+            self.self_attn = _Attention(config, form, index, is_shared, dtype)
+        self.mlp = _Mlp(config, form, 2 if is_shared and config.use_double_wide_mlp else 1, dtype)
+        if form.value_norms:
+            self.layer_scalar = nn.Parameter(torch.empty(1, dtype=dtype, device="meta"), requires_grad=False)
+        if size := getattr(config, "hidden_size_per_layer_input", 0):
+            self.per_layer_input_gate = _linear(config.hidden_size, size, False, dtype)
+            self.per_layer_projection = _linear(size, config.hidden_size, False, dtype)
+            self.post_per_layer_input_norm = _norm(config, form, config.hidden_size, dtype)
         for name in filter(None, form.norms):
             self.add_module(name, _norm(config, form, config.hidden_size, dtype))
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: Any, form: Form, index: int, dtype: torch.dtype):
+    def __init__(self, config: Any, form: Form, index: int, is_shared: bool, dtype: torch.dtype):
         super().__init__()
-        d = self.head_dim = head_dim_of(config)
-        wide, narrow, hidden = config.num_attention_heads * d, config.num_key_value_heads * d, config.hidden_size
-        scalar = getattr(config, "query_pre_attn_scalar", None) or d
+        own = config_of(config, index)
+        d = self.head_dim = head_dim_of(own)
+        wide, narrow, hidden = config.num_attention_heads * d, own.num_key_value_heads * d, config.hidden_size
+        scalar = 1.0 if form.value_norms else getattr(config, "query_pre_attn_scalar", None) or d
         self.scaling = float(getattr(config, "attention_multiplier", None) or scalar**-0.5)
         self.attn_logit_softcapping = getattr(config, "attn_logit_softcapping", None)
         self.sliding_window = getattr(config, "sliding_window", None)
@@ -184,22 +205,47 @@ class _Attention(nn.Module):
         self.use_rope = bool(config.no_rope_layers[index]) if hasattr(config, "no_rope_layers") else True
         all_biased = getattr(config, "use_bias", False)
         biased = all_biased or getattr(config, "attention_bias", False)
+        self.v_proj: nn.Module | None = None
         if form.joined:
             self.qkv_proj = _linear(hidden, wide + 2 * narrow, False, dtype)
         else:
-            for name, size in (("q", wide), ("k", narrow), ("v", narrow)):
-                self.add_module(f"{name}_proj", _linear(hidden, size, biased or form.qkv_bias, dtype))
+            k_is_v = self.sliding_window is None and getattr(config, "attention_k_eq_v", False)
+            for name in "q" if is_shared else "qk" if k_is_v else "qkv":
+                size = narrow if name != "q" else 2 * wide if form.gated else wide
+                setattr(self, f"{name}_proj", _linear(hidden, size, biased or form.qkv_bias, dtype))
         out_biased = all_biased or getattr(config, "attention_out_bias", biased)
         self.o_proj = _linear(wide, hidden, not form.joined and out_biased, dtype)
         if form.whole or form.head_norms:
             self.q_norm = _norm(config, form, wide if form.whole else d, dtype)
-            self.k_norm = _norm(config, form, narrow if form.whole else d, dtype)
+            if not is_shared:
+                self.k_norm = _norm(config, form, narrow if form.whole else d, dtype)
+        if form.value_norms and not is_shared:
+            self.v_norm = nn.RMSNorm(d, config.rms_norm_eps, elementwise_affine=False)
+
+
+class _DeltaNet(nn.Module):
+    def __init__(self, config: Any, dtype: torch.dtype):
+        super().__init__()
+        self.num_v_heads, self.num_k_heads = config.linear_num_value_heads, config.linear_num_key_heads
+        self.head_k_dim, self.head_v_dim = config.linear_key_head_dim, config.linear_value_head_dim
+        hidden, values = config.hidden_size, self.num_v_heads * self.head_v_dim
+        self.conv_dim = 2 * self.num_k_heads * self.head_k_dim + values
+        self.conv1d = nn.Conv1d(
+            *(self.conv_dim, self.conv_dim, config.linear_conv_kernel_dim), groups=self.conv_dim, bias=False,
+            device="meta", dtype=dtype,
+        )  # fmt: skip
+        for name in ("dt_bias", "A_log"):
+            self.register_parameter(name, nn.Parameter(torch.empty(self.num_v_heads, device="meta", dtype=dtype)))
+        self.norm = nn.RMSNorm(self.head_v_dim, config.rms_norm_eps, device="meta", dtype=dtype)
+        for name, size in (("qkv", self.conv_dim), ("z", values), ("b", self.num_v_heads), ("a", self.num_v_heads)):
+            self.add_module(f"in_proj_{name}", _linear(hidden, size, False, dtype))
+        self.out_proj = _linear(values, hidden, False, dtype)
 
 
 class _Mlp(nn.Module):
-    def __init__(self, config: Any, form: Form, dtype: torch.dtype):
+    def __init__(self, config: Any, form: Form, times: int, dtype: torch.dtype):
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden, inner = config.hidden_size, config.intermediate_size * times
         biased = getattr(config, "use_bias", False) or getattr(config, "mlp_bias", False)
         if form.layer_norm:
             self.c_fc, self.c_proj = _linear(hidden, inner, biased, dtype), _linear(inner, hidden, biased, dtype)
@@ -250,8 +296,9 @@ def _frequencies(config: Any, kind: str | None) -> tuple[Tensor, float]:
     if rope["rope_type"] != "default":
         options = {} if kind is None else {"layer_type": kind}
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"), **options)
-    share = rope.get("partial_rotary_factor", 1.0) if FORMS[config.model_type].joined else 1.0
-    d = int(head_dim_of(config) * share)
+    form = FORMS[config.model_type]
+    share = rope.get("partial_rotary_factor", 1.0) if form.joined or form.gated else 1.0
+    d = int(head_dim_of(config_of(config, kind)) * share)
     return 1.0 / (rope["rope_theta"] ** (torch.arange(0, d, 2, dtype=torch.float32) / d)), 1.0
 
 

@@ -52,7 +52,8 @@ def samples_of(tensors: Mapping[str, Tensor | BlockWeights]) -> Samples:
 def hash_samples(config: Any, samples: Samples) -> str:
     """`hash_checkpoint` of tensors that are gone."""
     config = config.get_text_config()
-    facts = {name: getattr(config, name, None) for name in _FACTS}
+    apart = getattr(config, "per_layer_attributes", None) or ()  # which transformers does not tell of the whole
+    facts = {name: None if name in apart else getattr(config, name, None) for name in _FACTS}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     for name in sorted(samples):
         shape, some = samples[name]

@@ -1,6 +1,7 @@
 """Separates a vision-language model of transformers into its language model and its vision tower."""
 
 import copy
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -10,6 +11,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.processing_utils import ProcessorMixin
 
 from ..errors import IncompatibleModels
+from .entrance import stopping_copy
 from .vision import Vision, family_of
 
 
@@ -34,10 +36,11 @@ def text_half(model: PreTrainedModel) -> PreTrainedModel:
 
 def language_model(model: PreTrainedModel) -> PreTrainedModel:
     """The decoder inside a vision-language model, without its head."""
-    for name in ("language_model", "text_model"):
-        if hasattr(model.base_model, name):
-            return getattr(model.base_model, name)
-    raise _other_class(model, "a module named language_model or text_model")
+    found: Any = model.get_decoder()  # pyright: ignore[reportCallIssue]
+    found = getattr(found, "base_model", found)  # of one with a head
+    if found in (model, model.base_model) or not isinstance(found, PreTrainedModel):
+        raise _other_class(model, "a text model inside it")
+    return found
 
 
 def _other_class(model: PreTrainedModel, expected: str) -> IncompatibleModels:
@@ -49,12 +52,20 @@ def _other_class(model: PreTrainedModel, expected: str) -> IncompatibleModels:
 
 def vision_half(model: PreTrainedModel, processor: ProcessorMixin | None) -> Vision:
     """The tower and projector of a model, without its language model, so that quantising that frees its memory."""
-    base, config = model.base_model, model.config
-    shared = {id(t): t for t in (*base.parameters(), *base.buffers())}
-    tower = copy.deepcopy(base, {**shared, id(language_model(model)): nn.Module()})
-    ids = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video")}
+    base, config, family = model.base_model, model.config, family_of(model.config)
+    if family.is_generic:
+        family = replace(family, axes=hasattr(base, "get_rope_index"))
+        tower = stopping_copy(model, language_model(model))
+    else:
+        shared = {id(t): t for t in (*base.parameters(), *base.buffers())}
+        tower = copy.deepcopy(base, {**shared, id(language_model(model)): nn.Module()})
+    image_token = getattr(config, "image_token_id", None)
+    image_token = getattr(processor, "image_token_id", None) if image_token is None else image_token
+    if not isinstance(image_token, int):
+        raise _other_class(model, "the id of its image token in config.json or in its processor")
+    ids = (image_token, getattr(config, "video_token_id", None))
     placeholders = frozenset(i for i in ids if isinstance(i, int))
-    return Vision(family_of(config), processor, tower.eval(), int(config.image_token_id), placeholders)
+    return Vision(family, processor, tower.eval(), image_token, placeholders)
 
 
 @final
@@ -64,6 +75,7 @@ class TextHalf(PreTrainedModel):
     base_model_prefix = "model"
     # The language model's config selects the attention; these flags only prevent an error of transformers.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+    _can_set_experts_implementation_cached_value = True
 
     def __init__(self, language_model: PreTrainedModel, lm_head: nn.Module):
         super().__init__(language_model.config)
@@ -77,9 +89,10 @@ class TextHalf(PreTrainedModel):
         self.model.set_attn_implementation(attn_implementation, allow_all_kernels)
 
     def forward(
-        self, input_ids: Tensor | None = None, logits_to_keep: int = 0, **options: object
+        self, input_ids: Tensor | None = None, logits_to_keep: int | Tensor = 0, **options: object
     ) -> CausalLMOutputWithPast:
         """Logits [B, N, V]. Options that are None are not passed to the language model, which may not accept them."""
         out = self.model(input_ids=input_ids, **{name: value for name, value in options.items() if value is not None})
-        logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, kept])
         return CausalLMOutputWithPast(logits=logits, hidden_states=out.hidden_states)

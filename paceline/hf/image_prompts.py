@@ -16,16 +16,18 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, check_text
 from .chats import Message
 from .checkpoint import refused
-from .vision import Vision
+from .vision import Vision, num_bytes, runs
 
 _LOG = logging.getLogger("paceline")
 _DRAFT_SIDE = 2048  # pixels; drafts alone see larger images reduced
+_NOT_FOR_THE_MODEL = ("text_replacement_offsets", "labels", "return_metadata")
 _GENERAL = ("add_generation_prompt", "continue_final_message")
 """Options that transformers itself heeds."""
 
@@ -199,9 +201,15 @@ def prompt_of(
     """Token ids and images, from what `process_chat` made of a chat with images."""
     token_ids: Tensor = inputs["input_ids"]
     ids = token_ids[0].tolist()
-    placeholder = vision.processor.tokenizer.convert_ids_to_tokens(vision.image_token)  # type: ignore[union-attr]
-    counts = [offset["replacement"].count(placeholder) for offset in inputs["text_replacement_offsets"][0]]
-    places = [place for place, token in enumerate(ids) if token == vision.image_token]
+    name = vision.processor.tokenizer.convert_ids_to_tokens  # type: ignore[union-attr]
+    places = [place for place, token in enumerate(ids) if token in vision.placeholder_ids]
+    if "text_replacement_offsets" in inputs:
+        offsets = inputs["text_replacement_offsets"][0]
+        named = [token for token in map(name, vision.placeholder_ids) if token is not None]
+        counts = [sum(map(offset["replacement"].count, named)) for offset in offsets]
+    else:  # of a processor that does not tell, images must lie apart
+        stretches = [(0, len(places))] if len(images) == 1 and places else runs(places)
+        counts = [end - begin for begin, end in stretches]
     if len(counts) != len(images) or sum(counts) != len(places) or not all(counts):
         raise ConfigError(
             "images and placeholders of the prompt differ in number",
@@ -211,10 +219,10 @@ def prompt_of(
     if places[-1] == len(ids) - 1:
         raise ConfigError("the prompt ends with an image", fix="let a text follow it")
     prompt_images, first = list[PromptImage](), 0
-    for tensors, count, source in zip(_divided(vision, inputs, counts), counts, images, strict=True):
-        prompt_images.append(
-            PromptImage(_key(tensors), tuple(places[first : first + count]), tensors, _reduced(source))
-        )
+    divided = _divided(vision, inputs, counts, places[-1] + 1)
+    keys = _keys(divided[0], len(divided)) if vision.family.is_generic else map(_key, divided)
+    for key, tensors, count, source in zip(keys, divided, counts, images, strict=True):
+        prompt_images.append(PromptImage(key, tuple(places[first : first + count]), tensors, _reduced(source)))
         first += count
     return ids, with_positions(vision, tuple(prompt_images), token_ids, inputs)
 
@@ -223,7 +231,7 @@ def pixel_bytes(prompt: VisionPrompt) -> int:
     """Bytes that the images of a prompt hold: tensors of the processor, and opened images of 4 bytes a pixel."""
     sources = (image.source for image in prompt.images)
     opened = sum(4 * source.width * source.height for source in sources if isinstance(source, Image.Image))
-    return opened + sum(tensor.nbytes for image in prompt.images for tensor in image.inputs.values())
+    return opened + num_bytes([dict(image.inputs) for image in prompt.images])
 
 
 def _reduced(image: Image.Image) -> Image.Image:
@@ -232,7 +240,19 @@ def _reduced(image: Image.Image) -> Image.Image:
     return image if factor == 1 else image.reduce(factor)
 
 
-def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int]) -> list[dict[str, Tensor]]:
+def model_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the processor made for the model."""
+    return {name: value for name, value in inputs.items() if name not in _NOT_FOR_THE_MODEL}
+
+
+def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int], edge: int) -> list[dict[str, Tensor]]:
+    if vision.family.is_generic:  # up to the token behind the last image, whose position tells those of the text
+        length = inputs["input_ids"].shape[1]
+        whole = {
+            name: value[:, : edge + 1] if isinstance(value, Tensor) and value.shape[:2] == (1, length) else value
+            for name, value in model_inputs(inputs).items()
+        }
+        return [whole] * len(counts)
     pixels: Tensor = inputs["pixel_values"]
     if vision.family.pixels == "grid":
         grid: Tensor = inputs["image_grid_thw"]
@@ -253,12 +273,21 @@ def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int]) -> li
     return [{name: parts[name][i] for name in names} for i in range(len(counts))]
 
 
-def _key(tensors: Mapping[str, Tensor]) -> str:
+def _keys(inputs: Mapping[str, Any], count: int) -> list[str]:
+    """The keys of all images of a prompt: the token behind the last one changes nothing before it."""
+    key = _key({**inputs, "input_ids": inputs["input_ids"][:, :-1]})
+    return [f"{key} {index}" for index in range(count)]
+
+
+def _key(tensors: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().tobytes())
+        for leaf in tree_leaves(tensors[name]):
+            if not isinstance(leaf, Tensor):
+                digest.update(f"{name}{leaf!r}".encode())
+                continue
+            digest.update(f"{name}{tuple(leaf.shape)}{leaf.dtype}".encode())
+            digest.update(leaf.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -277,16 +306,5 @@ def with_positions(
         return prompt
     if (text := text_prompt(vision, length)) is not None:
         return replace(text, images=images)
-    blocks = tuple(_runs(images)) if family.blocks == "image" else ()
-    return VisionPrompt(images, None, family.text_offset, blocks)
-
-
-def _runs(images: Sequence[PromptImage]) -> list[tuple[int, int]]:
-    """Stretches of placeholders without a text between them; two images side by side are one."""
-    runs = list[tuple[int, int]]()
-    for place in (place for image in images for place in image.places):
-        if runs and runs[-1][1] == place:
-            runs[-1] = (runs[-1][0], place + 1)
-        else:
-            runs.append((place, place + 1))
-    return runs
+    blocks = tuple(runs([place for image in images for place in image.places])) if family.blocks else ()
+    return VisionPrompt(images, None, family.text_offset, blocks, windowed_blocks=family.blocks == "windowed")

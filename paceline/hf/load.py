@@ -38,15 +38,16 @@ from .checkpoint import (
     refused,
     weight_files,
 )
-from .describe import FORMS, ropes_of
+from .describe import is_described, ropes_of
 from .described import DescribedModel, outlined
 from .fingerprint import note_rounded
 from .four_bits import UnlikeBlocks
 from .gguf.file import SUFFIX
 from .gguf.load import open_gguf
 from .gguf.tokens import open_gguf_tokenizer
+from .mtp import find_mtp
 from .quantized import check_dtype, check_quantization, is_quantized, rounded_layers
-from .vision import family_of, is_vlm
+from .vision import is_vlm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,6 +56,13 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("paceline")
 KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
 """The argument of a model of transformers that takes its KV cache."""
+STATELESS = frozenset({"mlp", "moe"})
+RECURRENT = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba"})
+"""Kinds of layers with a state, by their names in `layer_types`."""
+WINDOWS = ("sliding_attention", "chunked_attention")
+"""Kinds of layers that see a part of the text."""
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Kinds of models that draft for another one, and cannot read a text by themselves."""
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "half", "float")}
 
 
@@ -93,7 +101,7 @@ def usual_dtype(config: PretrainedConfig, device: torch.device) -> torch.dtype |
     """
     text = config.get_text_config()
     stored = config.dtype or text.dtype
-    native = device.type == "cpu" and text is config and text.model_type in FORMS and library() is not None
+    native = device.type == "cpu" and text is config and is_described(text) and library() is not None
     return None if not isinstance(stored, torch.dtype) or native or multiplies(stored, device) else torch.float32
 
 
@@ -145,12 +153,12 @@ def open_checkpoint(
     if is_pair or not (sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
         raise _not_causal(name_or_path, config)
     check_config(name_or_path, config)
+    beside = mtp.roots if (mtp := find_mtp(config.get_text_config().num_hidden_layers, stored)) else ()
+    stored = {key: tensor for key, tensor in stored.items() if not key.startswith(beside)}
     came_rounded = is_quantized(config)
     rounded = rounded_layers(config, stored) if packs else None
     if rounded is None:
         check_quantization(name_or_path, config)
-    if sees:
-        family_of(config)
     check_layer_types(config)
     if not files:
         raise ConfigError(
@@ -192,7 +200,7 @@ def open_checkpoint(
             output_loading_info=True,
             **own,
         )
-    check_loaded_weights(name_or_path, model, loaded, stored)
+    check_loaded_weights(name_or_path, model, loaded, stored, beside)
     check_dtype(name_or_path, model, kind)
     note_rounded(model, came_rounded)
     model = _placed(name_or_path, model, place)
@@ -234,10 +242,11 @@ def check_architecture(name: str, model: "PreTrainedModel | DescribedModel") -> 
     """Raise `IncompatibleModels` for a model that cannot be decoded in trees by its kind."""
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise _not_causal(name, model.config)
+    if model.config.model_type in ASSISTANTS:
+        fix = "draft with it: --drafter head:FOLDER, beside the model it was trained for"
+        raise IncompatibleModels(f"{name!r} cannot decode by itself", got=model.config.model_type, fix=fix)
     config = model.config.get_text_config()
     check_layer_types(config)
-    if getattr(model, "_is_stateful", False):
-        raise _cannot_roll_back(config.model_type, "a recurrent state")
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         raise IncompatibleModels(
             f"{config.model_type} uses ALiBi, whose biases follow columns and not tree positions",
@@ -249,8 +258,14 @@ def check_layer_types(config: Any) -> None:
     """Raise `IncompatibleModels` for layers whose cache cannot be cut back to the accepted tokens."""
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or []:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise _cannot_roll_back(text.model_type, f"{kind} layers")
+        if kind not in ("full_attention", *WINDOWS, *STATELESS, *RECURRENT):
+            raise cannot_roll_back(text.model_type, f"{kind} layers")
+
+
+def is_recurrent(model: Any) -> bool:
+    """Whether some layers have a state in place of columns, by what transformers says of it."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    return getattr(model, "_is_stateful", False) or not RECURRENT.isdisjoint(kinds)
 
 
 def _not_causal(name: str, config: Any) -> IncompatibleModels:
@@ -261,11 +276,12 @@ def _not_causal(name: str, config: Any) -> IncompatibleModels:
     )
 
 
-def _cannot_roll_back(model_type: str, kind: str) -> IncompatibleModels:
+def cannot_roll_back(model_type: str, kind: str) -> IncompatibleModels:
+    """The error for layers that this package cannot make forget."""
     return IncompatibleModels(
         f"{model_type} cannot forget rejected tokens",
         got=kind,
-        expected="full_attention or sliding_attention layers, whose cache can be cut back to the accepted tokens",
+        expected="attention over whole columns, or recurrent layers that keep their states in the cache",
         fix="decode it with plain transformers",
     )
 

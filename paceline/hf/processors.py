@@ -3,9 +3,17 @@
 import re
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from transformers import PROCESSOR_MAPPING, AutoImageProcessor, AutoProcessor, AutoTokenizer, PretrainedConfig
+import transformers
+from transformers import (
+    PROCESSOR_MAPPING,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    PretrainedConfig,
+)
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils.import_utils import is_torchvision_available
 
@@ -13,6 +21,11 @@ from ..errors import ConfigError
 from .checkpoint import one_line, refused
 
 _VIDEO = "video_processor"
+_LOADERS = {
+    "feature_extractor": AutoFeatureExtractor,
+    "image_processor": AutoImageProcessor,
+    "tokenizer": AutoTokenizer,
+}
 
 
 class _NoVideo:
@@ -22,6 +35,13 @@ class _NoVideo:
     fps: float | None = None
 
 
+class _Kept(ProcessorMixin):
+    """Comes between a processor class and transformers' own, to which some pass their parts by name."""
+
+    def __init__(self, *parts: object, video_processor: None = None, **options: object):
+        super().__init__(*parts, **options)
+
+
 @cache
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
     """A processor class without its video part, which transformers cannot make without torchvision."""
@@ -29,8 +49,9 @@ def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
     if _VIDEO not in parts:
         return kind
     kept = [part for part in parts if part != _VIDEO]
-    subclass = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: list(kept)), _VIDEO: _NoVideo()})
-    return cast("type[ProcessorMixin]", subclass)
+    members = {"get_attributes": classmethod(lambda cls: list(kept)), _VIDEO: _NoVideo(), "__init__": kind.__init__}
+    bases: Any = (kind, _Kept)
+    return cast("type[ProcessorMixin]", type(kind.__name__, bases, members))
 
 
 def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_code: bool = False) -> ProcessorMixin:
@@ -42,6 +63,9 @@ def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_co
     ):
         try:
             kind = cast("type[ProcessorMixin] | None", PROCESSOR_MAPPING.get(type(config), None))
+            if kind is None:
+                named, _ = ProcessorMixin.get_processor_dict(folder)
+                kind = getattr(transformers, str(named.get("processor_class")), None)
             if kind is None or trust_remote_code or is_torchvision_available() or _VIDEO not in kind.get_attributes():
                 loaded = AutoProcessor.from_pretrained(folder, **own)
                 if not isinstance(loaded, ProcessorMixin):  # where there is nothing else, it gives the tokenizer
@@ -49,8 +73,10 @@ def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_co
                 return loaded
             options, _ = kind.get_processor_dict(folder)
             options.pop(_VIDEO, None)
-            parts = [AutoImageProcessor.from_pretrained(folder, **own), AutoTokenizer.from_pretrained(folder, **own)]
-            return cast(ProcessorMixin, without_video(kind).from_args_and_dict([*parts, None], options))
+            opened = {part: loader.from_pretrained(folder, **own) for part, loader in _LOADERS.items()
+                      if part in kind.get_attributes()}  # fmt: skip
+            parts = [opened.get(part) for part in kind.get_attributes()]
+            return cast(ProcessorMixin, without_video(kind).from_args_and_dict(parts, options))
         except ImportError as error:  # SmolVLM's asks for num2words, though it is for videos alone
             named = re.search(r"pip install (?:-U |--upgrade )?[`'\"]?([\w.-]+)", str(error))
             package = named[1].rstrip(".") if named else (error.name or "").partition(".")[0]

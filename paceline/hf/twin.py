@@ -39,7 +39,7 @@ def plain_twin(model: DescribedModel) -> "PreTrainedModel":
         if isinstance(module, PackedLinear | BlockLinear | BlockEmbedding):
             twin.set_submodule(path, module)
     twin.load_state_dict(model.state_dict(), strict=False, assign=True)
-    embedding = base.embed_tokens
-    if hasattr(embedding, "scalar_embed_scale"):
-        embedding.embed_scale = nn.Buffer(torch.tensor(embedding.scalar_embed_scale), persistent=False)
+    for module in base.children():
+        if hasattr(module, "scalar_embed_scale"):
+            module.embed_scale = nn.Buffer(torch.tensor(module.scalar_embed_scale), persistent=False)
     return cast("PreTrainedModel", twin.requires_grad_(False).eval())

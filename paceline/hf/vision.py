@@ -5,9 +5,10 @@ VisionPrompt ── tower and projector ── features, which replace the embed
 
 import copy
 import hashlib
+import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
 
@@ -18,7 +19,9 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from ..core.vision import PromptImage
 from ..errors import IncompatibleModels
+from .checkpoint import refused
 from .classes import ProcessorMixin
+from .entrance import Entrance, enter
 
 _NAME = "vision_tower"
 _CACHE_BYTES = 256 << 20  # of the outputs of a shared tower
@@ -29,38 +32,56 @@ class Family:
     """How the models of a family process images.
 
     pixels: how the processor's tensors are divided into images: "rows" of pixel_values, "tiles" along its second
-        dimension, "anyres" (a row of tiles and a size for each), "grid" (patches counted by image_grid_thw).
-    blocks: the tokens that attend to one another in both directions: those of each "image", or the whole "prompt".
+        dimension, "anyres" (a row of tiles and a size for each), "grid" (patches counted by image_grid_thw), "prompt":
+        they are not, and transformers' own forward reads the whole prompt, see `entrance`.
+    blocks: the tokens that attend to one another in both directions: those of each "image", in all layers or in
+        "windowed" ones, or the whole "prompt".
     text_offset: the position of the first token of any text.
     axes: whether positions have several axes, from the model's own `get_rope_index`.
+    extras: further arguments of the text model, which only transformers' layers take.
     """
 
-    pixels: Literal["rows", "tiles", "anyres", "grid"] = "rows"
-    blocks: Literal["image", "prompt"] | None = None
+    pixels: Literal["rows", "tiles", "anyres", "grid", "prompt"] = "rows"
+    blocks: Literal["image", "windowed", "prompt"] | None = None
     text_offset: int = 0
     axes: bool = False
+    extras: frozenset[str] = frozenset()
+
+    @property
+    def is_generic(self) -> bool:
+        """Whether nothing is known of the family but what its model does with a made-up image."""
+        return self.pixels == "prompt"
+
+    @property
+    def needs_transformers(self) -> bool:
+        """Whether only transformers' layers can read its prompts."""
+        return bool(self.extras) or self.blocks == "windowed"
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llava": Family(),
-    "llava_next": Family("anyres"),
-    "llava_onevision": Family("anyres"),
-    "qwen2_vl": Family("grid", axes=True),
-    "qwen2_5_vl": Family("grid", axes=True),
-    "qwen3_vl": Family("grid", axes=True),
-    "smolvlm": Family("tiles"),
-    "idefics3": Family("tiles"),
-    "internvl": Family(),
+    **dict.fromkeys(("llava", "vipllava", "internvl", "aya_vision", "cohere2_vision", "deepseek_vl"), Family()),
+    "exaone4_5": Family("grid"),
+    **dict.fromkeys(("llava_next", "llava_onevision", "mistral3", "lighton_ocr"), Family("anyres")),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), Family("grid", axes=True)),
+    **dict.fromkeys(
+        ("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "hunyuan_vl"), Family("grid", axes=True)
+    ),
+    **dict.fromkeys(("smolvlm", "idefics2", "idefics3"), Family("tiles")),
     "gemma3": Family(blocks="image"),
     "paligemma": Family(blocks="prompt", text_offset=1),
 }
+GENERIC = Family("prompt")
 
 
 class Features(NamedTuple):
-    """The features of an image from the tower: one for each placeholder [M, E], and those of DeepStack by layer."""
+    """The features of an image from the tower: one for each placeholder [M, E], and those of DeepStack by layer.
+
+    extras: of the whole prompt, see `Entrance`.
+    """
 
     rows: Tensor
     deepstack: tuple[Tensor, ...] = ()
+    extras: Mapping[str, Any] = {}
 
 
 @final
@@ -69,7 +90,7 @@ class Vision:
     """The vision half of a model.
 
     processor: None where the caller gave none; images are then refused.
-    tower: the model without its language model.
+    tower: the model without its language model; of a generic family, what `stopping_copy` makes of the model.
     image_token: the placeholder that features replace.
     placeholder_ids: the ids of placeholders of images or videos. They are never drafted.
     tokenizing: held while the processor's tokenizer runs, which is not made for several threads.
@@ -99,11 +120,54 @@ class Vision:
             )  # fmt: skip
         return Features(rows, tuple(_joined(part) for part in getattr(out, "deepstack_features", None) or ()))
 
-    def axes(self, token_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    def encode(self, images: Sequence[PromptImage]) -> list[Features]:
+        """The features of images of one prompt."""
+        if not self.family.is_generic or not images:
+            return [self.features(image) for image in images]
+        inputs = images[0].inputs
+        entrance, places = self.enter(inputs), inputs["input_ids"][0] == self.image_token
+        self._check(entrance, inputs, places)
+        rank = places.cumsum(0) - 1
+        every = Features(entrance.embeds, entrance.deepstack, entrance.extras)
+        return [
+            every._replace(
+                rows=every.rows[list(image.places)],
+                deepstack=tuple(part[rank[list(image.places)]] for part in every.deepstack),
+            )
+            for image in images
+        ]
+
+    def enter(self, inputs: Mapping[str, Any]) -> Entrance:
+        """What the text model of a generic family is given for the processor's inputs of one prompt."""
+        with refused("transformers cannot read this prompt with its images", kind=IncompatibleModels):
+            return enter(self.tower, inputs, self.image_token)
+
+    def _check(self, entrance: Entrance, inputs: Mapping[str, Any], places: Tensor) -> None:
+        """Raise `IncompatibleModels` where a prompt is not read as the made-up image was."""
+        family, length = self.family, len(places)
+        positions = torch.arange(length)[None] + family.text_offset
+        if family.axes:
+            positions = self.axes(inputs["input_ids"], inputs)[:, 0].cpu()
+        given = entrance.position_ids[-len(positions) :] if family.axes else entrance.position_ids
+        blocks = tuple(runs(places.nonzero().flatten().tolist())) if family.blocks else ()
+        found = {
+            "positions": torch.equal(given, positions.expand_as(given)),
+            "sight in both directions": entrance.blocks == blocks
+            and entrance.windowed_blocks == (bool(blocks) and family.blocks == "windowed"),
+            "arguments": entrance.extras.keys() <= family.extras,
+            "placeholders": entrance.placeholder_ids <= self.placeholder_ids,
+        }
+        if wrong := [name for name, holds in found.items() if not holds]:
+            raise IncompatibleModels(
+                "transformers reads this prompt by another rule than a made-up image", got=f"other {wrong[0]}",
+                fix="ask with fewer images, or decode it with plain transformers",
+            )  # fmt: skip
+
+    def axes(self, token_ids: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Positions of a prompt [1, P] on each axis, [A, 1, P], by the model's own rule."""
-        wanted = ("image_grid_thw", "mm_token_type_ids", "attention_mask")
-        options = {name: inputs[name] for name in wanted if name in inputs}
-        return self.tower.get_rope_index(token_ids, **options)[0]
+        rule = self.tower.base_model.get_rope_index
+        wanted = inspect.signature(rule).parameters.keys() - {"input_ids"}
+        return rule(token_ids, **{name: inputs[name] for name in wanted if name in inputs})[0]
 
 
 def _joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
@@ -112,21 +176,27 @@ def _joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
+def runs(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Stretches of placeholders without a text between them; two images side by side are one."""
+    found = list[tuple[int, int]]()
+    for place in places:
+        if found and found[-1][1] == place:
+            found[-1] = (found[-1][0], place + 1)
+        else:
+            found.append((place, place + 1))
+    return found
+
+
 def is_vlm(config: Any) -> bool:
     """Whether this is the configuration of a model that reads images."""
     return hasattr(config, "vision_config") and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
 def family_of(config: Any) -> Family:
-    """The family of a configuration. Raises `IncompatibleModels` for one that is not supported."""
-    kind, tower = config.model_type, getattr(config.vision_config, "model_type", "")
-    if kind not in FAMILIES or tower == "pixtral":
-        got = f"{kind} with a {tower} tower" if kind in FAMILIES else kind
-        raise IncompatibleModels(
-            "this family of vision-language models is not supported", got=got, expected=", ".join(FAMILIES),
-            fix="decode it with plain transformers",
-        )  # fmt: skip
-    return FAMILIES[kind]
+    """The family of a configuration; a generic one where there is no row for it."""
+    family = FAMILIES.get(config.model_type, GENERIC)
+    has_sizes = config.model_type == "llava" and getattr(config.vision_config, "model_type", "") == "pixtral"
+    return FAMILIES["mistral3"] if has_sizes else family
 
 
 def num_bytes(value: Any) -> int:

@@ -8,7 +8,8 @@ enum BlockFormats {  // see block_formats.h; those of llama.cpp's files have its
   Q6_K = 78, IQ4_NL = 84, IQ4_XS = 87, MXFP4 = 103, INT2 = 256, INT3 = 257, INT4 = 258
 };
 enum NormKind { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
-enum Activation { SILU = 0, GELU_TANH = 1 };
+enum Activation { SILU = 0, GELU_TANH = 1, RELU_SQUARED = 2 };
+enum Recurrence { DELTA_RULE = 0, STATE_SPACE = 1, SHORT_CONV = 2 };
 
 // A linear layer [outs, ins] in blocks of 32 outputs; the layout of each format is told in `packing.py`.
 struct Matrix {
@@ -28,9 +29,30 @@ struct Norm {
   int32_t kind;
 };
 
+// A recurrent layer, see recurrent.h. The outputs of `inputs` one after another make a row of `width` numbers: the channels of
+// the convolution, the output gate, and for each head what its decay and (DELTA_RULE) its beta come from. SHORT_CONV: the
+// channels are a product, of these numbers and as many at `times_at`.
+struct Recurrent {
+  struct Matrix inputs[6], out;
+  const float* conv;       // [taps, channels], the oldest token first; channels are padded to 16
+  const float* conv_bias;  // [channels] or null
+  const float* scales;     // [width] what the row is multiplied with, or null
+  const float* decay;      // [heads], a factor of steps
+  const float* step_bias;  // [heads]
+  const float* skip;       // [heads] STATE_SPACE: the factor of v that is added to the output, or null
+  struct Norm norm;        // of each `norm_size` outputs; its weights are shared by all of these if `norm_shared`
+  int32_t kind, num_inputs, width, taps, channels;
+  int32_t heads, key_heads, key_dim, value_dim;
+  int32_t q_at, k_at, v_at;                                // in the channels
+  int32_t channels_at, gate_at, step_at, beta_at, times_at;  // in the row
+  int32_t norm_size, norm_shared, gate_first;              // gate_first: the gate is applied before the norm
+  float beta_scale, least_step, most_step, times;          // times: of the layer's output
+};
+
 struct Layer {
-  struct Matrix q, k, v, o, gate, up, down;  // k, v null: q holds all three; gate null: a plain MLP
-  struct Norm input, after_attention, before_mlp, after_mlp, q_norm, k_norm;
+  struct Matrix q, k, v, o, gate, up, down;  // gate null: a plain MLP; k, v null: q holds all three; v null: k is both
+  struct Matrix ple_gate, ple_out;           // of the per-layer input, or null
+  struct Norm input, after_attention, before_mlp, after_mlp, after_ple, q_norm, k_norm, v_norm;
   struct Norm hidden_norm;  // EAGLE-3, first layer only: q, k, v read [input(embedding); hidden_norm(row)]
   int32_t heads, kv_heads, head_dim, rotary_dim;  // rotary_dim 0: no rotation in this layer
   int32_t window;                                 // columns seen, own included; 0: all
@@ -38,7 +60,12 @@ struct Layer {
   int32_t norm_whole;  // q_norm and k_norm over all heads together
   int32_t activation;
   int32_t norm_before_residual;  // EAGLE-3: the residual is hidden_norm(row); 0: the row itself
-  float scale, softcap, residual;
+  int32_t is_gated;   // the output of each head is gated: q holds each head's queries and then its gate
+  int32_t shared_kv;  // 0: it makes keys and values; else it reads those of the layer so many before, and has no k and v
+  float scale, softcap;
+  float attention_times, gate_times, mlp_times;  // of what each adds to the residual stream, and of the gate
+  float scalar;  // what its output is multiplied with, 0: nothing
+  const struct Recurrent* recurrent;  // null: none. q null: no attention; both: side by side. up null: no MLP
 };
 
 struct Model {
@@ -46,10 +73,13 @@ struct Model {
   struct Matrix head;
   struct Matrix project;   // makes rows of what a pass reads as `inputs`; null where there is none
   struct Norm final_norm, embedding_norm, state_norm;  // the last two: of what `project` reads where it reads pairs
+  struct Matrix ple_project;  // per-layer inputs (PLE): [num_layers ple_size, hidden], or null
+  struct Norm ple_norm;
   const void* embeddings;  // [vocabulary, hidden] in `embedding_format`, or null: rows are always given
-  int32_t embedding_format;
+  const void* ple_table;   // [vocabulary, num_layers ple_size] in `ple_format`
+  int32_t embedding_format, ple_format, ple_size;
   int32_t num_layers, hidden, vocabulary;  // vocabulary: rows of the embeddings
-  float embedding_scale, logit_scale, logit_softcap;
+  float embedding_scale, ple_scale, logit_scale, logit_softcap;
   int32_t cache_format;    // BF16, F16 or F32
   int32_t projects_pairs;  // `project` reads [embedding of the token; input]; 0: the input alone
 };
@@ -60,7 +90,7 @@ struct Model {
 struct Pass {
   int64_t batch, nodes, old;
   const int64_t* sizes;    // [batch], each of 1 .. nodes, where all have logits; null: all are `nodes`
-  const int64_t* ids;      // [batch, nodes]; null where `rows` says it all
+  const int64_t* ids;      // [batch, nodes]; null where `rows` says it all, which it does not with per-layer inputs
   const float* rows;       // [batch, nodes, hidden] or null
   const void* inputs;      // in the place of rows: what `project` reads, [batch, nodes, project.ins] or without the
                            // embeddings of pairs [batch, nodes, project.ins - hidden], in `input_format`, or null
@@ -78,6 +108,11 @@ struct Pass {
   void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim]
   void* const* values;
   int64_t capacity;
+  const int64_t* bases;    // recurrent layers only: [batch] the columns that states hold ...
+  const int64_t* steps;    // ... and how many more they take in
+  void* const* recurrent_states;  // for each layer float32 [slots, heads, value_dim / 16, key_dim, 16], or null
+  void* const* recurrent_rows;    // ... [slots, ring, channels in 16s + 2 heads in 16s]: column c in row c mod ring
+  int64_t ring;
   int64_t kv_only;         // whether all layers only make keys and values, of the same rows
   void* const* states;     // for state 0 .. num_layers null, or as keys: [slots, state_columns], `state_row` numbers each
   int64_t state_columns, state_row;

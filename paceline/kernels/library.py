@@ -65,7 +65,8 @@ class BlockFormat(IntEnum):
 
 
 FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
+RECURRENCES = {"delta_rule": 0, "state_space": 1, "short_conv": 2}
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1, "relu2": 2}
 
 
 class Matrix(ctypes.Structure):
@@ -89,11 +90,34 @@ class Norm(ctypes.Structure):
     _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("eps", c_float), ("kind", c_int32)]
 
 
-_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-_NORMS = ("input", "after_attention", "before_mlp", "after_mlp", "q_norm", "k_norm", "hidden_norm")
+_KIND = ("kind", "num_inputs", "width", "taps", "channels", "heads", "key_heads", "key_dim", "value_dim")
+_PLACES = (
+    *("q_at", "k_at", "v_at", "channels_at", "gate_at", "step_at", "beta_at", "times_at"),
+    *("norm_size", "norm_shared", "gate_first"),
+)
+
+
+class Recurrent(ctypes.Structure):
+    """A recurrent layer."""
+
+    _fields_ = [
+        ("inputs", Matrix * 6),
+        ("out", Matrix),
+        *((name, c_void_p) for name in ("conv", "conv_bias", "scales", "decay", "step_bias", "skip")),
+        ("norm", Norm),
+        *((name, c_int32) for name in (*_KIND, *_PLACES)),
+        *((name, c_float) for name in ("beta_scale", "least_step", "most_step", "times")),
+    ]
+
+
+_MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "ple_gate", "ple_out")
+_NORMS = (
+    *("input", "after_attention", "before_mlp", "after_mlp", "after_ple"),
+    *("q_norm", "k_norm", "v_norm", "hidden_norm"),
+)
 _LAYER = (
     *("heads", "kv_heads", "head_dim", "rotary_dim", "window", "rope", "norm_whole", "activation"),
-    "norm_before_residual",
+    *("norm_before_residual", "is_gated", "shared_kv"),
 )
 
 
@@ -104,7 +128,8 @@ class Layer(ctypes.Structure):
         *((name, Matrix) for name in _MATRICES),
         *((name, Norm) for name in _NORMS),
         *((name, c_int32) for name in _LAYER),
-        *((name, c_float) for name in ("scale", "softcap", "residual")),
+        *((name, c_float) for name in ("scale", "softcap", "attention_times", "gate_times", "mlp_times", "scalar")),
+        ("recurrent", POINTER(Recurrent)),
     ]
 
 
@@ -116,9 +141,11 @@ class Model(ctypes.Structure):
         ("head", Matrix),
         ("project", Matrix),
         *((name, Norm) for name in ("final_norm", "embedding_norm", "state_norm")),
-        ("embeddings", c_void_p),
-        *((name, c_int32) for name in ("embedding_format", "num_layers", "hidden", "vocabulary")),
-        *((name, c_float) for name in ("embedding_scale", "logit_scale", "logit_softcap")),
+        *(("ple_project", Matrix), ("ple_norm", Norm)),
+        *((name, c_void_p) for name in ("embeddings", "ple_table")),
+        *((name, c_int32) for name in ("embedding_format", "ple_format", "ple_size")),
+        *((name, c_int32) for name in ("num_layers", "hidden", "vocabulary")),
+        *((name, c_float) for name in ("embedding_scale", "ple_scale", "logit_scale", "logit_softcap")),
         *((name, c_int32) for name in ("cache_format", "projects_pairs")),
     ]
 
@@ -134,7 +161,9 @@ class Pass(ctypes.Structure):
         *((name, c_void_p) for name in ("block_firsts", "is_mask", "cos", "sin")),
         ("max_position", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),
-        *((name, c_int64) for name in ("capacity", "kv_only")),
+        ("capacity", c_int64),
+        *((name, c_void_p) for name in ("bases", "steps", "recurrent_states", "recurrent_rows")),
+        *((name, c_int64) for name in ("ring", "kv_only")),
         ("states", c_void_p),
         *((name, c_int64) for name in ("state_columns", "state_row")),
         *((name, c_void_p) for name in ("deepstack", "last_hidden", "logits")),
@@ -165,7 +194,7 @@ def library() -> Any:
     native.paceline_record_bytes.restype = c_int64
     native.paceline_advise.argtypes = [c_void_p, c_int64]
     native.paceline_struct_bytes.restype = c_int64
-    for which, kind in enumerate((Matrix, Norm, Layer, Model, Pass)):
+    for which, kind in enumerate((Matrix, Norm, Recurrent, Layer, Model, Pass)):
         assert native.paceline_struct_bytes(which) == ctypes.sizeof(kind), kind
     return native
 

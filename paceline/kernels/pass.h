@@ -1,5 +1,9 @@
 // The phases of a pass; included by body.cpp.
 
+struct Visit {  // of a tree in the walk of a recurrent layer
+  int32_t place, below, taken, level, heir, node;  // below: the node and its descendants; node: which comes at this place
+};
+
 struct Scratch {
   int64_t rows, hidden, width;  // width: columns that scores have room for
   Reach* reach;                 // of every node [batch, old + nodes]
@@ -15,17 +19,23 @@ struct Scratch {
   uint8_t* is_mask;             // [rows]
   float* x;                     // [rows, hidden], the residual stream
   float* y;                     // [rows, hidden], what a norm behind a product reads
+  float* ple;                   // [rows, num_layers ple_size], per-layer inputs
   float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim]
   half_t* queries;              // [rows, heads head_dim] in bfloat16
+  float* gates;                 // [rows, heads head_dim] of gated attention
+  Visit* visits;                // [rows]
+  int64_t* waiting;             // [batch], the first of the rows before this pass that states do not hold yet
+  int64_t num_waiting;
+  float *made, *mixed;          // of recurrent layers, [rows, ring_width] and [waiting and rows, ring_width]
   Input normed, attended, mlp;
   Input inner;                  // [3][rows, INNER], the rows times the first factors of corrections
-  char* of_thread;              // scores, keys
+  char* of_thread;              // scores, keys; a row of a table
   int64_t thread_bytes;
 };
 constexpr int64_t INNER = 256;  // the largest rank of a correction
 
 struct Sizes {
-  int64_t normed, attended, mlp, qkv, queries, head_dim;
+  int64_t normed, attended, mlp, qkv, head_dim, gates, ring, state;
   int by_32, by_256;  // parts of rows as integers
 };
 
@@ -36,6 +46,15 @@ static void note_format(Sizes& s, const Matrix& m) {
   parts = (int)max_(parts, m.input_bits / 8);
 }
 
+constexpr int WIDE = 16;  // columns of a block of a recurrent state
+
+INLINE int64_t padded(int64_t x) { return round_up(x, WIDE); }
+
+// The numbers of a row of a recurrent layer in its ring, and after the convolution: channels, two for each head.
+INLINE int64_t ring_width(const Recurrent& r) { return padded(r.channels) + 2 * padded(r.heads); }
+
+INLINE int64_t qkv_width(const Layer& l) { return (int64_t)(l.heads * (l.is_gated ? 2 : 1) + 2 * l.kv_heads) * l.head_dim; }
+
 static Sizes sizes_of(const Model* model) {
   Sizes s = {};
   s.normed = model->hidden;
@@ -43,15 +62,27 @@ static Sizes sizes_of(const Model* model) {
     const Layer& l = model->layers[i];
     s.normed = max_(s.normed, l.q.ins);
     s.attended = max_(s.attended, (int64_t)l.heads * l.head_dim);
-    s.mlp = max_(s.mlp, l.down.ins);
-    s.qkv = max_(s.qkv, (int64_t)(l.heads + 2 * l.kv_heads) * l.head_dim);
+    s.mlp = max_(s.mlp, max_(l.down.ins, l.ple_out.ins));
+    s.qkv = max_(s.qkv, qkv_width(l));
+    if (l.is_gated) s.gates = max_(s.gates, (int64_t)l.heads * l.head_dim);
+    if (l.recurrent) {
+      const Recurrent& r = *l.recurrent;
+      s.normed = max_(s.normed, r.inputs[0].ins);
+      s.attended = max_(s.attended, r.out.ins);
+      s.qkv = max_(s.qkv, r.width + LANES);
+      s.ring = max_(s.ring, ring_width(r));
+      s.state = max_(s.state, (int64_t)r.key_dim * WIDE);
+      for (int k = 0; k < r.num_inputs; k++) note_format(s, r.inputs[k]);
+      note_format(s, r.out);
+    }
     s.head_dim = max_(s.head_dim, l.head_dim);
-    const Matrix* all[] = {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down};
+    const Matrix* all[] = {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.ple_gate, &l.ple_out};
     for (const Matrix* m : all) note_format(s, *m);
   }
   s.normed = max_(s.normed, model->project.ins);
   note_format(s, model->head);
   note_format(s, model->project);
+  note_format(s, model->ple_project);
   return s;
 }
 
@@ -107,23 +138,41 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
   s->is_mask = arena.take<uint8_t>(rows);
   s->x = arena.take<float>(rows * model->hidden);
   s->y = arena.take<float>(rows * model->hidden);
+  s->ple = arena.take<float>(rows * model->ple_project.outs + BLOCK);
   s->qkv = arena.take<float>(rows * sizes.qkv);
   s->queries = arena.take<half_t>(rows * sizes.attended + 32);
   s->normed = allocate_input(arena, rows, sizes.normed, sizes);
   s->attended = allocate_input(arena, rows, sizes.attended, sizes);
   s->mlp = allocate_input(arena, rows, sizes.mlp, sizes);
   s->inner = allocate_input(arena, pass->is_mask ? 3 * rows : 0, INNER, Sizes{});
+  s->gates = arena.take<float>(rows * sizes.gates);
+  s->visits = nullptr;
+  s->num_waiting = 0;
+  if (sizes.ring) {
+    int64_t waiting = 0;
+    for (int64_t b = 0; b < pass->batch; b++) waiting += pass->starts[b] - pass->bases[b];
+    s->visits = arena.take<Visit>(rows);
+    s->waiting = arena.take<int64_t>(pass->batch);
+    s->made = arena.take<float>(rows * sizes.ring);
+    s->mixed = arena.take<float>((waiting + rows) * sizes.ring + WIDE);
+  }
+  int64_t copies = 1;  // of a block of a state
+  while ((int64_t)1 << copies <= pass->nodes) copies++;
   s->thread_bytes = round_up(4 * QUERIES * s->width, LINE) + round_up(4 * COLUMNS * sizes.head_dim, LINE);
+  s->thread_bytes = max_(s->thread_bytes, round_up(4 * copies * sizes.state, LINE));
+  s->thread_bytes = max_(s->thread_bytes, round_up(4 * (int64_t)model->ple_project.outs, LINE));
   s->of_thread = arena.take<char>(threads * s->thread_bytes);
   return arena.used;
 }
+
+static void plan_walks(const Pass* pass, Scratch& s);
 
 int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
   Scratch s;
   return lay_out(model, pass, threads, &s, nullptr);
 }
 
-int num_phases(const Model* model) { return 16 * model->num_layers + 8; }
+int num_phases(const Model* model) { return 24 * model->num_layers + 12; }
 
 // What each row reads. A row's columns are in order as far as its ancestors lie at the depth that is their index, as in
 // a chain; from there on they are listed.
@@ -167,6 +216,7 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
     }
   }
   s.begins[pass->batch] = row;
+  if (s.visits) plan_walks(pass, s);
 }
 
 // The places behind the last row of a tree, as far as the largest tree reaches; 0 for all other rows.
@@ -232,6 +282,7 @@ static void correct_block(const Scratch& s, const Matrix& m, int which, int64_t 
 
 INLINE vf activate(vf x, int kind) {
   if (kind == SILU) return x / (exp_(-x) + 1.0f);
+  if (kind == RELU_SQUARED) return x > 0.0f ? x * x : 0.0f * x;
   const vf inner = 0.7978845608028654f * fma(x * x * x, set(0.044715f), x);
   return 0.5f * x * (1.0f + tanh_(inner));
 }
@@ -268,45 +319,78 @@ static void load_row(float* to, const void* x, int64_t size, int format) {
     for (int64_t i = 0; i < size; i++) to[i] = from_half(((const half_t*)x)[i]);
 }
 
+// to = row `id` of a table [.., size] times `scale`.
+static void look_up(const void* table, int format, int64_t size, int64_t id, float scale, float* to) {
+  if (is_block_format(format)) float_row(format, (const uint8_t*)table, size, id, to);
+  else load_row(to, (const char*)table + id * size * element_bytes(format), size, format);
+  for (int64_t i = 0; i < size; i++) to[i] *= scale;
+}
+
 static void embed(const Model* model, const Pass* pass, int64_t place, float* x) {
-  if (is_block_format(model->embedding_format)) {
-    float_row(model->embedding_format, (const uint8_t*)model->embeddings, model->hidden, pass->ids[place], x);
-    for (int64_t i = 0; i < model->hidden; i++) x[i] *= model->embedding_scale;
-    return;
-  }
-  const int64_t bytes = model->hidden * element_bytes(model->embedding_format);
-  load_row(x, (const char*)model->embeddings + pass->ids[place] * bytes, model->hidden, model->embedding_format);
-  for (int64_t i = 0; i < model->hidden; i++) x[i] *= model->embedding_scale;
+  look_up(model->embeddings, model->embedding_format, model->hidden, pass->ids[place], model->embedding_scale, x);
+}
+
+// Per-layer inputs: a norm of a projection of what the first layer reads, plus a row of a table.
+static void make_ple(const Model* model, const Pass* pass, const Scratch& s, Worker& me) {
+  const int64_t outs = model->ple_project.outs, size = model->ple_size;
+  phase(me, (int)s.rows, [&](int row) {
+    float* to = s.normed.wide + row * s.normed.stride;
+    if (pass->rows) memcpy(to, pass->rows + s.place[row] * s.hidden, 4 * s.hidden);
+    else embed(model, pass, s.place[row], to);
+    finish_input(s.normed, row, s.hidden);
+  });
+  const Matrix* one[] = {&model->ple_project};
+  product(me, s, one, 1, s.normed, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t width, float* sums) {
+    for (int64_t r = 0; r < count; r++) memcpy(s.ple + (first + r) * outs + out, sums + r * BLOCK, 4 * width);
+  });
+  phase(me, (int)s.rows, [&](int row) {
+    float *to = s.ple + row * outs, *of_token = (float*)(s.of_thread + me.id * s.thread_bytes);
+    look_up(model->ple_table, model->ple_format, outs, pass->ids[s.place[row]], model->ple_scale, of_token);
+    for (int64_t i = 0; i < outs; i += size) norm_row(model->ple_norm, to + i, to + i, size);
+    for (int64_t i = 0; i < outs; i++) to[i] += of_token[i];
+  });
 }
 
 // Normalises q and k, applies the rotary embedding, and writes k and v to the cache.
 static void place_row(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, int64_t row) {
   const int64_t d = l.head_dim, b = s.place[row] / pass->nodes, n = s.place[row] % pass->nodes;
-  float* q = s.qkv + row * (l.heads + 2 * l.kv_heads) * d;
+  float* q = s.qkv + row * qkv_width(l);
   float* k = q + l.heads * d;
+  if (l.is_gated) {  // [queries, gate] of each head
+    k += l.heads * d;
+    float* gates = s.gates + row * l.heads * d;
+    for (int h = 0; h < l.heads; h++) {
+      memcpy(gates + h * d, q + (2 * h + 1) * d, 4 * d);
+      if (h) memcpy(q + h * d, q + 2 * h * d, 4 * d);
+    }
+  }
+  float* v = k + l.kv_heads * d;
+  const int64_t own = l.shared_kv ? 0 : l.kv_heads;
+  if (l.k.data && !l.v.data) memcpy(v, k, 4 * own * d);
   if (l.norm_whole) {
     norm_row(l.q_norm, q, q, l.heads * d);
     norm_row(l.k_norm, k, k, l.kv_heads * d);
   }
   const float* cos = l.rotary_dim ? pass->cos[l.rope] + s.position[row] * l.rotary_dim : nullptr;
   const float* sin = l.rotary_dim ? pass->sin[l.rope] + s.position[row] * l.rotary_dim : nullptr;
-  for (int h = 0; h < l.heads + l.kv_heads; h++) {
-    float* x = q + h * d;
+  for (int h = 0; h < l.heads + own; h++) {
+    float* x = h < l.heads ? q + h * d : k + (h - l.heads) * d;
     if (!l.norm_whole) norm_row(h < l.heads ? l.q_norm : l.k_norm, x, x, d);
     if (l.rotary_dim) rotate(x, cos, sin, l.rotary_dim);
   }
   if (HAS_DP && model->cache_format == BF16) narrow_row(q, s.queries + row * l.heads * d, l.heads * d);
   const int64_t size = d * element_bytes(model->cache_format), column = pass->starts[b] + pass->old + n;
-  for (int h = 0; h < l.kv_heads; h++) {
-    const int64_t at = ((pass->slots[b] * l.kv_heads + h) * pass->capacity + column) * size;
+  for (int h = 0; h < own; h++) {
+    const int64_t at = ((pass->slots[b] * own + h) * pass->capacity + column) * size;
+    norm_row(l.v_norm, v + h * d, v + h * d, d);
     store_row((char*)pass->keys[index] + at, k + h * d, d, model->cache_format);
-    store_row((char*)pass->values[index] + at, k + (l.kv_heads + h) * d, d, model->cache_format);
+    store_row((char*)pass->values[index] + at, v + h * d, d, model->cache_format);
   }
 }
 
 static void attend_layer(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, Worker& me) {
   const int64_t d = l.head_dim, groups = l.heads / l.kv_heads, sequences = pass->batch * l.kv_heads;
-  const int64_t threads = me.team->threads, width = (l.heads + 2 * l.kv_heads) * d;
+  const int64_t threads = me.team->threads, width = qkv_width(l);
   int64_t parts = (groups + QUERIES - 1) / QUERIES;  // of the queries of one row and key head
   if (sequences * pass->nodes < threads) parts = max_(parts, min_(groups, threads / (sequences * pass->nodes)));
   const int64_t each = (groups + parts - 1) / parts;
@@ -340,6 +424,14 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     else if (model->cache_format == F16)
       attend<false, F16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
     else attend<false, F32>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
+    if (l.is_gated)
+      for (int q = 0; q < count; q++) {
+        const int64_t row = (to[q] - s.attended.wide) / s.attended.stride;
+        const float* gate = s.gates + row * l.heads * d + (to[q] - s.attended.wide - row * s.attended.stride);
+        int64_t i = 0;
+        for (; i + LANES <= d; i += LANES) storeu(to[q] + i, load(to[q] + i) / (exp_(-load(gate + i)) + 1.0f));
+        for (; i < d; i++) to[q][i] /= expf(-gate[i]) + 1.0f;
+      }
     if (s.attended.narrow && !s.attended.waits_for_rows())
       for (int q = 0; q < count; q++) narrow_row(to[q], s.attended.narrow + (to[q] - s.attended.wide), d);
   });
@@ -347,28 +439,59 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     phase(me, (int)s.rows, [&](int row) { finish_input(s.attended, row, l.heads * d); });
 }
 
-// x += residual * sums, or residual * norm(sums) where a norm follows the product.
-static void add_product(const Scratch& s, const Layer& l, const Matrix& m, const Norm& norm, const Input& in, Worker& me) {
+// x += times * sums, or times * norm(sums) where a norm follows the product; then x *= scalar.
+static void add_product(const Scratch& s, const Matrix& m, const Norm& norm, const Input& in, float times, Worker& me,
+                        float scalar = 1) {
   const Matrix* one[] = {&m};
   const bool direct = norm.kind == NO_NORM;
   float* to = direct ? s.x : s.y;
   product(me, s, one, 1, in, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
     for (int64_t r = 0; r < count; r++) {
       float* x = to + (first + r) * s.hidden + out;
-      for (int64_t i = 0; i < outs; i++) x[i] = direct ? x[i] + l.residual * sums[r * BLOCK + i] : sums[r * BLOCK + i];
+      for (int64_t i = 0; i < outs; i++)
+        x[i] = direct ? (x[i] + times * sums[r * BLOCK + i]) * scalar : sums[r * BLOCK + i];
     }
   });
   if (!direct)
     phase(me, (int)s.rows, [&](int row) {
       float *y = s.y + row * s.hidden, *x = s.x + row * s.hidden;
       norm_row(norm, y, y, s.hidden);
-      for (int64_t i = 0; i < s.hidden; i++) x[i] += l.residual * y[i];
+      for (int64_t i = 0; i < s.hidden; i++) x[i] = (x[i] + times * y[i]) * scalar;
     });
 }
+
+// Of a layer's own input for each row: x += norm(out(activation(gate(x)) * input)); then x *= scalar.
+static void add_ple(const Model* model, const Scratch& s, const Layer& l, int index, Worker& me, float scalar) {
+  const int64_t size = model->ple_size, outs = model->ple_project.outs;
+  phase(me, (int)s.rows, [&](int row) {
+    memcpy(s.normed.wide + row * s.normed.stride, s.x + row * s.hidden, 4 * s.hidden);
+    finish_input(s.normed, row, s.hidden);
+  });
+  const Matrix* one[] = {&l.ple_gate};
+  product(me, s, one, 1, s.normed, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t, float* sums) {
+    for (int64_t r = 0; r < count; r++) {
+      const float* input = s.ple + (first + r) * outs + index * size + out;
+      float* to = s.mlp.wide + (first + r) * s.mlp.stride + out;
+      for (int k = 0; k < BLOCK; k += LANES) storeu(to + k, activate(load(sums + r * BLOCK + k), l.activation) * load(input + k));
+    }
+  });
+  phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, size); });
+  add_product(s, l.ple_out, l.after_ple, s.mlp, 1, me, scalar);
+}
+
+#include "recurrent.h"
 
 // Whether the pass computes anything after the keys and values of the last layer.
 static bool wants_end(const Model* model, const Pass* pass) {
   return pass->logits || pass->last_hidden || (pass->states && pass->states[model->num_layers]);
+}
+
+// The last layer that the pass needs: one whose keys and values are its own, or whose input is kept.
+static int last_layer(const Model* model, const Pass* pass) {
+  int last = model->num_layers - 1;
+  if (!wants_end(model, pass))
+    while (last > 0 && model->layers[last].shared_kv && !(pass->states && pass->states[last])) last--;
+  return last;
 }
 
 // Makes the rows that the first layer reads from the pass's inputs.
@@ -392,9 +515,11 @@ static void project(const Model* model, const Pass* pass, const Scratch& s, Work
   });
 }
 
-static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, Worker& me) {
+// ends: whether nothing is wanted of the layer but its keys and values.
+static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, bool ends, Worker& me) {
   const Layer& l = model->layers[index];
   const bool has_hidden_norm = l.hidden_norm.kind != NO_NORM;
+  const int64_t ins = l.recurrent ? l.recurrent->inputs[0].ins : l.q.data ? l.q.ins : l.up.ins;
   phase(me, (int)s.rows, [&](int row) {
     float* x = s.x + row * s.hidden;
     const int64_t place = s.place[row];
@@ -412,19 +537,23 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     } else {
       norm_row(l.input, x, to, s.hidden);
     }
-    finish_input(s.normed, row, l.q.ins);
+    finish_input(s.normed, row, ins);
   });
-  const Matrix* qkv[] = {&l.q, &l.k, &l.v};
-  const int64_t width = (int64_t)(l.heads + 2 * l.kv_heads) * l.head_dim;
-  product(me, s, qkv, l.k.data ? 3 : 1, s.normed, s.rows,
-          [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
-            for (int64_t r = 0; r < count; r++)
-              memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
-          });
-  phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
-  if (pass->kv_only || (index == model->num_layers - 1 && !wants_end(model, pass))) return;
-  attend_layer(model, pass, s, l, index, me);
-  add_product(s, l, l.o, l.after_attention, s.attended, me);
+  if (l.recurrent) run_recurrent(pass, s, l, index, ends, me);
+  if (l.q.data) {
+    const Matrix* qkv[] = {&l.q, &l.k, &l.v};
+    const int64_t width = qkv_width(l);
+    product(me, s, qkv, l.v.data ? 3 : l.k.data ? 2 : 1, s.normed, s.rows,
+            [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+              for (int64_t r = 0; r < count; r++)
+                memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
+            });
+    phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
+    if (ends) return;
+    attend_layer(model, pass, s, l, index - l.shared_kv, me);
+    add_product(s, l.o, l.after_attention, s.attended, l.attention_times, me);
+  }
+  if (ends || !l.up.data) return;
 
   phase(me, (int)s.rows, [&](int row) {
     norm_row(l.before_mlp, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
@@ -448,11 +577,13 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
         }
       });
     };
-    if (l.gate.data) times(0, [&](vf gate, vf) { return activate(gate, l.activation); });
+    if (l.gate.data) times(0, [&](vf gate, vf) { return activate(gate * l.gate_times, l.activation); });
     times(1, [&](vf up, vf gate) { return l.gate.data ? gate * up : activate(up, l.activation); });
   });
   if (whole) phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, l.up.outs); });
-  add_product(s, l, l.down, l.after_mlp, s.mlp, me);
+  const float scalar = l.scalar ? l.scalar : 1.0f;
+  add_product(s, l.down, l.after_mlp, s.mlp, l.mlp_times, me, l.ple_gate.data ? 1.0f : scalar);
+  if (l.ple_gate.data) add_ple(model, s, l, index, me, scalar);
 }
 
 // The largest of a row of logits, with noise or null added to them, and their log-probabilities.
@@ -507,9 +638,13 @@ void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
   Worker& me = *worker;
   const Scratch& s = *(const Scratch*)memory;
   if (!model->num_layers && !model->head.data) return find_top(model, pass, me);
+  const bool continues = wants_end(model, pass);
+  const int last = last_layer(model, pass);
   if (pass->inputs) project(model, pass, s, me);
-  for (int index = 0; index < model->num_layers; index++) run_layer(model, pass, s, index, me);
-  if (!wants_end(model, pass)) return;
+  if (model->ple_project.data) make_ple(model, pass, s, me);
+  for (int index = 0; index <= last; index++)
+    run_layer(model, pass, s, index, pass->kv_only || (index == last && !continues), me);
+  if (!continues) return;
   const bool keeps_last = pass->states && pass->states[model->num_layers];
   phase(me, (int)s.rows, [&](int row) {
     const int64_t place = s.place[row];

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from ..hf.load import chosen_device
 from ..kernels import load as load_kernels
 from ..kernels.packing import OUTPUTS_PER_BLOCK
 from ..llm import LLM
+from ..methods.eagle.module import mtp_files
 from ..methods.lookahead import LookaheadSpec
 from ..methods.recycling import SUCCESSORS
 from ..quant.int4 import fits_int4
@@ -91,7 +93,8 @@ class DrafterMemory:
 class ModelReport:
     """The measurements of one model. native: its passes run in the native library.
 
-    unpacked: see `unpacked_formats`.
+    images: how it reads them, "generic" for a family without a row in `hf.vision`; None: it does not.
+    unpacked: see `unpacked_formats`. mtp: the MTP modules in its files, as text.
     """
 
     model: str
@@ -101,12 +104,14 @@ class ModelReport:
     row_multiple: int
     native: bool
     attends_trees: bool
+    images: Literal["known", "generic"] | None
     context: int
     memory: MemoryPlan
     drafters: tuple[DrafterMemory, ...]
     costs: PassCosts
     formats: list[HeldWeights]
     unpacked: dict[str, str]
+    mtp: str = ""
 
 
 def examine_machine(device: torch.device | str | None = None) -> MachineReport:
@@ -156,12 +161,14 @@ def examine_model(
         row_multiple=runner.settings.row_multiple,
         native=loaded.is_native,
         attends_trees=loaded.attends_trees,
+        images=None if loaded.vision is None else "generic" if loaded.vision.family.is_generic else "known",
         context=context,
         memory=memory,
         drafters=drafter_memory(loaded.vocab_size, slots, runner.max_length),
         costs=PassCosts(weight_bytes(loaded), bandwidth, seconds),
         formats=held_weights(loaded),
         unpacked=unpacked_formats(llm, path),
+        mtp=str(mtp_files(loaded) or ""),
     )
 
 
@@ -203,6 +210,7 @@ def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> l
     return [
         *lines,
         *(f"{form} of the file {why}." for form, why in model.unpacked.items()),
+        *([f"The checkpoint has {model.mtp}: --drafter mtp."] if model.mtp else []),
         f"A plain step takes {ms(step)}, {1 / step:.1f} tokens/s; reading the weights once takes {ms(costs.floor)} of "
         f"it ({costs.floor_fraction:.0%}), so no engine can pass {1 / costs.floor:.0f} tokens/s with these weights.",
         f"Up to {costs.flat_rows} rows a pass takes about as long as for one; {most} rows take "

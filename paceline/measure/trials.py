@@ -7,7 +7,7 @@
      "params": {"temperature": 0.0, "max_tokens": 128, "seed": 0},
      "budget": {"depth": 5, "nodes": 24},
      "drafter": {"tree": "dynamic", "top_k": 8},
-     "setting": {"dtype": "float32", "numerics": "fast", "device": "cpu"},
+     "setting": {"dtype": "float32", "numerics": "fast", "device": "cpu", "greeting as tokens": "..."},
      "result": {"mean_acceptance_length": ..., "per_position": [...], "answers": [{"tokens", "rounds", "accepted"}]}}
 
 source   built_in   the prompts of `paceline.measure.prompts`
@@ -15,6 +15,7 @@ source   built_in   the prompts of `paceline.measure.prompts`
          file       a file of which only the hash is recorded; it must be given to repeat the measurement
 """
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,6 +36,9 @@ from ..system.files import Progress, silent
 from ..system.provenance import hash_prompts
 from .prompts import EXAMPLES, user_prompt
 
+PROMPT = "greeting as tokens"
+"""The setting that tells the tokenizer and the chat template: a hash of the tokens of one message."""
+_GREETING = "Hello, who are you?"
 Source: TypeAlias = Literal["built_in", "texts", "file"]
 
 
@@ -230,12 +234,7 @@ class Trial:
 
     def config(self, method: str, head: str) -> SpecConfig:
         """The configuration of the trial, with this head. Raises `ConfigError` for an invalid record."""
-        own = of_head_alone(method) | self.drafter
-        options: dict[str, object] = {"method": method, "model": head, **own, "policy": "fixed"}
-        options["num_speculative_tokens"] = self.budget.depth
-        if self.budget.nodes != self.budget.depth:
-            options["num_draft_nodes"] = self.budget.nodes
-        return parse(options)
+        return config_of(method, head, self.budget, self.drafter)
 
     def texts(self, file_texts: Sequence[str] | None = None) -> list[str]:
         """The prompts of the trial. file_texts: those of a file. Raises `ConfigError` if they are others."""
@@ -272,6 +271,15 @@ def run_trial(
     result = measure_acceptance(llm, [user_prompt(llm.loaded, text) for text in texts], params, budget, progress)
     prompts = TrialPrompts(source, len(texts), hash_prompts(texts), tuple(texts) if source == "texts" else None)
     return Trial(name, prompts, params, budget, drafter, _setting_of(llm), result)
+
+
+def config_of(method: str, head: str, budget: DraftBudget, drafter: Mapping[str, object]) -> SpecConfig:
+    """The configuration of a measurement. drafter: its JSON keys besides method and model."""
+    options: dict[str, object] = {"method": method, "model": head, **of_head_alone(method), **drafter}
+    options |= {"policy": "fixed", "num_speculative_tokens": budget.depth}
+    if budget.nodes != budget.depth:
+        options["num_draft_nodes"] = budget.nodes
+    return parse(options)
 
 
 @dataclass(frozen=True)
@@ -319,7 +327,9 @@ def trials_of(record: Mapping[str, object]) -> list[Trial]:
 
 
 def _setting_of(llm: LLM) -> dict[str, object]:
-    """Settings that may change answers by rounding, and so the counts."""
+    """Settings that may change answers, and so the counts."""
     loaded = llm.loaded
     dtype = str(loaded.dtype).removeprefix("torch.")
-    return {"dtype": dtype, "numerics": llm.numerics, "device": loaded.device.type}
+    text = ",".join(map(str, llm.encode(user_prompt(loaded, _GREETING))))
+    prompt = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return {"dtype": dtype, "numerics": llm.numerics, "device": loaded.device.type, PROMPT: prompt}

@@ -99,15 +99,14 @@ class Candidate:
         return {"drafter": self.config.name, **fields, "config": self.config.as_dict()}
 
 
-def candidates_of(words: Sequence[str] | None, heads: Sequence[str] = ()) -> list[SpecConfig]:
+def candidates_of(words: Sequence[str] | None, more: Sequence[str] = ()) -> list[SpecConfig]:
     """The drafters to try, each with the cost model: those given, else all that need no model; and `combined` of them.
 
-    Those that need no model are lookup, suffix, recycling, self-int4, the ones of installed packages, and `heads`, the
-    names of packaged heads for this model. Raises `ConfigError` for one that is unknown, is "none", or is given twice.
+    Those that need no model are lookup, suffix, recycling, self-int4, the ones of installed packages, and `more`, what
+    this model brings. Raises `ConfigError` for one that is unknown, is "none", or is given twice.
     """
     by_default = [row.word for row in rows() if row.is_tried]
-    by_default += [f"head:{name}" for name in heads]
-    configs = [parse(word, policy="cost_model") for word in words or by_default]
+    configs = [parse(word, policy="cost_model") for word in words or [*by_default, *more]]
     for config in configs:
         if config.method == "none":
             raise ConfigError("every drafter is compared with none already", fix="leave it out")

@@ -244,7 +244,7 @@ def method_of_head(name: str) -> str:
 
 
 def _takes_heads(row: Method) -> bool:
-    return bool(row.head) or (row.name not in METHODS and "model" in keys_of(spec_class(row.name)))
+    return bool(row.head or row.marks) or (row.name not in METHODS and "model" in keys_of(spec_class(row.name)))
 
 
 def one_of(names: Sequence[object]) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..errors import DraftError, IncompatibleModels
 from ..quant.int4 import int4_linear
 from ..quant.packed import PackedLinear, QuantizedLinear, WeightArena, device_of
+from .recurrent_layers import InWaves
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -231,6 +232,9 @@ def attach_adapter(
     message = "the SPACE adapter's factors do not fit"
     for index, layer, path, parts in _linears(model, config, message) if config.linears else ():
         base: Any = layer.get_submodule(path)
+        if isinstance(layer.get_submodule(path.rpartition(".")[0]), InWaves):
+            message = f"a SPACE adapter cannot change {path} of layer {index}, which reads tokens one by one"
+            raise IncompatibleModels(message, fix="train the adapter without this layer")
         factors = [(first, own.factors(index, name)) for first, name in parts]
         layer.set_submodule(path, AdaptedLinear(base, *_joined(factors, int(base.out_features)), attached))
     return attached

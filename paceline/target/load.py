@@ -11,25 +11,27 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..attention.attend import NAME, use_tree_attention
+from ..attention.attend import NAME, use_plain_attention, use_tree_attention
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.described import DescribedModel
 from ..hf.fingerprint import came_rounded, identity, note_rounded, remember
-from ..hf.load import KV_CACHE, check_architecture, context_of, eos_ids_of, open_checkpoint
+from ..hf.load import KV_CACHE, WINDOWS, check_architecture, context_of, eos_ids_of, is_recurrent, open_checkpoint
 from ..hf.quantized import has_shared_outliers
-from ..hf.vision import family_of, is_vlm
+from ..hf.vision import is_vlm
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
 from ..quant.packed import PackedLinear, pack_linears
 from ..system.hardware import uncollected
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
-from .self_test import check, own_reference, plain_image_reference, plain_reference
+from .recurrent_layers import put_in_waves, recurrent_layers
+from .self_test import check, learned, own_reference, plain_image_reference, plain_reference
 from .torch_decoder import fuse, is_fused
 from .verdicts import has_passed, keep
+from .waves import Waves
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,9 +85,7 @@ def wrap_model(
         raise ConfigError(
             "this is no model of transformers", got=type(model).__name__, fix="pass a LoadedModel, or a folder's name"
         )
-    if is_vlm(model.config):
-        family_of(model.config)
-    elif processor is not None:
+    if processor is not None and not is_vlm(model.config):
         raise ConfigError("a processor is for vision-language models", got=model.config.model_type)
     return check(_prepare(share_copy(model), tokenizer, processor, name))
 
@@ -142,41 +142,50 @@ def _prepare(
     check_config(name, model.config, getattr(model, "generation_config", None))
     vision = vision_half(model, processor)
     with refused(f"{name} cannot be run by transformers", kind=IncompatibleModels):
-        text, image_reference = text_half(model), plain_image_reference(model, vision)
+        text, vision = text_half(model), learned(vision)
+        image_reference = plain_image_reference(model, vision)
     note_rounded(text, came_rounded(model))
     if vision.family.blocks == "prompt":
         text.set_attn_implementation("eager")  # without a mask, other implementations would attend in both directions
-    loaded = _prepare_text(text, tokenizer or getattr(processor, "tokenizer", None), name)
-    return replace(loaded, vision=vision, eos_ids=eos_ids_of(model) or loaded.eos_ids, image_reference=image_reference)
+    is_plain = vision.family.needs_transformers
+    loaded = _prepare_text(text, tokenizer or getattr(processor, "tokenizer", None), name, is_plain=is_plain)
+    more = {"eos_ids": eos_ids_of(model) or loaded.eos_ids, "files": str(model.config.name_or_path)}
+    return replace(loaded, vision=vision, image_reference=image_reference, **more)
 
 
 def _prepare_text(
-    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, name: str, is_mapped: bool = False
-) -> LoadedModel:
+    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, name: str, is_mapped: bool = False,
+    is_plain: bool = False,
+) -> LoadedModel:  # fmt: skip
     """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers.
 
-    is_mapped: over files, of which nothing shall stay in memory beside packed weights.
+    is_mapped: over files, of which nothing shall stay in memory beside packed weights. is_plain: layers stay those of
+    transformers, which take arguments that others do not.
     """
     name = _checked(model, name)
     config = model.config.get_text_config()
     if model.config._attn_implementation == NAME:  # wrapped before: the reference needs transformers' attention
-        model.set_attn_implementation("eager")
+        use_plain_attention(model)
     model.eval()
     which = identity(model)
     remember(model, which)
     with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
+        if is_recurrent(model):
+            put_in_waves(model)
         reference = plain_reference(model)
     attends = _route_attention(model)
-    if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
+    if not attends and any(kind in WINDOWS for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
-    is_packed = pack_linears(model) > 0 or any(isinstance(part, PackedLinear | BlockLinear) for part in model.modules())
+    is_packed = (not is_plain and pack_linears(model) > 0) or any(
+        isinstance(part, PackedLinear | BlockLinear) for part in model.modules()
+    )
     if is_packed and is_mapped:
         for held in (*model.parameters(), *model.buffers()):
             if not held.untyped_storage().resizable():
                 held.data = held.data.clone()
-    if attends and not is_packed and not is_fused(model):
+    if attends and not (is_plain or is_packed or is_fused(model)):
         fuse(model)
-    return _loaded(model, tokenizer, name, which, attends, reference)
+    return _loaded(model, tokenizer, name, which, attends, reference, is_plain)
 
 
 def _prepare_described(
@@ -223,6 +232,7 @@ def _loaded(
     which: tuple[str, str],
     attends: bool,
     reference: list[Tensor],
+    is_plain: bool = False,
 ) -> LoadedModel:
     config = model.config.get_text_config()
     return LoadedModel(
@@ -232,11 +242,12 @@ def _loaded(
         context=context_of(config),
         fingerprint=which[0],
         sketch=which[1],
+        files=str(getattr(model.config, "name_or_path", "")),
         is_rounded=came_rounded(model),
         eos_ids=eos_ids_of(model),
         attends_trees=attends,
         mixes_rows=any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS) or has_shared_outliers(model.config),
-        decoder=decoder_of(model, attends),
+        decoder=decoder_of(model, attends, is_plain=is_plain),
         reference=reference,
         opener=open_model,
     )
@@ -249,20 +260,25 @@ def _route_attention(model: "PreTrainedModel") -> bool:
     This is tried out, since some architectures accept attention functions but do not pass keywords on to them.
     """
     place: torch.device = model.device
-    cache = SlotCache(1, 8)
+    cache, layers, config = SlotCache(1, 8), recurrent_layers(model), model.config.get_text_config()
+    if layers:
+        cache.hold_states(layers, model.dtype, place)  # type: ignore[arg-type]
     layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
+    if cache.recurrent is not None:
+        Waves(cache.recurrent, layout)
     try:
         use_tree_attention(model)
         model(
             input_ids=torch.zeros(1, 2, dtype=torch.long, device=place),
             position_ids=layout.position_ids,
-            use_cache=True,
+            use_cache=not layers,
             paceline_pass=layout,
             **{KV_CACHE: cache},
         )
-        if layout.num_calls == len(cache) > 0:
+        makers = sum(keys.shape[1] > 0 for keys in cache.keys)
+        if layout.num_calls == makers + (getattr(config, "num_kv_shared_layers", None) or 0) and (layers or makers):
             return True
-    except (IncompatibleModels, ValueError, TypeError, KeyError):
+    except (IncompatibleModels, ValueError, TypeError, KeyError, RuntimeError):
         pass
-    model.set_attn_implementation("eager")
+    use_plain_attention(model)
     return False

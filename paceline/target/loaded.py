@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
+from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
@@ -23,7 +24,7 @@ from .adapters import AttachedAdapter
 from .native import NativeDecoder
 from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
 
-_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,7 @@ class LoadedModel:
     name: the name it was loaded by, or that of its folder.
     context: the most tokens that a sequence may have.
     fingerprint: identifies the checkpoint, see `hf.fingerprint`. sketch: tells its rounded copies.
+    files: the folder or GGUF file that it was read from, as far as its config tells.
     is_rounded: whether its files hold weights of a few bits.
     eos_ids: the tokens that end an answer.
     attends_trees: whether the model calls our attention function; otherwise it is given a 4-D mask.
@@ -67,6 +69,7 @@ class LoadedModel:
     reference: list[Tensor]
     opener: Callable[..., "LoadedModel"]
     sketch: str = ""
+    files: str = ""
     is_rounded: bool = False
     vision: Vision | None = None
     image_reference: ImageReference | None = None
@@ -144,6 +147,18 @@ class LoadedModel:
         """Its tokens one by one; None without a tokenizer."""
         return None if self.tokenizer is None else Pieces(self.tokenizer)
 
+    @property
+    def recurrent(self) -> Sequence[RecurrentLayer]:
+        """What its recurrent layers keep of a sequence; empty without any."""
+        return self.decoder.recurrent
+
+    def new_cache(self, num_slots: int, max_length: int) -> SlotCache:
+        """A cache for its layers. Raises `CacheFull` if memory is short."""
+        cache = SlotCache(num_slots, max_length, self.num_layers)
+        if self.recurrent:
+            cache.hold_states(self.recurrent, torch.float32 if self.is_native else self.dtype, self.device)
+        return cache
+
     def begin(
         self,
         cache: SlotCache,
@@ -183,17 +198,18 @@ class LoadedModel:
 
     def with_model(self, model: PreTrainedModel, attached: AttachedAdapter | None = None) -> "LoadedModel":
         """A copy for another module tree of the same architecture. attached: the adapter in it."""
-        decoder = decoder_of(model, self.attends_trees, attached)
+        is_plain = self.vision is not None and self.vision.family.needs_transformers
+        decoder = decoder_of(model, self.attends_trees, attached, is_plain)
         return replace(self, model=model, decoder=decoder, image_reference=None)
 
 
 def decoder_of(
-    model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None
+    model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None, is_plain: bool = False
 ) -> NativeDecoder | FusedDecoder | TransformersDecoder:
-    """A decoder for a model. attached: the adapter in it."""
+    """A decoder for a model. attached: the adapter in it. is_plain: it needs transformers' layers."""
     if is_fused(model):
         return FusedDecoder(model, attached)
-    described = describe(model) if attends_trees else None
+    described = describe(model) if attends_trees and not is_plain else None
     if described is None:
         return TransformersDecoder(model, attends_trees, attached)
     return NativeDecoder(model, described, attached)

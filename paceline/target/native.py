@@ -27,10 +27,10 @@ class NativeDecoder:
     """Runs a model whose layers `hf.describe` has described: embeddings, layers, final norm, head."""
 
     def __init__(self, model: "PreTrainedModel", described: Description, attached: AttachedAdapter | None = None):
-        self.attached = attached
+        self.attached, self.recurrent = attached, described.recurrent
         self._model, self._described = model, described
         base: Any = model.base_model
-        self._rotary: Any = base.rotary_emb
+        self._rotary: Any = getattr(base, "rotary_emb", None)
         self._tables: list[tuple[Tensor, Tensor]] = []  # cosines and sines by position, for each kind of layer
         self._table_addresses: tuple[Addresses, Addresses] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
@@ -51,13 +51,9 @@ class NativeDecoder:
         call = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, head_rows=head_rows)
         call.logits = address(logits) if head_rows else None
         embeds = self._inputs_embeds(token_ids, layout)
-        if embeds is not None:
-            call.rows = pointers.tensor(embeds)
-        elif token_ids is not None:
-            call.ids = pointers.tensor(token_ids.contiguous())
-        else:
-            assert tree is not None
-            call.ids = pointers.integers(chain.from_iterable(tree.lists.token_ids))
+        call.rows = pointers.tensor(embeds)
+        if embeds is None or self._described.image_token is not None:
+            call.ids = self._ids(token_ids, layout, pointers)
         if tree is not None:
             if min(map(len, tree.rows)) < nodes:
                 call.sizes = pointers.integers(map(len, tree.rows))
@@ -80,6 +76,8 @@ class NativeDecoder:
         else:
             cos, sin = self._rope_tables(max(layout.starts) + max(layout.offsets) + nodes)
             call.cos, call.sin = ctypes.addressof(cos), ctypes.addressof(sin)
+        if self._described.recurrent:
+            self._add_states(call, layout, cache, pointers)
         keys, values = self._cache_addresses(cache)
         call.keys, call.values, call.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
         if states is not None:
@@ -88,7 +86,27 @@ class NativeDecoder:
             call.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
             call.state_columns, call.state_row = kept.shape[1], kept.stride(1)
         run(self._described.model, call)
+        if cache.recurrent is not None:
+            cache.recurrent.finish()
         return logits
+
+    def _add_states(self, call: Pass, layout: PassLayout, cache: SlotCache, pointers: Pointers) -> None:
+        """Fill the fields of a pass that recurrent layers read."""
+        kept, each = cache.recurrent, range(self._described.num_layers)
+        assert kept is not None
+        call.bases = pointers.integers(kept.bases[slot] for slot in layout.slots)
+        call.steps, call.ring = pointers.integers(kept.steps), kept.capacity
+        at = {layer.index: place for place, layer in enumerate(kept.layers)}
+        call.recurrent_states = pointers.tensors([kept.states[at[i]] if i in at else None for i in each])
+        call.recurrent_rows = pointers.tensors([kept.rows[at[i]] if i in at else None for i in each])
+
+    def _ids(self, token_ids: Tensor | None, layout: PassLayout, pointers: Pointers) -> int | None:
+        if token_ids is None:
+            assert layout.tree is not None
+            return pointers.integers(chain.from_iterable(layout.tree.lists.token_ids))
+        if layout.rows is not None and layout.rows.is_image is not None:
+            token_ids = token_ids.masked_fill(layout.rows.is_image, self._described.image_token or 0)
+        return pointers.tensor(token_ids.contiguous())
 
     def _cache_addresses(self, cache: SlotCache) -> tuple[Addresses, Addresses]:
         keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
@@ -109,6 +127,8 @@ class NativeDecoder:
 
     def _rope_tables(self, length: int) -> tuple[Addresses, Addresses]:
         """Cosines and sines of at least all positions below `length`, for each kind of layer."""
+        if self._rotary is None:
+            return addresses([]), addresses([])
         if self._table_addresses is None or len(self._tables[0][0]) < length:
             every = torch.arange(max(2 * length, 1024))[None]
             every = every.expand(3, 1, -1) if hasattr(self._rotary, "mrope_section") else every
@@ -119,7 +139,7 @@ class NativeDecoder:
 
     def _rotation(self, kind: str | None, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self._rotary(torch.empty(0), position_ids, *(() if kind is None else (kind,)))
-        times = self._described.rotary_dim // cos.shape[-1]  # some models return only the half that is repeated
+        times = self._described.ropes[kind] // cos.shape[-1]  # some models return only the half that is repeated
         return cos[0].repeat(1, times).contiguous(), sin[0].repeat(1, times).contiguous()
 
 

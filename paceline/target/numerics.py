@@ -66,7 +66,7 @@ def measure_row_multiple(runner: ModelRunner, static: bool = True) -> int | None
     static: whether chains may take static passes.
     """
     loaded = runner.loaded
-    if loaded.mixes_rows or not loaded.attends_trees:
+    if loaded.mixes_rows or loaded.recurrent or not loaded.attends_trees:
         return None
     room = runner.max_length - 1
     fitting = sorted({(min(prefix, room - rows), rows) for prefix, rows in _PASSES if rows < room})
@@ -152,6 +152,8 @@ def _refusal(loaded: LoadedModel) -> NumericsError:
     """The error that explains why `numerics="invariant"` is impossible."""
     if loaded.mixes_rows:
         why = "experts, or outliers of LLM.int8, make a row depend on the other rows of its pass"
+    elif loaded.recurrent:
+        why = "torch computes its recurrent layers, several tokens at once where it can"
     elif not loaded.attends_trees:
         why = "this architecture does not call custom attention functions"
     else:

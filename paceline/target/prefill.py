@@ -1,7 +1,7 @@
 """Prefill of prompts with images: features, chunks, and the input rows of a pass."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast, final
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PromptRows
 from ..core.vision import PromptImage, VisionPrompt
+from ..hf.entrance import columns_of
 from ..hf.vision import BoundedCache, Features, Vision, num_bytes
 from ..quant.packed import device_of
 from .loaded import LoadedModel
@@ -29,8 +30,8 @@ class ImagePrefill:
         """The features of each image, and the seconds that the tower took for those that were not cached."""
         begin, own = time.perf_counter(), {image.key: self.features.get(image.key) for image in images}
         missing = {image.key: image for image in images if own[image.key] is None}
-        for key, image in missing.items():
-            own[key] = features = vision.features(image)
+        for key, features in zip(missing, vision.encode([*missing.values()]), strict=True):
+            own[key] = features
             self.features.put(key, features)
         if missing and torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -70,6 +71,10 @@ def prompt_rows(
     device = embeds.device
     is_image = torch.zeros(1, len(token_ids), dtype=torch.bool, device=device)
     deepstack: list[list[Tensor]] = []
+    extras: Mapping[str, object] = {}
+    if features and features[0].extras:
+        seen = [sum(place < edge for image in prompt.images for place in image.places) for edge in (begin, end)]
+        extras = columns_of(features[0].extras, prompt.edge + 1, slice(begin, end), slice(*seen))
     for image, seen in zip(prompt.images, features, strict=True):
         inside = [index for index, place in enumerate(image.places) if begin <= place < end]
         if not inside:
@@ -87,7 +92,8 @@ def prompt_rows(
         behind = (places + prompt.position_delta).expand(axes, -1)
         own = prompt.position_ids[:, places.clamp(max=length - 1)]
         positions = torch.where(places < length, own, behind)[:, None].to(device)
-    return PromptRows(embeds, positions, is_image, joined, prompt.blocks, prompt.blocks_cross_window)
+    blocks = prompt.blocks, prompt.blocks_cross_window, prompt.windowed_blocks
+    return PromptRows(embeds, positions, is_image, joined, *blocks, extras)
 
 
 @torch.inference_mode()
@@ -108,8 +114,14 @@ def reference_logits(
     dither: a seed. If given, every input of the first layer is randomly moved up or down by one unit in the last place,
         so that all later roundings change.
     """
-    cache = SlotCache(1, len(token_ids))
-    return _read_on(loaded, cache, cache.allocate(), token_ids, vision, features, min(rows, len(token_ids)), dither)
+    cache = loaded.new_cache(1, len(token_ids))
+    slot, begin = cache.allocate(), 0
+    if vision is not None and _ends_at_edge(loaded):
+        begin = vision.edge
+        _read_on(loaded, cache, slot, token_ids[:begin], vision, features, 1, dither)
+        cache.lengths[slot] = begin
+    rest = token_ids[begin:]
+    return _read_on(loaded, cache, slot, rest, vision, features, min(rows, len(rest)), dither)
 
 
 @torch.inference_mode()
@@ -121,9 +133,12 @@ def text_logits(
     most: int = 512,
 ) -> Iterator[Tensor]:
     """Logits [M, V] after each token of a text, chunk by chunk (at most `most` tokens), with a cache of its own."""
-    cache = SlotCache(1, len(token_ids))
+    cache = loaded.new_cache(1, len(token_ids))
     slot = cache.allocate()
-    for begin, end in chunks(len(token_ids), vision.blocks if vision else (), most):
+    blocks = vision.blocks if vision else ()
+    edge = vision.edge if vision and _ends_at_edge(loaded) else 0
+    behind = ((edge + begin, edge + end) for begin, end in chunks(len(token_ids) - edge, () if edge else blocks, most))
+    for begin, end in [*chunks(edge, blocks, most), *behind]:
         yield _read_on(loaded, cache, slot, token_ids[begin:end], vision, features)
         cache.lengths[slot] = end
 
@@ -143,7 +158,7 @@ def _read_on(
     layout = loaded.begin(cache, [slot], len(token_ids), head_rows=head_rows)
     ids = torch.tensor([list(token_ids)], device=loaded.device)
     embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[assignment]
-    if vision is not None:
+    if vision is not None and not (_ends_at_edge(loaded) and layout.starts[0] >= vision.edge):
         layout.rows = prompt_rows(embeddings, token_ids, layout.starts[0], vision, features)
     if dither is not None:
         entering = layout.rows or PromptRows(embeddings(ids))
@@ -151,12 +166,17 @@ def _read_on(
     return loaded.forward(ids, layout, cache)[0]
 
 
+def _ends_at_edge(loaded: LoadedModel) -> bool:
+    """Whether rows of images and of the text behind them cannot share a pass."""
+    return loaded.vision is not None and loaded.vision.family.needs_transformers
+
+
 def encode_images(loaded: LoadedModel, vision: VisionPrompt | None) -> list[Features]:
     """The features of each image of a prompt."""
     if vision is None:
         return []
     assert loaded.vision is not None, "images for a model that takes text alone"
-    return [loaded.vision.features(image) for image in vision.images]
+    return loaded.vision.encode(vision.images)
 
 
 def _dithered(values: Tensor, seed: int) -> Tensor:

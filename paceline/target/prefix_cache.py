@@ -20,12 +20,10 @@ import torch
 from torch import Tensor
 
 from ..attention.kv_cache import SlotCache
+from ..attention.recurrent import PAGE
 from ..attention.states import StateStore
 from ..core.vision import VisionPrompt
 from ..hf.vision import BoundedCache
-
-PAGE = 16
-"""The columns of a page of native passes; vLLM's block size."""
 
 PREFIX_BYTES = 1 << 30
 
@@ -40,11 +38,13 @@ class Page:
 
     The last page of a text may lack its last column.
     number: identifies this page in the keys of its successors.
+    recurrent: the states of recurrent layers after it, or None; a text can go on only from pages that have them.
     """
 
     number: int
     layers: list[tuple[Tensor, Tensor]]
     states: dict[int, Tensor]
+    recurrent: list[Tensor] | None = None
 
     def has(self, num_columns: int, layers: Iterable[int]) -> bool:
         """Whether it has this many columns, and the states of these layers."""
@@ -52,7 +52,8 @@ class Page:
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.nbytes for pair in self.layers for t in pair) + sum(t.nbytes for t in self.states.values())
+        columns = [tensor for pair in self.layers for tensor in pair]
+        return sum(tensor.nbytes for tensor in (*columns, *self.states.values(), *(self.recurrent or ())))
 
 
 @final
@@ -79,7 +80,8 @@ class PrefixCache(BoundedCache[_Key, Page]):
 
         watched: the layers whose states the slot will have. A page that lacks them counts as missing.
         """
-        keys, pages, length, last = list[_Key](), list[Page](), 0, len(token_ids) - 1
+        keys, pages, ends_of_pages, last = list[_Key](), list[Page](), list[int](), len(token_ids) - 1
+        ends = [*ends]
         self._watched[slot] = watched
         for begin, end in pairwise([0, *self._kept(vision, ends)]):
             key = pages[-1].number if pages else _ROOT, _read_by(token_ids, vision, begin, end)
@@ -88,10 +90,19 @@ class PrefixCache(BoundedCache[_Key, Page]):
                 break
             keys.append(key)
             pages.append(page)
-            length = end
+            ends_of_pages.append(end)
+        if (recurrent := self._cache.recurrent) is not None:
+            recurrent.stop_at(slot, max((end for end in self._kept(vision, ends) if end <= last), default=0))
+            whole = [page for page in pages if page is not pages[-1] or ends_of_pages[-1] in ends]
+            known = max((n for n, page in enumerate(whole, 1) if page.recurrent is not None), default=0)
+            if known < len(pages):  # another text went on differently from here: the next one may too
+                recurrent.stop_at(slot, ends_of_pages[-1], is_fork=True)
+            keys, pages = keys[:known], pages[:known]
+        length = ends_of_pages[len(pages) - 1] if pages else 0
         self._touch(keys)
         if length:
-            self._cache.restore(slot, [page.layers for page in pages], length)
+            state = pages[-1].recurrent or ()
+            self._cache.restore(slot, [page.layers for page in pages], length, state)
             states = {layer: torch.cat([page.states[layer] for page in pages])[None, :length] for layer in watched}
             if watched:
                 self._states.write([slot], [0], states, length, self._cache.capacity)
@@ -104,16 +115,18 @@ class PrefixCache(BoundedCache[_Key, Page]):
         """
         last, held, number = len(token_ids) - 1, self._cache.lengths[slot], _ROOT
         keys, watched = dict[_Key, None](), self._watched.get(slot, ())
+        copies = {} if self._cache.recurrent is None else self._cache.recurrent.copies[slot]
         for begin, end in pairwise([0, *self._kept(vision, ends)]):
             key, end = (number, _read_by(token_ids, vision, begin, end)), min(end, last)
             if end > held:
                 break
-            page = self._held.get(key)
-            if page is None or not page.has(end - begin, watched):
+            page, copy = self._held.get(key), copies.get(end)
+            kept = None if page is None else page.recurrent
+            if page is None or not page.has(end - begin, watched) or (kept is None and copy is not None):
                 rows = {layer: self._states.read(slot, begin, end, (layer,)).clone() for layer in watched}
                 number = next(self._numbers) if page is None else page.number
                 self.drop(key)
-                page = Page(number, self._cache.copy_of(slot, begin, end), rows)
+                page = Page(number, self._cache.copy_of(slot, begin, end), rows, kept or copy)
                 if not self._make_room(page.num_bytes, keys):
                     break
                 self.put(key, page)
@@ -125,6 +138,8 @@ class PrefixCache(BoundedCache[_Key, Page]):
     def resize(self, max_bytes: int) -> None:
         """Hold at most this many bytes from now on, of any text; 0 turns the cache off."""
         self.max_bytes, self.keeps_text = max_bytes, True
+        if self._cache.recurrent is not None:
+            self._cache.recurrent.stops_at_pages = max_bytes > 0
         self.shrink(self.num_bytes - max_bytes)
 
     def shrink(self, num_bytes: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.kv_cache import SlotCache, round_up
+from ..attention.kv_cache import round_up
 from ..attention.masks import PromptRows
 from ..attention.states import StateStore
 from ..core.tree import TokenTree
@@ -54,7 +54,7 @@ class ModelRunner:
     ):
         self.loaded = loaded
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
-        self.cache = share.cache if share else SlotCache(max_num_seqs, self.max_length, loaded.num_layers)
+        self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
         self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
         self._waiting: list[object] = share._waiting if share else []
         self.states = StateStore(self.cache.num_slots)
@@ -215,10 +215,16 @@ class ModelRunner:
         """
         begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
         if vision is not None and begin < (edge := min(vision.edge, last)):
-            seconds = yield from self._prefill_images(slot, token_ids, vision, keep_states)
+            with self.cache.held([slot], [edge]):
+                seconds = yield from self._prefill_images(slot, token_ids, vision, keep_states)
             # A block may hold the last token: it is computed with its block, and once more as the root.
             self.cache.truncate(slot, edge)
             begin = edge
+            yield
+        recurrent = self.cache.recurrent
+        for stop in () if recurrent is None else recurrent.forks(slot, begin, last):
+            yield from self._extend_chunks(slot, token_ids[begin:stop], keep_states)
+            begin = stop
             yield
         yield from self._extend_chunks(slot, token_ids[begin:last], keep_states, defer_last_chunk)
         self.prefixes.keep(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
@@ -234,16 +240,17 @@ class ModelRunner:
         self, slot: int, token_ids: Sequence[int], vision: VisionPrompt, keep_states: bool
     ) -> Generator[None, None, float]:
         """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
-        held = self.cache.lengths[slot]
-        unseen = replace(vision, images=tuple(image for image in vision.images if image.stop > held))
+        held, edge = self.cache.lengths[slot], vision.edge if vision.blocks else min(vision.edge, len(token_ids) - 1)
+        together = self._vision().family.is_generic
+        unseen = vision if together else replace(vision, images=tuple(i for i in vision.images if i.stop > held))
         features, seconds = list[Features](), 0.0
-        for image in unseen.images:
+        for images in [unseen.images] if together else [[image] for image in unseen.images]:
             if features:
                 yield
-            encoded, spent = self.images.encode(self._vision(), [image])
+            encoded, spent = self.images.encode(self._vision(), images)
             features, seconds = features + encoded, seconds + spent
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
-        for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
+        for begin, end in chunks(edge, vision.blocks, self.chunk):
             if end > held:
                 yield
                 begin = max(begin, held)
@@ -273,9 +280,14 @@ class ModelRunner:
     def _page_ends(
         self, token_ids: Sequence[int], vision: VisionPrompt | None, defer_last_chunk: bool
     ) -> Iterable[int]:
-        """Where the pages of a text end. In torch they are the chunks of its prefill, since bits depend on the pass."""
+        """Where the pages of a text end. In torch they are the chunks of its prefill, since bits depend on the pass.
+
+        There, nothing is kept of recurrent layers, whose bits depend on where their states stopped.
+        """
         if self.loaded.is_native:
             return page_ends(len(token_ids), vision)
+        if self.loaded.recurrent:
+            return ()
         return chunk_ends(len(token_ids) - 1 - defer_last_chunk, vision, self.chunk)
 
     def extend_cache(self, slot: int, token_ids: Sequence[int], keep_states: bool = True) -> None:
@@ -376,7 +388,8 @@ class ModelRunner:
         """Roll back at the end whatever the body commits, also after an error."""
         lengths = [self.cache.lengths[s] for s in slots]
         try:
-            yield
+            with self.cache.held(slots):
+                yield
         finally:
             for slot, length in zip(slots, lengths, strict=True):
                 self.cache.truncate(slot, min(length, self.cache.lengths[slot]))

@@ -4,15 +4,22 @@ Architectures differ in how they handle positions, masks and windows. So a branc
 compared with each path on its own. The chat with a made-up image is skipped if it would take long.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from ..core.tree import TokenTree
+from ..core.vision import VisionPrompt
 from ..errors import ConfigError, IncompatibleModels, NumericsError
-from ..hf.image_prompts import process_chat, prompt_of
+from ..hf.checkpoint import refused
+from ..hf.entrance import on_device
+from ..hf.image_prompts import model_inputs, process_chat, prompt_of
+from ..hf.load import KV_CACHE, is_recurrent
 from ..hf.vision import Vision
 from ..quant.packed import QuantizedLinear
 from .loaded import ImageReference, LoadedModel
@@ -26,9 +33,7 @@ _PARENTS = [-1, 0, 0, 1, 2]  # root -> 1 -> 3 and root -> 2 -> 4
 _PATHS = ([1, 3], [2, 4])
 _TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.02}  # of the logits' standard deviation
 _IN_16_BITS = 0.35
-_CHAT = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}]
 _OPERATIONS = {"cpu": 1e11, "cuda": 1e14}  # the most that the image test may take, by device
-_NOT_FOR_THE_MODEL = ("text_replacement_offsets", "labels", "return_metadata")
 
 
 def check(loaded: LoadedModel) -> LoadedModel:
@@ -65,9 +70,17 @@ def _path_texts(model: "PreTrainedModel") -> list[list[int]]:
 
 @torch.inference_mode()
 def plain_reference(model: "PreTrainedModel") -> list[Tensor]:
-    """Logits [V] after each of `_PATHS`, by plain transformers without a cache."""
+    """Logits [V] after each of `_PATHS`, by plain transformers: without a cache, or token by token by recurrent layers,
+    some of which compute texts a little differently."""
     texts = torch.tensor(_path_texts(model), device=model.device)  # type: ignore[arg-type]
-    return [*model(texts, use_cache=False).logits[:, -1].float()]
+    if not is_recurrent(model):
+        return [*model(texts, use_cache=False).logits[:, -1].float()]
+    held, logits = dict[str, Any](), texts.new_empty(0)
+    for column in range(texts.shape[1]):
+        where = torch.full_like(texts[:, :1], column)
+        out = model(texts[:, column : column + 1], position_ids=where, use_cache=True, **held)
+        held, logits = {KV_CACHE: out[KV_CACHE]}, out.logits
+    return [*logits[:, -1].float()]
 
 
 def own_reference(loaded: LoadedModel) -> list[Tensor]:
@@ -82,8 +95,10 @@ def check_tree(runner: ModelRunner) -> None:
         return
     slot = runner.cache.allocate()
     try:
-        runner.extend_cache(slot, tokens[:_PREFIX])
-        logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device))[0]
+        unlike = refused(f"{loaded.name} cannot be run with a cache of trees", kind=IncompatibleModels)
+        with nullcontext() if loaded.attends_trees else unlike:
+            runner.extend_cache(slot, tokens[:_PREFIX])
+            logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device))[0]
     finally:
         runner.cache.release(slot)
     for path, expected in zip(_PATHS, loaded.reference, strict=True):
@@ -99,27 +114,47 @@ def check_tree(runner: ModelRunner) -> None:
         )  # fmt: skip
 
 
+def learned(vision: Vision) -> Vision:
+    """The vision half of a generic family with what its model does with made-up images; others as they are.
+
+    Raises `ConfigError` where there is a processor that cannot read them, `IncompatibleModels` as `Vision.enter`.
+    """
+    if not vision.family.is_generic or vision.processor is None:
+        return vision
+    entrance = vision.enter(model_inputs(_made_up(vision)[0]))
+    vision = replace(vision, placeholder_ids=vision.placeholder_ids | entrance.placeholder_ids)
+    offset = 0 if vision.family.axes else int(entrance.position_ids[0, 0])
+    blocks = ("windowed" if entrance.windowed_blocks else "image") if entrance.blocks else None
+    extras = frozenset(entrance.extras)
+    return replace(vision, family=replace(vision.family, blocks=blocks, text_offset=offset, extras=extras))
+
+
+def _made_up(vision: Vision) -> tuple[Mapping[str, Any], list[int], VisionPrompt]:
+    """The processor's inputs of a chat with a made-up image, or with several where the family is not known."""
+    images = [Image.linear_gradient("L").resize((48, 32)).convert("RGB")]
+    parts = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
+    if vision.family.is_generic:
+        images, parts = [*images, images[0].rotate(90, expand=True)], parts * 2
+    inputs = process_chat(vision, [{"role": "user", "content": parts}], images)
+    return inputs, *prompt_of(vision, inputs, images)
+
+
 @torch.inference_mode()
 def plain_image_reference(model: "PreTrainedModel", vision: Vision) -> ImageReference | None:
-    """Run the whole model before its halves are separated. None if that is expensive, or if there is no processor."""
+    """Run the whole model before its halves are separated. None if there is no processor, or if that is expensive and
+    the family is known."""
     from ..hf.halves import language_model  # with transformers' modelling code
 
-    image = Image.linear_gradient("L").resize((48, 32)).convert("RGB")
     if vision.processor is None:
         return None
     try:
-        inputs = process_chat(vision, _CHAT, [image])
-        ids, prompt = prompt_of(vision, inputs, [image])
+        inputs, ids, prompt = _made_up(vision)
     except ConfigError:  # there is no chat template for images
         return None
     weights = sum(p.numel() for p in language_model(model).parameters())
-    if 2 * weights * len(ids) > _OPERATIONS.get(model.device.type, 0.0):
+    if not vision.family.is_generic and 2 * weights * len(ids) > _OPERATIONS.get(model.device.type, 0.0):
         return None
-    arguments = {
-        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
-        for name, value in inputs.items()
-        if name not in _NOT_FOR_THE_MODEL
-    }
+    arguments = on_device(model_inputs(inputs), next(model.parameters()))
     return ImageReference(ids, prompt, model(**arguments, use_cache=False).logits[0, -1].float())
 
 

@@ -20,7 +20,6 @@ from jaxtyping import Bool, Float, Int
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ..attention.kv_cache import SlotCache
 from ..attention.states import StateStore
 from ..errors import ConfigError
 from ..target import LoadedModel
@@ -198,7 +197,7 @@ def _opened(file: Path) -> Any:
 def online_states(target: LoadedModel, batch: Batch, layers: Sequence[int]) -> Batch:
     """The batch with these states of its texts, zero at and after each answer's last token, as stored ones are."""
     rows, width = batch.token_ids.shape
-    cache, store = SlotCache(rows, width, target.num_layers), StateStore(rows)
+    cache, store = target.new_cache(rows, width), StateStore(rows)
     store.watch(layers)
     layout = target.begin(cache, [cache.allocate() for _ in range(rows)], width, head_rows=0)
     target.forward(batch.token_ids.to(target.device), layout, cache, store)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..attention.masks import PromptRows
 from ..core.request import SamplingParams, TokenSequence
 from ..core.vision import VisionPrompt
+from ..errors import IncompatibleModels
 from ..hf.image_prompts import pixel_bytes
 from ..hf.vision import BoundedCache, Features
 from ..methods.draft_model.vision import VisionMode, vision_of_draft
@@ -136,6 +137,11 @@ def _rows(
     """Texts of several lengths as one model reads them; prompts: None for text alone."""
     half, model = runner.loaded.vision, runner.loaded.model
     assert half is not None
+    if half.family.needs_transformers:
+        raise IncompatibleModels(
+            "this family's images need more than rows of features, which training does not have yet",
+            got=runner.loaded.name, fix="train on text alone",
+        )  # fmt: skip
     embeddings = cast("nn.Module", model.get_input_embeddings())
     device, (rows, width) = ids.device, ids.shape
     vision_prompts = [prompt or VisionPrompt((), None, half.family.text_offset) for prompt in prompts]

@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.attention.masks import PassLayout
+from paceline.attention.masks import Chunk, PassLayout
 from paceline.core.interfaces import Drafter
 from paceline.core.request import SamplingParams, TokenSequence
 from paceline.engine.loop import SpeculativeDecoder
@@ -133,6 +133,14 @@ class NoWindow(PassLayout):
 
     def _visible(self, row, window):
         return super()._visible(row, window if self.tree is None else None)
+
+
+class LateChunks(PassLayout):
+    """Chunks of attention end one column too late in trees."""
+
+    def _visible(self, row, window):
+        late = isinstance(window, Chunk) and self.tree is not None
+        return super()._visible(row, Chunk(window.size + 1) if late else window)
 
 
 CACHE_MUTANTS = [KeepsOneTooMany, KeepsOneTooFew, GathersTheFirstRows, GathersWithoutACopy]

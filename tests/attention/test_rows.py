@@ -15,6 +15,7 @@ from tests.attention.common import (
     CACHE_MUTANTS,
     LAYOUT_MUTANTS,
     ForgetsToGrow,
+    LateChunks,
     NoWindow,
     sound_after_every_round,
     with_cache,
@@ -38,10 +39,10 @@ def test_scripted_acceptance(script, branching):
     assert sound_after_every_round(ModelRunner(loaded(), 2), drafter, REPEATING, 10, LONG)
 
 
-MORE = [pytest.param(name, marks=pytest.mark.more) for name in ("gemma3", "cohere2")]
+MORE = [pytest.param(name, marks=pytest.mark.more) for name in ("gemma3", "gemma3n", "cohere2")]
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt2", "deepseek_v3", "gpt_oss", *MORE])
+@pytest.mark.parametrize("name", ["mistral", "gpt2", "deepseek_v3", "gpt_oss", "gemma4", "llama4", *MORE])
 def test_past_the_sliding_window(name):
     """Windows of eight, forty tokens: rows of the past stay although nobody sees them any more."""
     drafter = scripted(name, [None, 2, 3, None], kind=Window)
@@ -81,9 +82,10 @@ def test_layout_mutants_are_caught(mutant, monkeypatch):
         check(on.loaded)
 
 
-def test_a_lost_window_is_caught(monkeypatch):
-    on, drafter = ModelRunner(loaded("mistral", torch.float64), 1), scripted("mistral", [2], dtype=torch.float64)
-    with_layout(monkeypatch, on.loaded, NoWindow)
+@pytest.mark.parametrize(("name", "mutant"), [("mistral", NoWindow), ("llama4", LateChunks)])
+def test_a_lost_window_is_caught(name, mutant, monkeypatch):
+    on, drafter = ModelRunner(loaded(name, torch.float64), 1), scripted(name, [2], dtype=torch.float64)
+    with_layout(monkeypatch, on.loaded, mutant)
     assert not sound_after_every_round(on, drafter, REPEATING, 2, LONG)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline import LLM, PromptLookup, SamplingParams
+from paceline.attention.kv_cache import SlotCache
 from paceline.core.tree import TokenTree
 from paceline.errors import CacheFull, DraftError, NumericsError
 from paceline.policy import Fixed
@@ -43,6 +44,16 @@ def test_commit_past_the_context_is_refused():
     on.forward([slot], TokenTree.chain([[3, 4, 5]]))
     with pytest.raises(CacheFull, match="outgrew"):
         on.commit([slot], [[1, 2]])
+
+
+def test_layers_may_come_in_any_order():
+    """As in models that pass through some of their layers again."""
+    cache = SlotCache(1, 16)
+    cache.begin([cache.allocate()], 1)
+    keys = torch.ones(1, 2, 1, 4)
+    for layer in (0, 2, 1):
+        assert cache.update(keys, keys, layer)[0].shape[1] == 2
+    assert [layer[0, 0, 0, 0] for layer in cache.keys] == [1.0] * 3
 
 
 class Fails(RandomTrees):

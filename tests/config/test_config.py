@@ -88,7 +88,6 @@ def nested(depth: int) -> dict[str, object]:
         ({"method": "ngrams"}, ["method has a wrong value", "did you mean 'ngram'", "self_int4"]),
         ({"method": "eagel"}, ["method has a wrong value", "did you mean 'eagle'", "draft_model"]),
         ({"method": "eagle"}, ['"eagle" needs "model"', "packaged head"]),
-        ({"method": "mtp"}, ['"mtp" needs "model"']),
         ({"method": "space"}, ['"space" needs "model"', "packaged head"]),
         ({"method": "space", "model": "x", "tree": "chain"}, ["does not take 'tree'"]),
         ("head:", ["nothing follows the colon", "Expected: head:PATH_OR_NAME"]),

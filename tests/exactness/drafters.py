@@ -23,7 +23,7 @@ from paceline.target.adapters import share_copy
 from tests.adversaries import Constant, Ending, LeastLikely, RandomTrees, Scripted, Sometimes, Wide, Window
 from tests.helpers import loaded, runner
 from tests.methods.common import new_head
-from tests.methods.heads import SOME, blockwise, medusa, random_head
+from tests.methods.heads import SOME, blockwise, medusa, modules, random_head
 from tests.methods.space.common import adapter
 from tests.methods.space.foresight import overfitted
 
@@ -73,6 +73,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "dflash, static": lambda target, future: DFlash(random_head(target, "dflash"), "static"),
     "dflash, chain": lambda target, future: DFlash(random_head(target, "dflash"), "chain"),
     "mtp": lambda target, future: Eagle(random_head(target, "mtp")),
+    "mtp, three modules": lambda target, future: Eagle(modules(target, 3)),
     "medusa": lambda target, future: Medusa(medusa(target)),
     "medusa, own heads": lambda target, future: Medusa(medusa(target, ids=SOME, own_lm_head=True), top_k=3),
     "blockwise": lambda target, future: Blockwise(blockwise(target)),

@@ -165,7 +165,7 @@ def test_every_architecture(name, drafter):
     two(loaded(name), drafter, 9)
 
 
-WINDOWED = "mistral", "gemma3", "opt", "qwen3", "gemma2"
+WINDOWED = "mistral", "gemma3", "opt", "qwen3", "gemma2", "gemma4", "gemma3n"
 BY_STATES = [("gpt2", "eagle3"), ("mixtral", "eagle3")]
 
 
@@ -174,10 +174,10 @@ def test_drafters_that_read_the_target_on_other_architectures(name, drafter):
     two(loaded(name), drafter, 12)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt2", "gemma3", "gpt_neox"])
+@pytest.mark.parametrize("name", ["mistral", "gpt2", "gemma3", "gemma4", "gemma3n", "gpt_neox"])
 def test_masks_on_other_architectures(name):
     """Sliding windows, learned positions, scaled embeddings, one matrix for query, key and value; the context's end."""
-    rank = 0 if name == "gpt2" else 4  # its layers are no linear ones
+    rank = 0 if name in ("gpt2", "gemma4", "gemma3n") else 4  # not all of their layers have the same linear ones
     target = loaded(name)
     requests = [
         (ids, SamplingParams(t, max_tokens=12)) for ids in (REPEATING, prompt(target.context - 9)) for t in (0.0, 1.0)

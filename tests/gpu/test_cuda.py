@@ -8,9 +8,10 @@ from paceline.core.tree import TokenTree
 from paceline.methods import Eagle, Medusa
 from paceline.quant.fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
 from paceline.quant.int4 import quantize_int4, to_int4
-from paceline.target import ModelRunner, wrap_model
+from paceline.target import ModelRunner, load_model, wrap_model
 from tests.adversaries import RandomTrees
-from tests.methods.heads import medusa, random_head
+from tests.methods.heads import medusa, modules, random_head
+from tests.methods.modules import mistaken, written
 from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
 
@@ -127,7 +128,13 @@ def test_an_fp8_target_with_an_int4_draft_of_its_own(temperature):
 
 
 @pytest.mark.parametrize(
-    ("kind", "make"), [(Eagle, lambda t: random_head(t, 3)), (Eagle, lambda t: random_head(t, "mtp")), (Medusa, medusa)]
+    ("kind", "make"),
+    [
+        (Eagle, lambda t: random_head(t, 3)),
+        (Eagle, lambda t: random_head(t, "mtp")),
+        (Eagle, lambda t: modules(t, 2)),
+        (Medusa, medusa),
+    ],
 )
 def test_heads_draft_as_on_the_cpu(kind, make):
     drafts = []
@@ -137,3 +144,9 @@ def test_heads_draft_as_on_the_cpu(kind, make):
         answers = llm.generate(PROMPTS[:2], SamplingParams(max_tokens=12, ignore_eos=True))
         drafts.append([(one.token_ids, [r.num_accepted for r in one.outputs[0].rounds]) for one in answers])
     assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
+def test_modules_of_checkpoints_draft(name, tmp_path):
+    oracle, on = written(tmp_path, name), load_model(str(tmp_path), device="cuda")
+    assert not mistaken(on, oracle, Eagle(None, top_k=2, ngrams=False))

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from paceline.core.tree import TokenTree
+from paceline.errors import IncompatibleModels
 from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
 from paceline.kernels.library import BlockFormat
@@ -25,6 +26,7 @@ from tests.kernels.test_bf12 import products_are_those_of_bfloat16
 from tests.kernels.test_blocks import has_products
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
+from tests.kernels.test_recurrent import keeps_bits
 from tests.methods.test_draft_layer import projects_with_the_bits_of_fc, ranks_with_noise
 from tests.tiny import tiny_model
 
@@ -37,8 +39,13 @@ BLOCKS = (
     "codes of the other column", "remainders that count whole", "the row before in a second part",
     "offsets forgotten", "codes without their sign",
 )  # fmt: skip
+SHARING = "keys of the layer before", "per-layer input of a neighbour", "states behind the last keys forgotten"
 GUMBEL = "noise of another token", "noise without exponents"
 NOISE = "noise of the column before", "a bound above the winner", "sums that rounding decides"
+RECURRENT = (
+    "the copy of the node before", "a convolution one token late", "a decay applied twice", "a draft in the state",
+    "waiting rows backwards", "the heir before its siblings", "a row that the ring lacks", "the gate of the first head",
+)  # fmt: skip
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -95,6 +102,9 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "pass->inputs + s.place[FAULT && row ? row - 1 : row] * size",
     ),
     HEAD_NOISE: ("pass.h", "pass->noise + row / pass->head_rows", "pass->noise + (FAULT ? 0 : row / pass->head_rows)"),
+    SHARING[0]: ("pass.h", "index - l.shared_kv, me", "index - l.shared_kv - (FAULT && l.shared_kv && l.window), me"),
+    SHARING[1]: ("pass.h", "s.ple + (first + r) * outs", "s.ple + (first + (FAULT && r ? r - 1 : r)) * outs"),
+    SHARING[2]: ("pass.h", "!(pass->states && pass->states[last])", "(FAULT || !(pass->states && pass->states[last]))"),
     BF12[0]: ("bf12.h", "unit[128 + i] >> 4 * pair", "unit[128 + i] >> 4 * (FAULT ? 1 - pair : pair)"),
     BF12[1]: (
         "bf12.h",
@@ -115,6 +125,26 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     BLOCKS[7]: ("blocks.h", "OFFSET ? sums[r][c] - set_int", "OFFSET && !FAULT ? sums[r][c] - set_int"),
     BLOCKS[8]: ("blocks.h", "codes ^= 0x80808080u", "codes ^= FAULT ? 0 : 0x80808080u"),
     BLOCKS[6]: ("blocks.h", "(2 * r + 1) * BLOCK + i", "(FAULT && r ? 2 * r - 1 : 2 * r + 1) * BLOCK + i"),
+    RECURRENT[0]: ("recurrent.h", "const int64_t up = pass->parents ?", "const int64_t up = pass->parents && !FAULT ?"),
+    RECURRENT[1]: (
+        "recurrent.h",
+        "ring_row(pass, r, index, b, column);\n        column--;",
+        "ring_row(pass, r, index, b, max_(0, column - FAULT));\n        column--;",
+    ),
+    RECURRENT[2]: ("recurrent.h", "load(from + at) * decay)", "load(from + at) * decay * (FAULT ? decay : set(1)))"),
+    RECURRENT[3]: ("recurrent.h", "to = step < pass->steps[b] ?", "to = step < pass->steps[b] + FAULT ?"),
+    RECURRENT[4]: (
+        "recurrent.h",
+        "walk(s.waiting[b] + step,",
+        "walk(s.waiting[b] + (FAULT ? waiting - 1 - step : step),",
+    ),
+    RECURRENT[5]: (
+        "recurrent.h",
+        "v[n].place = inherits ?",
+        "v[n].place = FAULT ? up.place + 1 + (inherits ? 0 : v[up.heir].below + up.taken) : inherits ?",
+    ),
+    RECURRENT[6]: ("recurrent.h", "column >= pass->bases[b] +", "column >= FAULT + pass->bases[b] +"),
+    RECURRENT[7]: ("pass.h", "s.gates + row * l.heads * d + (", "s.gates + row * l.heads * d + (FAULT ? 0 : "),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -170,12 +200,12 @@ def switch(faulty, monkeypatch):
     library_module.library()
 
 
-def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
+def has_the_bits_of_plain_decoding(trials: int = 6, name: str = "llama") -> bool:
     """Random trees of tiny models on two threads, a smaller and a larger one, each path against one row at a time."""
     rng, threads = random.Random(1), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        runner = ModelRunner(wrap_model(tiny_model("llama")), 2, 200)
+        runner = ModelRunner(wrap_model(tiny_model(name)), 2, 200)
         slots = [runner.cache.allocate(), runner.cache.allocate()][::-1]
         runner.watch_states([0, 1, 2])
         for _ in range(trials):
@@ -201,6 +231,17 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
         return False
     finally:
         torch.set_num_threads(threads)
+
+
+def keeps_states_of_a_prefill(name: str) -> bool:
+    """The states of a prompt, whose pass wants nothing else of the last layers, are those of a pass that has logits."""
+    runner, text = ModelRunner(wrap_model(tiny_model(name)), 2, 64), [7, 30, 12, 5, 41]
+    layers = range(runner.loaded.num_layers)
+    runner.watch_states(layers)
+    slots = [runner.cache.allocate(), runner.cache.allocate()]
+    runner.extend_cache(slots[0], text)
+    runner.forward(slots[1:], TokenTree.chain([text]))
+    return all(torch.equal(*(runner.read_states(slot, 0, 5, [layer]) for slot in slots)) for layer in layers)
 
 
 @pytest.mark.parametrize("fault", ["none", PROJECTION, HEAD_NOISE])
@@ -235,10 +276,27 @@ def test_faults_of_the_noise_are_seen(fault, switch):
     assert noise_as_defined() == (fault == "none")
 
 
-OF_PRODUCTS = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL}
+@pytest.mark.parametrize("fault", ["none", *RECURRENT])
+def test_faults_of_recurrent_layers_are_seen(fault, switch):
+    switch(fault)
+    try:
+        right = keeps_bits(ModelRunner(wrap_model(tiny_model("qwen3_5")), 3, 400), 12, 3)
+    except (AssertionError, IncompatibleModels):  # of states, and when the model is loaded
+        right = False
+    assert right == (fault == "none")
 
 
-@pytest.mark.parametrize("fault", [name for name in NAMES if name not in OF_PRODUCTS])
+@pytest.mark.parametrize("fault", ["none", *SHARING])
+def test_faults_of_layers_that_share_are_seen(fault, switch):
+    switch(fault)
+    right = has_the_bits_of_plain_decoding(2, "gemma4") and keeps_states_of_a_prefill("gemma4")
+    assert right == (fault == "none")
+
+
+SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT}
+
+
+@pytest.mark.parametrize("fault", [name for name in NAMES if name not in SEEN])
 def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6
@@ -267,9 +325,9 @@ from paceline.kernels import compiler
 compiler.FLAGS = (*compiler.FLAGS, "-g", "-fsanitize={kind}", "-fno-omit-frame-pointer")
 from paceline.kernels import load
 assert load().library is not None, load().reason
-tests = {[str(Path(__file__).with_name(f"test_{name}.py")) for name in ("passes", "bf12", "blocks")]!r}
+tests = {[str(Path(__file__).with_name(f"test_{name}.py")) for name in ("passes", "recurrent", "bf12", "blocks")]!r}
 tests.append({str(Path(__file__).parents[1] / "hf" / "test_gguf_contradictions.py")!r})
-some = "llama or gemma2 or olmo2 or bf12 or products or largest or changes_of_blocks"
+some = "llama or qwen3_5 or gemma2 or olmo2 or bf12 or products or largest or changes_of_blocks"
 sys.exit(pytest.main(["-n", "0", "-q", "-x", "-m", "not more and not gpu", "-k", some, *tests]))
 """
     environment = {

@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from paceline.core.tree import TokenTree
-from paceline.hf.describe import FORMS
 from paceline.kernels import load
 from paceline.target import LoadedModel, ModelRunner, wrap_model
-from tests.tiny import ARCHITECTURES, tiny_model
+from tests.tiny import NATIVE, tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
-NATIVE = [name for name, (kind, _) in ARCHITECTURES.items() if kind in FORMS]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -107,9 +105,11 @@ def test_rows_of_wide_layers(dtype, isa):
 
 
 def assert_same_cache(runner: ModelRunner, one: int, other: int, length: int) -> None:
-    """Keys and values of two slots, bit for bit."""
+    """Keys, values and states of two slots, bit for bit."""
     for layer in (*runner.cache.keys, *runner.cache.values):
         assert torch.equal(layer[one, :, :length], layer[other, :, :length])
+    for state in () if runner.cache.recurrent is None else runner.cache.recurrent.states:
+        assert torch.equal(state[one], state[other])
 
 
 def test_every_family_that_is_described_is_native():

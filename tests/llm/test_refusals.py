@@ -26,15 +26,12 @@ from tests.tiny import SMALL, tiny_model
 
 STATE = "cannot forget rejected tokens"
 REFUSED = {
-    "mamba": ({"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, STATE),
-    "falcon_mamba": (SMALL, STATE),
     "rwkv": ({"vocab_size": 97, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2}, STATE),
-    "qwen3_next": (SMALL, "linear_attention layers"),
-    "recurrent_gemma": (SMALL, STATE),
-    "jamba": (SMALL, STATE),
+    "recurrent_gemma": ({**SMALL, "num_hidden_layers": 3, "lru_width": 32}, STATE),
+    "xlstm": ({"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4}, "cache of its own kind"),
     "bloom": ({"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "ALiBi"),
     "mpt": ({"vocab_size": 97, "d_model": 32, "n_layers": 2, "n_heads": 4}, "ALiBi"),
-    "llama4_text": (SMALL, "chunked_attention"),
+    "deepseek_v32": (SMALL, "indexed_attention layers"),
 }
 
 

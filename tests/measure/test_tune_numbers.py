@@ -95,9 +95,9 @@ def test_candidates():
     by_default = ["lookup", "suffix", "recycling", "self-int4"]
     assert [one.name for one in candidates_of(None)] == [*by_default, "suffix+recycling+self-int4"]
     assert [one.name for one in candidates_of(["lookup"])] == ["lookup"]
-    heads = ["smollm2-135m-eagle", "smollm2-135m-medusa"]
-    *_, eagle, medusa, together = [one.name for one in candidates_of(None, heads)]
-    assert (eagle, medusa) == ("head:smollm2-135m-eagle", "head:smollm2-135m-medusa")
+    heads = ["head:smollm2-135m-eagle", "head:smollm2-135m-medusa", "mtp"]
+    *_, eagle, medusa, mtp, together = [one.name for one in candidates_of(None, heads)]
+    assert [eagle, medusa, mtp] == heads
     assert together == "suffix+recycling+self-int4+head:smollm2-135m-eagle"
     assert [one.name for one in candidates_of(["lookup", "suffix"])] == ["lookup", "suffix"]
     assert candidates_of(["lookup", "suffix:c", "model:a"])[-1].name == "suffix:c+model:a"

@@ -146,6 +146,13 @@ def random_head(
     return head.eval()
 
 
+def modules(target: LoadedModel, count: int) -> EagleHead:
+    """Several MTP modules, as a checkpoint may bring them."""
+    first, *later = (random_head(target, "mtp", seed, norm_output=True) for seed in range(count))
+    first.later.extend(later)
+    return first
+
+
 @torch.inference_mode()
 def states_of(model: PreTrainedModel, token_ids: Sequence[int], layers: Sequence[int]) -> Tensor:
     """The states of a text by plain transformers, [1, T, len(layers) E]."""

@@ -145,7 +145,13 @@ def test_portable_kernels_get_heads_of_16_bits_as_they_are(dtype, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"norm_before_residual": True}, {"attention_bias": True}, {"num_hidden_layers": 2, "qk_norm": True}],
+    [
+        {},
+        {"norm_before_residual": True},
+        {"attention_bias": True},
+        {"num_hidden_layers": 2, "qk_norm": True},
+        {"output_gate": True, "partial_rotary_factor": 0.5, "qk_norm": True},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("version", [1, 3, "mtp"])

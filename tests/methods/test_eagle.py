@@ -60,6 +60,7 @@ def test_peagle_drafts_no_deeper_than_it_was_made_for():
 OPTIONS = {
     "own output layer": {"own_lm_head": True},
     "layers of Qwen3": {"qk_norm": True, "num_hidden_layers": 2},
+    "layers of Qwen3.5": {"qk_norm": True, "output_gate": True, "partial_rotary_factor": 0.5},
     "biases": {"fc_bias": True, "attention_bias": True},
     "residual normed": {"norm_before_residual": True},
     "another rotation": {"rope_theta": 500.0, "rms_norm_eps": 1e-3},

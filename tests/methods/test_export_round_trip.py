@@ -38,6 +38,7 @@ HEADS = {
     "eagle3 norm before fc": lambda: eagle(norm_before_fc=True),
     "dflash": dflash,
     "dflash whole": lambda: dflash(VOCAB),
+    "dflash own rows": lambda: dflash(own_lm_head=True),
     "dflash llama": lambda: dflash(qk_norm=False),
     "dflash embeddings": lambda: dflash(states=(0, 3)),
     "dflash last": lambda: dflash(states=(2, LAYERS)),
@@ -47,12 +48,13 @@ HEADS = {
 }
 REFUSED = {
     "vllm": {"eagle bias", "eagle3 qwen3", "eagle own rows", "eagle3 bias", "eagle3 last", "medusa own rows of a part",
-             "dflash llama", "dflash embeddings", "dflash last"},
+             "dflash own rows", "dflash llama", "dflash embeddings", "dflash last"},
     "sglang": {"eagle qkv bias", "eagle own rows", "eagle3 normed", "eagle3 own table", "eagle3 bias", "eagle3 last",
                "eagle3 embeddings", "peagle", "eagle3 qwen3", "eagle3 layers", "eagle3 norm before fc",
-               "dflash llama", "dflash embeddings", "dflash last", *(name for name in HEADS if "medusa" in name)},
-    "speculators": {"eagle3 bias", "eagle3 qwen3", "eagle3 last", *(name for name in HEADS if "eagle" not in name),
-                    *list(HEADS)[:7]},
+               "dflash own rows", "dflash llama", "dflash embeddings", "dflash last",
+               *(name for name in HEADS if "medusa" in name)},
+    "speculators": {"eagle3 bias", "eagle3 qwen3", "eagle3 last", *(name for name in HEADS if "medusa" in name),
+                    "dflash llama", "dflash embeddings", "dflash last", *list(HEADS)[:7]},
     "llama.cpp": {*list(HEADS)[:7], "eagle3 bias", "eagle3 last", "peagle", "eagle3 layers", "eagle3.1", "eagle3 qwen3",
                   "dflash llama", "dflash last", *(name for name in HEADS if "medusa" in name)},
 }  # fmt: skip

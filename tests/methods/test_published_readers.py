@@ -223,8 +223,8 @@ def test_speculators(said, tmp_path):
 
 
 def test_other_speculators_are_refused_by_name(tmp_path):
-    folder = folder_of(tmp_path / "h", speculators_config(speculators_model_type="dflash"), {"x": torch.zeros(1)})
-    with pytest.raises(IncompatibleModels, match="'dflash'"):
+    folder = folder_of(tmp_path / "h", speculators_config(speculators_model_type="mlp"), {"x": torch.zeros(1)})
+    with pytest.raises(IncompatibleModels, match="'mlp'"):
         load_head(folder, target())
 
 

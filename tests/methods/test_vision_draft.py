@@ -50,6 +50,8 @@ DRAFTS = {
     "own, other pictures": lambda: DraftModel(coarse(), vision="own"),
     "shared, projected": lambda: DraftModel(seeing(seed=1), vision="shared"),
     "shared, a text model": lambda: DraftModel(blind(), vision="shared"),
+    "pooled": lambda: DraftModel(seeing(seed=1), vision="pooled"),
+    "pooled, a text model": lambda: DraftModel(blind(), vision="pooled"),
     "ouroboros": lambda: Ouroboros(DraftModel(seeing(seed=1)), 3),
     "another tokenizer": lambda: DraftModel(reader("byte level", 1)),
     "ouroboros, another tokenizer": lambda: Ouroboros(DraftModel(reader("sentencepiece", 1)), 3),
@@ -130,7 +132,7 @@ def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
                 return False
             fresh = ModelRunner(runner.loaded, 1)
             slot = fresh.admit(text, reading.vision)
-            if drafter._vision == "shared":
+            if drafter._vision in ("shared", "pooled"):
                 drafter._draft_vision.read(seq, fresh)
             fresh.prefill(slot, [*text[:cached], 0], reading.vision)
             if not agree(held(runner, seq.slot), held(fresh, slot)):
@@ -144,6 +146,7 @@ KINDS = {
     "none": lambda kind=DraftModel: kind(blind()),
     "own": lambda kind=DraftModel: kind(seeing(seed=1), vision="own"),
     "shared": lambda kind=DraftModel: kind(seeing(seed=1), vision="shared"),
+    "pooled": lambda kind=DraftModel: kind(blind(), vision="pooled"),
     "own, other pictures": lambda kind=DraftModel: kind(coarse(), vision="own"),
     "twin": lambda kind=DraftModel: kind(twin(), vision="own"),
 }
@@ -173,7 +176,9 @@ class ForgetsPictures(DraftModel):
         return super()._prefill(slot, text, most)
 
 
-@pytest.mark.parametrize(("mutant", "kind"), [(CountsTheTarget, "none"), (ForgetsPictures, "own")])
+@pytest.mark.parametrize(
+    ("mutant", "kind"), [(CountsTheTarget, "none"), (ForgetsPictures, "own"), (ForgetsPictures, "pooled")]
+)
 def test_mutants_are_out_of_step(mutant, kind):
     assert not in_step(KINDS[kind](mutant), CHATS[1], rounds=12)
 
@@ -186,6 +191,18 @@ def test_a_blind_draft_reads_the_text_between():
     assert reading.prompt == [t for t in seq.prompt_ids if t not in llm.runner.banned_token_ids]
     assert 0 < len(reading.prompt) < len(seq.prompt_ids)
     assert reading.vision is None
+
+
+def test_a_pooled_draft_reads_one_embedding_an_image():
+    drafter = DraftModel(blind(), vision="pooled")
+    llm = opened(drafter)
+    (seq,) = llm.open_request(CHATS[1], SamplingParams()).seqs
+    reading = drafter._draft_vision.read(seq, drafter.runner)
+    assert len(reading.prompt) == len(seq.prompt_ids) - seq.vision.num_tokens + 2
+    for image, one in zip(seq.vision.images, reading.vision.images, strict=True):
+        assert reading.prompt[one.start] == seq.prompt_ids[image.start]
+        (seen,) = drafter.runner.images.features.get(one.key).rows
+        assert torch.equal(seen, llm.runner.image_features([image])[0].rows.mean(0))
 
 
 def test_the_tower_runs_once_where_it_is_shared(monkeypatch):
@@ -228,6 +245,8 @@ def other_words() -> LoadedModel:
     [
         (lambda: DraftModel(blind(), vision="own"), IncompatibleModels, "no vision tower"),
         (lambda: DraftModel(blind(2, hidden_size=16), vision="shared"), IncompatibleModels, "no projector"),
+        (lambda: DraftModel(blind(2, hidden_size=16), vision="pooled"), IncompatibleModels, "hidden size 16"),
+        (lambda: DraftModel(reader("byte level"), vision="pooled"), IncompatibleModels, 'vision="none"'),
         (lambda: DraftModel(blind(), vision="half"), ConfigError, "DraftModel.vision"),
         (lambda: DraftModel(reader("byte level"), vision="own"), IncompatibleModels, "no vision tower"),
         (lambda: DraftModel(reader("byte level"), vision="shared"), IncompatibleModels, 'vision="none"'),

@@ -14,6 +14,7 @@ from bench.method_tables import renewed
 from paceline import methods as drafters
 from paceline import policy
 from paceline.core.interfaces import Drafter, DraftPolicy
+from paceline.hf.vision import FAMILIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -41,6 +42,11 @@ def test_every_drafter_and_policy_is_in_a_table(module, kind):
     names = {one.__name__ for one in classes if issubclass(one, kind) and one is not kind}
     assert names
     assert names <= named_rows((DOCS / "drafters.md").read_text())
+
+
+def test_every_family_with_a_row_is_in_the_table_of_images():
+    table = (DOCS / "vision.md").read_text().partition("| family (`model_type`)")[2].partition("\n\n")[0]
+    assert set(FAMILIES) <= set(re.findall(r"\w+", table))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

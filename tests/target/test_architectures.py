@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from paceline.attention.masks import PromptRows
 from paceline.core.tree import TokenTree
 from paceline.target import ModelRunner, wrap_model
 from tests.tiny import ARCHITECTURES, tiny_model
@@ -51,3 +52,21 @@ def test_tree_rows_equal_plain_transformers(name):
     chain = runner.forward([slot], TokenTree.chain([[33, 44]]))[0].float()
     for row, oracle in zip(chain, follow, strict=True):
         torch.testing.assert_close(row, oracle, atol=2e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("gemma4", torch.float32), ("gemma4", torch.float64), ("gemma3n", torch.float64)]
+)
+def test_images_have_the_per_layer_inputs_of_padding(name, dtype):
+    model, ids = tiny_model(name, dtype), torch.tensor([PROMPT])
+    embeds, is_image = model.get_input_embeddings()(ids), torch.zeros_like(ids, dtype=torch.bool)
+    is_image[0, 3:6] = True
+    embeds[is_image] = torch.randn(3, 32, dtype=dtype)
+    layers = model.base_model.get_per_layer_inputs(ids.masked_fill(is_image, model.config.pad_token_id))
+    want = model(inputs_embeds=embeds, per_layer_inputs=layers, use_cache=False).logits[0]
+    runner = ModelRunner(wrap_model(model), 1, 64)
+    rows = PromptRows(embeds, is_image=is_image)
+    layout = runner.loaded.begin(runner.cache, [runner.admit(PROMPT)], len(PROMPT), rows=rows)
+    got = runner.loaded.forward(ids, layout, runner.cache)[0]
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)

@@ -7,6 +7,7 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.attention.kv_cache import SlotCache
+from paceline.attention.recurrent import RecurrentStates
 from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
 from paceline.engine.loop import SpeculativeDecoder
@@ -24,6 +25,7 @@ KINDS = {
     "native": lambda: loaded(),
     "native bfloat16": lambda: loaded(dtype=torch.bfloat16),
     "native, sliding": lambda: loaded("gemma3"),
+    "native, hybrid": lambda: loaded("qwen3_5"),
     "torch": lambda: on_torch(tiny_model("llama")),
 }
 
@@ -86,7 +88,9 @@ def test_what_is_found_has_the_bits_of_reading_anew(kind, defer):
     model = KINDS[kind]()
     right, counts = finds_what_it_would_read(model, defer)
     assert right
-    if model.is_native:
+    if kind == "native, hybrid":  # from a column where some text ended or two parted before
+        assert counts == [0, 0, 0, 0, 16, 16, 48, 48, 96, 96, 48, 64, 96, 96, 0, 96]
+    elif model.is_native:
         assert counts == [0, 0, 0, 16, 16, 48, 48, 64, 96, 96, 63, 64, 96, 96, 0, 96]
     else:  # whole chunks of 24 alone, and none that would have shared its pass with the root
         assert counts == [0, 0, 0, 0, 0, 48, 48, 48, 96, 96, 48, 48, 96, 96, 0, 96]
@@ -122,8 +126,8 @@ def test_pages_of_a_text(length, expected):
     assert list(page_ends(length, None)) == expected
 
 
-def one_column_more(self, slot, pages, length, restore=SlotCache.restore):
-    restore(self, slot, pages, length)
+def one_column_more(self, slot, pages, length, state=(), restore=SlotCache.restore):
+    restore(self, slot, pages, length, state)
     self.begin([slot], 1)
     self.lengths[slot] += 1
 
@@ -156,6 +160,26 @@ MUTANTS = {
     "a page behind any text": (prefix_cache.itertools, "count", lambda *given: itertools.repeat(1)),
     "a key that forgets a token": (prefix_cache, "_read_by", forgets_a_token),
 }
+
+
+def state_of_no_text(self, slot, base, copy, restore=RecurrentStates.restore):
+    restore(self, slot, base, [torch.zeros_like(kept) for kept in copy[: len(self.states)]] + copy[len(self.states) :])
+
+
+def no_rows_before_the_state(self, slot, base, copy, restore=RecurrentStates.restore):
+    restore(self, slot, base, copy[: len(self.states)] + [torch.zeros_like(kept) for kept in copy[len(self.states) :]])
+
+
+OF_STATES = {
+    "a state of no text": (RecurrentStates, "restore", state_of_no_text),
+    "no rows before the state": (RecurrentStates, "restore", no_rows_before_the_state),
+}
+
+
+@pytest.mark.parametrize("name", OF_STATES)
+def test_mutants_of_states_are_caught(name, monkeypatch):
+    monkeypatch.setattr(*OF_STATES[name])
+    assert not finds_what_it_would_read(loaded("qwen3_5"))[0]
 
 
 @pytest.mark.parametrize("name", MUTANTS)

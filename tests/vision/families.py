@@ -26,9 +26,14 @@ from paceline.hf.chats import has_images
 from paceline.hf.processors import without_video
 from paceline.target import LoadedModel, wrap_model
 from tests.helpers import characters
-from tests.vision.table import FAMILIES, TEXT, Family
+from tests.vision import table
+from tests.vision.table import TEXT, Family
+from tests.vision.table_more import MORE, USUAL
 
-NAMES = tuple(FAMILIES)
+FAMILIES = {**table.FAMILIES, **MORE}
+NAMES = [name if name in (*table.FAMILIES, *USUAL) else pytest.param(name, marks=pytest.mark.more) for name in FAMILIES]
+ROWS = [*table.FAMILIES, "glm4v", "aya_vision"]
+"""Some that have a row in the table of `hf.vision`."""
 LETTERS = ["\n", *printable[:95]]
 Message = dict[str, object]
 
@@ -42,7 +47,7 @@ def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, ProcessorMixin]:
 @torch.inference_mode(False)  # whoever asks first: others train it
 def _made(name: str, seed: int) -> tuple[PreTrainedModel, ProcessorMixin]:
     family = FAMILIES[name]
-    lacking = [one for one in (family.processor_class, family.image_class + "Pil") if not hasattr(transformers, one)]
+    lacking = [one for one in (family.processor_class, family.image_class) if not hasattr(transformers, one)]
     if family.needs is not None and importlib.util.find_spec(family.needs) is None:
         lacking.append(family.needs)
     if lacking:
@@ -84,9 +89,12 @@ def save_made(folder: Path, name: str = "llava") -> str:
 
 
 def _processor(family: Family) -> ProcessorMixin:
-    parts = [getattr(transformers, family.image_class + "Pil")(**family.pixels), _tokenizer(family)]
-    parts += [None] if family.takes_video else []
-    made = without_video(getattr(transformers, family.processor_class))(*parts, **family.processor)
+    pixels = getattr(transformers, family.image_class + "Pil", None) or getattr(transformers, family.image_class)
+    kind = getattr(transformers, family.processor_class)
+    parts = {"image_processor": pixels(**family.pixels), "tokenizer": _tokenizer(family)}
+    if family.takes_audio:
+        parts["feature_extractor"] = transformers.Gemma4AudioFeatureExtractor()
+    made = without_video(kind)(*map(parts.get, kind.get_attributes()), **family.processor)
     made.chat_template = _template(family.image)
     return made
 

@@ -19,7 +19,7 @@ TEXT = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-_TOWER = {
+TOWER = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -27,12 +27,19 @@ _TOWER = {
     "image_size": SIDE,
     "patch_size": 8,
 }
-_SIGLIP = {**_TOWER, "model_type": "siglip_vision_model", "vision_use_head": False}
-_QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
-_QWEN_PIXELS = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 16 * 16, "longest_edge": 40 * 40}}
+SIGLIP = {**TOWER, "model_type": "siglip_vision_model", "vision_use_head": False}
+QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN3_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0, 1],
+}
+QWEN_PIXELS = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 16 * 16, "longest_edge": 40 * 40}}
 _QWEN_WORDS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-_TILES = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
+TILES = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
 _IDEFICS_WORDS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "<video>"]
 _IDEFICS_WORDS += [f"<row_{i}_col_{j}>" for i in (1, 2, 3) for j in (1, 2, 3)]
 _SPLIT = {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
@@ -45,6 +52,7 @@ class Family:
     words: special tokens. named: those that the processor asks the tokenizer for by name. image: what the chat
     template writes for an image. ids: keys of the config that hold a token's id. text, tower, config, pixels,
     processor: options. takes_video: the processor wants a processor of videos beside. needs: a module that it imports.
+    takes_audio: it wants Gemma 4's of sounds.
     """
 
     model_type: str
@@ -62,15 +70,16 @@ class Family:
     takes_video: bool = False
     vocab: int = VOCAB
     needs: str | None = None
+    takes_audio: bool = False
 
 
-def _mrope(model_type: str, interleaved: bool = False) -> dict[str, object]:
+def mrope(model_type: str, interleaved: bool = False) -> dict[str, object]:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
     rope |= {"mrope_interleaved": True} if interleaved else {}
     return {"model_type": model_type, "num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": rope}
 
 
-_IMAGE_INDEX = {"image_token_index": "<image>"}
+IMAGE_INDEX = {"image_token_index": "<image>"}
 _QWEN_IDS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
@@ -79,17 +88,17 @@ _QWEN_IDS = {
 }
 
 
-def _qwen(which: str, processor: str, tower: Mapping[str, object], interleaved: bool = False) -> Family:
+def qwen(which: str, processor: str, tower: Mapping[str, object], interleaved: bool = False, **text: int) -> Family:
     return Family(
         which,
         processor,
         "Qwen2VLImageProcessor",
         _QWEN_WORDS,
         _QWEN_IMAGE,
-        {**_mrope(which + "_text", interleaved), **({"head_dim": 16} if interleaved else {})},
-        {**_QWEN_TOWER, "model_type": which + "_vision", **tower},
+        {**mrope(which + "_text", interleaved), **({"head_dim": 16} if interleaved else {}), **text},
+        {**QWEN_TOWER, "model_type": which + "_vision", **tower},
         _QWEN_IDS,
-        pixels=_QWEN_PIXELS,
+        pixels=QWEN_PIXELS,
         takes_video=True,
     )
 
@@ -102,7 +111,7 @@ def _idefics(which: str, processor: str, image: str, needs: str | None) -> Famil
         _IDEFICS_WORDS,
         "<image>",
         {"model_type": "llama"},
-        {**_TOWER, "model_type": which + "_vision"},
+        {**TOWER, "model_type": which + "_vision"},
         {"image_token_id": "<image>"},
         config={"scale_factor": 2},
         pixels=_SPLIT,
@@ -120,8 +129,8 @@ FAMILIES: dict[str, Family] = {
         ["<image>"],
         "<image>",
         {"model_type": "llama"},
-        {**_TOWER, "model_type": "clip_vision_model"},
-        _IMAGE_INDEX,
+        {**TOWER, "model_type": "clip_vision_model"},
+        IMAGE_INDEX,
         pixels={"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}},
         processor={"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
     ),
@@ -132,13 +141,13 @@ FAMILIES: dict[str, Family] = {
         ["<image>"],
         "<image>",
         {"model_type": "mistral", "sliding_window": None},
-        {**_TOWER, "model_type": "clip_vision_model", "patch_size": 16},
-        _IMAGE_INDEX,
-        config={"image_grid_pinpoints": _TILES},
+        {**TOWER, "model_type": "clip_vision_model", "patch_size": 16},
+        IMAGE_INDEX,
+        config={"image_grid_pinpoints": TILES},
         pixels={
             "size": {"shortest_edge": SIDE},
             "crop_size": {"height": SIDE, "width": SIDE},
-            "image_grid_pinpoints": _TILES,
+            "image_grid_pinpoints": TILES,
         },
         processor={"patch_size": 16, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
     ),
@@ -149,15 +158,15 @@ FAMILIES: dict[str, Family] = {
         ["<image>", "<video>"],
         "<image>",
         {"model_type": "qwen2"},
-        {**_SIGLIP, "patch_size": 16},
+        {**SIGLIP, "patch_size": 16},
         {"image_token_index": "<image>", "video_token_index": "<video>"},
-        config={"image_grid_pinpoints": _TILES},
-        pixels={"size": {"height": SIDE, "width": SIDE}, "image_grid_pinpoints": _TILES},
+        config={"image_grid_pinpoints": TILES},
+        pixels={"size": {"height": SIDE, "width": SIDE}, "image_grid_pinpoints": TILES},
         processor={"num_image_tokens": 4, "vision_feature_select_strategy": "full"},
         takes_video=True,
     ),
-    "qwen2_vl": _qwen("qwen2_vl", "Qwen2VLProcessor", {"embed_dim": 32, "hidden_size": 32}),
-    "qwen2_5_vl": _qwen(
+    "qwen2_vl": qwen("qwen2_vl", "Qwen2VLProcessor", {"embed_dim": 32, "hidden_size": 32}),
+    "qwen2_5_vl": qwen(
         "qwen2_5_vl",
         "Qwen2_5_VLProcessor",
         {
@@ -168,18 +177,7 @@ FAMILIES: dict[str, Family] = {
             "fullatt_block_indexes": [1],
         },
     ),
-    "qwen3_vl": _qwen(
-        "qwen3_vl",
-        "Qwen3VLProcessor",
-        {
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "out_hidden_size": 32,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1],
-        },
-        interleaved=True,
-    ),
+    "qwen3_vl": qwen("qwen3_vl", "Qwen3VLProcessor", QWEN3_TOWER, interleaved=True),
     "smolvlm": _idefics("smolvlm", "SmolVLMProcessor", "SmolVLMImageProcessor", "num2words"),
     "idefics3": _idefics("idefics3", "Idefics3Processor", "Idefics3ImageProcessor", None),
     "internvl": Family(
@@ -189,7 +187,7 @@ FAMILIES: dict[str, Family] = {
         ["<img>", "</img>", "<IMG_CONTEXT>", "<video>"],
         "<IMG_CONTEXT>",
         {"model_type": "qwen2"},
-        {**_TOWER, "model_type": "internvl_vision", "image_size": [SIDE, SIDE], "patch_size": [8, 8]},
+        {**TOWER, "model_type": "internvl_vision", "image_size": [SIDE, SIDE], "patch_size": [8, 8]},
         {"image_token_id": "<IMG_CONTEXT>"},
         named={
             "start_image_token": "<img>",
@@ -215,7 +213,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": 24,  # longer than an image, shorter than two
             "layer_types": ["sliding_attention", "full_attention"],
         },
-        {**_SIGLIP, "patch_size": 4},
+        {**SIGLIP, "patch_size": 4},
         {
             "image_token_index": "<image_soft_token>",
             "boi_token_index": "<start_of_image>",
@@ -233,8 +231,8 @@ FAMILIES: dict[str, Family] = {
         ["<image>"],
         "<image>",
         {"model_type": "gemma", "head_dim": 8},
-        _SIGLIP,
-        _IMAGE_INDEX,
+        SIGLIP,
+        IMAGE_INDEX,
         config={"projection_dim": 32, "hidden_size": 32, "tie_word_embeddings": False},
         pixels={"size": {"height": SIDE, "width": SIDE}, "image_seq_length": 16},
         vocab=1280,

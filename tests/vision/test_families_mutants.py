@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tests.vision.contract import changed, engine, forget, holds
-from tests.vision.families import NAMES
+from tests.vision.families import ROWS
 
 SEEN = ("first", "two")
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")
 BOTH_WAYS = ("gemma3", "paligemma")
 
 
@@ -47,7 +47,7 @@ def test_positions_behind_an_image(name, error, monkeypatch):
     assert not right(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_features_of_the_other_image(name, monkeypatch):
     def swapped(vision):
         if len(vision.images) < 2:
@@ -60,7 +60,7 @@ def test_features_of_the_other_image(name, monkeypatch):
     assert not right(name, ["alike"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_features_kept_by_anything_but_their_image(name, monkeypatch):
     def by_size(vision):
         return replace(vision, images=tuple(replace(one, key=str(one.num_tokens)) for one in vision.images))
@@ -89,7 +89,7 @@ def test_features_of_several_layers(monkeypatch):
     assert not right("qwen3_vl")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_features_one_place_further(name, monkeypatch):
     def moved(vision):
         images = [replace(one, places=tuple(place + 1 for place in one.places)) for one in vision.images]

@@ -6,8 +6,7 @@ from paceline.errors import ConfigError
 from paceline.target.prompts import as_list, read_prompt
 from tests.helpers import loaded
 from tests.vision.contract import GREEDY, engine
-from tests.vision.families import NAMES, make_image, seeing, user
-from tests.vision.table import FAMILIES
+from tests.vision.families import FAMILIES, NAMES, make_image, seeing, user
 
 ONE, TWO = make_image(1), make_image(2, 48, 40)
 

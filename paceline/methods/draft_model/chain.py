@@ -8,7 +8,6 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from ...attention.kv_cache import SlotCache
 from ...core.draft import Draft, Law
 from ...core.interfaces import DraftBudget, InnerDecoder, Target
 from ...core.request import SamplingParams, TokenSequence
@@ -24,7 +23,6 @@ from ..ngram_pool import add_branches
 class Runner(Target, Protocol):
     """What drafting with a model takes: `target.runner.ModelRunner`, as `Target.run_model` gives it."""
 
-    cache: SlotCache
     chunk: int
     settings: Any
     images: Any
@@ -142,8 +140,15 @@ class Chains:
             uncached r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
             phrase r x1 x2 y                       [r-1 r x1 x2 y] -> x1, x2, x3
         """
-        if self.decoder is not None:
-            return self._decode(self.decoder, seqs, budgets, uncached_tokens)
+        slots, cache = [seq.slot for seq in seqs], self.runner.cache
+        with cache.held(slots, [cache.lengths[slot] for slot in slots]):  # what is drafted may be rejected
+            if self.decoder is not None:
+                return self._decode(self.decoder, seqs, budgets, uncached_tokens)
+            return self._draft(seqs, budgets, uncached_tokens)
+
+    def _draft(
+        self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget], uncached_tokens: Sequence[Sequence[int]]
+    ) -> Draft:
         runner = self.runner
         rows = [_Row(seq, budget, [*ids]) for seq, budget, ids in zip(seqs, budgets, uncached_tokens, strict=True)]
         needs_confidence = any(budget.should_continue is not None for budget in budgets)

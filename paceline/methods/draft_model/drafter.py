@@ -39,8 +39,8 @@ class DraftModel(Drafter):
     dtype, device: the draft's dtype and device; None takes the target's.
     weights: "int8" or "int4" quantises the draft when it is loaded. It is then faster, with a little less acceptance.
     vision: how it handles images: "own" (its own processor and tower), "shared" (the target's features, or the target's
-        tower with its own projector) or "none" (it gets the text only). None is "own" if both models have vision, else
-        "none".
+        tower with its own projector), "pooled" (one embedding an image, the mean of the target's features) or "none"
+        (it gets the text only). None is "own" if both models have vision, else "none".
     vocabulary: how a draft with another tokenizer is used (see `vocabularies`): "intersection" (it drafts the
         tokens that both have), "strings" (the text it drafts is encoded again with the target's tokenizer), or "auto",
         which decides in each round by how much of the text is in the intersection.
@@ -83,7 +83,7 @@ class DraftModel(Drafter):
         if self.inner_drafter is not None and target.loaded.vision is not None:
             message = "a draft model with a drafter of its own cannot draft for a vision-language model"
             raise IncompatibleModels(message, fix="leave inner_drafter out")
-        if self.translation is not None and self._vision == "shared":
+        if self.translation is not None and self._vision in ("shared", "pooled"):
             raise IncompatibleModels("a draft with another tokenizer cannot use images", fix='vision="none"')
         if loaded.model is target.loaded.model:
             raise IncompatibleModels("the draft is the target itself", fix="draft with a smaller model, or none")
@@ -153,7 +153,7 @@ class DraftModel(Drafter):
 
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self.runner.cache.lengths[slot] = 0
+            self.runner.cache.truncate(slot, 0)
             self._prompts.pop(slot, None)
             if self.translation is not None:
                 self.translation.release(slot)
@@ -174,7 +174,8 @@ class DraftModel(Drafter):
         runner, vision = self.runner, self._prompts[slot].vision
         cached = runner.cache.lengths[slot]
         if cached == 0 or (vision is not None and cached < min(vision.edge, len(text) - 1)):
-            cached = runner.cache.lengths[slot] = 0
+            cached = 0
+            runner.cache.truncate(slot, 0)
             runner.set_offset(slot, vision)
         if cached == 0 and vision is not None:
             runner.prefill(slot, text, vision)

@@ -4,6 +4,7 @@
     none      text  text                            they are dropped; positions are those of the shorter text
     own       text  <i> <i>  text                   the draft's own processor and tower make other features, or fewer
     shared    text  <i> <i> <i> <i>  text           the target's features, or its tower's with another projector
+    pooled    text  <i>  text                       one for each image: the mean of the target's features
 
 The answer is the target's in any case; only the acceptance depends on the choice.
 """
@@ -21,12 +22,12 @@ from ...core.request import TokenSequence
 from ...core.vision import PromptImage, VisionPrompt
 from ...errors import ConfigError, IncompatibleModels, PacelineError
 from ...hf.image_prompts import read_chat, text_prompt, with_positions
-from ...hf.vision import BoundedCache, Features, Vision
+from ...hf.vision import BoundedCache, Family, Features, Vision
 from ...target.loaded import LoadedModel
 from .chain import Runner
 
 _log = logging.getLogger(__name__)
-VisionMode: TypeAlias = Literal["own", "shared", "none"]
+VisionMode: TypeAlias = Literal["own", "shared", "pooled", "none"]
 _Own: TypeAlias = tuple[list[int], PromptImage]
 """The draft's tokens for an image, and the image with its places in them."""
 
@@ -86,6 +87,11 @@ class OwnTower(DraftVision):
                 got='vision="own"',
                 fix='use vision="none" to draft without images, or draft with a vision-language model',
             )
+        if loaded.vision.family.is_generic:
+            raise IncompatibleModels(
+                f"the draft {loaded.name} reads all images of a prompt together", got='vision="own"',
+                expected="a family that encodes them one by one", fix='use vision="none"',
+            )  # fmt: skip
         if loaded.vision.processor is None:
             raise ConfigError(f"the draft {loaded.name} has no processor", fix="load it from its folder, or pass one")
         target.keep_images()
@@ -153,6 +159,9 @@ class SharedTower(DraftVision):
         draft_vision = loaded.vision
         self._projected = loaded.hidden_size == target.loaded.hidden_size
         same_family = draft_vision is not None and draft_vision.family == target_vision.family
+        if target_vision.family.needs_transformers:
+            message, got = "the target's features are not all that its text model gets of an image", target.loaded.name
+            raise IncompatibleModels(message, got=got, fix='vision="none"')
         if target_vision.family.axes and not same_family:
             raise IncompatibleModels(
                 "the target's positions have several axes, which the draft does not support",
@@ -185,9 +194,48 @@ class SharedTower(DraftVision):
         return DraftPrompt(len(seq.prompt_ids), seq.prompt_ids, seq.vision)
 
 
+@final
+class Pooled(DraftVision):
+    """The draft reads one embedding for each image, the mean of the target's features.
+
+    Raises `IncompatibleModels` unless both models have the same hidden size.
+    """
+
+    def __init__(self, target: Target, loaded: LoadedModel):
+        half = target.loaded.vision
+        if half is None:
+            raise IncompatibleModels("the target has no vision tower to share", got=target.loaded.name)
+        if loaded.hidden_size != target.loaded.hidden_size:
+            raise IncompatibleModels(
+                "the target's features do not fit the draft", got=f"hidden size {loaded.hidden_size}",
+                expected=f"{target.loaded.hidden_size}, the target's", fix='vision="none"',
+            )  # fmt: skip
+        half = replace(half, family=Family(text_offset=half.family.text_offset))
+        super().__init__(target, replace(cast("Any", loaded), vision=half, image_reference=None))
+
+    def read(self, seq: TokenSequence, draft: Runner) -> DraftPrompt:
+        if seq.vision is None or not seq.vision.images:
+            return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
+        ids, images, end = list[int](), list[PromptImage](), 0
+        for image, seen in zip(seq.vision.images, self.target.image_features(seq.vision.images), strict=True):
+            ids += seq.prompt_ids[end : image.start + 1]
+            images.append(replace(image, key=f"{image.key} pooled", places=(len(ids) - 1,), source=None))
+            draft.images.features.put(images[-1].key, Features(seen.rows.mean(0, keepdim=True)))
+            end = image.stop
+        ids += seq.prompt_ids[end:]
+        prompt = VisionPrompt(tuple(images), None, self.loaded.offset_of(None))
+        return DraftPrompt(len(seq.prompt_ids), ids, prompt)
+
+
 def vision_of_draft(mode: VisionMode | None, target: Target, loaded: LoadedModel) -> DraftVision:
-    """The `DraftVision` of a mode; None means "own" if both models have vision, else "none"."""
+    """The `DraftVision` of a mode; None means "own" if both models have vision and the draft can, else "none"."""
     if mode is None:
-        mode = "none" if loaded.vision is None or target.loaded.vision is None else "own"
-    classes: dict[VisionMode, type[DraftVision]] = {"own": OwnTower, "shared": SharedTower, "none": TextOnly}
+        sees = loaded.vision is not None and not loaded.vision.family.is_generic and target.loaded.vision is not None
+        mode = "own" if sees else "none"
+    classes: dict[VisionMode, type[DraftVision]] = {
+        "own": OwnTower,
+        "shared": SharedTower,
+        "pooled": Pooled,
+        "none": TextOnly,
+    }
     return classes[mode](target, loaded)

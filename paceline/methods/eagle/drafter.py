@@ -7,12 +7,13 @@ docs/how_it_works.md shows a round. Children are the most probable tokens, and p
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.draft import Draft
 from ...core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, Target, Verifier
@@ -23,12 +24,11 @@ from ...system.hardware import median_seconds
 from ..heads.context_ngrams import ContextNgrams
 from ..heads.draft_layer import Level
 from ..heads.fitting import attach_head
-from ..heads.parts import DraftHead
 from ..heads.top_tokens import Best, TokenRanking
 from ..heads.trees import MC_SIM_7B_63, DynamicTree, StaticTree, draft_of
 from ..spec import TREE_NODES, HeadSpec, vllm_flag
 from .head import EagleHead
-from .passes import FEW, EaglePass
+from .passes import FEW, EaglePass, ModulesPass
 
 Shape = Literal["dynamic", "static", "chain"]
 
@@ -36,7 +36,8 @@ Shape = Literal["dynamic", "static", "chain"]
 class Eagle(Drafter):
     """Draft trees with an EAGLE or MTP head. Depth and number of nodes are the budget's.
 
-    head: a folder that `paceline train` wrote, a packaged name, or a module.
+    head: a folder that `paceline train` wrote, a packaged name, or a module; None: the MTP module in the checkpoint of
+        the target.
     tree: "dynamic" (EAGLE-2), "static" (EAGLE-1's table) or "chain".
     top_k: the most children of a node, and the most nodes of a level that get children, in dynamic trees.
     ngrams: whether tokens are preferred that followed the same tokens earlier in the text (see `context_ngrams`).
@@ -49,7 +50,7 @@ class Eagle(Drafter):
     @checked_call
     def __init__(
         self,
-        head: str | PathLike[str] | DraftHead,
+        head: str | PathLike[str] | nn.Module | None,
         tree: Shape = "dynamic",
         top_k: Annotated[int, Field(ge=1)] = 8,
         ngrams: bool = True,
@@ -62,7 +63,7 @@ class Eagle(Drafter):
     def bind(self, target: Target, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
         loaded = target.loaded
-        head = attach_head(self._given, self._head, target, target_hidden_size=loaded.hidden_size)
+        head = self._attach(target)
         if max(head.config.states) > loaded.num_layers:
             raise IncompatibleModels(
                 f"this {head.config.method} head was made for another target",
@@ -70,11 +71,15 @@ class Eagle(Drafter):
                 expected=f"at most {loaded.num_layers}, the layers of {loaded.name}",
                 fix="train a head for this target, or load the target it was trained for",
             )
-        self.layer = self._pass(head, target)
+        self._later = len(getattr(head, "later", ()))  # modules that draft one level each, after the first
+        self.layer = (ModulesPass if self._later else self._pass)(head, target)
         self._target, self._ranking = target, TokenRanking.of(head.draft_ids, target, verifier)
         self._ngrams = ContextNgrams(target.banned_token_ids, self._uses_ngrams)
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)
+
+    def _attach(self, target: Target) -> Any:
+        return attach_head(self._given, self._head, target, target_hidden_size=target.loaded.hidden_size)
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """Uncached pairs beyond the usual few count; the hint is -1 for a text of one token, which has no pair."""
@@ -126,6 +131,8 @@ class Eagle(Drafter):
         at_once = self._levels_at_once
         levels, width = at_once or None, budget.nodes if at_once else None
         rerank = self._ngrams.rerank(seq)
+        if self._later:
+            budget = replace(budget, depth=min(budget.depth, 1 + self._later, len(seq.token_ids) - 1))
         if len(seq.token_ids) == 1:  # the first state comes with the second token
             levels, rerank = 0, None
         if self.tree == "static":
@@ -170,7 +177,8 @@ class Eagle(Drafter):
             last, begin = len(seq.token_ids) - 2, self._first_uncached(seq)
             if begin > cache.offsets[seq.slot] + cache.lengths[seq.slot]:  # it starts over
                 cache.offsets[seq.slot] = begin
-            begin = min(begin, last)  # the last pair is computed again if nothing is new
+            # The last pair is computed again if nothing is new.
+            begin = max(cache.offsets[seq.slot], min(begin, last) - self._later)
             cache.lengths[seq.slot] = begin - cache.offsets[seq.slot]
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.read_states(seq.slot, begin, last + 1, layer.head.config.states))
@@ -254,7 +262,30 @@ class PEagleSpec(EagleSpec):
 
 @checked
 class MtpSpec(EagleSpec):
-    """Options of `Eagle` with an MTP head."""
+    """Options of `Eagle` with the MTP module in the checkpoint of the target, or with an MTP head (`model`)."""
 
+    model: Annotated[str, Field(min_length=1)] | None = None  # type: ignore[assignment]
     method = "mtp"
     tokens = 3
+
+    @property
+    def name(self) -> str:
+        return self.method if self.model is None else super().name
+
+    def build(self) -> Drafter:
+        if self.model is not None:
+            return super().build()
+        return self.drafter(None, **{key: value for key, value in self.as_dict().items() if value is not None})
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """The module in the checkpoint runs in each engine, in llama.cpp where a GGUF file has it."""
+        if self.model is not None:
+            return super().elsewhere(tokens)
+        steps = (
+            f"--speculative-num-steps {tokens} --speculative-eagle-topk 1 --speculative-num-draft-tokens {tokens + 1}"
+        )
+        return {
+            "vLLM": (vllm_flag(method="mtp", num_speculative_tokens=tokens), "a chain, no tree"),
+            "SGLang": (f"--speculative-algorithm NEXTN {steps}", "a chain, no tree"),
+            "llama.cpp": (f"--spec-type draft-mtp --spec-draft-n-max {tokens}", "from a GGUF file that has the module"),
+        }

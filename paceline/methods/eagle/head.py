@@ -19,7 +19,7 @@ MTP       x = fc[norm emb; norm f]       multi-token prediction in DeepSeek-V3's
 """
 
 from dataclasses import KW_ONLY
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self, cast
 
 import torch
 from pydantic import Field
@@ -40,8 +40,8 @@ class EagleConfig(LayersConfig):
     brings its own table [V, E], as some published heads do. mask_token_id, num_speculative_tokens: of P-EAGLE heads
     (version 3), which token stands where none is known, and how many tokens a pass drafts; None for the others.
     window: it reads at most so many of the last pairs of a text before it drafts, since the states know what came
-    before; None: all pairs. fc_norm, norm_output: the two changes of EAGLE-3.1; norm_before_fc: one norm over all
-    states, in the place of fc_norm.
+    before; None: all pairs. fc_norm, norm_output: the two changes of EAGLE-3.1, the second also of the MTP modules in
+    checkpoints; norm_before_fc: one norm over all states, in the place of fc_norm.
     """
 
     version: Literal[1, 3, "mtp"]
@@ -60,8 +60,10 @@ class EagleConfig(LayersConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.fc_norm or self.norm_before_fc or self.norm_output) and self.version != 3:
-            raise ConfigError("only EAGLE-3 heads have fc_norm, norm_before_fc and norm_output", got=self.version)
+        if (self.fc_norm or self.norm_before_fc) and self.version != 3:
+            raise ConfigError("only EAGLE-3 heads have fc_norm and norm_before_fc", got=self.version)
+        if self.norm_output and self.version == 1:
+            raise ConfigError("EAGLE-1 heads have no norm_output", got=True)
         if self.fc_norm and self.norm_before_fc:
             raise ConfigError("states are normed twice", got="fc_norm and norm_before_fc", expected="one of them")
         mask, tokens = self.mask_token_id, self.num_speculative_tokens
@@ -131,6 +133,12 @@ class EagleHead(DraftHead):
         if c.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, width))
         self.rotation = Rotary(c)
+        self.later = nn.ModuleList()  # the MTP modules of the further steps, heads themselves
+
+    def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
+        for head in self.later:
+            cast("EagleHead", head).attach(embeddings, lm_head)
+        return super().attach(embeddings, lm_head)
 
     @property
     def embeddings(self) -> Tensor:

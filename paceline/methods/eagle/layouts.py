@@ -24,7 +24,6 @@ from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from ...errors import ConfigError, IncompatibleModels
 from ...schema import checked, validate
@@ -34,8 +33,11 @@ from ..heads.published import (
     Layout,
     Published,
     TargetFacts,
-    is_copy,
+    check_states,
+    draft_tables,
+    ids_of_drafts,
     lacks,
+    owns_table,
     refuse_if,
     renamed,
     stored_weights,
@@ -43,6 +45,7 @@ from ..heads.published import (
     vllm_command,
 )
 from ..heads.published_options import PublishedLayers, check_held, joined, layer_fields, layers_config, said
+from ..heads.speculators import KIND, flattened, nested
 from .gguf import read_file, write_file
 from .head import EagleConfig, EagleHead
 
@@ -95,7 +98,7 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> Eagle
     if published.file is not None:
         return read_file(published, target) if published.architecture == "eagle3" else None
     names = published.tensors
-    if "speculators_model_type" in published.config:
+    if KIND in published.config:
         published.config = _flattened(published.config)
     elif not any(name.endswith(".hidden_norm.weight") for name in names):
         return _read(published, target, 1) if "fc.weight" in names else None
@@ -103,23 +106,9 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> Eagle
 
 
 def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json of the speculators layout, which nests that of the draft layer, as a plain EAGLE-3 config.
-
-    Defaults are those of the speculators layout, which differ. Raises `IncompatibleModels` for a kind of speculator
-    other than eagle3 and peagle.
-    """
-    kind = config["speculators_model_type"]
-    if kind not in ("eagle3", "peagle"):
-        message, expected = "a speculators head of a kind that Paceline has no drafter for", "'eagle3' or 'peagle'"
-        raise IncompatibleModels(message, got=repr(kind), expected=expected)
-    layer: Any = config.get("transformer_layer_config")
-    if not isinstance(layer, dict):
-        raise ConfigError("a speculators config without its layer", got=layer, expected="transformer_layer_config")
-    rest = {key: value for key, value in config.items() if key not in ("transformer_layer_config", "architectures")}
+    """A config.json of the speculators layout as a plain EAGLE-3 config. Raises as `flattened`."""
     # An absent norm_before_residual means true in eagle3, false in peagle and in plain configs, as vLLM reads them.
-    rest["norm_before_residual"] = config.get("norm_before_residual", kind == "eagle3")
-    layer = {key: value for key, value in layer.items() if key != "tie_word_embeddings"}  # a layer has no tables
-    return joined("the config.json of a speculators head", rest, layer, "transformer_layer_config")
+    return flattened(config, ("eagle3", "peagle"), {"norm_before_residual": config[KIND] == "eagle3"})
 
 
 def _states(
@@ -136,12 +125,7 @@ def _states(
             got=f"{list(inner)} in eagle_config, which is the default if it counts states, and not if it counts layers",
             fix='add "paceline_states": [...] to config.json, counted as transformers counts hidden_states',
         )
-    if not all(0 <= state < target.num_layers for state in ids):
-        raise IncompatibleModels(
-            f"the head at {str(published.folder)!r} reads states that the target lacks",
-            got=ids,
-            expected=f"0 to {target.num_layers - 1}, below the final norm",
-        )
+    check_states(published, ids, target)
     return tuple(ids)
 
 
@@ -156,25 +140,26 @@ def _read(published: Published, target: TargetFacts, version: Literal[1, 3], eng
     engine: whose way to count layers applies where config.json could mean another's, too.
     """
     published.tensors = renamed(published.tensors, lambda name: name.removeprefix("model."), published.folder)
-    nested = dict(published.config.get("eagle_config") or {})  # engines read it first
-    inner = nested.pop(IDS, None) or ()
+    within = dict(published.config.get("eagle_config") or {})  # engines read it first
+    inner = within.pop(IDS, None) or ()
     if inner:
         inner = validate(cast("type[tuple[int, ...]]", States), inner, f"eagle_config.{IDS}")
     outer = {key: value for key, value in published.config.items() if key != "eagle_config"}
-    published.config = joined(published.name, outer, nested, "eagle_config")
+    published.config = joined(published.name, outer, within, "eagle_config")
     options = said(published, _Eagle, "EAGLE", _READ)
     states = (target.num_layers,) if version == 1 else _states(published, options, inner, target, engine)
     _refuse_features(published, options, version)
     tensors, e = published.tensors, options.hidden_size
-    draft_ids = _draft_ids(published, options) if version == 3 else torch.arange(options.vocab_size)
+    sizes = options.draft_vocab_size or options.vocab_size, options.vocab_size
+    draft_ids = ids_of_drafts(published, *sizes) if version == 3 else torch.arange(options.vocab_size)
     config = EagleConfig(
         version=version,
         target_hidden_size=options.target_hidden_size or e,
         states=states,
         draft_vocab_size=len(draft_ids),
         **layer_fields(published, options, "EAGLE"),
-        own_lm_head=_owns(published, "lm_head.weight", len(draft_ids), target.lm_head),
-        own_embeddings=_owns(published, "embed_tokens.weight", options.vocab_size, target.embeddings),
+        own_lm_head=owns_table(published, "lm_head.weight", len(draft_ids), target.lm_head),
+        own_embeddings=owns_table(published, "embed_tokens.weight", options.vocab_size, target.embeddings),
         fc_bias="fc.bias" in tensors,
         attention_bias=_has_biases(published),
         qk_norm=options.model_type == "qwen3",
@@ -204,43 +189,6 @@ def _mask(published: Published, options: _Eagle) -> dict[str, Any]:
     told = options.paceline_num_speculative_tokens, methods[0].get("speculative_tokens"), 4
     count = next(count for count in told if count is not None)
     return {"mask_token_id": mask_ids.pop(), "num_speculative_tokens": count}
-
-
-def _draft_ids(published: Published, sizes: _Eagle) -> Tensor:
-    """Target id of each draft token, in the file's order. [Vd]."""
-    size, tensors = sizes.draft_vocab_size or sizes.vocab_size, published.tensors
-    named, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
-    if offsets is None and size == sizes.vocab_size:
-        offsets = torch.zeros(size, dtype=torch.long)
-    ids, wrong = torch.arange(size), None
-    if offsets is None or offsets.shape != (size,) or offsets.is_floating_point():
-        wrong = f"no offsets of {size} tokens"
-    elif not bool((((ids := ids + offsets.long()) >= 0) & (ids < sizes.vocab_size)).all()):
-        wrong = "ids outside the vocabulary"
-    elif len(ids.unique()) != size:
-        wrong = "ids that occur twice"
-    elif named is not None and (
-        named.numel() != sizes.vocab_size or set(named.nonzero()[:, 0].tolist()) != set(ids.tolist())
-    ):
-        wrong = "ids other than t2d has"
-    if wrong is not None:
-        raise ConfigError(
-            f"the draft vocabulary of the head at {str(published.folder)!r} is not sound",
-            got=f"d2t gives {wrong}",
-            expected="offsets: the target's id of draft token i is i + d2t[i]",
-        )
-    return ids
-
-
-def _owns(published: Published, name: str, rows: int, target: Tensor | None) -> bool:
-    """True if the head brings this table; a copy of the target's is dropped, since the target's is used."""
-    table = published.tensors.get(name)
-    if table is None:
-        return False
-    if len(table) != rows or not is_copy(table, target):
-        return True
-    del published.tensors[name]
-    return False
 
 
 def _has_biases(published: Published) -> bool:
@@ -332,8 +280,7 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
     ids = head.draft_ids.cpu()
     if not c.own_lm_head:
         tensors["lm_head.weight"] = target_rows(engine, facts, ids)
-    tensors["d2t"] = ids - torch.arange(len(ids))
-    tensors["t2d"] = torch.zeros(c.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    tensors |= draft_tables(ids, c.vocab_size)
     layer = _layer_config(c, facts)
     config: dict[str, Any] = {
         "draft_vocab_size": c.draft_vocab_size,
@@ -344,34 +291,19 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
         **parallel,
     }
     if engine == "speculators":
-        config |= _speculators(c, facts, num_tokens) | {"transformer_layer_config": layer}
+        config["target_hidden_size"] = None if c.target_hidden_size == c.hidden_size else c.target_hidden_size
+        kind = "PEagleSpeculator" if c.method == "peagle" else "Eagle3Speculator"
+        config = nested(c.method, kind, layer, config, facts, num_tokens)
         return Layout(config, tensors, "vllm serve {folder}", (_TREE[engine],))
     # Each engine reads one of the two places of IDS and counts its own way, so this folder serves both.
-    nested: dict[str, Any] = {"use_aux_hidden_state": True}
+    inner: dict[str, Any] = {"use_aux_hidden_state": True}
     if 0 not in c.states:
-        nested[IDS] = [state - 1 for state in c.states]
-    config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **config, "eagle_config": nested}
+        inner[IDS] = [state - 1 for state in c.states]
+    config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **config, "eagle_config": inner}
     serve = _sglang_command("EAGLE3", num_tokens) if is_sglang else vllm_command("eagle3", num_tokens)
     if parallel:
         serve = serve.replace("}'", ', "parallel_drafting": true}\'')
     return Layout(config, tensors, serve, (_TREE[engine],))
-
-
-def _speculators(c: EagleConfig, facts: TargetFacts, num_tokens: int) -> dict[str, Any]:
-    refuse_if(not facts.architectures, "speculators", "no architecture of the target", "name the target with --model")
-    kind = c.method
-    return {
-        "architectures": ["PEagleSpeculator" if kind == "peagle" else "Eagle3Speculator"],
-        "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
-        "target_hidden_size": None if c.target_hidden_size == c.hidden_size else c.target_hidden_size,
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}],
-            "verifier": {"name_or_path": facts.name, "architectures": list(facts.architectures)},
-        },
-    }
 
 
 def _layer_config(c: EagleConfig, facts: TargetFacts) -> dict[str, Any]:

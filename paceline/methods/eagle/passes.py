@@ -7,7 +7,8 @@ since the last round stop there; the last few go through all layers:
     computed   keys, values     all layers, logits for x_T of the last
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -30,7 +31,7 @@ class EaglePass:
 
     def __init__(self, head: EagleHead, target: Target):
         self.head = head
-        self.is_native = runs_natively(target.loaded)
+        self.is_native = runs_natively(target.loaded, head)
         pairs = head.config.version != 3
         self._layer = NativeLayer(head, head.fc, pairs) if self.is_native else TorchLayer(head)
         self._device = target.loaded.device
@@ -109,6 +110,94 @@ class EaglePass:
         cache.ensure(max(starts) + old + ids.shape[1])
         of_target = "parents" not in more
         return self._layer(LayerPass(cache.keys, cache.values, slots, starts, ids, states, of_target, old=old, **more))
+
+
+@final
+class ModulesPass:
+    """As `EaglePass`, for several MTP modules, one after another: each reads what the one before it made.
+
+        module 0    (f_t, x_{t+1})      columns 0 .. T-2
+        module 1    (h0_t, x_{t+2})             0 .. T-3    below node a        (h0_{T-2}, a)
+        module 2    (h1_t, x_{t+3})             0 .. T-4    below nodes a, b    (h1_{T-3}, a), (h1_{T-2}, b)
+
+    A node at depth k is computed with all k tokens of its path, after the columns that are the same for all paths.
+    """
+
+    def __init__(self, head: EagleHead, target: Target):
+        self.head, heads = head, [head, *head.later]
+        self.is_native = runs_natively(target.loaded, head)
+        self._layers = [NativeLayer(one, one.fc, True) if self.is_native else TorchLayer(one) for one in heads]
+        self._device = target.loaded.device
+        self.cache = head_cache(target, replace(head.config, num_hidden_layers=len(heads)))
+
+    def extend_cache(
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+        most: int = 0,
+        noise: Tensor | None = None,
+        masks: int = 0,
+    ) -> Level:
+        """As that of `EaglePass`. Pairs that are cached are given again, one for each later module."""
+        assert not masks
+        firsts, last = list[Level](), list[Tensor]()
+        for row, (slot, ids, hidden) in enumerate(zip(slots, tokens, states, strict=True)):
+            begin, made = self.cache.lengths[slot], list[Level]()
+            more = {"head_rows": 1, "top": most, "noise": None if noise is None else noise[row, None]}
+            for k in range(min(len(ids), len(self._layers))):
+                given = torch.tensor([ids[k:]], device=self._device), hidden[None, : len(ids) - k]
+                made.append(self._read(k, slot, begin, *given, {} if k else more))
+                hidden = made[-1].hidden[0]
+            firsts.append(made[0])
+            ends = [level.hidden[0, -1] for level in made]
+            last.append(torch.stack(ends + ends[-1:] * (len(self._layers) - len(ends))))
+            self.cache.lengths[slot] = begin + len(ids)
+        self._slots, self._ends = list(slots), [self.cache.lengths[slot] for slot in slots]
+        self._paths = [
+            torch.empty(len(slots), 1, 0, dtype=torch.long, device=self._device)
+        ]  # to the nodes of each level
+        self._last = torch.stack(last, 1)  # of each module, [K, B, E]
+        best = [level.best for level in firsts if level.best is not None]
+        return Level(
+            torch.cat([level.hidden[:, -1:] for level in firsts]),
+            torch.cat([level.logits for level in firsts]),
+            Best(*map(torch.cat, zip(*best, strict=True))) if best else None,
+        )
+
+    def step(
+        self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0, noise: Tensor | None = None
+    ) -> Level:
+        """As that of `EaglePass`. hidden: of the columns along each path of level k - 1 > 0, [B, G, k - 1, E]."""
+        (batch, width), k = tokens.shape, hidden.shape[2] + 1 if hidden.dim() == 4 else 1
+        place = torch.arange(batch, device=self._device)[:, None], parents.to(self._device)
+        paths = torch.cat([self._paths[k - 1][place], tokens.to(self._device)[..., None]], -1)  # [B, F, k]
+        self._paths[k:] = [paths]
+        rows = self._last[k - 1][:, None, None].expand(-1, width, -1, -1)
+        rows = rows if k == 1 else torch.cat([rows, hidden[place]], 2)  # [B, F, k, E]
+        chains = torch.arange(width * k).view(width, k) - 1
+        chains[:, 0] = -1
+        more = {"parents": chains.view(1, -1).repeat(batch, 1), "head_rows": width * k, "top": most, "noise": noise}
+        starts = [end - k for end in self._ends]
+        level = self._pass(k, self._slots, starts, paths.flatten(1), rows.flatten(1, 2), more)
+        ends = level.at(slice(k - 1, None, k))
+        return Level(level.hidden.unflatten(1, (width, k)), ends.logits, ends.best)
+
+    def _read(self, k: int, slot: int, begin: int, ids: Tensor, states: Tensor, more: Mapping[str, Any]) -> Level:
+        """Module k over known pairs [1, P], chunk by chunk. more: for the last chunk."""
+        cuts, parts = range(0, ids.shape[1], CHUNK), list[Level]()
+        for cut in cuts:
+            part = slice(cut, cut + CHUNK)
+            options = more if cut == cuts[-1] else {}
+            parts.append(self._pass(k, [slot], [begin + cut], ids[:, part], states[:, part], options))
+        return Level(torch.cat([part.hidden for part in parts], 1), parts[-1].logits, parts[-1].best)
+
+    def _pass(
+        self, k: int, slots: Sequence[int], starts: Sequence[int], ids: Tensor, states: Tensor, more: Mapping[str, Any]
+    ) -> Level:
+        self.cache.ensure(max(starts) + ids.shape[1])
+        keys, values = self.cache.keys[k : k + 1], self.cache.values[k : k + 1]
+        return self._layers[k](LayerPass(keys, values, slots, starts, ids.contiguous(), states.contiguous(), **more))
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> Tensor:

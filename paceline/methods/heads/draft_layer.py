@@ -26,7 +26,7 @@ from ...quant.packed import PackedLinear, pack_linears
 from ...target.loaded import LoadedModel
 from ..eagle.head import EagleHead
 from .layers import LayersConfig
-from .parts import Output
+from .parts import DraftHead, Output
 from .top_tokens import Best
 
 Packed = PackedLinear | BlockLinear
@@ -94,9 +94,10 @@ def head_cache(target: Target, config: LayersConfig) -> SlotCache:
     return cache
 
 
-def runs_natively(target: LoadedModel) -> bool:
-    """Whether the layers of a head for this target run in the native library."""
-    return target.device.type == "cpu" and target.dtype in FORMATS and library() is not None
+def runs_natively(target: LoadedModel, head: DraftHead | None = None) -> bool:
+    """Whether the layers of a head for this target run in the native library. head: None: one of known layers."""
+    known = head is None or not head.runs_in_torch
+    return known and target.device.type == "cpu" and target.dtype in FORMATS and library() is not None
 
 
 class NativeLayer:
@@ -166,7 +167,8 @@ class NativeLayer:
                 setattr(native, name, self._matrix(getattr(module, f"{name}_proj")))
         d = config.head_dim
         native.heads, native.kv_heads, native.head_dim = config.num_attention_heads, config.num_key_value_heads, d
-        native.rotary_dim, native.scale, native.residual = d, d**-0.5, 1.0
+        native.rotary_dim, native.scale, native.is_gated = config.rotary_dim, d**-0.5, config.output_gate
+        native.attention_times = native.gate_times = native.mlp_times = 1.0
         norms = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
         native.input, native.before_mlp = map(self._norm, norms)
         if self._context is not None:
@@ -242,9 +244,9 @@ def pack_head(head: nn.Module) -> None:
     Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/log/2026-11-results.md).
     The portable kernels, which convert every code, would take twice the time.
     """
-    output = getattr(head, "output", None)
-    if isinstance(output, Output) and len(output.rows):
-        head.set_submodule("output", linear_of(output.rows))
+    for name, output in list(head.named_modules()):
+        if isinstance(output, Output) and len(output.rows):
+            head.set_submodule(name, linear_of(output.rows))
     for module in head.modules():
         if isinstance(module, nn.RMSNorm):
             module.float()

@@ -13,15 +13,16 @@ from safetensors.torch import save_file
 from ...errors import ConfigError, NotExportable
 from ...hf.gguf.file import SUFFIX, read_gguf
 from ...hf.gguf.writer import token_entries
-from ...system.files import check_new, new_folder, write_text
+from ...system.files import check_new, exists, new_folder, write_text
 from ...target.loaded import LoadedModel
 from ...zoo import name_elsewhere, remark_elsewhere
 from ..method import named
 from ..table import method_named, rows
+from .card import acceptance_table
 from .folder import load_head
 from .gguf import ENGINE as LLAMA_CPP
 from .gguf import FILE, write_gguf_head
-from .info import Head, HeadInfo, head_info, method_of
+from .info import RECORD, Head, HeadInfo, head_info, method_of, read_record
 from .parts import draft_index
 from .published import Layout, TargetFacts, facts_of, read_published
 
@@ -163,8 +164,11 @@ def _serve_line(template: str, target: str, folder: str) -> str:
 
 
 def _card(info: HeadInfo, engine: str, layout: Layout, target: str, folder: str, difference: float) -> str:
-    """README.md: what the export is, how it is served, what differs there."""
+    """README.md: what the export is, how it is served, what it should draft, what differs there."""
     notes, of = "".join(f"- {note}\n" for note in layout.notes), info.target
+    record: Any = read_record(info.folder) if exists(info.folder / RECORD) else {}
+    table = acceptance_table(record.get("acceptance"))
+    measured = f"{table}\n\nMeasured with Paceline, before the export.\n\n" if table else ""
     return f"""---
 tags: [speculative-decoding, {info.method}]
 ---
@@ -178,7 +182,7 @@ The {info.method} head {info.folder.name!r} for {info.target.name}, trained with
 {_serve_line(layout.serve, target, folder)}
 ```
 
-{notes}- Target: {of.num_layers} layers, hidden size {of.hidden_size}, vocabulary {of.vocab_size}, fingerprint
+{measured}{notes}- Target: {of.num_layers} layers, hidden size {of.hidden_size}, vocabulary {of.vocab_size}, fingerprint
   `{of.fingerprint}`. Other engines do not check it.
 - Read back and compared with the original on random states: logits differ by at most {difference:g} (float32).
 """

@@ -10,6 +10,7 @@ from torch import nn
 from ...core.interfaces import Target
 from ...errors import ConfigError
 from ...target.loaded import LoadedModel
+from ..eagle.module import mtp_head
 from .draft_layer import pack_head, runs_natively
 from .folder import load_head
 from .parts import DraftHead, check_sizes
@@ -18,12 +19,15 @@ _H = TypeVar("_H", bound=nn.Module)
 _F = TypeVar("_F", bound=DraftHead)
 
 
-def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: LoadedModel, **sizes: object) -> _H:
-    """Read a head from a folder, or take a module. sizes: attributes that its config must have.
+def read_head(head: str | PathLike[str] | nn.Module | None, kind: type[_H], target: LoadedModel, **sizes: object) -> _H:
+    """Read a head from a folder, or take a module; None: the MTP module in the target's checkpoint.
+
+    sizes: attributes that its config must have.
 
     Raises `ConfigError` for a head of another kind, `IncompatibleModels` for one of another target's sizes.
     """
-    module = head if isinstance(head, nn.Module) else load_head(head, target)
+    module = mtp_head(target) if head is None else head
+    module = module if isinstance(module, nn.Module) else load_head(module, target)
     if not isinstance(module, kind):
         raise ConfigError("the head is for another method", got=type(module).__name__, expected=kind.__name__)
     message = f"this {kind.__name__} does not fit {target.name}: it was made for another target"
@@ -32,17 +36,18 @@ def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Loa
     return module
 
 
-def attach_head(head: str | PathLike[str] | nn.Module, kind: type[_F], target: Target, **sizes: object) -> _F:
-    """A copy of a head in the target's dtype and on its device, attached to it. sizes: as in `read_head`.
+def attach_head(head: str | PathLike[str] | nn.Module | None, kind: type[_F], target: Target, **sizes: object) -> _F:
+    """A head, or a copy of a module, in the target's dtype and on its device, attached to it. sizes: as in `read_head`.
 
     If native kernels run it, its linear layers are packed and everything else is float32. Raises as `read_head`.
     """
     loaded = target.loaded
-    attached = copy.deepcopy(read_head(head, kind, loaded, vocab_size=loaded.vocab_size, **sizes))
+    attached = read_head(head, kind, loaded, vocab_size=loaded.vocab_size, **sizes)
+    attached = copy.deepcopy(attached) if attached is head else attached
     attached = attached.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
     rows = loaded.embeddings if attached.owns_rows else loaded.output_rows()
     attached.attach(loaded.embeddings, rows.to(loaded.device, loaded.dtype))
-    if runs_natively(loaded):
+    if runs_natively(loaded, attached):
         pack_head(attached)
     return attached
 

@@ -5,9 +5,10 @@ h = x + attention(norm x)      y = h + mlp(norm h)      mlp(x) = down(silu(gate 
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -24,7 +25,8 @@ class LayersConfig(HeadConfig):
 
     attention_bias: of queries, keys and values. qk_norm: queries and keys are normed, as in Qwen3. rope_scaling: of
     rotary positions, as in the config.json of a Llama model, of type "llama3", "yarn" or "linear"; None: they are not
-    scaled.
+    scaled. output_gate: the output of attention is gated, by as many more outputs of the queries' layer, as in Qwen3.5.
+    partial_rotary_factor: the part of each head that is rotated.
     """
 
     intermediate_size: Width
@@ -38,16 +40,23 @@ class LayersConfig(HeadConfig):
     rope_scaling: Mapping[str, Any] | None = None
     attention_bias: bool = False
     qk_norm: bool = False
+    output_gate: bool = False
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
+        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2 or self.rotary_dim % 2:
             raise ConfigError(
                 "the attention of this head does not work out",
                 got=f"{self.num_attention_heads} heads of {self.head_dim} over {self.num_key_value_heads} of keys",
                 expected="as many for each of the keys, of an even size",
             )
         frequencies(self, torch.device("cpu"))  # which may raise
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many channels of each head are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     def norm(self, width: int | None = None) -> nn.RMSNorm:
         """A norm over this many channels; None: `hidden_size`."""
@@ -75,8 +84,9 @@ class Attention(nn.Module):
     def __init__(self, config: LayersConfig, width: int):
         super().__init__()
         self.head_dim, bias = config.head_dim, config.attention_bias
+        self.parts = 2 if config.output_gate else 1  # of the queries: themselves, and the gates of the output
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(width, queries, bias)
+        self.q_proj = nn.Linear(width, queries * self.parts, bias)
         self.k_proj = nn.Linear(width, keys, bias)
         self.v_proj = nn.Linear(width, keys, bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, False)
@@ -92,9 +102,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """[B, N, width] -> [B, N, E]."""
-        query = rotated(self.q_norm(self._heads(self.q_proj(x))), cos, sin)
-        attended = attend(query, *self.keys_values(x, cos, sin))
-        return self.o_proj(attended.transpose(1, 2).reshape(*x.shape[:2], -1))
+        query, *gate = self.q_proj(x).view(*x.shape[:2], -1, self.parts * self.head_dim).chunk(self.parts, -1)
+        query = rotated(self.q_norm(query.transpose(1, 2)), cos, sin)
+        attended = attend(query, *self.keys_values(x, cos, sin)).transpose(1, 2)
+        return self.o_proj((attended * gate[0].sigmoid() if gate else attended).reshape(*x.shape[:2], -1))
 
 
 class Mlp(nn.Module):
@@ -133,7 +144,7 @@ class Rotary:
         self._frequencies: tuple[Tensor, float] | None = None  # on the device where they were needed last
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, N] -> float32 [B, 1, N, d] each."""
+        """[B, N] -> float32 [B, 1, N, rotary_dim] each."""
         if self._frequencies is None or self._frequencies[0].device != positions.device:
             self._frequencies = frequencies(self._config, positions.device)
         angles_of, factor = self._frequencies
@@ -146,11 +157,11 @@ _SCALES = ROPE.keys() - {"rope_theta", "partial_rotary_factor"} | {"rope_type", 
 
 
 def frequencies(config: LayersConfig, device: torch.device) -> tuple[Tensor, float]:
-    """Angles per position, float32 [d / 2], and the factor of cosines and sines.
+    """Angles per position, float32 [rotary_dim / 2], and the factor of cosines and sines.
 
     With `rope_scaling`, as transformers computes them. Raises `ConfigError`.
     """
-    d, theta, scaling = config.head_dim, config.rope_theta, config.rope_scaling
+    d, theta, scaling = config.rotary_dim, config.rope_theta, config.rope_scaling
     if scaling is None:
         return theta ** -(torch.arange(0, d, 2, dtype=torch.float32, device=device) / d), 1.0
     kind, length = scaling.get("rope_type", scaling.get("type")), scaling.get("original_max_position_embeddings")
@@ -174,9 +185,10 @@ def frequencies(config: LayersConfig, device: torch.device) -> tuple[Tensor, flo
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys [B, H, N, d] by their positions, in the half-split form of Llama.
+    """Rotate queries or keys [B, H, N, d] by their positions, in the half-split form of Llama: their first channels.
 
     (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)
     """
+    x, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], -1)
     first, second = x.chunk(2, -1)
-    return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
+    return torch.cat([(x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype), rest], -1)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import torch
 from pydantic import AfterValidator, Field
@@ -66,6 +66,8 @@ class Output(nn.Module):
 class DraftHead(nn.Module):
     """A head that uses the target's embeddings and output rows (see `attach`)."""
 
+    runs_in_torch: ClassVar[bool] = False
+    """Whether no native kernels know its layers."""
     draft_ids: Tensor
     """The draft vocabulary: the target's id of each draft token, ascending. [Vd]."""
 

@@ -5,7 +5,7 @@ files of another layout. Their config.json does not say which target they were t
 that a wrong target shows only in fewer accepted tokens, never in the answers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -151,6 +151,61 @@ def is_copy(table: Tensor, target: Tensor | None) -> bool:
     if target is None or table.shape != target.shape:
         return False
     return torch.allclose(table.float(), target.to(table.device).float(), rtol=2**-7, atol=1e-6)
+
+
+def check_states(published: Published, states: Sequence[int], target: TargetFacts) -> None:
+    """Raise `IncompatibleModels` for states that the target lacks, or has only behind its final norm."""
+    if not all(0 <= state < target.num_layers for state in states):
+        message = f"the head at {str(published.folder)!r} reads states that the target lacks"
+        expected = f"0 to {target.num_layers - 1}, below the final norm"
+        raise IncompatibleModels(message, got=list(states), expected=expected)
+
+
+def owns_table(published: Published, name: str, rows: int, target: Tensor | None) -> bool:
+    """True if the head brings this table; a copy of the target's is dropped, since the target's is used."""
+    table = published.tensors.get(name)
+    if table is None:
+        return False
+    if len(table) != rows or not is_copy(table, target):
+        return True
+    del published.tensors[name]
+    return False
+
+
+def ids_of_drafts(published: Published, size: int, vocab_size: int) -> Tensor:
+    """Target id of each draft token by d2t, which is taken out of the tensors; in the file's order. [Vd].
+
+    size: of the draft vocabulary. Raises `ConfigError` for a vocabulary that is not sound.
+    """
+    named, offsets = published.tensors.pop("t2d", None), published.tensors.pop("d2t", None)
+    if offsets is None and size == vocab_size:
+        offsets = torch.zeros(size, dtype=torch.long)
+    ids, wrong = torch.arange(size), None
+    if offsets is None or offsets.shape != (size,) or offsets.is_floating_point():
+        wrong = f"no offsets of {size} tokens"
+    elif not bool((((ids := ids + offsets.long()) >= 0) & (ids < vocab_size)).all()):
+        wrong = "ids outside the vocabulary"
+    elif len(ids.unique()) != size:
+        wrong = "ids that occur twice"
+    elif named is not None and (
+        named.numel() != vocab_size or set(named.nonzero()[:, 0].tolist()) != set(ids.tolist())
+    ):
+        wrong = "ids other than t2d has"
+    if wrong is not None:
+        raise ConfigError(
+            f"the draft vocabulary of the head at {str(published.folder)!r} is not sound",
+            got=f"d2t gives {wrong}",
+            expected="offsets: the target's id of draft token i is i + d2t[i]",
+        )
+    return ids
+
+
+def draft_tables(ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """d2t and t2d of a draft vocabulary."""
+    return {
+        "d2t": ids - torch.arange(len(ids)),
+        "t2d": torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True),
+    }
 
 
 def open_published(folder: Path) -> Published:

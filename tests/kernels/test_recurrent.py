@@ -1,0 +1,96 @@
+"""Recurrent layers: states after rounds of drafts are those of one token after another, bit for bit."""
+
+import random
+
+import pytest
+import torch
+
+from paceline.core.tree import TokenTree
+from paceline.kernels import load
+from paceline.target import ModelRunner, wrap_model
+from tests.kernels.test_passes import assert_same_cache, random_tree
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
+
+HYBRIDS = ["qwen3_5", "falcon_h1", "lfm2", "olmo_hybrid", "granitemoehybrid", "bamba", "nemotron_h", "mamba2", "lfm3"]
+FIRST = [pytest.param(name, marks=() if i < 3 else pytest.mark.more) for i, name in enumerate(HYBRIDS)]
+
+
+def decode(runner: ModelRunner, slot: int, tokens: list[int]) -> torch.Tensor:
+    """Cache tokens one at a time; the logits after the last."""
+    logits = torch.empty(0)
+    for token in tokens:
+        logits = runner.forward([slot], TokenTree.chain([[token]]))[0, 0]
+        runner.commit([slot], [[]])
+    return logits
+
+
+def round_of(runner: ModelRunner, slots: list[int], rng: random.Random) -> list[list[int]]:
+    """A pass over random trees in all slots, of which random paths are committed; the tokens that each slot took."""
+    trees = [random_tree(rng.randint(1, 9), rng).rows[0] for _ in slots]
+    runner.forward(slots, TokenTree.of(trees))
+    paths = [tree.path_to(rng.randrange(len(tree))) for tree in trees]
+    runner.commit(slots, paths)
+    return [[tree.token_ids[node] for node in (0, *path)] for tree, path in zip(trees, paths, strict=True)]
+
+
+def keeps_bits(runner: ModelRunner, rounds: int, seed: int, stops_at_pages: bool = False) -> bool:
+    """Whether rounds over two sequences leave the columns, states and logits of plain decoding."""
+    rng, (plain, *slots) = random.Random(seed), [runner.cache.allocate() for _ in range(3)]
+    recurrent = runner.cache.recurrent
+    assert recurrent is not None
+    recurrent.stops_at_pages = stops_at_pages
+    try:
+        texts = [[rng.randrange(3, 97) for _ in range(length)] for length in (20, 3)]
+        for slot, text in zip(slots, texts, strict=True):
+            runner.extend_cache(slot, text)
+        for _ in range(rounds):
+            for text, more in zip(texts, round_of(runner, slots, rng), strict=True):
+                text.extend(more)
+            if rng.random() < 0.2:  # a draft by the same cache that is taken back
+                with runner.tentative(slots):
+                    for _ in range(2):
+                        round_of(runner, slots, rng)
+        recurrent.stops_at_pages = False
+        for slot, text in zip(slots, texts, strict=True):
+            runner.cache.release(plain)
+            runner.cache.allocate()
+            decode(runner, plain, text)
+            if not torch.equal(decode(runner, plain, [7]), decode(runner, slot, [7])):
+                return False
+            for one in (plain, slot):
+                decode(runner, one, [9])  # states move on a round later
+            assert_same_cache(runner, plain, slot, len(text) + 1)
+        return True
+    finally:
+        for slot in (plain, *slots):
+            runner.cache.release(slot)
+
+
+@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("stops_at_pages", [False, True])
+def test_rounds_of_drafts_leave_the_states_of_plain_decoding(name, stops_at_pages, isa):
+    runner = ModelRunner(wrap_model(tiny_model(name, torch.bfloat16)), 3, 400)
+    assert keeps_bits(runner, 12, 3, stops_at_pages)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_two_hundred_rounds(name):
+    runner = ModelRunner(wrap_model(tiny_model(name, max_position_embeddings=2048)), 3, 1500)
+    assert keeps_bits(runner, 200, 5)
+
+
+def test_a_state_is_forgotten_with_its_sequence():
+    """A slot that was used, and a text that is rolled back further than its state, begin anew."""
+    runner = ModelRunner(wrap_model(tiny_model("qwen3_5")), 2, 100)
+    slot, other = runner.cache.allocate(), runner.cache.allocate()
+    decode(runner, slot, [5, 6, 7])
+    runner.cache.truncate(slot, 2)
+    assert runner.cache.lengths[slot] == 2, "the last token is not in the state yet"
+    runner.cache.truncate(slot, 0)
+    assert torch.equal(decode(runner, slot, [8, 9]), decode(runner, other, [8, 9]))
+    runner.extend_cache(slot, [3, 4, 5])
+    runner.cache.truncate(slot, 4)
+    assert runner.cache.lengths[slot] == 0

@@ -15,6 +15,7 @@ from paceline.system.provenance import provenance, sha256_of
 _DESCRIPTION = "a small hybrid that continues Python, with an MTP module: layers of gated delta nets and of attention"
 _LIMITS = (
     "It writes what looks like Python and is wrong. It is meant to show and to test speculative decoding of hybrids.",
+    "A pass of so small a model costs less than drafting: the cost model drafts nothing, hence `--policy fixed`.",
     "The MTP module was trained on the model's own distribution, three steps deep; it fits no other model.",
     "Greedy answers of so small a model soon repeat themselves, and what repeats is easy to draft; the agreement on "
     "held-out text does not depend on that.",
@@ -44,7 +45,7 @@ def package(folder: Path, out: Path, record: Mapping[str, Any]) -> None:
     }
     introduction = (
         f"# {name}\n\n{_DESCRIPTION[0].upper()}{_DESCRIPTION[1:]}.\n\n```bash\n"
-        f"paceline generate {name} 'def mean(values):' --drafter mtp\n```"
+        f"paceline generate {name} 'def mean(values):' --drafter mtp --policy fixed -k 3\n```"
     )
     measured = acceptance_table(record["acceptance"])
     front = front_matter({"licence": "Apache-2.0"}, "transformers", "text-generation", "mtp")

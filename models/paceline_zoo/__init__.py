@@ -1,4 +1,4 @@
-"""Trained draft heads and small vision-language models for Paceline, one folder each; see `README.md`."""
+"""Trained draft heads and small models for Paceline, one folder each; see `README.md`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .vlm import PackagedVlm
+    from paceline.zoo.entry import ZooEntry
 
 FOLDER = Path(__file__).parent
 DEFAULTS = {"smollm2-135m-dflash": "lookup+head:smollm2-135m-dflash"}
 """The recommended heads, one for a target, and the drafter of `paceline demo` with each; chosen by measurement."""
 
 
-def models() -> "dict[str, Callable[[], PackagedVlm]]":
-    """The vision-language models by name, each with the function that reads its description."""
-    from .vlm import ABOUT, read_vlm
+def models() -> "dict[str, Callable[[], ZooEntry]]":
+    """The models by name, each with the function that reads its description."""
+    from . import vlm, whole
 
-    return {path.parent.name: partial(read_vlm, path.parent) for path in sorted(FOLDER.glob(f"*/{ABOUT}"))}
+    kinds = ((vlm.ABOUT, vlm.read_vlm), (whole.ABOUT, whole.read_model))
+    return {file.parent.name: partial(read, file.parent) for about, read in kinds for file in FOLDER.glob(f"*/{about}")}

@@ -74,7 +74,8 @@ def models(
     screen.heading("Models")
     for row in rows:
         entry = zoo.ZOO[row.name]
-        there = f"made from {entry.base}" if entry.base else f"{decimal(entry.download_bytes)} to fetch"
+        there = f"{decimal(entry.download_bytes)} to fetch" if entry.download_bytes else "installed"
+        there = f"made from {entry.base}" if entry.base else there
         here = "here" if row.pulled else "[red]damaged[/red]" if row.problem else there
         size = f"{decimal(row.size_bytes)}, " if row.pulled else ""
         screen.entry(row.name, f"{escape(row.description)} [dim]({here}, {size}{row.licence})[/dim]")

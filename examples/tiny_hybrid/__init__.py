@@ -1,0 +1,1 @@
+"""A small hybrid language model with an MTP module: its corpus, training and packaging."""

@@ -94,3 +94,13 @@ def test_a_state_is_forgotten_with_its_sequence():
     runner.extend_cache(slot, [3, 4, 5])
     runner.cache.truncate(slot, 4)
     assert runner.cache.lengths[slot] == 0
+
+
+def test_rows_of_a_text_are_not_kept():
+    """Rings hold what states lack, not prompts."""
+    runner = ModelRunner(wrap_model(tiny_model("qwen3_5")), 2, 250)
+    slot, recurrent = runner.cache.allocate(), runner.cache.recurrent
+    assert recurrent is not None
+    runner.extend_cache(slot, [5] * 200)
+    runner.forward([slot], TokenTree.chain([[6] * 8]))
+    assert recurrent.capacity == 16

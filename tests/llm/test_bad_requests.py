@@ -270,7 +270,6 @@ BAD_PARTS: list[tuple[type, tuple[object, ...], dict[str, object]]] = [
     (SelfQuantized, ("32",), {}),
     (SelfQuantized, (), {"lm_head": "x"}),
     (SelfQuantized, (), {"weights": 3}),
-    (Eagle, (None,), {}),
     (Eagle, ("x", "dynamc"), {}),
     (Eagle, ("x",), {"top_k": 0}),
     (Medusa, ("x",), {"top_k": 1.5}),

@@ -77,8 +77,7 @@ class RecurrentStates:
             to = max((stop for stop in (page, *self._stops[slot]) if base < stop <= known), default=known)
             to = max(base, min(to, self._held.get(slot, to)))
             self.steps.append(to - base)
-            first = min(self._lengths[slot], to)
-            room = max(room, self._lengths[slot] + num_nodes - first, self._lengths[slot] - base)
+            room = max(room, self._lengths[slot] + num_nodes - to, self._lengths[slot] - base)
         self._ensure(room + 2 * self.tail)
 
     def finish(self) -> None:

@@ -139,7 +139,8 @@ def generate(
             return _decode(model, inputs, generation_config, logits_processor, stopping_criteria, kept, **kwargs)
         _check(kwargs)
         _check({} if generation_config is None else vars(generation_config))
-        bare: Any = model
+        bare: Any = copy.copy(model)
+        bare._is_stateful = False  # for drafts named as in transformers, which it refuses for recurrent layers
         configs = [config for config in (generation_config, model.generation_config) if config is not None]
         texts = [text for text in (stop_strings, *(config.stop_strings for config in configs)) if text is not None]
         if texts:
@@ -147,7 +148,7 @@ def generate(
                 raise ConfigError("stop_strings need a tokenizer", fix="pass tokenizer=...")
             by_text = StopStringCriteria(tokenizer, texts[0])
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), by_text])
-            bare = copy.copy(model)  # without the texts, for which transformers would ask for the tokenizer
+            # without the texts, for which transformers would ask for the tokenizer
             bare.generation_config = _without_texts(model.generation_config)
             generation_config = generation_config and _without_texts(generation_config)
 

@@ -93,10 +93,10 @@ class PrefixCache(BoundedCache[_Key, Page]):
             ends_of_pages.append(end)
         if (recurrent := self._cache.recurrent) is not None:
             recurrent.stop_at(slot, max((end for end in self._kept(vision, ends) if end <= last), default=0))
-            whole = [page for page in pages if page is not pages[-1] or ends_of_pages[-1] in ends]
-            known = max((n for n, page in enumerate(whole, 1) if page.recurrent is not None), default=0)
-            if known < len(pages):  # another text went on differently from here: the next one may too
-                recurrent.stop_at(slot, ends_of_pages[-1], is_fork=True)
+            num_whole = sum(end in ends for end in ends_of_pages)  # all but a last one that lacks a column
+            known = max((n for n, page in enumerate(pages[:num_whole], 1) if page.recurrent is not None), default=0)
+            if known < num_whole:  # another text went on differently from here: the next one may too
+                recurrent.stop_at(slot, ends_of_pages[num_whole - 1], is_fork=True)
             keys, pages = keys[:known], pages[:known]
         length = ends_of_pages[len(pages) - 1] if pages else 0
         self._touch(keys)
@@ -117,10 +117,10 @@ class PrefixCache(BoundedCache[_Key, Page]):
         keys, watched = dict[_Key, None](), self._watched.get(slot, ())
         copies = {} if self._cache.recurrent is None else self._cache.recurrent.copies[slot]
         for begin, end in pairwise([0, *self._kept(vision, ends)]):
-            key, end = (number, _read_by(token_ids, vision, begin, end)), min(end, last)
+            key, copy, end = (number, _read_by(token_ids, vision, begin, end)), copies.get(end), min(end, last)
             if end > held:
                 break
-            page, copy = self._held.get(key), copies.get(end)
+            page = self._held.get(key)
             kept = None if page is None else page.recurrent
             if page is None or not page.has(end - begin, watched) or (kept is None and copy is not None):
                 rows = {layer: self._states.read(slot, begin, end, (layer,)).clone() for layer in watched}

@@ -71,8 +71,8 @@ def test_a_wrong_column_is_noticed(monkeypatch):
     """Mutant: the last column that was found is another one."""
     restore = SlotCache.restore
 
-    def shifted(self, slot, pages, length):
-        restore(self, slot, pages, length)
+    def shifted(self, slot, pages, length, *rest):
+        restore(self, slot, pages, length, *rest)
         with torch.inference_mode():
             for layer in (*self.keys, *self.values):
                 layer[slot, :, length - 1] = layer[slot, :, 0]

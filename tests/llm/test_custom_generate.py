@@ -117,6 +117,15 @@ def test_assistants_and_lookup_as_transformers_names_them(model):
     assert "drafter" not in model.generation_config.to_dict()
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "jamba"])
+def test_models_with_recurrent_layers(name):
+    model, draft = tiny_model(name), tiny_model("llama", seed=1)
+    want = model.generate(IDS, max_new_tokens=20, do_sample=False).tolist()
+    for options in ({"assistant_model": draft}, {"prompt_lookup_num_tokens": 3}, {}):
+        assert generate(model, IDS, max_new_tokens=20, do_sample=False, **options).tolist() == want
+    assert model._is_stateful
+
+
 def test_changed_weights_are_seen():
     model = tiny_model("llama", seed=3)
     before = generate(model, IDS, max_new_tokens=12).tolist()

@@ -96,6 +96,25 @@ def test_what_is_found_has_the_bits_of_reading_anew(kind, defer):
         assert counts == [0, 0, 0, 0, 0, 48, 48, 48, 96, 96, 48, 48, 96, 96, 0, 96]
 
 
+def test_a_page_that_lacks_a_column_has_no_state():
+    """The same prompt twice, up to the last token of a page, and longer ones behind it."""
+    text = BASE[: 2 * PAGE]
+    right, counts = finds_what_it_would_read(
+        loaded("qwen3_5"), texts=[text, text, *(text + [9 + i] * 20 for i in range(3))]
+    )
+    assert right
+    assert counts == [0, 16, 16, 16, 32]
+
+
+def test_rings_of_recurrent_layers_hold_what_waits_alone():
+    """However long the text is that was read, or found."""
+    runner = runner_of(loaded("qwen3_5", max_position_embeddings=1024), chunk=512)
+    for _ in range(2):
+        bits(runner, prompt(900))
+    assert runner.cache.recurrent is not None
+    assert runner.cache.recurrent.capacity <= 32
+
+
 def with_answer(model: LoadedModel, keeps: bool) -> tuple[int, list[torch.Tensor]]:
     """The next turn after an answer that came through trees; its drafter watches states."""
     runner, drafter = runner_of(model, keeps), RandomTrees(4)

@@ -62,7 +62,9 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("llava", "vipllava", "internvl", "aya_vision", "cohere2_vision", "deepseek_vl"), Family()),
     "exaone4_5": Family("grid"),
     **dict.fromkeys(("llava_next", "llava_onevision", "mistral3", "lighton_ocr"), Family("anyres")),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), Family("grid", axes=True)),
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), Family("grid", axes=True)
+    ),
     **dict.fromkeys(
         ("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "hunyuan_vl"), Family("grid", axes=True)
     ),

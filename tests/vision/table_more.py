@@ -1,7 +1,10 @@
 """Further families, see `table`: later ones of the table of `hf.vision`, and some that have no row there."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+from tests.tiny import DELTA
 from tests.vision.table import (
     IMAGE_INDEX,
     QWEN3_TOWER,
@@ -26,6 +29,8 @@ _COHERE = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+_QWEN3_5_TOWER = {name: value for name, value in QWEN3_TOWER.items() if name != "deepstack_visual_indexes"}
+_HALF = {"partial_rotary_factor": 0.5}
 
 
 def _glm(which: str, version: str, text: str, tower: str, **options: int) -> Family:
@@ -71,6 +76,13 @@ def _pixtral(which: str, processor: str, options: Mapping[str, object], **config
     )
 
 
+def _hybrid(which: str, **text: int) -> Family:
+    """Qwen3.5's: gated delta nets between layers with attention, whose positions turn half of each head."""
+    made = qwen(which, "Qwen3VLProcessor", _QWEN3_5_TOWER, interleaved=True, **text)
+    rope: Any = made.text["rope_parameters"]
+    return replace(made, text={**made.text, **DELTA, "head_dim": 32, "rope_parameters": {**rope, **_HALF}})
+
+
 MORE: dict[str, Family] = {
     "vipllava": Family(
         "vipllava",
@@ -108,6 +120,14 @@ MORE: dict[str, Family] = {
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=16,
+    ),
+    "qwen3_5": _hybrid("qwen3_5"),
+    "qwen3_5_moe": _hybrid(
+        "qwen3_5_moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=24,
     ),
     "paddleocr_vl": Family(
         "paddleocr_vl",
@@ -293,5 +313,5 @@ MORE: dict[str, Family] = {
         processor={"image_seq_length": 4},
     ),
 }
-USUAL = ("glm4v", "aya_vision", "gemma4", "granite4_vision", "ovis2")
+USUAL = ("glm4v", "qwen3_5", "aya_vision", "gemma4", "granite4_vision", "ovis2")
 """Those that are tested by default: each has what no other has."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.tiny import DELTA
 from tests.vision.table import (
+    IDEFICS_WORDS,
     IMAGE_INDEX,
     QWEN3_TOWER,
     QWEN_PIXELS,
@@ -30,6 +31,10 @@ _COHERE = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 _QWEN3_5_TOWER = {name: value for name, value in QWEN3_TOWER.items() if name != "deepstack_visual_indexes"}
+_CONV = {"layer_types": ["conv", "full_attention"]}
+_MINICPM = {"image_token": "<unk_image>", "video_token": "<unk_video>"} | {
+    f"{what}_{side}_token": f"<{what}_{side}>" for what in ("image", "slice", "image_id") for side in ("start", "end")
+}
 _HALF = {"partial_rotary_factor": 0.5}
 
 
@@ -128,6 +133,55 @@ MORE: dict[str, Family] = {
         num_experts_per_tok=2,
         moe_intermediate_size=16,
         shared_expert_intermediate_size=24,
+    ),
+    "lfm3_vl": replace(
+        qwen("lfm3_vl", "Lfm3VlProcessor", {}),
+        text={"model_type": "lfm3", **_CONV, "use_attention_gate": False},
+        tower={**TOWER, "model_type": "lfm3_vl_vision", "patch_size": 4, "num_key_value_heads": 1}
+        | {"layer_types": ["conv", "full_attention"]},
+        config={"projector_hidden_size": 48},
+    ),
+    "lfm2_vl": Family(
+        "lfm2_vl",
+        "Lfm2VlProcessor",
+        "Lfm2VlImageProcessor",
+        ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"]
+        + [f"<|img_row_{i}_col_{j}|>" for i in (1, 2, 3) for j in (1, 2, 3)],
+        "<image>",
+        {"model_type": "lfm2", **_CONV, "block_auto_adjust_ff_dim": False},
+        {**TOWER, "model_type": "siglip2_vision_model", "vision_use_head": False, "num_patches": 16},
+        {"image_token_id": "<image>"},
+        config={"projector_hidden_size": 48},
+        pixels={"size": {"height": SIDE, "width": SIDE}, "tile_size": SIDE, "encoder_patch_size": 8, "max_tiles": 3}
+        | {"min_image_tokens": 1, "max_image_tokens": 4, "max_pixels_tolerance": 1.1},
+        needs="torchvision",
+    ),
+    "granite_docling": Family(
+        "granite_docling",
+        "GraniteDoclingProcessor",
+        "GraniteDoclingImageProcessor",
+        IDEFICS_WORDS,
+        "<image>",
+        {"model_type": "granite_docling_text", "attention_multiplier": 0.3},
+        {**TOWER, "model_type": "granite_docling_vision", "out_hidden_size": 32, "scale_factor": 2}
+        | {"deepstack_visual_indexes": [0]},
+        {"image_token_id": "<image>"},
+        pixels={"size": {"height": SIDE, "width": SIDE}, "max_patches": 3},
+        processor={"image_seq_len": 4},
+    ),
+    "minicpmv4_6": Family(
+        "minicpmv4_6",
+        "MiniCPMV4_6Processor",
+        "MiniCPMV4_6ImageProcessor",
+        [*_MINICPM.values()],
+        "<unk_image>",
+        {"model_type": "qwen3_5_text", **DELTA, "head_dim": 32},
+        {**TOWER, "model_type": "minicpmv4_6_vision", "patch_size": 4, "insert_layer_id": 0},
+        {"image_token_id": "<unk_image>", "video_token_id": "<unk_video>"},
+        named=_MINICPM,
+        config={"insert_layer_id": 0},
+        pixels={"patch_size": 4, "scale_resolution": SIDE, "max_slice_nums": 2},
+        takes_video=True,
     ),
     "paddleocr_vl": Family(
         "paddleocr_vl",
@@ -228,7 +282,7 @@ MORE: dict[str, Family] = {
         "LlavaNextImageProcessor",
         ["<image>"],
         "<image>",
-        {"model_type": "granite4_vision_text"},
+        {"model_type": "granite4_vision_text", "logits_scaling": 2.0},
         {**SIGLIP, "hidden_size": 64, "patch_size": 4},  # its query transformer has heads of 64
         IMAGE_INDEX,
         config={
@@ -313,5 +367,5 @@ MORE: dict[str, Family] = {
         processor={"image_seq_length": 4},
     ),
 }
-USUAL = ("glm4v", "qwen3_5", "aya_vision", "gemma4", "granite4_vision", "ovis2")
+USUAL = ("glm4v", "qwen3_5", "minicpmv4_6", "aya_vision", "gemma4", "granite4_vision", "ovis2")
 """Those that are tested by default: each has what no other has."""

@@ -55,7 +55,7 @@ class Family:
     @property
     def needs_transformers(self) -> bool:
         """Whether only transformers' layers can read its prompts."""
-        return bool(self.extras) or self.blocks == "windowed"
+        return bool(self.extras)
 
 
 FAMILIES: Mapping[str, Family] = {

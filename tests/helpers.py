@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
@@ -58,10 +58,10 @@ def memoryless(eps: float = 1e-6) -> LoadedModel:
     return wrap_model(model)
 
 
-def on_torch(model: PreTrainedModel) -> LoadedModel:
+def on_torch(model: PreTrainedModel, processor: ProcessorMixin | None = None) -> LoadedModel:
     """Run by torch as on CUDA, not by the native kernels."""
     with patch.object(load, "pack_linears", lambda _: 0):
-        return wrap_model(model)
+        return wrap_model(model, processor=processor)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -124,7 +124,7 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
 }
 
-_DELTA = {
+DELTA = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
@@ -138,7 +138,7 @@ _KDA = {
     "linear_head_dim": 8,
     "linear_num_heads": 4,
     "linear_conv_kernel_dim": 4,
-    "layer_types": _DELTA["layer_types"],
+    "layer_types": DELTA["layer_types"],
     "mlp_layer_types": ["dense", "sparse", "sparse"],
     "num_hidden_layers": 3,
 }
@@ -148,8 +148,8 @@ _MAMBA = {"state_size": 8, "expand": 2, "conv_kernel": 4}
 _HEADS = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_expand": 2}
 
 RECURRENT: dict[str, tuple[str, dict]] = {
-    "qwen3_5": ("qwen3_5_text", {**_DELTA, "linear_value_head_dim": 20}),
-    "olmo_hybrid": ("olmo_hybrid", {**_DELTA, "linear_allow_neg_eigval": True}),
+    "qwen3_5": ("qwen3_5_text", {**DELTA, "linear_value_head_dim": 20}),
+    "olmo_hybrid": ("olmo_hybrid", {**DELTA, "linear_allow_neg_eigval": True}),
     "granitemoehybrid": (
         "granitemoehybrid",
         {**_HEADS, "num_local_experts": 0, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 48},
@@ -174,8 +174,8 @@ RECURRENT: dict[str, tuple[str, dict]] = {
     "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 12, "n_groups": 2, "expand": 2}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
     "lfm3": ("lfm3", {"layer_types": ["conv", "full_attention"], "use_attention_gate": False}),
-    "qwen3_next": ("qwen3_next", {**_DELTA, **_SHARED}),
-    "qwen3_5_moe": ("qwen3_5_moe_text", {**_DELTA, **_SHARED}),
+    "qwen3_next": ("qwen3_next", {**DELTA, **_SHARED}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**DELTA, **_SHARED}),
     "kimi_linear": ("kimi_linear", {**_MLA, **_KDA}),
     "bailing_hybrid": ("bailing_hybrid", {**_MLA, **_KDA, "num_experts": 4}),
     "minimax": ("minimax", {**_MOE, "layer_types": ["linear_attention", "full_attention"], "block_size": 8}),
@@ -223,7 +223,7 @@ RECURRENT: dict[str, tuple[str, dict]] = {
     "falcon_mamba": ("falcon_mamba", _MAMBA),
     "lfm2_moe": ("lfm2_moe", {**_MOE, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
     "zaya": ("zaya", {"num_experts": 4}),
-    "lara_mini": ("lara_mini", {**_DELTA, **_SHARED}),
+    "lara_mini": ("lara_mini", {**DELTA, **_SHARED}),
 }  # fmt: skip
 """With recurrent layers, which transformers keeps in its cache. The first three are tested by default."""
 

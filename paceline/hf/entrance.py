@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import IncompatibleModels
 
 _DEEPSTACK = ("visual_pos_masks", "deepstack_visual_embeds")
+_PER_LAYER = "per_layer_inputs"
 _OWN = ("self", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "past_key_values", "cache")
 """What a pass has of its own."""
 
@@ -94,6 +95,8 @@ def enter(copied: Any, inputs: Mapping[str, Any], image_token: int) -> Entrance:
     positions = given.get("position_ids", torch.arange(length)).reshape(-1, length).cpu()
     blocks, windowed = sight(given.get("attention_mask"), length, copied.config.get_text_config())
     extras = {name: value for name, value in given.items() if name not in _OWN and _has_tensor(value)}
+    if _PER_LAYER in extras and _is_looked_up(extras[_PER_LAYER], copied, ids, image):
+        del extras[_PER_LAYER]
     parts: Any = [extras.pop(name, None) for name in _DEEPSTACK]
     deepstack = () if parts[1] is None else tuple(part.reshape(-1, part.shape[-1]) for part in parts[1])
     wrong = [part.shape[0] for part in deepstack if len(part) != int(image.sum())]
@@ -104,6 +107,15 @@ def enter(copied: Any, inputs: Mapping[str, Any], image_token: int) -> Entrance:
             if isinstance(leaf, Tensor) and leaf.shape[:2] != (1, length) and leaf.shape[:1] != (int(image.sum()),):
                 raise _refusal(f"{name} {list(leaf.shape)}", "arguments with a row for each token, or each image token")
     return Entrance(embeds[0], frozenset(ids[featured].tolist()), positions, deepstack, blocks, windowed, extras)
+
+
+@torch.inference_mode()
+def _is_looked_up(given: Tensor, copied: Any, ids: Tensor, image: Tensor) -> bool:
+    """Whether inputs of each layer are those of the tokens, and of padding for images, which passes look up."""
+    text = copied.get_decoder()
+    text = getattr(text, "base_model", text)
+    known = text.get_per_layer_inputs(ids.masked_fill(image, text.padding_idx or 0)[None].to(given.device))
+    return torch.equal(given, known)
 
 
 def on_device(inputs: Mapping[str, Any], like: Tensor) -> dict[str, Any]:

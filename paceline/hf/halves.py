@@ -94,5 +94,5 @@ class TextHalf(PreTrainedModel):
         """Logits [B, N, V]. Options that are None are not passed to the language model, which may not accept them."""
         out = self.model(input_ids=input_ids, **{name: value for name, value in options.items() if value is not None})
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, kept])
+        logits = self.lm_head(out.last_hidden_state[:, kept]) / getattr(self.config, "logits_scaling", 1.0)  # Granite's
         return CausalLMOutputWithPast(logits=logits, hidden_states=out.hidden_states)

@@ -29,17 +29,19 @@ _LOADERS = {
 
 
 class _NoVideo:
-    """The attributes that SmolVLM's processor reads even if there is no video."""
+    """The attributes that processors of SmolVLM and MiniCPM-V read even if there is no video."""
 
     num_frames: int | None = None
     fps: float | None = None
+    slice_mode = False
+    downsample_mode = ""
 
 
 class _Kept(ProcessorMixin):
-    """Comes between a processor class and transformers' own, to which some pass their parts by name."""
+    """Comes between a processor class and transformers' own, to which some pass the missing part too."""
 
     def __init__(self, *parts: object, video_processor: None = None, **options: object):
-        super().__init__(*parts, **options)
+        super().__init__(*(part for part in parts if part is not None), **options)
 
 
 @cache

@@ -55,14 +55,16 @@ class Family:
     @property
     def needs_transformers(self) -> bool:
         """Whether only transformers' layers can read its prompts."""
-        return bool(self.extras) or self.blocks == "windowed"
+        return bool(self.extras)
 
 
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("llava", "vipllava", "internvl", "aya_vision", "cohere2_vision", "deepseek_vl"), Family()),
-    "exaone4_5": Family("grid"),
+    **dict.fromkeys(("exaone4_5", "lfm3_vl"), Family("grid")),
     **dict.fromkeys(("llava_next", "llava_onevision", "mistral3", "lighton_ocr"), Family("anyres")),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), Family("grid", axes=True)),
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), Family("grid", axes=True)
+    ),
     **dict.fromkeys(
         ("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "hunyuan_vl"), Family("grid", axes=True)
     ),

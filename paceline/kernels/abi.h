@@ -105,6 +105,7 @@ struct Pass {
   const float* const* cos;  // for each rope table [positions, rotary_dim], see `positions`
   const float* const* sin;
   int64_t max_position;    // positions are cut to this; -1: cos, sin hold one row for each row of the pass
+  int64_t windowed_blocks;  // whether only layers with a window obey `block_ends`
   void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim]
   void* const* values;
   int64_t capacity;

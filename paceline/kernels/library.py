@@ -159,7 +159,7 @@ class Pass(ctypes.Structure):
         ("input_format", c_int64),
         *((name, c_void_p) for name in ("parents", "starts", "slots", "offsets", "block_ends")),
         *((name, c_void_p) for name in ("block_firsts", "is_mask", "cos", "sin")),
-        ("max_position", c_int64),
+        *((name, c_int64) for name in ("max_position", "windowed_blocks")),
         *((name, c_void_p) for name in ("keys", "values")),
         ("capacity", c_int64),
         *((name, c_void_p) for name in ("bases", "steps", "recurrent_states", "recurrent_rows")),

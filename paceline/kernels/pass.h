@@ -7,6 +7,7 @@ struct Visit {  // of a tree in the walk of a recurrent layer
 struct Scratch {
   int64_t rows, hidden, width;  // width: columns that scores have room for
   Reach* reach;                 // of every node [batch, old + nodes]
+  Reach* causal;                // ... in layers without a window
   int64_t* place;               // [rows], of each row in [batch, nodes]
   int64_t* begins;              // [batch], the first row of each tree, and their end
   int64_t* head;                // [rows], the place of each row among those whose logits are wanted, or -1
@@ -128,6 +129,7 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
     for (int64_t t = 0; t < pass->batch * pass->nodes; t++)
       s->width = max_(s->width, round_up(pass->block_ends[t], COLUMNS) + COLUMNS);
   s->reach = arena.take<Reach>(pass->batch * nodes);
+  s->causal = pass->windowed_blocks ? arena.take<Reach>(pass->batch * nodes) : s->reach;
   s->place = arena.take<int64_t>(rows);
   s->begins = arena.take<int64_t>(pass->batch + 1);
   s->head = arena.take<int64_t>(rows);
@@ -203,6 +205,10 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
       if (n < pass->old) continue;
       const int64_t place = b * pass->nodes + n - pass->old;
       r.first = pass->block_firsts ? pass->block_firsts[place] : INT32_MAX;
+      if (pass->windowed_blocks) {
+        s.causal[b * nodes + n] = r;
+        s.causal[b * nodes + n].straight = min_(r.straight, r.count);
+      }
       if (pass->block_ends && pass->block_ends[place] > r.count) r.count = r.straight = pass->block_ends[place];
       int64_t position = r.own - 1;
       if (pass->max_position >= 0) position = min_(position, pass->max_position);
@@ -410,7 +416,7 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     for (int64_t n = chunk * nodes; n < min_(s.begins[b + 1] - s.begins[b], (chunk + 1) * nodes); n++)
       for (int64_t g = part * each; g < min_(groups, (part + 1) * each); g++) {
         const int64_t row = s.begins[b] + n, head = h * groups + g;
-        reach[count] = s.reach + b * (pass->old + pass->nodes) + pass->old + n;
+        reach[count] = (l.window ? s.reach : s.causal) + b * (pass->old + pass->nodes) + pass->old + n;
         queries[count] = pairs ? (const void*)(s.queries + row * l.heads * d + head * d)
                                : (const void*)(s.qkv + row * width + head * d);
         to[count++] = s.attended.wide + row * s.attended.stride + head * d;

@@ -67,6 +67,7 @@ class NativeDecoder:
         if rows is not None and rows.blocks:
             ends, firsts = _blocks(rows, layout.starts[0], nodes)
             call.block_ends, call.block_firsts = pointers.tensor(ends), pointers.tensor(firsts)
+            call.windowed_blocks = rows.windowed_blocks
         if rows is not None and rows.deepstack:
             call.deepstack = pointers.tensors(_deepstack(rows, self._described.num_layers))
         if rows is not None and rows.position_ids is not None:  # the tables hold one row for each row of the prompt

@@ -92,7 +92,8 @@ class PrefixCache(BoundedCache[_Key, Page]):
             pages.append(page)
             ends_of_pages.append(end)
         if (recurrent := self._cache.recurrent) is not None:
-            recurrent.stop_at(slot, max((end for end in self._kept(vision, ends) if end <= last), default=0))
+            for most in (last, 0 if vision is None else min(vision.edge, last)):  # and a question about the same images
+                recurrent.stop_at(slot, max((end for end in self._kept(vision, ends) if end <= most), default=0))
             num_whole = sum(end in ends for end in ends_of_pages)  # all but a last one that lacks a column
             known = max((n for n, page in enumerate(pages[:num_whole], 1) if page.recurrent is not None), default=0)
             if known < num_whole:  # another text went on differently from here: the next one may too

@@ -137,7 +137,8 @@ def _rows(
     """Texts of several lengths as one model reads them; prompts: None for text alone."""
     half, model = runner.loaded.vision, runner.loaded.model
     assert half is not None
-    if half.family.needs_transformers:
+    has_inputs_of_layers = bool(getattr(model.base_model, "hidden_size_per_layer_input", None))
+    if half.family.needs_transformers or half.family.blocks == "windowed" or has_inputs_of_layers:
         raise IncompatibleModels(
             "this family's images need more than rows of features, which training does not have yet",
             got=runner.loaded.name, fix="train on text alone",

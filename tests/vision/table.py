@@ -40,8 +40,8 @@ QWEN_PIXELS = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 16 * 
 _QWEN_WORDS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 TILES = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
-_IDEFICS_WORDS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "<video>"]
-_IDEFICS_WORDS += [f"<row_{i}_col_{j}>" for i in (1, 2, 3) for j in (1, 2, 3)]
+IDEFICS_WORDS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "<video>"]
+IDEFICS_WORDS += [f"<row_{i}_col_{j}>" for i in (1, 2, 3) for j in (1, 2, 3)]
 _SPLIT = {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
 
 
@@ -108,7 +108,7 @@ def _idefics(which: str, processor: str, image: str, needs: str | None) -> Famil
         which,
         processor,
         image,
-        _IDEFICS_WORDS,
+        IDEFICS_WORDS,
         "<image>",
         {"model_type": "llama"},
         {**TOWER, "model_type": which + "_vision"},

@@ -1,8 +1,12 @@
 """Further families, see `table`: later ones of the table of `hf.vision`, and some that have no row there."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
+from tests.tiny import DELTA
 from tests.vision.table import (
+    IDEFICS_WORDS,
     IMAGE_INDEX,
     QWEN3_TOWER,
     QWEN_PIXELS,
@@ -26,6 +30,12 @@ _COHERE = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+_QWEN3_5_TOWER = {name: value for name, value in QWEN3_TOWER.items() if name != "deepstack_visual_indexes"}
+_CONV = {"layer_types": ["conv", "full_attention"]}
+_MINICPM = {"image_token": "<unk_image>", "video_token": "<unk_video>"} | {
+    f"{what}_{side}_token": f"<{what}_{side}>" for what in ("image", "slice", "image_id") for side in ("start", "end")
+}
+_HALF = {"partial_rotary_factor": 0.5}
 
 
 def _glm(which: str, version: str, text: str, tower: str, **options: int) -> Family:
@@ -71,6 +81,13 @@ def _pixtral(which: str, processor: str, options: Mapping[str, object], **config
     )
 
 
+def _hybrid(which: str, **text: int) -> Family:
+    """Qwen3.5's: gated delta nets between layers with attention, whose positions turn half of each head."""
+    made = qwen(which, "Qwen3VLProcessor", _QWEN3_5_TOWER, interleaved=True, **text)
+    rope: Any = made.text["rope_parameters"]
+    return replace(made, text={**made.text, **DELTA, "head_dim": 32, "rope_parameters": {**rope, **_HALF}})
+
+
 MORE: dict[str, Family] = {
     "vipllava": Family(
         "vipllava",
@@ -108,6 +125,63 @@ MORE: dict[str, Family] = {
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=16,
+    ),
+    "qwen3_5": _hybrid("qwen3_5"),
+    "qwen3_5_moe": _hybrid(
+        "qwen3_5_moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=24,
+    ),
+    "lfm3_vl": replace(
+        qwen("lfm3_vl", "Lfm3VlProcessor", {}),
+        text={"model_type": "lfm3", **_CONV, "use_attention_gate": False},
+        tower={**TOWER, "model_type": "lfm3_vl_vision", "patch_size": 4, "num_key_value_heads": 1}
+        | {"layer_types": ["conv", "full_attention"]},
+        config={"projector_hidden_size": 48},
+    ),
+    "lfm2_vl": Family(
+        "lfm2_vl",
+        "Lfm2VlProcessor",
+        "Lfm2VlImageProcessor",
+        ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"]
+        + [f"<|img_row_{i}_col_{j}|>" for i in (1, 2, 3) for j in (1, 2, 3)],
+        "<image>",
+        {"model_type": "lfm2", **_CONV, "block_auto_adjust_ff_dim": False},
+        {**TOWER, "model_type": "siglip2_vision_model", "vision_use_head": False, "num_patches": 16},
+        {"image_token_id": "<image>"},
+        config={"projector_hidden_size": 48},
+        pixels={"size": {"height": SIDE, "width": SIDE}, "tile_size": SIDE, "encoder_patch_size": 8, "max_tiles": 3}
+        | {"min_image_tokens": 1, "max_image_tokens": 4, "max_pixels_tolerance": 1.1},
+        needs="torchvision",
+    ),
+    "granite_docling": Family(
+        "granite_docling",
+        "GraniteDoclingProcessor",
+        "GraniteDoclingImageProcessor",
+        IDEFICS_WORDS,
+        "<image>",
+        {"model_type": "granite_docling_text", "attention_multiplier": 0.3},
+        {**TOWER, "model_type": "granite_docling_vision", "out_hidden_size": 32, "scale_factor": 2}
+        | {"deepstack_visual_indexes": [0]},
+        {"image_token_id": "<image>"},
+        pixels={"size": {"height": SIDE, "width": SIDE}, "max_patches": 3},
+        processor={"image_seq_len": 4},
+    ),
+    "minicpmv4_6": Family(
+        "minicpmv4_6",
+        "MiniCPMV4_6Processor",
+        "MiniCPMV4_6ImageProcessor",
+        [*_MINICPM.values()],
+        "<unk_image>",
+        {"model_type": "qwen3_5_text", **DELTA, "head_dim": 32},
+        {**TOWER, "model_type": "minicpmv4_6_vision", "patch_size": 4, "insert_layer_id": 0},
+        {"image_token_id": "<unk_image>", "video_token_id": "<unk_video>"},
+        named=_MINICPM,
+        config={"insert_layer_id": 0},
+        pixels={"patch_size": 4, "scale_resolution": SIDE, "max_slice_nums": 2},
+        takes_video=True,
     ),
     "paddleocr_vl": Family(
         "paddleocr_vl",
@@ -208,7 +282,7 @@ MORE: dict[str, Family] = {
         "LlavaNextImageProcessor",
         ["<image>"],
         "<image>",
-        {"model_type": "granite4_vision_text"},
+        {"model_type": "granite4_vision_text", "logits_scaling": 2.0},
         {**SIGLIP, "hidden_size": 64, "patch_size": 4},  # its query transformer has heads of 64
         IMAGE_INDEX,
         config={
@@ -293,5 +367,5 @@ MORE: dict[str, Family] = {
         processor={"image_seq_length": 4},
     ),
 }
-USUAL = ("glm4v", "aya_vision", "gemma4", "granite4_vision", "ovis2")
+USUAL = ("glm4v", "qwen3_5", "minicpmv4_6", "aya_vision", "gemma4", "granite4_vision", "ovis2")
 """Those that are tested by default: each has what no other has."""

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.attention.recurrent import RecurrentStates
+from paceline.core.tree import TokenTree
 from paceline.hf.vision import BoundedCache, Vision
 from paceline.target import prefix_cache
 from paceline.target import runner as model_runner
@@ -14,7 +16,7 @@ from tests.attention.common import held
 from tests.vision.families import make_image, seeing, user
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
-FAMILIES = ["llava", "qwen2_vl", "qwen3_vl", "gemma3", "paligemma", "smolvlm"]
+FAMILIES = ["llava", "qwen2_vl", "qwen3_vl", "gemma3", "paligemma", "smolvlm", "qwen3_5", "minicpmv4_6", "gemma4"]
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def bits(llm: LLM, token_ids, vision) -> tuple[int, list[torch.Tensor]]:
     length = llm.runner.cache.lengths[slot]
     assert length == len(token_ids) - 1
     states = llm.runner.states.read(slot, 0, length, (0, 1, 2)).clone()
-    rows = [*held(llm.runner, slot), states]
+    rows = [*held(llm.runner, slot), states, llm.runner.forward([slot], TokenTree.chain([[token_ids[-1]]])).clone()]
     llm.runner.cache.release(slot)
     return found, rows
 
@@ -136,6 +138,32 @@ def test_hits_have_the_bits_of_reading_anew(name, chunk, keeps_text):
             found, got = bits(llm, seq.token_ids, seq.vision)
             assert same(got, anew(name, chunk, text)), (found, len(seq.token_ids))
         assert found >= min(seq.vision.edge, len(seq.token_ids) - 1)
+
+
+def second_question(llm: LLM) -> tuple[bool, int]:
+    """Whether a second question about the same images has the bits of reading anew, and where it goes on from."""
+    for text in ("the same", "another question"):
+        (seq,) = llm.open_request([user(*LATER[text])], GREEDY).seqs
+        found, got = bits(llm, seq.token_ids, seq.vision)
+    return same(got, anew("qwen3_5", 512, text)), found - seq.vision.edge
+
+
+@pytest.mark.parametrize("keeps_text", [False, True])
+def test_states_of_recurrent_layers_stop_at_the_end_of_the_images(keeps_text):
+    llm = watching("qwen3_5")
+    if keeps_text:
+        llm.runner.prefixes.resize(1 << 30)
+    assert second_question(llm) == (True, 0)
+
+
+def test_states_of_the_text_before_the_images_are_caught(monkeypatch):
+    """Mutant."""
+
+    def of_no_text(self, slot, base, copy, restore=RecurrentStates.restore):
+        restore(self, slot, base, [*map(torch.zeros_like, copy[: len(self.states)]), *copy[len(self.states) :]])
+
+    monkeypatch.setattr(RecurrentStates, "restore", of_no_text)
+    assert second_question(watching("qwen3_5")) == (False, 0)
 
 
 def test_pages_that_cut_a_block_are_caught(monkeypatch):

@@ -23,6 +23,8 @@ from paceline.hf.entrance import enter, sight, stopping_copy
 from paceline.hf.vision import Vision
 from paceline.target import load_model, wrap_model
 from paceline.target.prefill import encode_images, reference_logits, text_logits
+from paceline.train import images
+from tests.helpers import on_torch
 from tests.vision.contract import ALIKE, CHATS, GREEDY, changed, drafters, drafting, forget, holds, same, wanted
 from tests.vision.families import make, make_image, plain_inputs, save_made, user
 
@@ -55,16 +57,25 @@ def test_answers_are_those_of_transformers(name):
         assert same(drafting(llm, drafters(llm, name)[kind]).generate(list(CHATS.values()), GREEDY), expected), kind
 
 
+@pytest.mark.parametrize("name", ["gemma4", "minicpmv4_6"])
+def test_torch_reads_them_too(name):
+    llm = LLM(on_torch(*make(name)), max_num_seqs=len(CHATS), max_model_len=400)
+    assert not llm.loaded.is_native
+    assert holds(llm, name)
+    assert holds(llm, name), "from the caches"
+
+
 def test_what_is_learned_from_a_made_up_image():
     assert family("qwen3_vl").axes
     assert not family("llava").axes
     assert family("gemma3").blocks == "image"
     assert family("gemma4").blocks == "windowed"
-    assert family("gemma4").extras == {"per_layer_inputs"}
+    assert not family("gemma4").extras
     assert family("granite4_vision").extras == {"vision_mask", "deepstack_features"}
     assert engine("ovis2").runner.banned_token_ids == {99, 100, 101, 104}  # the frame of an image too
     assert not any(family(name).needs_transformers for name in FORCED)
     assert engine("qwen3_vl").loaded.is_native
+    assert engine("gemma4").loaded.is_native
 
 
 @pytest.fixture
@@ -167,8 +178,7 @@ def test_deepstack_left_out_is_caught(monkeypatch):
     assert not holds(mutant(monkeypatch, "qwen3_vl", lambda f: f._replace(deepstack=())), "qwen3_vl", ["first"])
 
 
-@pytest.mark.parametrize("name", ["gemma4", "granite4_vision"])
-def test_extras_of_other_columns_are_caught(name, monkeypatch):
+def test_extras_of_other_columns_are_caught(monkeypatch):
     def rolled(features):
         return features._replace(
             extras=tree_map(
@@ -176,7 +186,12 @@ def test_extras_of_other_columns_are_caught(name, monkeypatch):
             )
         )
 
-    assert not holds(mutant(monkeypatch, name, rolled), name, ["two"])
+    assert not holds(mutant(monkeypatch, "granite4_vision", rolled), "granite4_vision", ["two"])
+
+
+def test_inputs_of_each_layer_that_are_not_those_of_padding_are_caught(monkeypatch):
+    monkeypatch.setattr(engine("gemma4").loaded.decoder._described, "image_token", 5)
+    assert not holds(engine("gemma4"), "gemma4", ["first"])
 
 
 def test_sight_in_layers_without_a_window_is_caught(monkeypatch):
@@ -216,6 +231,12 @@ def test_rules_that_differ_from_those_of_the_made_up_image_are_refused(monkeypat
             forget(engine("llava"))
             with pytest.raises(IncompatibleModels, match=f"other {what}"):
                 engine("llava").generate(CHATS["first"], GREEDY)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "granite4_vision"])
+def test_training_on_more_than_features_is_refused(name):
+    with pytest.raises(IncompatibleModels, match="training does not have yet"):
+        images._rows(engine(name).runner, [], [], torch.zeros(0, 0))
 
 
 def test_a_prompt_that_sees_its_text_both_ways_is_refused():

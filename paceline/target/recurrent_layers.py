@@ -220,7 +220,7 @@ def put_in_waves(model: "PreTrainedModel") -> None:
     try:
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=place), use_cache=False, **{KV_CACHE: finder})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise cannot_roll_back(kind, f"a cache of its own kind: {error}") from error
+        raise cannot_roll_back(kind, f"a cache of its own kind: {getattr(error, 'name', None) or error}") from error
     finally:
         for handle in handles:
             handle.remove()

@@ -123,8 +123,8 @@ class SlotCache(Cache):
     def truncate(self, slot: int, length: int) -> None:
         """Roll back to the first `length` tokens, or to none where recurrent states have moved past them."""
         assert 0 <= length <= self.lengths[slot], (length, self.lengths[slot])
-        if self.recurrent is not None and not self.recurrent.can_return_to(slot, length):
-            self.recurrent.reset(slot)
+        if self.recurrent is not None and (length == 0 or not self.recurrent.can_return_to(slot, length)):
+            self.recurrent.reset(slot)  # also after an interrupt in a pass that began at no token
             length = 0
         self.lengths[slot] = length
 

@@ -113,6 +113,7 @@ class RecurrentStates:
         self.bases[slot] = 0
         self.copies[slot].clear()
         self._stops[slot].clear()
+        self._held.pop(slot, None)
 
     def stop_at(self, slot: int, column: int, is_fork: bool = False) -> None:
         """Copy the state at this column. is_fork: a pass over text shall end there, see `forks`."""

@@ -362,7 +362,8 @@ class ModelRunner:
         It writes after the committed columns of the first slot, so it may run between any two rounds.
         """
         chain = TokenTree.chain([[i % self.vocab_size for i in range(rows)]], self.loaded.device)
-        return median_seconds(lambda: self.forward([0], chain).argmax(-1).tolist())
+        with self.cache.held([0]):
+            return median_seconds(lambda: self.forward([0], chain).argmax(-1).tolist())
 
     def prefill_seconds(self, tokens: int = 64) -> float:
         """Seconds per token of a prefill after the committed columns of the first slot, which is then rolled back."""

@@ -17,9 +17,11 @@ T = TypeVar("T")
 TEXTS = ("abcabcabcab", "the cat and the cat", "x", "0123456789" * 12, "to be or not to be, to be or")
 
 
-def tiny_llm(drafter=None, slots: int = 3, policy=None, chunk: int | None = None, **options) -> LLM:
+def tiny_llm(
+    drafter=None, slots: int = 3, policy=None, chunk: int | None = None, name: str = "llama", **options
+) -> LLM:
     """chunk: tokens that are read at once, so that tiny prompts have several chunks."""
-    model = talking(max_position_embeddings=512)
+    model = talking(name=name, max_position_embeddings=512)
     made = LLM(model, drafter=drafter, policy=policy or Fixed(3), max_num_seqs=slots, **options)
     made.runner.chunk = chunk or made.runner.chunk
     return made

@@ -57,6 +57,16 @@ def test_random_schedules(name, chunk, most):
     assert hits > 0
 
 
+@pytest.mark.parametrize("most", [None, 150_000])
+@pytest.mark.parametrize("name", ["qwen3_5", *(pytest.param(one, marks=pytest.mark.more) for one in ("lfm2", "bamba"))])
+def test_recurrent_layers(name, most):
+    llm = tiny_llm(PromptLookup(), chunk=16, name=name)
+    for seed in range(2):
+        found, hits = mistakes(llm, seed, prefix_cache_bytes=most)
+        assert found == []
+    assert hits > 0
+
+
 def test_images():
     llm = LLM(seeing("qwen2_vl"), drafter=PromptLookup(), max_num_seqs=3)
     llm.runner.chunk = 8

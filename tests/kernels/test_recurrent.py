@@ -96,6 +96,30 @@ def test_a_state_is_forgotten_with_its_sequence():
     assert runner.cache.lengths[slot] == 0
 
 
+def test_what_an_interrupt_left_goes_with_its_sequence():
+    """A hold that did not end, and a state that moved on before it was noted."""
+    runner = ModelRunner(wrap_model(tiny_model("qwen3_5")), 1, 64)
+    slot, recurrent = runner.cache.allocate(), runner.cache.recurrent
+    assert recurrent is not None
+    runner.cache.held([slot]).__enter__()
+    recurrent.states[0][slot] = 1
+    runner.cache.truncate(slot, 0)
+    assert not recurrent.states[0].any()
+    runner.extend_cache(slot, [5] * 20)
+    assert recurrent.bases[slot] == 20
+
+
+def test_measuring_a_pass_moves_no_state():
+    runner = ModelRunner(wrap_model(tiny_model("qwen3_5")), 1, 64)
+    slot, recurrent = runner.cache.allocate(), runner.cache.recurrent
+    assert recurrent is not None
+    runner.extend_cache(slot, [5] * 20)
+    runner.forward([slot], TokenTree.chain([[6] * 4]))
+    runner.commit([slot], [[1, 2]])
+    runner.pass_seconds(4)
+    assert (recurrent.bases[slot], runner.cache.lengths[slot]) == (20, 23)
+
+
 def test_rows_of_a_text_are_not_kept():
     """Rings hold what states lack, not prompts."""
     runner = ModelRunner(wrap_model(tiny_model("qwen3_5")), 2, 250)

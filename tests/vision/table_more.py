@@ -156,6 +156,25 @@ MORE: dict[str, Family] = {
         | {"min_image_tokens": 1, "max_image_tokens": 4, "max_pixels_tolerance": 1.1},
         needs="torchvision",
     ),
+    "nemotron_h_omni": Family(
+        "nemotron_h_omni",
+        "NemotronH_Omni_Reasoning_V3Processor",
+        "NemotronH_Omni_Reasoning_V3ImageProcessor",
+        ["<image>", "<video>", "<so_embedding>", "<img>", "</img>"],
+        "<image>",
+        {"model_type": "nemotron_h", "layers_block_type": ["mamba", "attention"], "num_hidden_layers": 2}
+        | {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "head_dim": 8}
+        | {"time_step_min": 1e-9},  # which transformers applies to texts, and not to single tokens
+        {"model_type": "radio", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+        | {"image_size": SIDE, "max_img_size": 64, "num_cls_tokens": 1, "num_registers": 1}
+        | {"video_temporal_patch_size": 2},
+        {"image_token_id": "<image>", "video_token_id": "<video>", "audio_token_id": "<so_embedding>"},
+        config={"audio_config": None, "vision_hidden_size": 32, "projector_hidden_size": 48},
+        pixels={"patch_size": 4, "min_num_patches": 16, "max_num_patches": 100},
+        takes_video=True,
+        takes_audio=True,
+        needs="torchvision",
+    ),
     "granite_docling": Family(
         "granite_docling",
         "GraniteDoclingProcessor",

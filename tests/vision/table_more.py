@@ -81,6 +81,24 @@ def _pixtral(which: str, processor: str, options: Mapping[str, object], **config
     )
 
 
+def _minicpm(version: str, ids: Mapping[str, str]) -> Family:
+    rope: Any = mrope("", interleaved=True)["rope_parameters"]
+    return Family(
+        f"minicpmv{version}",
+        f"MiniCPMV{version}Processor",
+        "MiniCPMV4_6ImageProcessor",
+        [*_MINICPM.values()],
+        "<unk_image>",
+        {"model_type": "qwen3_5_text", **DELTA, "head_dim": 32, "rope_parameters": {**rope, **_HALF}},
+        {**TOWER, "model_type": f"minicpmv{version}_vision", "patch_size": 4, "insert_layer_id": 0},
+        {"image_token_id": "<unk_image>", "video_token_id": "<unk_video>", **ids},
+        named=_MINICPM,
+        config={"insert_layer_id": 0},
+        pixels={"patch_size": 4, "scale_resolution": SIDE, "max_slice_nums": 2},
+        takes_video=True,
+    )
+
+
 def _hybrid(which: str, **text: int) -> Family:
     """Qwen3.5's: gated delta nets between layers with attention, whose positions turn half of each head."""
     made = qwen(which, "Qwen3VLProcessor", _QWEN3_5_TOWER, interleaved=True, **text)
@@ -188,19 +206,11 @@ MORE: dict[str, Family] = {
         pixels={"size": {"height": SIDE, "width": SIDE}, "max_patches": 3},
         processor={"image_seq_len": 4},
     ),
-    "minicpmv4_6": Family(
-        "minicpmv4_6",
-        "MiniCPMV4_6Processor",
-        "MiniCPMV4_6ImageProcessor",
-        [*_MINICPM.values()],
-        "<unk_image>",
-        {"model_type": "qwen3_5_text", **DELTA, "head_dim": 32},
-        {**TOWER, "model_type": "minicpmv4_6_vision", "patch_size": 4, "insert_layer_id": 0},
-        {"image_token_id": "<unk_image>", "video_token_id": "<unk_video>"},
-        named=_MINICPM,
-        config={"insert_layer_id": 0},
-        pixels={"patch_size": 4, "scale_resolution": SIDE, "max_slice_nums": 2},
-        takes_video=True,
+    "minicpmv4_6": _minicpm("4_6", {}),
+    "minicpmv4_7": _minicpm(
+        "4_7",
+        {f"{what}_{side}_id": f"<{what}_{side}>" for what in ("image", "slice") for side in ("start", "end")}
+        | {"newline_id": "\n"},
     ),
     "paddleocr_vl": Family(
         "paddleocr_vl",
@@ -386,5 +396,5 @@ MORE: dict[str, Family] = {
         processor={"image_seq_length": 4},
     ),
 }
-USUAL = ("glm4v", "qwen3_5", "minicpmv4_6", "aya_vision", "gemma4", "granite4_vision", "ovis2")
+USUAL = ("glm4v", "qwen3_5", "minicpmv4_7", "aya_vision", "gemma4", "granite4_vision", "ovis2")
 """Those that are tested by default: each has what no other has."""

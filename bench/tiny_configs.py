@@ -110,7 +110,7 @@ def _changed(config: Any, layers: int) -> Iterator[tuple[str, Any]]:
     for number, (name, value) in enumerate(vars(config).items(), 3):
         if name.startswith("_") or isinstance(value, bool | PretrainedConfig):
             continue
-        if re.fullmatch(r".*token_(id|index)", name) and value is not None:
+        if re.fullmatch(r".*token_(id|index)", name) and (value is not None or name == "image_token_id"):
             yield name, _IDS.get(name, number)
         elif name in ("head_dim", "num_key_value_heads") and (value is None or value == heads):
             yield name, HEAD_DIM if name == "head_dim" else HEADS

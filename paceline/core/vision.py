@@ -50,6 +50,7 @@ class VisionPrompt:
 
     position_ids: the position of every prompt token on each axis, for models with M-RoPE; else None.
     position_delta: a text token after `edge` has position column + delta, on every axis.
+    closing: where the text after the last image ends whose positions belong to the image, such as its closing mark.
     blocks: column ranges [start, stop) whose tokens attend to one another in both directions. No pass cuts a block.
     blocks_cross_window: whether they do so beyond a sliding window.
     windowed_blocks: whether they do so only in layers with a sliding window.
@@ -61,6 +62,7 @@ class VisionPrompt:
     blocks: tuple[tuple[int, int], ...] = ()
     blocks_cross_window: bool = False
     windowed_blocks: bool = False
+    closing: int = 0
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -74,8 +76,8 @@ class VisionPrompt:
 
     @property
     def edge(self) -> int:
-        """Where plain causal text begins: after the last image and the last block."""
-        return max([0, *[image.stop for image in self.images], *[stop for _, stop in self.blocks]])
+        """Where plain causal text begins: after the last image, its closing text and the last block."""
+        return max([self.closing, *[image.stop for image in self.images], *[stop for _, stop in self.blocks]])
 
     def without_sources(self) -> "VisionPrompt":
         """The same prompt without its opened images."""

@@ -49,14 +49,14 @@ class _Stopped(Exception):
         self.arguments = arguments
 
 
-def stopping_copy(model: Any, language: nn.Module) -> nn.Module:
+def stopping_copy(model: Any, language: nn.Module, head: nn.Module | None = None) -> nn.Module:
     """A copy over the same tensors whose forward ends where `language`, a part of it, begins.
 
-    It has neither layers nor an output head.
+    It has neither layers nor the output head.
     """
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     memo |= {id(part): nn.ModuleList() for part in language.children() if isinstance(part, nn.ModuleList)}
-    if (head := model.get_output_embeddings()) is not None:
+    if head is not None:
         memo[id(head)] = nn.Identity()
     copied = copy.deepcopy(model, memo)
     inner: Any = memo[id(language)]

@@ -20,7 +20,7 @@ def text_half(model: PreTrainedModel) -> PreTrainedModel:
 
     If transformers has a causal class for the text config, the result is of that class.
     """
-    language, head = language_model(model), model.get_output_embeddings()
+    language, head = language_model(model), output_head(model)
     if head is None:
         raise _other_class(model, "an output head")
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(language.config), None)
@@ -43,6 +43,12 @@ def language_model(model: PreTrainedModel) -> PreTrainedModel:
     return found
 
 
+def output_head(model: PreTrainedModel) -> nn.Module | None:
+    """The output head of a vision-language model, or of a causal model inside it."""
+    inside = getattr(model, "language_model", None)
+    return model.get_output_embeddings() or (inside and inside.get_output_embeddings())
+
+
 def _other_class(model: PreTrainedModel, expected: str) -> IncompatibleModels:
     return IncompatibleModels(
         "a part of this vision-language model is missing", got=type(model).__name__, expected=expected,
@@ -55,7 +61,7 @@ def vision_half(model: PreTrainedModel, processor: ProcessorMixin | None) -> Vis
     base, config, family = model.base_model, model.config, family_of(model.config)
     if family.is_generic:
         family = replace(family, axes=hasattr(base, "get_rope_index"))
-        tower = stopping_copy(model, language_model(model))
+        tower = stopping_copy(model, language_model(model), output_head(model))
     else:
         shared = {id(t): t for t in (*base.parameters(), *base.buffers())}
         tower = copy.deepcopy(base, {**shared, id(language_model(model)): nn.Module()})

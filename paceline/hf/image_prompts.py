@@ -299,9 +299,9 @@ def with_positions(
     if family.axes:
         positions = vision.axes(token_ids, inputs)[:, 0]  # [A, P]
         delta = int(positions[0, -1]) - (length - 1)
-        prompt = VisionPrompt(images, positions, delta)
-        behind = torch.arange(prompt.edge, length) + delta
-        if not bool((positions[:, prompt.edge :] == behind).all()):
+        apart = (positions != torch.arange(length) + delta).any(0).nonzero()
+        prompt = VisionPrompt(images, positions, delta, closing=int(apart.max()) + 1 if len(apart) else 0)
+        if prompt.edge == length:
             raise IncompatibleModels("positions behind the last image do not count on with the text")
         return prompt
     if (text := text_prompt(vision, length)) is not None:

@@ -180,16 +180,16 @@ def page_ends(length: int, vision: VisionPrompt | None, page: int = PAGE) -> Ite
     Example: page 4, 14 tokens, an image at 2 to 6 whose columns form a block: 6, 8, 12.
     """
     blocks = () if vision is None else vision.blocks
-    stops = () if vision is None else [image.stop for image in vision.images]
+    stops = () if vision is None else [vision.edge, *(image.stop for image in vision.images)]
     for end in sorted({*range(page, length + 1, page), *stops, *(stop for _, stop in blocks)}):
-        if end <= length and not any(first < end < last for first, last in blocks):
+        if 0 < end <= length and not any(first < end < last for first, last in blocks):
             yield end
 
 
 def _read_by(token_ids: Sequence[int], vision: VisionPrompt | None, begin: int, end: int) -> Hashable:
     """Everything that the columns from `begin` to `end` are computed from, besides the columns before them.
 
-    Positions are not included: they follow from the tokens and images before.
+    Positions on several axes may depend on an image behind; others follow from the tokens and images before.
     """
     ids = tuple(token_ids[begin:end])
     if vision is None:
@@ -202,4 +202,5 @@ def _read_by(token_ids: Sequence[int], vision: VisionPrompt | None, begin: int, 
     blocks = [(first - begin, last - begin) for first, last in vision.blocks if first < end and begin < last]
     # Before the edge, embeddings enter a pass as rows, which are rounded differently if a model scales its embeddings.
     num_rows = max(0, min(vision.edge, end) - begin)
-    return ids, tuple(images), tuple(blocks), num_rows
+    positions = None if vision.position_ids is None else str(vision.position_ids[:, begin:end].tolist())
+    return ids, tuple(images), tuple(blocks), num_rows, positions

@@ -81,6 +81,24 @@ def _pixtral(which: str, processor: str, options: Mapping[str, object], **config
     )
 
 
+def _minicpm(version: str, ids: Mapping[str, str]) -> Family:
+    rope: Any = mrope("", interleaved=True)["rope_parameters"]
+    return Family(
+        f"minicpmv{version}",
+        f"MiniCPMV{version}Processor",
+        "MiniCPMV4_6ImageProcessor",
+        [*_MINICPM.values()],
+        "<unk_image>",
+        {"model_type": "qwen3_5_text", **DELTA, "head_dim": 32, "rope_parameters": {**rope, **_HALF}},
+        {**TOWER, "model_type": f"minicpmv{version}_vision", "patch_size": 4, "insert_layer_id": 0},
+        {"image_token_id": "<unk_image>", "video_token_id": "<unk_video>", **ids},
+        named=_MINICPM,
+        config={"insert_layer_id": 0},
+        pixels={"patch_size": 4, "scale_resolution": SIDE, "max_slice_nums": 2},
+        takes_video=True,
+    )
+
+
 def _hybrid(which: str, **text: int) -> Family:
     """Qwen3.5's: gated delta nets between layers with attention, whose positions turn half of each head."""
     made = qwen(which, "Qwen3VLProcessor", _QWEN3_5_TOWER, interleaved=True, **text)
@@ -156,6 +174,25 @@ MORE: dict[str, Family] = {
         | {"min_image_tokens": 1, "max_image_tokens": 4, "max_pixels_tolerance": 1.1},
         needs="torchvision",
     ),
+    "nemotron_h_omni": Family(
+        "nemotron_h_omni",
+        "NemotronH_Omni_Reasoning_V3Processor",
+        "NemotronH_Omni_Reasoning_V3ImageProcessor",
+        ["<image>", "<video>", "<so_embedding>", "<img>", "</img>"],
+        "<image>",
+        {"model_type": "nemotron_h", "layers_block_type": ["mamba", "attention"], "num_hidden_layers": 2}
+        | {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "head_dim": 8}
+        | {"time_step_min": 1e-9},  # which transformers applies to texts, and not to single tokens
+        {"model_type": "radio", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+        | {"image_size": SIDE, "max_img_size": 64, "num_cls_tokens": 1, "num_registers": 1}
+        | {"video_temporal_patch_size": 2},
+        {"image_token_id": "<image>", "video_token_id": "<video>", "audio_token_id": "<so_embedding>"},
+        config={"audio_config": None, "vision_hidden_size": 32, "projector_hidden_size": 48},
+        pixels={"patch_size": 4, "min_num_patches": 16, "max_num_patches": 100},
+        takes_video=True,
+        takes_audio=True,
+        needs="torchvision",
+    ),
     "granite_docling": Family(
         "granite_docling",
         "GraniteDoclingProcessor",
@@ -169,19 +206,11 @@ MORE: dict[str, Family] = {
         pixels={"size": {"height": SIDE, "width": SIDE}, "max_patches": 3},
         processor={"image_seq_len": 4},
     ),
-    "minicpmv4_6": Family(
-        "minicpmv4_6",
-        "MiniCPMV4_6Processor",
-        "MiniCPMV4_6ImageProcessor",
-        [*_MINICPM.values()],
-        "<unk_image>",
-        {"model_type": "qwen3_5_text", **DELTA, "head_dim": 32},
-        {**TOWER, "model_type": "minicpmv4_6_vision", "patch_size": 4, "insert_layer_id": 0},
-        {"image_token_id": "<unk_image>", "video_token_id": "<unk_video>"},
-        named=_MINICPM,
-        config={"insert_layer_id": 0},
-        pixels={"patch_size": 4, "scale_resolution": SIDE, "max_slice_nums": 2},
-        takes_video=True,
+    "minicpmv4_6": _minicpm("4_6", {}),
+    "minicpmv4_7": _minicpm(
+        "4_7",
+        {f"{what}_{side}_id": f"<{what}_{side}>" for what in ("image", "slice") for side in ("start", "end")}
+        | {"newline_id": "\n"},
     ),
     "paddleocr_vl": Family(
         "paddleocr_vl",
@@ -367,5 +396,5 @@ MORE: dict[str, Family] = {
         processor={"image_seq_length": 4},
     ),
 }
-USUAL = ("glm4v", "qwen3_5", "minicpmv4_6", "aya_vision", "gemma4", "granite4_vision", "ovis2")
+USUAL = ("glm4v", "qwen3_5", "minicpmv4_7", "aya_vision", "gemma4", "granite4_vision", "ovis2")
 """Those that are tested by default: each has what no other has."""

@@ -16,7 +16,7 @@ from tests.attention.common import held
 from tests.vision.families import make_image, seeing, user
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
-FAMILIES = ["llava", "qwen2_vl", "qwen3_vl", "gemma3", "paligemma", "smolvlm", "qwen3_5", "minicpmv4_6", "gemma4"]
+FAMILIES = ["llava", "qwen2_vl", "qwen3_vl", "gemma3", "paligemma", "smolvlm", "qwen3_5", "minicpmv4_7", "gemma4"]
 
 
 @pytest.fixture

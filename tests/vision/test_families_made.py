@@ -5,6 +5,7 @@ import torch
 from transformers import AutoConfig
 
 from paceline.errors import ConfigError
+from paceline.hf.halves import output_head
 from paceline.hf.processors import load_processor
 from tests.vision.families import NAMES, make, make_image, plain_answer, plain_inputs, user
 
@@ -24,7 +25,7 @@ def test_pictures_are_a_few_dozen_tokens(name):
     model, processor = make(name)
     ids = plain_inputs(processor, [user(make_image(1), "what?", make_image(2, 60, 24))])["input_ids"]
     assert 8 <= int((ids == model.config.image_token_id).sum()) <= 140
-    assert ids.max() < model.get_output_embeddings().out_features
+    assert ids.max() < output_head(model).out_features
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -47,6 +47,12 @@ def test_positions_behind_an_image(name, error, monkeypatch):
     assert not right(name)
 
 
+def test_positions_of_the_text_that_closes_an_image(monkeypatch):
+    assert right("minicpmv4_7")
+    seeing(monkeypatch, "minicpmv4_7", lambda vision: replace(vision, closing=0))
+    assert not right("minicpmv4_7")
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_features_of_the_other_image(name, monkeypatch):
     def swapped(vision):

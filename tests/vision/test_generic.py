@@ -57,7 +57,7 @@ def test_answers_are_those_of_transformers(name):
         assert same(drafting(llm, drafters(llm, name)[kind]).generate(list(CHATS.values()), GREEDY), expected), kind
 
 
-@pytest.mark.parametrize("name", ["gemma4", "minicpmv4_6"])
+@pytest.mark.parametrize("name", ["gemma4", "minicpmv4_7"])
 def test_torch_reads_them_too(name):
     llm = LLM(on_torch(*make(name)), max_num_seqs=len(CHATS), max_model_len=400)
     assert not llm.loaded.is_native

@@ -189,7 +189,7 @@ def page_ends(length: int, vision: VisionPrompt | None, page: int = PAGE) -> Ite
 def _read_by(token_ids: Sequence[int], vision: VisionPrompt | None, begin: int, end: int) -> Hashable:
     """Everything that the columns from `begin` to `end` are computed from, besides the columns before them.
 
-    Positions on several axes may depend on an image behind; others follow from the tokens and images before.
+    Positions on several axes may depend on an image behind them; others follow from the tokens and images before.
     """
     ids = tuple(token_ids[begin:end])
     if vision is None:
@@ -202,5 +202,6 @@ def _read_by(token_ids: Sequence[int], vision: VisionPrompt | None, begin: int, 
     blocks = [(first - begin, last - begin) for first, last in vision.blocks if first < end and begin < last]
     # Before the edge, embeddings enter a pass as rows, which are rounded differently if a model scales its embeddings.
     num_rows = max(0, min(vision.edge, end) - begin)
-    positions = None if vision.position_ids is None else str(vision.position_ids[:, begin:end].tolist())
+    axes = vision.position_ids
+    positions = None if axes is None else str(axes[:, begin : min(end, vision.edge)].tolist())
     return ids, tuple(images), tuple(blocks), num_rows, positions

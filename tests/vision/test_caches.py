@@ -1,5 +1,6 @@
 """What is kept of images: one run of the tower for each, pages by what is in them, bits of reading anew."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.attention.recurrent import RecurrentStates
 from paceline.core.tree import TokenTree
+from paceline.core.vision import PromptImage, VisionPrompt
 from paceline.hf.vision import BoundedCache, Vision
 from paceline.target import prefix_cache
 from paceline.target import runner as model_runner
@@ -204,6 +206,16 @@ def test_a_page_without_the_states_asked_for_is_read_again():
             pass
         llm.runner.cache.release(slot)
     assert found == [0, 0, seq.vision.edge]
+
+
+def test_positions_count_in_pages_of_images_alone():
+    """So that the next turn, whose prompt has the answer in it, finds the pages of the answer."""
+    ids, positions = [*range(40)], torch.arange(40).expand(3, -1)
+    prompt = VisionPrompt((PromptImage("an image", (1, 2), {}),), positions[:, :20])
+    later, moved = replace(prompt, position_ids=positions), replace(prompt, position_ids=positions[:, :20] + 1)
+    pages = [[prefix_cache._read_by(ids, one, *page) for page in ((0, 16), (16, 32))] for one in (prompt, later, moved)]
+    assert pages[0] == pages[1]
+    assert pages[0][0] != pages[2][0]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -106,6 +106,8 @@ def _held_by(module: nn.Module) -> Iterator[tuple[str, str, str | None, list[Ten
             yield "embeddings", _name(tensor.dtype), "a pass reads single rows", [tensor]
         elif tensor.dim() == 2:
             yield "matrices", _name(tensor.dtype), _reason(tensor), [tensor]
+        elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            yield "convolutions", _name(tensor.dtype), "they stay as they are", [tensor]
         elif tensor.dim() > 2:
             yield "experts", _name(tensor.dtype), "experts run in torch", [tensor]
 

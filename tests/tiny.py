@@ -168,7 +168,7 @@ RECURRENT: dict[str, tuple[str, dict]] = {
         "nemotron_h",
         {
             "num_hidden_layers": 4, "layers_block_type": ["mamba", "mlp", "attention", "mlp"], "mamba_num_heads": 8,
-            "mamba_head_dim": 8, "ssm_state_size": 12, "n_groups": 2,
+            "mamba_head_dim": 8, "ssm_state_size": 12, "n_groups": 2, "time_step_min": 1e-9,
         },
     ),
     "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 12, "n_groups": 2, "expand": 2}),
@@ -192,7 +192,7 @@ RECURRENT: dict[str, tuple[str, dict]] = {
             "ssm_state_size": 8,
             "n_groups": 2,
             "chunk_size": 16,
-            "time_step_min": 1e-9,  # which transformers applies to texts, and not to single tokens
+            "time_step_min": 1e-9,
             "n_routed_experts": 4,
             "moe_intermediate_size": 24,
             "moe_shared_expert_intermediate_size": 24,
@@ -225,7 +225,9 @@ RECURRENT: dict[str, tuple[str, dict]] = {
     "zaya": ("zaya", {"num_experts": 4}),
     "lara_mini": ("lara_mini", {**DELTA, **_SHARED}),
 }  # fmt: skip
-"""With recurrent layers, which transformers keeps in its cache. The first three are tested by default."""
+"""With recurrent layers, which transformers keeps in its cache. The first three are tested by default.
+
+transformers applies `time_step_min` to texts, and not to single tokens: here it is too small to matter."""
 
 NATIVE = [
     name for name, (kind, more) in (ARCHITECTURES | RECURRENT).items()

@@ -4,7 +4,6 @@
 by transformers.
 """
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 
 from ..attention.recurrent import RecurrentLayer
 from ..errors import IncompatibleModels
-from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, Pointers, address, library
-from ..kernels.packing import pack
+from .. import kernels
+from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding
-from ..quant.packed import PackedMatrix
+from ..quant.packed import matrix_of_weight
 from .recurrent import RecurrentDescription, is_recurrent
 
 if TYPE_CHECKING:
@@ -134,11 +133,11 @@ def _part(module: Any, *names: str) -> Any:
 
 
 def describe(model: "PreTrainedModel") -> "Description | None":
-    """The description of a model; None if there is no library, or if it does not support the model."""
+    """The description of a model; None if there are no kernels for its device, or if they do not support it."""
     config: Any = model.config.get_text_config()
-    if not is_described(config) or model.device.type != "cpu" or model.dtype not in FORMATS:
+    if not is_described(config) or model.dtype not in FORMATS or not has_fixed_ropes(config):
         return None
-    if library() is None or not has_fixed_ropes(config):
+    if kernels.kernels_for(cast("torch.device", model.device)) is None:
         return None
     try:
         return Description(model)
@@ -147,8 +146,9 @@ def describe(model: "PreTrainedModel") -> "Description | None":
 
 
 class Description:
-    """A model as a structure of the library, and the memory that its pointers point to.
+    """A model as a structure for kernels, and the memory that its pointers point to.
 
+    kernels: of its device, see `kernels.kernels_for`.
     ropes: the kinds of rotary embeddings, and how many numbers of a head each rotates; layers refer to them by index.
     kv_heads, head_dims: of the layers that make keys and values, which come first.
     image_token: what stands for images in per-layer inputs; None where there are none.
@@ -159,7 +159,8 @@ class Description:
     def __init__(self, model: "PreTrainedModel"):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
-        self._held, self._dtype = Pointers(), cast("torch.dtype", model.dtype)
+        self.kernels: Any = kernels.kernels_for(cast("torch.device", model.device))
+        self._held, self._dtype = self.kernels.Pointers(), cast("torch.dtype", model.dtype)
         self.recurrent: list[RecurrentLayer] = []
         base: Any = model.base_model
         rotary, embedding = getattr(base, "rotary_emb", None), model.get_input_embeddings()
@@ -167,20 +168,19 @@ class Description:
         self.ropes: dict[str | None, int] = {kind: self._rotary_dim(rotary, kind) for kind in kinds}
         self._key_layers = key_layers_of(self._config)
         self.multiplier = self._times("embedding_multiplier")
-        layers = list[Layer]()
+        layers = list[Any]()
         for index, layer in enumerate(base.layers):
             layers.append(self._layer(layer, index, layers))
         makers = [layer for layer in layers if not layer.shared_kv]
         self.kv_heads, self.head_dims = [layer.kv_heads for layer in makers], [layer.head_dim for layer in makers]
         self.num_layers = len(layers)
-        array = (Layer * len(layers))(*layers)
         table, form, scale = self._embeddings(embedding)
-        self._held += [array, table]
-        self.model = Model(
-            layers=array,
+        self._held.append(table)
+        self.model = self.kernels.Model(
+            layers=self._held.structures(self.kernels.Layer, layers),
             head=self._matrix(model.get_output_embeddings()),
             final_norm=self._norm(_part(base, "norm", "final_layernorm", "norm_f", "embedding_norm")),
-            embeddings=address(table),
+            embeddings=self.kernels.address(table),
             embedding_format=form,
             num_layers=len(layers),
             hidden=embedding.embedding_dim,
@@ -212,7 +212,7 @@ class Description:
         self._held.append(table)
         if base.embed_tokens_per_layer.num_embeddings < model.vocabulary:
             raise KeyError("tokens without a row")
-        model.ple_table, model.ple_scale, model.ple_norm = address(table), scale * 2.0**-0.5, norm
+        model.ple_table, model.ple_scale, model.ple_norm = self.kernels.address(table), scale * 2.0**-0.5, norm
         model.ple_project = self._matrix(base.per_layer_model_projection)
         model.ple_size = int(base.hidden_size_per_layer_input)
         return int(self._config.pad_token_id or 0)
@@ -221,35 +221,36 @@ class Description:
     def _rotary_dim(rotary: Any, kind: str | None) -> int:
         if rotary is None:
             return 0
-        positions = torch.zeros(1, 1, dtype=torch.long)
+        inverse = getattr(rotary, "inv_freq", torch.empty(0))
+        positions = torch.zeros(1, 1, dtype=torch.long, device=inverse.device)
         positions = positions.expand(3, 1, 1) if hasattr(rotary, "mrope_section") else positions
         cos, _ = rotary(torch.empty(0), positions, *(() if kind is None else (kind,)))
         dim = int(cos.shape[-1])
-        return 2 * dim if len(getattr(rotary, "inv_freq", ())) == dim else dim
+        return 2 * dim if len(inverse) == dim else dim
 
     def _times(self, name: str) -> float:
         """A factor of the config; 1 where it has none."""
         return float(getattr(self._config, name, None) or 1.0)
 
-    def _layer(self, layer: nn.Module, index: int, before: list[Layer]) -> Layer:
+    def _layer(self, layer: nn.Module, index: int, before: list[Any]) -> Any:
         names, times = self._form.norms, self._times("residual_multiplier")
         gate, down = getattr(self._config, "mlp_multipliers", (1.0, 1.0))
-        struct = Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
+        struct = self.kernels.Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
         struct.scalar = float(getattr(layer, "layer_scalar", 0.0))
         parts = {name: part for name, part in layer.named_children() if any(True for _ in _weights(part))}
         norms = {*self._form.norms, *self._form.attention_norms, *_PLE}
         for part in [part for name, part in parts.items() if name not in norms]:
             if is_recurrent(part):
-                recurrent = RecurrentDescription(part, index, self._matrix, self._held)
+                recurrent = RecurrentDescription(part, index, self._matrix, self._held, self.kernels)
                 recurrent.struct.times = times * self._times("ssm_out_multiplier")
-                struct.recurrent = recurrent.pointer
+                struct.recurrent = self._held.pointer(recurrent.struct)
                 self.recurrent.append(recurrent.kept)
             elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj"):
                 self._attention(struct, part, index, before)
                 names = self._form.attention_norms or names
             else:
                 self._mlp(struct, part)
-        if struct.up.data and not (struct.q.data or struct.recurrent):
+        if struct.up.data is not None and struct.q.data is None and not struct.recurrent:
             names = (None, None, *names[:2])
         if _PLE[0] in parts:
             struct.ple_gate, struct.ple_out = (self._matrix(parts[name]) for name in _PLE[:2])
@@ -260,7 +261,7 @@ class Description:
                 setattr(struct, place, self._norm(parts[name]))
         return struct
 
-    def _mlp(self, struct: Layer, mlp: Any) -> None:
+    def _mlp(self, struct: Any, mlp: Any) -> None:
         config, names = self._config, ("mlp_hidden_act", "hidden_activation", "hidden_act")
         struct.activation = ACTIVATIONS[next(filter(None, (getattr(config, n, None) for n in names)), "silu")]
         if (joined := getattr(mlp, "gate_up_proj", getattr(mlp, "input_linear", None))) is not None:
@@ -274,7 +275,7 @@ class Description:
             if hasattr(mlp, "gate_proj"):
                 struct.gate = self._matrix(mlp.gate_proj)
 
-    def _attention(self, struct: Layer, attention: Any, index: int, before: list[Layer]) -> None:
+    def _attention(self, struct: Any, attention: Any, index: int, before: list[Any]) -> None:
         config, back = self._config, index - self._key_layers[index]
         everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
         kind = None if None in self.ropes else config.layer_types[index]
@@ -303,22 +304,22 @@ class Description:
             if (norm := getattr(attention, name, getattr(attention, f"{name[0]}_layernorm", None))) is not None:
                 setattr(struct, name, self._norm(norm))
 
-    def _norm(self, norm: Any, times: float = 1.0) -> Norm:
+    def _norm(self, norm: Any, times: float = 1.0) -> Any:
         """A norm, whose output is multiplied with `times`."""
         weight = getattr(norm, "weight", None)
         if weight is not None:
             weight = (weight.float() + (1.0 if self._form.plus_one else 0.0)) * times
         eps = float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
         kind = 2 if isinstance(norm, nn.LayerNorm) else 1
-        return Norm(self._held.floats(weight), self._held.floats(getattr(norm, "bias", None)), eps, kind)
+        return self.kernels.Norm(self._held.floats(weight), self._held.floats(getattr(norm, "bias", None)), eps, kind)
 
-    def _matrix(self, linear: Any) -> Matrix:
+    def _matrix(self, linear: Any) -> Any:
         return self._matrices(linear, 1)[0]
 
-    def _matrices(self, linear: Any, count: int) -> list[Matrix]:
+    def _matrices(self, linear: Any, count: int) -> list[Any]:
         """The outputs of a linear layer as `count` matrices of the same size."""
         base: Any = getattr(linear, "base", linear)  # below the factors of an adapter, see `AdaptedLinear`
-        whole: PackedMatrix = base.matrix  # AttributeError: a layer of another kind
+        whole = self.kernels.matrix_of(base)  # AttributeError: a layer of another kind
         size = whole.outs // count
         parts = [whole.part(first, first + size) for first in range(0, whole.outs, size)]
         self._held += parts
@@ -327,12 +328,12 @@ class Description:
                 self._correct(part.struct, linear.a, b)
         return [part.struct for part in parts]
 
-    def _correct(self, matrix: Matrix, a: Tensor, b: Tensor) -> None:
+    def _correct(self, matrix: Any, a: Tensor, b: Tensor) -> None:
         """Add the correction b (a x) in mask rows. Raises `IncompatibleModels` if its rank is too large."""
         if len(a) > MAX_RANK:
             raise IncompatibleModels(
                 "the SPACE adapter's rank is too large for a CPU", got=len(a), expected=f"at most {MAX_RANK}"
             )
-        factors = [PackedMatrix(len(factor), factor.shape[1], pack(factor.detach()), None) for factor in (a, b)]
+        factors = [matrix_of_weight(factor.detach()) for factor in (a, b)]
         self._held += factors
-        matrix.a, matrix.b = (ctypes.pointer(factor.struct) for factor in factors)
+        matrix.a, matrix.b = (self._held.pointer(factor.struct) for factor in factors)

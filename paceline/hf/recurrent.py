@@ -1,13 +1,12 @@
 """Describes the recurrent layers of hybrids for the native library, see `kernels/recurrent.h`."""
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..attention.recurrent import RecurrentLayer
-from ..kernels.library import RECURRENCES, Matrix, Norm, Pointers, Recurrent
+from ..kernels.library import RECURRENCES
 
 _WIDE = 16  # columns of a block of a state, and what channels are padded to
 
@@ -24,11 +23,11 @@ def _padded(size: int) -> int:
 class RecurrentDescription:
     """One recurrent layer as a structure of the library, and what it keeps of a sequence.
 
-    matrix, held: as of `describe.Description`. Raises AttributeError for a layer of another kind.
+    matrix, held, kernels: as of `describe.Description`. Raises AttributeError for a layer of another kind.
     """
 
-    def __init__(self, mixer: Any, index: int, matrix: Any, held: Pointers):
-        self._held = held
+    def __init__(self, mixer: Any, index: int, matrix: Any, held: Any, kernels: Any):
+        self._held, self._kernels = held, kernels
         if isinstance(getattr(mixer, "conv", None), nn.Conv1d):
             self.struct = self._short_conv(mixer, matrix)
         elif hasattr(mixer, "ssm_state_size"):
@@ -41,7 +40,7 @@ class RecurrentDescription:
         state = (r.heads, _padded(r.value_dim) // _WIDE, r.key_dim, _WIDE) if r.heads else (0,)
         self.kept = RecurrentLayer(index, _padded(r.channels) + 2 * _padded(r.heads), r.taps - 1, state)
 
-    def _delta_rule(self, mixer: Any, matrix: Any) -> Recurrent:
+    def _delta_rule(self, mixer: Any, matrix: Any) -> Any:
         """The gated delta net of Qwen3.5 and OLMo Hybrid."""
         heads, key_heads, key_dim, value_dim = (
             int(getattr(mixer, name)) for name in ("num_v_heads", "num_k_heads", "head_k_dim", "head_v_dim")
@@ -51,7 +50,7 @@ class RecurrentDescription:
         if not hasattr(mixer, names[0]):
             names, norm = ("q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj"), "o_norm"
         out = mixer.out_proj if hasattr(mixer, "out_proj") else mixer.o_proj
-        return Recurrent(
+        return self._kernels.Recurrent(
             **self._common(mixer.conv1d, [getattr(mixer, name) for name in names], out, matrix),
             **self._steps(mixer),
             kind=RECURRENCES["delta_rule"], width=channels + values + 2 * heads,
@@ -62,12 +61,12 @@ class RecurrentDescription:
             beta_scale=2.0 if getattr(mixer, "allow_neg_eigval", False) else 1.0,
         )  # fmt: skip
 
-    def _state_space(self, mixer: Any, matrix: Any) -> Recurrent:
+    def _state_space(self, mixer: Any, matrix: Any) -> Any:
         """Mamba-2, as in Bamba, Falcon-H1, Granite 4 and Nemotron-H."""
         heads, groups, size = int(mixer.num_heads), int(mixer.n_groups), int(mixer.ssm_state_size)
         values, channels = int(mixer.intermediate_size), int(mixer.conv_dim)
         norm = None if isinstance(mixer.norm, nn.Identity) else mixer.norm
-        struct = Recurrent(
+        struct = self._kernels.Recurrent(
             **self._common(mixer.conv1d, [mixer.in_proj], mixer.out_proj, matrix),
             **self._steps(mixer),
             kind=RECURRENCES["state_space"], width=values + channels + heads, skip=self._held.floats(mixer.D),
@@ -82,10 +81,10 @@ class RecurrentDescription:
             struct.scales = self._held.floats(mixer.mup_vector.flatten() * mixer.ssm_in_multiplier)
         return struct
 
-    def _short_conv(self, mixer: Any, matrix: Any) -> Recurrent:
+    def _short_conv(self, mixer: Any, matrix: Any) -> Any:
         """The gated convolution of LFM2."""
         size = int(mixer.conv.weight.shape[0])
-        return Recurrent(
+        return self._kernels.Recurrent(
             **self._common(mixer.conv, [mixer.in_proj], mixer.out_proj, matrix),
             kind=RECURRENCES["short_conv"], width=3 * size, times_at=0, gate_at=size, channels_at=2 * size,
         )  # fmt: skip
@@ -97,7 +96,7 @@ class RecurrentDescription:
         kernel[:, :channels] = conv.weight.detach().float().view(channels, taps).T
         bias = None if conv.bias is None else nn.functional.pad(conv.bias.detach().float(), (0, -channels % _WIDE))
         return {
-            "inputs": (Matrix * 6)(*map(matrix, inputs)), "num_inputs": len(inputs), "out": matrix(out),
+            "inputs": self._held.structures(self._kernels.Matrix, [*map(matrix, inputs)], 6), "num_inputs": len(inputs), "out": matrix(out),
             "conv": self._held.floats(kernel), "conv_bias": self._held.floats(bias),
             "channels": channels, "taps": taps, "times": 1.0,
         }  # fmt: skip
@@ -111,11 +110,6 @@ class RecurrentDescription:
             "least_step": float(least), "most_step": float(most),
         }  # fmt: skip
 
-    def _norm(self, norm: Any) -> Norm:
+    def _norm(self, norm: Any) -> Any:
         eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
-        return Norm(self._held.floats(norm.weight), None, float(eps), 1)
-
-    @property
-    def pointer(self) -> Any:
-        self._held.append(self.struct)
-        return ctypes.pointer(self.struct)
+        return self._kernels.Norm(self._held.floats(norm.weight), None, float(eps), 1)

@@ -1,5 +1,22 @@
-"""Native kernels in C++, compiled when they are first needed; without them torch is used."""
+"""Kernels: in C++ for a CPU, compiled when they are first needed, and in Triton for a GPU; without them torch is used."""
+
+from typing import Any
+
+import torch
 
 from .build import Loaded, load
 
-__all__ = ["Loaded", "load"]
+__all__ = ["Loaded", "kernels_for", "load"]
+
+
+def kernels_for(device: torch.device) -> Any:
+    """The kernels of a device, `library` or `gpu`, which have the same names; None where there are none."""
+    if device.type == "cuda":
+        try:
+            from . import gpu
+        except ImportError:  # no Triton, which comes with torch for CUDA
+            return None
+        return gpu
+    from . import library
+
+    return library if device.type == "cpu" and library.library() is not None else None

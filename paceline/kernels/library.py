@@ -216,6 +216,15 @@ def addresses(tensors: Sequence[Tensor | None]) -> Addresses:
     return (c_void_p * len(tensors))(*(address(tensor) for tensor in tensors))
 
 
+start_of = ctypes.addressof
+"""Where an array begins, as a field of a structure holds it."""
+
+
+def matrix_of(linear: Any) -> Any:
+    """The weights of a packed or quantised linear layer. Raises AttributeError for another one."""
+    return linear.matrix
+
+
 class Pointers(list[object]):
     """Makes pointers, and keeps alive what they point to."""
 
@@ -237,6 +246,16 @@ class Pointers(list[object]):
         """A pointer to an array of int64."""
         self.append(array := (c_int64 * len(listed := [*numbers]))(*listed))
         return ctypes.addressof(array)
+
+    def structures(self, kind: Any, structures: Sequence[Any], size: int = 0) -> Any:
+        """An array of at least `size` structures of a kind."""
+        self.append(array := (kind * max(size, len(structures)))(*structures))
+        return array
+
+    def pointer(self, structure: Any) -> Any:
+        """A pointer to a structure."""
+        self.append(structure)
+        return ctypes.pointer(structure)
 
 
 def run(model: Model, step: Pass) -> None:

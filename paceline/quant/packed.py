@@ -3,13 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from .. import kernels
+from ..kernels import library
 from ..kernels.build import load
-from ..kernels.library import FORMATS, Matrix, NumberFormat, address, ask_large_pages, library, multiply
+from ..kernels.library import FORMATS, Matrix, NumberFormat, address, ask_large_pages, multiply
 from ..kernels.packing import (
     OUTPUTS_PER_BLOCK,
     Bf12,
@@ -31,7 +33,7 @@ def in_place(packed: Tensor) -> Tensor:
 
 def has_kernels(device: torch.device) -> bool:
     """True iff the native library multiplies on this device."""
-    return device.type == "cpu" and library() is not None
+    return kernels.kernels_for(device) is library
 
 
 def device_of(linear: nn.Module) -> torch.device:
@@ -151,6 +153,13 @@ class PackedMatrix:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
         return multiply(self.struct, x.reshape(-1, self.ins).float()).view(*x.shape[:-1], self.outs).to(x.dtype)
+
+
+def matrix_of_weight(weight: Tensor) -> Any:
+    """A weight [out, in] for the kernels of its device."""
+    if has_kernels(weight.device):
+        return PackedMatrix(*weight.shape, pack(weight), None)
+    return kernels.kernels_for(weight.device).Matrix(weight, outs=len(weight), ins=weight.shape[1])
 
 
 def pack_linears(model: nn.Module, kind: Callable[[nn.Linear, Place], nn.Module] = PackedLinear) -> int:

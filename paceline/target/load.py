@@ -29,7 +29,6 @@ from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
 from .recurrent_layers import put_in_waves, recurrent_layers
 from .self_test import check, learned, own_reference, plain_image_reference, plain_reference
-from .torch_decoder import fuse, is_fused
 from .verdicts import has_passed, keep
 from .waves import Waves
 
@@ -183,8 +182,6 @@ def _prepare_text(
         for held in (*model.parameters(), *model.buffers()):
             if not held.untyped_storage().resizable():
                 held.data = held.data.clone()
-    if attends and not (is_plain or is_packed or is_fused(model)):
-        fuse(model)
     return _loaded(model, tokenizer, name, which, attends, reference, is_plain)
 
 

@@ -1,10 +1,9 @@
-"""A decoder whose passes run in the native library (`paceline.kernels`), one call for each pass.
+"""A decoder whose passes run in kernels of our own (`paceline.kernels`), one call for each pass.
 
 A row reads the columns of its own path in the order of the text, and every sum is taken in that order. So its bits are
 those of plain decoding, whatever other rows are in the pass.
 """
 
-import ctypes
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
@@ -16,7 +15,6 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
 from ..hf.describe import Description
-from ..kernels.library import Addresses, Pass, Pointers, address, addresses, run
 from .adapters import AttachedAdapter
 
 if TYPE_CHECKING:
@@ -28,13 +26,14 @@ class NativeDecoder:
 
     def __init__(self, model: "PreTrainedModel", described: Description, attached: AttachedAdapter | None = None):
         self.attached, self.recurrent = attached, described.recurrent
-        self._model, self._described = model, described
+        self._model, self._described, self._kernels = model, described, described.kernels
+        self._device = cast("torch.device", model.device)
         base: Any = model.base_model
         self._rotary: Any = getattr(base, "rotary_emb", None)
         self._tables: list[tuple[Tensor, Tensor]] = []  # cosines and sines by position, for each kind of layer
-        self._table_addresses: tuple[Addresses, Addresses] | None = None
+        self._table_addresses: tuple[Any, Any] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
-        self._known_addresses: tuple[ref[Tensor], ref[Tensor], Addresses, Addresses] | None = None
+        self._known_addresses: tuple[ref[Tensor], ref[Tensor], Any, Any] | None = None
         self._dtype = cast("torch.dtype", model.dtype)
 
     def logits(
@@ -44,12 +43,12 @@ class NativeDecoder:
 
         token_ids: [B, N]; None: those of the tree.
         """
-        pointers = Pointers()
+        kernels, pointers = self._kernels, self._kernels.Pointers()
         batch, nodes, tree, rows = len(layout.starts), layout.num_nodes, layout.tree, layout.rows
         head_rows = nodes if layout.head_rows is None else layout.head_rows
-        logits = torch.empty(batch, head_rows, self._described.model.head.outs)
-        call = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, head_rows=head_rows)
-        call.logits = address(logits) if head_rows else None
+        logits = torch.empty(batch, head_rows, self._described.model.head.outs, device=self._device)
+        call = kernels.Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, head_rows=head_rows)
+        call.logits = kernels.address(logits) if head_rows else None
         embeds = self._inputs_embeds(token_ids, layout)
         call.rows = pointers.tensor(embeds)
         if embeds is None or self._described.image_token is not None:
@@ -76,22 +75,22 @@ class NativeDecoder:
             call.cos, call.sin = pointers.tensors(cos), pointers.tensors(sin)
         else:
             cos, sin = self._rope_tables(max(layout.starts) + max(layout.offsets) + nodes)
-            call.cos, call.sin = ctypes.addressof(cos), ctypes.addressof(sin)
+            call.cos, call.sin = kernels.start_of(cos), kernels.start_of(sin)
         if self._described.recurrent:
             self._add_states(call, layout, cache, pointers)
         keys, values = self._cache_addresses(cache)
-        call.keys, call.values, call.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
+        call.keys, call.values, call.capacity = kernels.start_of(keys), kernels.start_of(values), cache.capacity
         if states is not None:
             kept = states.rows(cache.capacity, self._described.model.hidden, cache.keys[0])
             row_of = dict(zip(states.layers, kept[0, 0], strict=True))
             call.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
             call.state_columns, call.state_row = kept.shape[1], kept.stride(1)
-        run(self._described.model, call)
+        kernels.run(self._described.model, call)
         if cache.recurrent is not None:
             cache.recurrent.finish()
         return logits
 
-    def _add_states(self, call: Pass, layout: PassLayout, cache: SlotCache, pointers: Pointers) -> None:
+    def _add_states(self, call: Any, layout: PassLayout, cache: SlotCache, pointers: Any) -> None:
         """Fill the fields of a pass that recurrent layers read."""
         kept, each = cache.recurrent, range(self._described.num_layers)
         assert kept is not None
@@ -101,7 +100,7 @@ class NativeDecoder:
         call.recurrent_states = pointers.tensors([kept.states[at[i]] if i in at else None for i in each])
         call.recurrent_rows = pointers.tensors([kept.rows[at[i]] if i in at else None for i in each])
 
-    def _ids(self, token_ids: Tensor | None, layout: PassLayout, pointers: Pointers) -> int | None:
+    def _ids(self, token_ids: Tensor | None, layout: PassLayout, pointers: Any) -> Any:
         if token_ids is None:
             assert layout.tree is not None
             return pointers.integers(chain.from_iterable(layout.tree.lists.token_ids))
@@ -109,8 +108,9 @@ class NativeDecoder:
             token_ids = token_ids.masked_fill(layout.rows.is_image, self._described.image_token or 0)
         return pointers.tensor(token_ids.contiguous())
 
-    def _cache_addresses(self, cache: SlotCache) -> tuple[Addresses, Addresses]:
-        keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
+    def _cache_addresses(self, cache: SlotCache) -> tuple[Any, Any]:
+        described, addresses = self._described, self._kernels.addresses
+        keys, values = cache.tensors(described.kv_heads, described.head_dims, self._dtype, self._device)
         known = self._known_addresses
         if known is None or known[0]() is not keys[0] or known[1]() is not values[-1]:  # all of them change together
             known = self._known_addresses = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))
@@ -126,20 +126,20 @@ class NativeDecoder:
             return None
         return (rows.float() * self._described.multiplier).contiguous()
 
-    def _rope_tables(self, length: int) -> tuple[Addresses, Addresses]:
+    def _rope_tables(self, length: int) -> tuple[Any, Any]:
         """Cosines and sines of at least all positions below `length`, for each kind of layer."""
         if self._rotary is None:
-            return addresses([]), addresses([])
+            return self._kernels.addresses([]), self._kernels.addresses([])
         if self._table_addresses is None or len(self._tables[0][0]) < length:
-            every = torch.arange(max(2 * length, 1024))[None]
+            every = torch.arange(max(2 * length, 1024), device=self._device)[None]
             every = every.expand(3, 1, -1) if hasattr(self._rotary, "mrope_section") else every
             tables = [self._rotation(kind, every) for kind in self._described.ropes]
             cos, sin = zip(*tables, strict=True)
-            self._tables, self._table_addresses = tables, (addresses(cos), addresses(sin))
+            self._tables, self._table_addresses = tables, (self._kernels.addresses(cos), self._kernels.addresses(sin))
         return self._table_addresses
 
     def _rotation(self, kind: str | None, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._rotary(torch.empty(0), position_ids, *(() if kind is None else (kind,)))
+        cos, sin = self._rotary(torch.empty(0, device=self._device), position_ids, *(() if kind is None else (kind,)))
         times = self._described.ropes[kind] // cos.shape[-1]  # some models return only the half that is repeated
         return cos[0].repeat(1, times).contiguous(), sin[0].repeat(1, times).contiguous()
 
@@ -161,6 +161,6 @@ def _deepstack(rows: PromptRows, num_layers: int) -> list[Tensor | None]:
     assert rows.is_image is not None
     deepstack: list[Tensor | None] = [None] * num_layers
     for index, features in enumerate(rows.deepstack):
-        deepstack[index] = full = torch.zeros(rows.embeds.shape[1], features.shape[1])
+        deepstack[index] = full = torch.zeros(rows.embeds.shape[1], features.shape[1], device=features.device)
         full[rows.is_image[0]] = features.float()
     return deepstack

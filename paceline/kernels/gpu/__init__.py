@@ -1,0 +1,34 @@
+"""The kernels of a GPU, in Triton: the twin of the native library (`kernels.library`), with the same contract.
+
+The bits of a row depend on nothing but what it reads: every sum is taken in an order that shapes fix.
+"""
+
+from .formats import matrix_of
+from .passes import run
+from .structures import (
+    Layer,
+    Matrix,
+    Model,
+    Norm,
+    Pass,
+    Pointers,
+    Recurrent,
+    address,
+    addresses,
+    start_of,
+)
+
+__all__ = [
+    "Layer",
+    "Matrix",
+    "Model",
+    "Norm",
+    "Pass",
+    "Pointers",
+    "Recurrent",
+    "address",
+    "addresses",
+    "matrix_of",
+    "run",
+    "start_of",
+]

@@ -1,0 +1,165 @@
+"""Products of few rows with large matrices, of which each weight is read once.
+
+A sum over the inputs is taken in steps of a size that the shape of the matrix fixes, by the same instruction for every
+number of rows (never Hopper's wgmma), and large sums are cut into parts that are added in their order by whoever
+reads them. So the bits of a row depend on nothing but the row and the matrix; how many rows and outputs a program
+computes is free.
+
+    program (tile of outputs, tile of rows, part of the inputs)       sums [parts, rows, outputs]
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .formats import accumulate
+from .structures import Matrix
+
+_ENOUGH = 128  # programs that keep a GPU busy; a constant, since the bits depend on it
+_FEWEST_STEPS = 4  # of a part of the inputs
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """SiLU, the tanh form of GELU, or the square of ReLU (`abi.h`)."""
+    if KIND == 0:
+        return x / (1.0 + tl.exp(-x))
+    if KIND == 1:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return 0.5 * x * (1.0 + (1.0 - 2.0 / (tl.exp(2.0 * inner) + 1.0)))
+    positive = tl.maximum(x, 0.0)
+    return positive * positive
+
+
+@triton.jit
+def _multiply(
+    x, out, w0, w1, w2, s0, s1, s2, n0, n1, n2, tiles0, tiles1, rows, width,
+    K: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """Sums [parts, rows, width] of up to three matrices with the same inputs and format, side by side."""
+    tile = tl.program_id(0)
+    if tile < tiles0:
+        w, s, n, first, at = w0, s0, n0, tile * N, 0
+    elif tile < tiles0 + tiles1:
+        w, s, n, first, at = w1, s1, n1, (tile - tiles0) * N, n0
+    else:
+        w, s, n, first, at = w2, s2, n2, (tile - tiles0 - tiles1) * N, n0 + n1
+    row = tl.program_id(1) * M + tl.arange(0, M)
+    column = first + tl.arange(0, N)
+    begin = tl.program_id(2) * STEPS
+    sums = tl.zeros((M, N), tl.float32)
+    for step in range(begin, tl.minimum(begin + STEPS, (K + STEP - 1) // STEP)):
+        sums = accumulate(sums, x, row, rows, w, s, column, n, step * STEP, K, STEP, FORMAT)
+    place = (tl.program_id(2) * rows + row).to(tl.int64) * width + at
+    tl.store(out + place[:, None] + column[None], sums, mask=(row < rows)[:, None] & (column < n)[None])
+
+
+@triton.jit
+def _finish(
+    x, out, gate, gate_scales, gate_bias, up, up_scales, up_bias, n, rows, gate_times, out_times, softcap,
+    K: tl.constexpr, STEP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr,
+    ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+):  # fmt: skip
+    """Whole sums [rows, n], as the next product or the caller reads them: activation(gate x) * up x, or up x."""
+    row = tl.program_id(1) * M + tl.arange(0, M)
+    column = tl.program_id(0) * N + tl.arange(0, N)
+    there = column < n
+    sums = tl.zeros((M, N), tl.float32)
+    gates = tl.zeros((M, N), tl.float32)
+    for step in range(0, (K + STEP - 1) // STEP):
+        sums = accumulate(sums, x, row, rows, up, up_scales, column, n, step * STEP, K, STEP, FORMAT)
+        if IS_GATED:
+            gates = accumulate(gates, x, row, rows, gate, gate_scales, column, n, step * STEP, K, STEP, FORMAT)
+    if HAS_BIAS:
+        sums += tl.load(up_bias + column, mask=there, other=0.0)[None]
+    if IS_GATED:
+        if HAS_BIAS:
+            gates += tl.load(gate_bias + column, mask=there, other=0.0)[None]
+        sums = activate(gates * gate_times, ACTIVATION) * sums
+    elif ACTIVATION >= 0:
+        sums = activate(sums, ACTIVATION)
+    sums *= out_times
+    if HAS_CAP:
+        sums = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (sums / softcap)) + 1.0))
+    place = row.to(tl.int64)[:, None] * n + column[None]
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & there[None])
+
+
+def step_of(ins: int, dtype: torch.dtype) -> int:
+    """The inputs that are added at once, from the shape of a matrix alone."""
+    if dtype is torch.float32:
+        return 32
+    return 128 if ins % 128 == 0 and ins >= 1024 else 64
+
+
+def parts_of(matrices: Sequence[Matrix], dtype: torch.dtype) -> int:
+    """How many parts the sums over the inputs are cut into, from the shapes of matrices that are multiplied at once."""
+    steps = -(-matrices[0].ins // step_of(matrices[0].ins, dtype))
+    tiles = sum(-(-matrix.outs // 16) for matrix in matrices)
+    return max(1, min(-(-_ENOUGH // tiles), steps // _FEWEST_STEPS))
+
+
+def _tiles(rows: int, outs: int) -> tuple[int, int, dict[str, int]]:
+    """Rows and outputs of a program, and how it is compiled. They do not change bits."""
+    if rows <= 16:
+        return 16, 16 if outs <= 8192 else 32, {"num_warps": 4, "num_stages": 4}
+    if rows <= 64:
+        return 32, 64, {"num_warps": 4, "num_stages": 4}
+    return 32, 256 if outs >= 4096 else 128, {"num_warps": 8, "num_stages": 3}
+
+
+def multiply(x: Tensor, matrices: Sequence[Matrix]) -> Tensor:
+    """float32 [parts, R, outs of all]: the sums of x [R, in], biases not included."""
+    rows, ins, width = len(x), matrices[0].ins, sum(matrix.outs for matrix in matrices)
+    step, parts = step_of(ins, x.dtype), parts_of(matrices, x.dtype)
+    out = torch.empty(parts, rows, width, device=x.device)
+    m, n, how = _tiles(rows, width)
+    at = 0
+    for _, group in groupby(matrices, lambda matrix: matrix.format):
+        same = [*group]
+        outs = [matrix.outs for matrix in same]
+        tiles = [-(-count // n) for count in outs]
+        three = (same + same[-1:] * 2)[:3]
+        _multiply[sum(tiles), -(-rows // m), parts](
+            x, out[..., at:], *(matrix.data for matrix in three), *(_given(m.scales, m) for m in three),
+            *[*outs, 0, 0][:3], *[*tiles, 0][:2], rows, width,
+            ins, step, -(-(-(-ins // step)) // parts), m, n, same[0].format, **how,
+        )  # fmt: skip
+        at += sum(outs)
+    return out
+
+
+def _given(tensor: Tensor | None, matrix: Matrix) -> Tensor | None:
+    """The tensor, or another one in the place of an argument that is not read."""
+    return matrix.data if tensor is None else tensor
+
+
+def finish(
+    x: Tensor,
+    up: Matrix,
+    gate: Matrix | None = None,
+    activation: int = -1,
+    out: Tensor | None = None,
+    gate_times: float = 1.0,
+    times: float = 1.0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """[R, outs] from x [R, in], biases included: activation(gate x) * up x, activation(up x), or up x.
+
+    out: where it goes, in its dtype; None: a tensor in the dtype of x.
+    """
+    rows, ins = x.shape
+    out = torch.empty(rows, up.outs, dtype=x.dtype, device=x.device) if out is None else out
+    m, n, how = _tiles(rows, up.outs)
+    gates = up if gate is None else gate
+    _finish[-(-up.outs // n), -(-rows // m)](
+        x, out, gates.data, _given(gates.scales, gates), _given(gates.bias, gates),
+        up.data, _given(up.scales, up), _given(up.bias, up), up.outs, rows, gate_times, times, softcap or 1.0,
+        ins, step_of(ins, x.dtype), m, n, up.format, activation, gate is not None, up.bias is not None, softcap > 0,
+        **how,
+    )  # fmt: skip
+    return out

@@ -53,7 +53,9 @@ def _read(
     stop = tl.minimum(first + SPAN, tl.max(tl.where(there, last, -1), 0) + 1)
     at = tl.arange(0, SIZE)
     in_head = at < D
-    queries = tl.load(q + (row.to(tl.int64) * heads + head)[:, None] * D + at[None], mask=there[:, None] & in_head[None], other=0.0)
+    queries = tl.load(
+        q + (row.to(tl.int64) * heads + head)[:, None] * D + at[None], mask=there[:, None] & in_head[None], other=0.0
+    )
     slot = tl.load(slots + batch).to(tl.int64)
     base = (slot * kv_heads + kv) * capacity
     path = tree_paths + (batch * nodes + tl.minimum(tile // each, nodes - 1)) * WIDTH

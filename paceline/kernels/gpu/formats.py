@@ -1,7 +1,7 @@
 """The formats of weights, and how a step of a product reads them.
 
-    format      data                                scales
-    DENSE       [out, in], in the dtype of rows     -
+format      data                                scales
+DENSE       [out, in], in the dtype of rows     -
 """
 
 import os
@@ -32,7 +32,9 @@ def accumulate(
     """sums + x w' over the inputs first .. first + STEP - 1, of rows [M] of x and outputs [N] of w."""
     k = first + tl.arange(0, STEP)
     left = tl.load(x + row.to(tl.int64)[:, None] * K + k[None], mask=(row < rows)[:, None] & (k < K)[None], other=0.0)
-    weights = tl.load(w + column.to(tl.int64)[:, None] * K + k[None], mask=(column < n)[:, None] & (k < K)[None], other=0.0)
+    weights = tl.load(
+        w + column.to(tl.int64)[:, None] * K + k[None], mask=(column < n)[:, None] & (k < K)[None], other=0.0
+    )
     return dot(left, tl.trans(weights), sums)
 
 

@@ -21,12 +21,13 @@ from .structures import Layer, Matrix, Model, Norm, Pass
 class Inputs:
     """What a pass reads besides the cache, on the device.
 
-    ids, parents: int32 [B, N] and [B, old + N]. starts, slots, offsets: int32 [B]. places: see `rows.plan`.
+    ids, parents: int32 [B, N] and [B, old + N]. starts, slots, sizes: int32 [B]. places: see `rows.plan`.
     """
 
     ids: Tensor
     starts: Tensor
     slots: Tensor
+    sizes: Tensor
     places: Tensor
     paths: Tensor | None
     ends: Tensor | None
@@ -44,26 +45,32 @@ def _inputs(model: Model, step: Pass, device: torch.device) -> Inputs:
     batch, nodes, old = step.batch, step.nodes, step.old
     is_chain = step.parents is None
     ids = step.ids if step.ids is not None else [0] * (batch * nodes)
-    numbers = [*step.starts, *step.slots, *(step.offsets or [0] * batch)]
+    numbers = [*step.starts, *step.slots, *(step.offsets or [0] * batch), *(step.sizes or [nodes] * batch)]
     listed = [part for part in (ids, step.parents) if part is not None]
     host = [part if isinstance(part, list) else part.flatten().tolist() for part in listed]
-    if step.ids is not None and model.embeddings is not None and not 0 <= min(host[0]) <= max(host[0]) < model.vocabulary:
+    if (
+        step.ids is not None
+        and model.embeddings is not None
+        and not 0 <= min(host[0]) <= max(host[0]) < model.vocabulary
+    ):
         raise IndexError(f"a token has no embedding: ids are below {model.vocabulary}")
     for part in host:
         numbers += part
     staged = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-    sizes = [batch] * 3 + [batch * nodes] + ([] if is_chain else [batch * (old + nodes)])
-    starts, slots, offsets, ids, *parents = staged.split(sizes)
+    sizes = [batch] * 4 + [batch * nodes] + ([] if is_chain else [batch * (old + nodes)])
+    starts, slots, offsets, counts, ids, *parents = staged.split(sizes)
     places, paths = plan(starts, slots, offsets, parents[0] if parents else None, nodes, old, step.max_position)
     move = lambda tensor: None if tensor is None else tensor.to(device).flatten()  # noqa: E731
-    return Inputs(ids, starts, slots, places, paths, move(step.block_ends), move(step.block_firsts))
+    return Inputs(ids, starts, slots, counts, places, paths, move(step.block_ends), move(step.block_firsts))
 
 
 def _compute(model: Model, step: Pass, inputs: Inputs) -> None:
     rows, hidden, dtype = step.batch * step.nodes, model.hidden, step.keys[0].dtype
     device = step.keys[0].device
     stream = torch.empty(rows, hidden, device=device)
-    wants_end = step.logits is not None or step.last_hidden is not None or bool(step.states and step.states[-1] is not None)
+    wants_end = (
+        step.logits is not None or step.last_hidden is not None or bool(step.states and step.states[-1] is not None)
+    )
     longest = max(step.starts) + step.old + step.nodes
     if step.rows is not None:
         stream.copy_(step.rows.reshape(rows, hidden))
@@ -80,7 +87,12 @@ def _compute(model: Model, step: Pass, inputs: Inputs) -> None:
             embedded = torch.empty_like(stream)
             embed(model.embeddings, inputs.ids, embedded, model.embedding_scale)
             settle(embedded, following=layer.input, out=x[:, :hidden])
-            settle(stream, following=layer.hidden_norm, out=x[:, hidden:], last=stream if layer.norm_before_residual else None)
+            settle(
+                stream,
+                following=layer.hidden_norm,
+                out=x[:, hidden:],
+                last=stream if layer.norm_before_residual else None,
+            )
         else:
             x = settle(stream, following=layer.input, out=normed)
         if layer.q.data is not None:
@@ -118,6 +130,9 @@ def _compute(model: Model, step: Pass, inputs: Inputs) -> None:
     some = normed.view(step.batch, step.nodes, hidden)[:, step.nodes - step.head_rows :].reshape(-1, hidden)
     scale, cap = model.logit_scale, model.logit_softcap
     finish(some, model.head, out=step.logits.view(len(some), -1), times=scale, softcap=cap)
+    if step.sizes is not None:  # what pads a tree has no logits
+        nodes = torch.arange(step.nodes - step.head_rows, step.nodes, device=device)
+        step.logits.masked_fill_((nodes >= inputs.sizes[:, None])[..., None], 0.0)
     if step.top:
         _find_top(step)
 

@@ -1,0 +1,53 @@
+"""Passes by the kernels of a GPU against transformers, and bit for bit against one row at a time."""
+
+import copy
+import random
+
+import pytest
+import torch
+
+from paceline.core.tree import TokenTree
+from paceline.target import ModelRunner, wrap_model
+from tests.kernels.test_passes import DTYPES, random_tree, rows
+from tests.tiny import tiny_model
+
+DENSE = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "starcoder2"]
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", DENSE)
+def test_logits_are_those_of_transformers(name, dtype):
+    """After a prompt and along a chain, within the rounding of the weights' type."""
+    model = tiny_model(name, dtype)
+    ids = torch.randint(3, 97, (1, 14), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        want = copy.deepcopy(model).float()(ids).logits[0]
+    runner = ModelRunner(wrap_model(model), 2, 64)
+    assert runner.loaded.is_native
+    slot = runner.cache.allocate()
+    runner.extend_cache(slot, ids[0, :11].tolist())
+    got = runner.forward([slot], TokenTree.chain([ids[0, 11:].tolist()]))[0]
+    error = (got - want[11:]).abs().max() / want.std()
+    assert error < {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.3}[dtype]
+
+
+@pytest.mark.diagonal
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2"])
+def test_a_row_has_the_same_bits_in_every_pass(name, dtype):
+    """A tree beside another one, after texts read in different chunks, against one row at a time."""
+    rng = random.Random(f"{name} {dtype}")
+    runner = ModelRunner(wrap_model(tiny_model(name, dtype)), 3, 100)
+    slots = [runner.cache.allocate() for _ in range(3)]
+    text = [rng.randrange(3, 97) for _ in range(11)]
+    runner.extend_cache(slots[0], text)
+    runner.extend_cache(slots[1], text[:4])
+    runner.extend_cache(slots[1], text[4:])
+    runner.extend_cache(slots[2], text[:5])
+    tree, other = random_tree(9, rng), random_tree(4, rng)
+    together = runner.forward([slots[2], slots[0]], TokenTree.of((other.rows[0], tree.rows[0])))
+    assert not together[0, 4:].any(), "what pads a tree is not computed"
+    for leaf in set(range(9)) - set(tree.parents[0].tolist()):
+        path = [0, *tree.rows[0].path_to(leaf)]
+        assert torch.equal(together[1, path], rows(runner, slots[1], tree.token_ids[0, path].tolist()))

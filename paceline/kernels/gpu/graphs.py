@@ -62,7 +62,9 @@ _STAGED: WeakKeyDictionary[Any, dict[Any, "_Staged"]] = WeakKeyDictionary()
 def _key(step: Pass, nodes: int) -> tuple[Any, ...]:
     """What must not differ between two passes of which one is a replay of the other."""
     held = (*step.keys, *step.values, *step.cos, *step.sin, *(step.states or ()))
-    shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in _tensors(step, (*_TENSORS, *_RESULTS))]
+    shapes = [
+        None if tensor is None else (tensor.shape, tensor.dtype) for tensor in _tensors(step, (*_TENSORS, *_RESULTS))
+    ]
     return (
         step.batch, nodes, step.nodes if nodes == step.nodes else None, step.old, step.head_rows and step.nodes - step.head_rows,
         step.sizes is None, step.parents is None, step.ids is None, step.kv_only, step.top, step.max_position, step.capacity,

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..library import FORMATS
 from .attention import attend
 from .products import finish, multiply
 from .rows import embed, keep, plan, rotate, settle
 from .structures import Layer, Matrix, Model, Norm, Pass
+
+_DTYPES = {form: dtype for dtype, form in FORMATS.items()}
 
 
 @dataclass(eq=False)
@@ -37,7 +40,7 @@ class Inputs:
 
 def compute(model: Model, step: Pass, inputs: Inputs) -> None:
     """Run a pass, of whose fields the lists of numbers are not read."""
-    rows, hidden, dtype = step.batch * step.nodes, model.hidden, step.keys[0].dtype
+    rows, hidden, dtype = step.batch * step.nodes, model.hidden, _DTYPES[model.cache_format]
     device = step.keys[0].device
     places, paths = plan(inputs, step.nodes, step.old, step.max_position)
     stream = torch.empty(rows, hidden, device=device)
@@ -63,7 +66,7 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
         if layer.q.data is not None:
             sums = multiply(x, [matrix for matrix in (layer.q, layer.k, layer.v) if matrix.data is not None])
             keys, values = step.keys[index - layer.shared_kv], step.values[index - layer.shared_kv]
-            q, gates = rotate(layer, sums, places, keys, values, *_tables(step, layer), step.max_position < 0)
+            q, gates = rotate(layer, sums, places, keys, values, *_tables(step, layer), step.max_position < 0, dtype)
             if ends:
                 continue
             blocks = (inputs.ends, inputs.firsts) if layer.window or not step.windowed_blocks else (None, None)

@@ -162,7 +162,7 @@ def attend(
     )  # fmt: skip
     out = torch.empty(rows, heads * d, dtype=q.dtype, device=q.device)
     _join[rows, heads](
-        tops, totals, results, places, q if gates is None else gates, fill(ends), fill(firsts), out, heads, chunks, window,
-        d, size, CHUNK, gates is not None, ends is not None, firsts is not None, num_warps=1,
+        tops, totals, results, places, q if gates is None else gates, fill(ends), fill(firsts), out, heads, chunks,
+        window, d, size, CHUNK, gates is not None, ends is not None, firsts is not None, num_warps=1,
     )  # fmt: skip
     return out

@@ -62,20 +62,16 @@ _STAGED: WeakKeyDictionary[Any, dict[Any, "_Staged"]] = WeakKeyDictionary()
 def _key(step: Pass, nodes: int) -> tuple[Any, ...]:
     """What must not differ between two passes of which one is a replay of the other."""
     held = (*step.keys, *step.values, *step.cos, *step.sin, *(step.states or ()))
-    shapes = [
-        None if tensor is None else (tensor.shape, tensor.dtype) for tensor in _tensors(step, (*_TENSORS, *_RESULTS))
-    ]
+    tensors = (getattr(step, name) for name in (*_TENSORS, *_RESULTS))
+    shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors]
+    exact = nodes == step.nodes
     return (
-        step.batch, nodes, step.nodes if nodes == step.nodes else None, step.old, step.head_rows and step.nodes - step.head_rows,
-        step.sizes is None, step.parents is None, step.ids is None, step.kv_only, step.top, step.max_position, step.capacity,
-        step.state_columns, step.state_row, step.block_ends is None, step.block_firsts is None, step.windowed_blocks,
-        _columns(step), *(None if tensor is None else tensor.data_ptr() for tensor in held),
-        *(shape if nodes == step.nodes else shape is None for shape in shapes),
+        step.batch, nodes, step.nodes if exact else None, step.old, step.head_rows and step.nodes - step.head_rows,
+        step.sizes is None, step.parents is None, step.ids is None, step.kv_only, step.top, step.max_position,
+        step.capacity, step.state_columns, step.state_row, step.block_ends is None, step.block_firsts is None,
+        step.windowed_blocks, _columns(step), *(None if tensor is None else tensor.data_ptr() for tensor in held),
+        *(shape if exact else shape is None for shape in shapes),
     )  # fmt: skip
-
-
-def _tensors(step: Pass, names: tuple[str, ...]) -> list[Tensor | None]:
-    return [getattr(step, name) for name in names]
 
 
 def _columns(step: Pass) -> int:
@@ -113,8 +109,8 @@ class _Staged:
         parts = iter(self._numbers.split(sizes))
         optional = lambda given: None if given is None else next(parts)  # noqa: E731
         self.inputs = Inputs(
-            *(next(parts) for _ in range(5)), optional(step.parents), optional(step.block_ends), optional(step.block_firsts),
-            _columns(step),
+            *(next(parts) for _ in range(5)),
+            *map(optional, (step.parents, step.block_ends, step.block_firsts)), _columns(step),
         )  # fmt: skip
         self._compute = Repeated(lambda: compute(self._model, self._pass, self.inputs), device)
 

@@ -115,7 +115,7 @@ def _beside_embeddings(model: Model, layer: Layer, inputs: Inputs, stream: Tenso
 
 
 def _project(model: Model, step: Pass, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> None:
-    """The rows that the first layer reads, from states, and with `projects_pairs` the embeddings of tokens before them."""
+    """The rows that the first layer reads, from states; with `projects_pairs` embeddings of tokens are before them."""
     matrix, hidden = model.project, model.hidden
     before = hidden if model.projects_pairs else 0
     x = torch.empty(len(stream), matrix.ins, dtype=dtype, device=stream.device)

@@ -95,8 +95,8 @@ def settle(
     post, following = post or Norm(), following or Norm()
     fill = lambda tensor: stream if tensor is None else tensor  # noqa: E731
     _settle[(rows,)](
-        stream, fill(sums), fill(bias), fill(more), fill(out), fill(last), 1 if sums is None else len(sums), rows, width,
-        width if out is None else out.stride(0),
+        stream, fill(sums), fill(bias), fill(more), fill(out), fill(last), 1 if sums is None else len(sums),
+        rows, width, width if out is None else out.stride(0),
         fill(post.weight), fill(post.bias), post.eps, fill(following.weight), fill(following.bias), following.eps,
         times, scalar, size, sums is not None, bias is not None, more is not None, out is not None, last is not None,
         post.kind, post.weight is not None, post.bias is not None,
@@ -216,7 +216,8 @@ def rotate(
 ) -> tuple[Tensor, Tensor | None]:
     """Queries [R, heads, D] in this dtype, and gates in float32; keys and values go into the cache.
 
-    sums: of q, k and v, see `products.multiply`. places: see `plan`. keys, values: [slots, kv_heads, capacity, D], uint8 for e4m3.
+    sums: of q, k and v, see `products.multiply`. places: see `plan`.
+    keys, values: [slots, kv_heads, capacity, D], uint8 for e4m3.
     cos, sin: float32 [positions, rotary_dim], or [R, rotary_dim] where they are given `by_row`.
     """
     parts, rows, width = sums.shape

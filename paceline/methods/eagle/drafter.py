@@ -119,7 +119,8 @@ class Eagle(Drafter):
         trees = [self._tree(budget, seq) for budget, seq in zip(budgets, seqs, strict=True)]
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
         if growing:
-            how = self._grow_at_once if self._levels_at_once else self._grow_on_device if self._trees else self._grow
+            how = self._grow_on_device if self._trees else self._grow
+            how = self._grow_at_once if self._levels_at_once else how
             how([seqs[row] for row in growing], [trees[row] for row in growing])
         return draft_of([tree.finish() for tree in trees], self.source)
 
@@ -162,7 +163,7 @@ class Eagle(Drafter):
 
     @torch.inference_mode()
     def _grow_on_device(self, seqs: Sequence[TokenSequence], growing: Sequence[DynamicTree]) -> None:
-        """As `_grow`, with one wait for the device, where the scores that rank tokens are logits, or these and noise."""
+        """As `_grow`, with one wait for the device, where tokens are ranked by logits, or by these and noise."""
         assert self._trees is not None
         ranked = [self._in_pass(seqs, depth) for depth in range(max(tree.levels for tree in growing))]
         if not all(count for count, _ in ranked):

@@ -14,11 +14,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ...core.interfaces import Target
 from ... import kernels
+from ...core.interfaces import Target
 from ...kernels import library
-from ..heads.draft_layer import LayerPass, Level, NativeLayer, TorchLayer, head_cache, runs_natively
 from ..heads.device_trees import DeviceTrees
+from ..heads.draft_layer import LayerPass, Level, NativeLayer, TorchLayer, head_cache, runs_natively
 from ..heads.top_tokens import Best
 from .head import EagleHead
 

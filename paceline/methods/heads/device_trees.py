@@ -35,11 +35,9 @@ class Levels:
             known = {0: 0}  # by node of the frontier, where its children are
             while tree.frontier:
                 ids, logps, k = self._of(row, tree.level), self._of(row, tree.level, False), self.top_k
-                parts = [
-                    slice(known[node] * k, (known[node] + 1) * k) if node in known else slice(0)
-                    for node in tree.frontier
-                ]
-                expanded = dict(known)
+                places = (known.get(node) for node in tree.frontier)
+                parts = [slice(0) if place is None else slice(place * k, (place + 1) * k) for place in places]
+                expanded = known
                 tree.add([ids[part] for part in parts], [logps[part] for part in parts])
                 known = self._known(row, tree, ids, expanded)
 
@@ -89,16 +87,12 @@ class DeviceTrees:
         longest = max(starts) + k * max(1, depth - 1)
         cache.ensure(longest)
         self._layer.extend_tables(longest)
-        key = (
-            batch, k, depth, noise is None, -(-longest // 256), cache.capacity, cache.keys[0].data_ptr(),
-            cache.values[-1].data_ptr(), self._layer.max_length,
-        )  # fmt: skip
+        shape, held = (batch, k, depth, noise is not None, -(-longest // 256) * 256), (cache.keys[0], cache.values[-1])
+        key = (*shape, cache.capacity, self._layer.max_length, *(tensor.data_ptr() for tensor in held))
         if key not in self._known:
             while len(self._known) >= 64:
                 del self._known[next(iter(self._known))]
-            self._known[key] = _Growth(
-                self._layer, self._draft_ids, cache, batch, k, depth, noise is not None, -(-longest // 256) * 256
-            )
+            self._known[key] = _Growth(self._layer, self._draft_ids, cache, *shape)
         return self._known[key](hidden, columns, logps, starts, slots, noise)
 
 
@@ -123,7 +117,8 @@ class _Growth:
         self._compute = Repeated(self._levels, device)
 
     def __call__(
-        self, hidden: Tensor, columns: Tensor, logps: Tensor, starts: list[int], slots: Sequence[int], noise: Tensor | None
+        self, hidden: Tensor, columns: Tensor, logps: Tensor, starts: list[int], slots: Sequence[int],
+        noise: Tensor | None,
     ) -> Levels:  # fmt: skip
         staged = torch.tensor([starts, [*slots]], dtype=torch.int32, pin_memory=self._hidden.is_cuda)
         self._numbers.copy_(staged, non_blocking=True)

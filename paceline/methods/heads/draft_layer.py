@@ -167,8 +167,8 @@ class NativeLayer:
         return self._model.hidden
 
     def level_on_device(
-        self, keys: Sequence[Tensor], values: Sequence[Tensor], starts: Tensor, slots: Tensor, ids: Tensor, rows: Tensor,
-        parents: Tensor, top: int, noise: Tensor | None, longest: int,
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], starts: Tensor, slots: Tensor, ids: Tensor,
+        rows: Tensor, parents: Tensor, top: int, noise: Tensor | None, longest: int,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """A level of trees by the kernels of a GPU, of which the host knows nothing.
 

@@ -19,9 +19,8 @@ def test_all_numbers_and_what_lies_between_them():
     values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     values = values[values.isfinite()].sort().values
     middles = (values[1:] + values[:-1]) / 2
-    x = torch.cat([values, middles, middles * (1 + 2e-7), middles * (1 - 2e-7), torch.randn(500) * 1e-2]).clamp(
-        -448, 448
-    )
+    near = middles * (1 + 2e-7), middles * (1 - 2e-7)
+    x = torch.cat([values, middles, *near, torch.randn(500) * 1e-2]).clamp(-448, 448)
     codes, back = torch.zeros(len(x), dtype=torch.uint8), torch.zeros(len(x))
     _there_and_back[(1,)](x, codes, back, len(x), 2048)
     assert torch.equal(back, x.to(torch.float8_e4m3fn).float())

@@ -119,8 +119,8 @@ def multiply(x: Tensor, matrices: Sequence[Matrix]) -> Tensor:
     out = torch.empty(parts, rows, width, device=x.device)
     m, n, how = _tiles(rows, width)
     at = 0
-    for _, group in groupby(matrices, lambda matrix: matrix.format):
-        same = [*group]
+    for _, group in groupby(enumerate(matrices), lambda pair: (pair[0] // 3, pair[1].format)):
+        same = [matrix for _, matrix in group]
         outs = [matrix.outs for matrix in same]
         tiles = [-(-count // n) for count in outs]
         three = (same + same[-1:] * 2)[:3]

@@ -50,7 +50,7 @@ def _settle(
     place = row.to(tl.int64) * width + at
     x = tl.load(stream + place, mask=mask, other=0.0)
     if HAS_SUMS:
-        y = added(sums, parts, rows.to(tl.int64) * width, place, mask)
+        y = added(sums, parts, tl.cast(rows, tl.int64) * width, place, mask)
         if HAS_SUMS_BIAS:
             y += tl.load(sums_bias + at, mask=mask, other=0.0)
         x += times * normed(y, post_weight, post_bias, at, mask, width, post_eps, POST, POST_WEIGHT, POST_BIAS)
@@ -113,7 +113,7 @@ def _rotate(
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     mask = at < D
-    stride = rows.to(tl.int64) * width
+    stride = tl.cast(rows, tl.int64) * width
     step: tl.constexpr = 2 * D if GATED else D  # of the heads of q
     is_q = head < heads
     is_k = (head >= heads) & (head < heads + kv_heads)

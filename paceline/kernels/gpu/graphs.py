@@ -62,7 +62,10 @@ _STAGED: WeakKeyDictionary[Any, dict[Any, "_Staged"]] = WeakKeyDictionary()
 
 def _key(step: Pass, nodes: int) -> tuple[Any, ...]:
     """What must not differ between two passes of which one is a replay of the other."""
-    held = (*step.keys, *step.values, *step.cos, *step.sin, *(step.states or ()))
+    held = (
+        *step.keys, *step.values, *step.cos, *step.sin,
+        *(step.states or ()), *(step.recurrent_states or ()), *(step.recurrent_rows or ()),
+    )  # fmt: skip
     shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in _tensors(step, (*_TENSORS, *_RESULTS))]
     return (
         step.batch, nodes, step.nodes if nodes == step.nodes else None, step.old, step.head_rows and step.nodes - step.head_rows,
@@ -94,7 +97,7 @@ class _Staged:
         self._device = device = step.keys[0].device
         self._pass: Any = copy(step)  # with tensors of its own where they may differ
         self._pass.nodes = nodes
-        for name in ("starts", "slots", "offsets", "sizes", "ids", "parents", "block_ends", "block_firsts"):
+        for name in ("starts", "slots", "offsets", "bases", "steps", "ids", "parents", "block_ends", "block_firsts"):
             setattr(self._pass, name, None)
         self._pass.sizes = step.sizes is not None or nodes > step.nodes  # whether there are any
         self._more = nodes - step.nodes
@@ -105,14 +108,14 @@ class _Staged:
                 shape = (batch, given.shape[1] + self._more, *given.shape[2:]) if wide else given.shape
                 setattr(self._pass, name, torch.zeros(shape, dtype=given.dtype, device=device))
         self._pass.head_rows = step.head_rows + (self._more if step.head_rows else 0)
-        sizes = [batch] * 4 + [batch * nodes]
+        sizes = [batch] * 6 + [batch * nodes]
         sizes += [batch * (step.old + nodes)] * (step.parents is not None)
         sizes += [batch * nodes] * ((step.block_ends is not None) + (step.block_firsts is not None))
         self._numbers = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         parts = iter(self._numbers.split(sizes))
         optional = lambda given: None if given is None else next(parts)  # noqa: E731
         self.inputs = Inputs(
-            *(next(parts) for _ in range(5)), optional(step.parents), optional(step.block_ends), optional(step.block_firsts),
+            *(next(parts) for _ in range(7)), optional(step.parents), optional(step.block_ends), optional(step.block_firsts),
             _columns(step),
         )  # fmt: skip
         self._runs, self._replay = 0, None
@@ -140,7 +143,9 @@ class _Staged:
     def _load(self, step: Pass) -> None:
         """Copy what a pass reads; does not wait for the device."""
         batch, nodes, old, more = step.batch, step.nodes, step.old, self._more
-        numbers = [*step.starts, *step.slots, *(step.offsets or [0] * batch), *(step.sizes or [nodes] * batch)]
+        none = [0] * batch
+        numbers = [*step.starts, *step.slots, *(step.offsets or none), *(step.sizes or [nodes] * batch)]
+        numbers += [*(step.bases or none), *(step.steps or none)]
         later = list[tuple[Tensor, Tensor, int]]()
 
         def add(given: Any, each: int, to: Tensor, pad: int) -> None:

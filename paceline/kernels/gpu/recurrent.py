@@ -12,6 +12,8 @@ every walk: so bits are those of plain decoding.
 Sources: Gated DeltaNet (arXiv 2412.06464), Mamba-2 (2405.21060).
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,9 @@ from torch import Tensor
 from .products import activate
 from .rows import added
 from .structures import Recurrent
+
+if TYPE_CHECKING:
+    from .passes import Inputs
 
 WIDE = 16  # columns of a block of a state, and what channels and heads are padded to
 DELTA_RULE, STATE_SPACE, SHORT_CONV = range(3)
@@ -135,7 +140,7 @@ def _mix(
 
 @triton.jit
 def _walk(
-    mixed, states, out, skip, starts, bases, steps, slots, places, tree_paths, batch, nodes, ring, q_at, k_at, v_at,
+    mixed, states, out, skip, starts, bases, steps, slots, sizes, places, tree_paths, batch, nodes, ring, q_at, k_at, v_at,
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY: tl.constexpr, SIZE: tl.constexpr, VALUE: tl.constexpr,
     PADDED: tl.constexpr, PADDED_HEADS: tl.constexpr, PATH: tl.constexpr,
     IS_DELTA: tl.constexpr, HAS_SKIP: tl.constexpr, MOVES: tl.constexpr, IS_CHAIN: tl.constexpr,
@@ -150,10 +155,10 @@ def _walk(
     first = 0
     last = moves
     if IS_CHAIN:
-        last = waiting + nodes
+        last = waiting + tl.load(sizes + b)
     elif not MOVES:
-        if tl.program_id(2) < moves - waiting:
-            return  # text, which the state has taken in
+        if (tl.program_id(2) < moves - waiting) | (tl.program_id(2) >= tl.load(sizes + b)):
+            return  # text that the state has taken in, or what pads a tree
         first = moves
         last = waiting + tl.load(places + row * 4 + 3) - tl.load(starts + b) + 1
     key, lane = tl.arange(0, SIZE), tl.arange(0, 16)
@@ -223,7 +228,7 @@ def _close(
         tl.store(out + row.to(tl.int64) * GROUPS * GROUP + at, y.to(out.dtype.element_ty), mask=mask)
     else:
         b, column = row // nodes, tl.load(places + row * 4 + 1)
-        if column < tl.load(bases + b) + tl.load(steps + b) - (TAPS - 1):
+        if column < tl.maximum(tl.load(bases + b) + tl.load(steps + b) - (TAPS - 1), 0):
             return
         to = ring_rows + (tl.load(slots + b).to(tl.int64) * ring + column % ring) * ring_width
         if piece < GROUPS + pieces:
@@ -245,13 +250,14 @@ def _close(
 
 
 def walk(
-    layer: Recurrent, sums: Tensor, states: Tensor, ring_rows: Tensor, starts: Tensor, bases: Tensor, steps: Tensor,
-    slots: Tensor, places: Tensor, paths: Tensor | None, dtype: torch.dtype, ends: bool,
+    layer: Recurrent, sums: Tensor, states: Tensor, ring_rows: Tensor, inputs: "Inputs", places: Tensor,
+    paths: Tensor | None, dtype: torch.dtype, ends: bool,
 ) -> Tensor | None:  # fmt: skip
     """What the layer's last product reads, [R, outs] in `dtype`; states and rings move on. ends: only this happens.
 
-    sums: of the layer's inputs, see `products.multiply`. states, ring_rows: see `abi.h`. bases, steps: int32 [B].
+    sums: of the layer's inputs, see `products.multiply`. states, ring_rows: see `abi.h`. places, paths: of `rows.plan`.
     """
+    starts, slots, bases, steps = inputs.starts, inputs.slots, inputs.bases, inputs.steps
     (parts, rows, width), batch, ring, r = sums.shape, len(starts), ring_rows.shape[1], layer
     nodes, tree, device = rows // batch, starts if paths is None else paths, sums.device
     path, is_chain = 1 if paths is None else paths.shape[2], paths is None
@@ -280,7 +286,7 @@ def walk(
         size = triton.next_power_of_2(r.key_dim)
         for moves in (True,) if is_chain else (True, False):
             _walk[r.heads * -(-r.value_dim // WIDE), batch, 1 if moves else nodes](
-                mixed, states, walked, fill(r.skip), starts, bases, steps, slots, places, tree, batch, nodes, ring,
+                mixed, states, walked, fill(r.skip), starts, bases, steps, slots, inputs.sizes, places, tree, batch, nodes, ring,
                 r.q_at, r.k_at, r.v_at, r.heads, r.heads // r.key_heads, r.key_dim, size, r.value_dim,
                 padded, padded_heads, path, r.kind == DELTA_RULE, r.skip is not None, moves, is_chain,
                 num_warps=1 if size <= 128 else 4,

@@ -218,12 +218,12 @@ def rotate(
     gates = torch.empty(rows, heads, d, device=sums.device) if layer.is_gated else None
     joined = layer.q.outs > (2 if layer.is_gated else 1) * heads * d
     has_k = joined or layer.k.data is not None
-    norms = layer.q_norm, layer.k_norm, layer.v_norm
+    norms, v = (layer.q_norm, layer.k_norm, layer.v_norm), layer.k if layer.v.data is None else layer.v
     fill = lambda tensor: sums if tensor is None else tensor  # noqa: E731
     every = triton.next_power_of_2(max(heads, kv_heads) * d) if layer.norm_whole else 1
     _rotate[(rows, heads + (2 * kv_heads if has_k else 0))](
         sums, parts, rows, width, places, q, fill(gates), keys, values,
-        *(fill(matrix.bias) for matrix in (layer.q, layer.k, layer.v)), *(fill(norm.weight) for norm in norms),
+        *(fill(matrix.bias) for matrix in (layer.q, layer.k, v)), *(fill(norm.weight) for norm in norms),
         *(norm.eps for norm in norms), cos, sin, keys.shape[2], heads, kv_heads,
         d, triton.next_power_of_2(d), layer.rotary_dim, bool(layer.norm_whole), every,
         *(norm.kind > 0 for norm in norms), layer.v_norm.weight is not None,

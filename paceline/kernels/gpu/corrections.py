@@ -10,7 +10,7 @@ from .structures import Matrix
 
 
 def _correction(x: Tensor, matrix: Matrix) -> Tensor:
-    """b (a x), float32 [R, outs]; zeros where the matrix has none."""
+    """The rows b (a x), float32 [R, outs]; zeros where the matrix has none."""
     if matrix.a is None or matrix.b is None:
         return torch.zeros(len(x), matrix.outs, device=x.device)
     return products.finish(

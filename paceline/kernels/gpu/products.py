@@ -63,7 +63,8 @@ def _finish(
     x, out, gate, gate_scales, gate_bias, up, up_scales, up_bias, is_mask, gate_more, up_more,
     n, rows, gate_times, out_times, softcap,
     K: tl.constexpr, STEP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr,
-    ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_MORE: tl.constexpr,
+    ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_MORE: tl.constexpr,
 ):  # fmt: skip
     """Whole sums [rows, n], as the next product or the caller reads them: activation(gate x) * up x, or up x."""
     row = tl.program_id(1) * M + tl.arange(0, M)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WIDE = 16  # columns of a block of a state, and what channels and heads are padded to
 DELTA_RULE, STATE_SPACE, SHORT_CONV = range(3)
-_EACH = 256  # channels of a program where they have no norm
+_EACH = 256  # channels of a program
 
 
 @triton.jit
@@ -58,17 +58,18 @@ def _channels(
 
 @triton.jit
 def _mix(
-    sums, parts, apart, width, bias, scales, ring_rows, ring, mixed, starts, bases, slots, places, tree_paths, batch, nodes,
-    conv, conv_bias, step_bias, decay, channels_at, times_at, step_at, beta_at, q_at, k_at,
+    sums, parts, apart, width, bias, scales, ring_rows, ring, mixed, starts, bases, slots, places, tree_paths,
+    batch, nodes, conv, conv_bias, step_bias, decay, channels_at, times_at, step_at, beta_at, q_at, k_at,
     beta_scale, least_step, most_step,
     CHANNELS: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, TAPS: tl.constexpr,
-    KEYS: tl.constexpr, EACH: tl.constexpr, SIZE: tl.constexpr, HEADS_SIZE: tl.constexpr, PATH: tl.constexpr,
+    KEYS: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, SIZE: tl.constexpr, HEADS_SIZE: tl.constexpr,
+    PATH: tl.constexpr,
     KIND: tl.constexpr, IS_CHAIN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_CONV_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Some channels of a row, which waits in the ring or is of this pass, or the decays and factors of its heads."""
     place, piece = tl.program_id(0), tl.program_id(1)
-    pieces: tl.constexpr = (CHANNELS + EACH - 1) // EACH
+    pieces: tl.constexpr = (CHANNELS + GROUPS * EACH - 1) // (GROUPS * EACH)
     ring_width: tl.constexpr = PADDED + 2 * PADDED_HEADS
     is_waiting = place < batch * ring
     row = place - batch * ring
@@ -83,10 +84,11 @@ def _mix(
     kept = ring_rows + tl.load(slots + b).to(tl.int64) * ring * ring_width
     to = mixed + place.to(tl.int64) * ring_width
     if piece < pieces:
+        first = (piece * GROUPS + tl.arange(0, GROUPS)) * EACH
         lane = tl.arange(0, SIZE)
-        at = piece * EACH + lane
-        mask = (lane < EACH) & (at < CHANNELS)
-        x = tl.zeros((SIZE,), tl.float32)
+        at = first[:, None] + lane[None]
+        mask = (lane < EACH)[None] & (at < CHANNELS)
+        x = tl.zeros((GROUPS, SIZE), tl.float32)
         if HAS_CONV_BIAS:
             x = tl.load(conv_bias + at, mask=mask, other=0.0)
         for tap in tl.static_range(TAPS):
@@ -106,11 +108,11 @@ def _mix(
         if KIND != 2:
             x = activate(x, 0)
         if KIND == 0:
-            first = piece * EACH
             is_q = (first >= q_at) & (first < q_at + KEYS)
-            if is_q | ((first >= k_at) & (first < k_at + KEYS)):
-                size = tl.where(is_q, EACH, 1).to(tl.float32)
-                x *= 1.0 / tl.sqrt(tl.sum(tl.where(mask, x * x, 0.0), 0) + 1e-6) / tl.sqrt(size)
+            is_k = (first >= k_at) & (first < k_at + KEYS)
+            scale = 1.0 / tl.sqrt(tl.sum(tl.where(mask, x * x, 0.0), 1) + 1e-6)
+            scale = tl.where(is_q, scale / tl.sqrt(EACH * 1.0), tl.where(is_k, scale, 1.0))
+            x *= scale[:, None]
         tl.store(to + at, x, mask=mask)
     else:
         head = tl.arange(0, HEADS_SIZE)
@@ -140,7 +142,8 @@ def _mix(
 
 @triton.jit
 def _walk(
-    mixed, states, out, skip, starts, bases, steps, slots, sizes, places, tree_paths, batch, nodes, ring, q_at, k_at, v_at,
+    mixed, states, out, skip, starts, bases, steps, slots, sizes, places, tree_paths, batch, nodes, ring,
+    q_at, k_at, v_at,
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY: tl.constexpr, SIZE: tl.constexpr, VALUE: tl.constexpr,
     PADDED: tl.constexpr, PADDED_HEADS: tl.constexpr, PATH: tl.constexpr,
     IS_DELTA: tl.constexpr, HAS_SKIP: tl.constexpr, MOVES: tl.constexpr, IS_CHAIN: tl.constexpr,
@@ -191,15 +194,14 @@ def _walk(
             y = tl.fma(v, bonus, y)
         wanted = (step >= waiting) if MOVES else (step == last - 1)
         tl.store(out + ((b * nodes + node).to(tl.int64) * HEADS + head) * VALUE + value, y, mask=in_value & wanted)
-        if MOVES:
-            if step == moves - 1:
-                tl.store(place, state, mask=in_key[:, None])
+        if MOVES & (step == moves - 1):
+            tl.store(place, state, mask=in_key[:, None])
 
 
 @triton.jit
 def _close(
-    sums, parts, apart, width, bias, scales, ring_rows, ring, walked, stride, out, starts, bases, steps, slots, places, nodes,
-    weight, eps, channels_at, times_at, step_at, beta_at, gate_at,
+    sums, parts, apart, width, bias, scales, ring_rows, ring, walked, stride, out, starts, bases, steps, slots, places,
+    nodes, weight, eps, channels_at, times_at, step_at, beta_at, gate_at,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, GROUP_SIZE: tl.constexpr,
     CHANNELS: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, TAPS: tl.constexpr,
     EACH: tl.constexpr, HEADS_SIZE: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr, IS_SHARED: tl.constexpr,
@@ -272,12 +274,14 @@ def walk(
     heads_size, has = triton.next_power_of_2(max(1, r.heads)), (bias is not None, r.scales is not None)
     mixed = torch.empty(batch * ring + rows, padded + 2 * padded_heads, device=device)
     each = r.key_dim if r.kind == DELTA_RULE else _EACH
-    _mix[batch * ring + rows, -(-r.channels // each) + (r.heads > 0)](
+    size = triton.next_power_of_2(each)
+    several = max(1, _EACH // size)
+    _mix[batch * ring + rows, -(-r.channels // (several * each)) + (r.heads > 0)](
         *made, mixed, starts, bases, slots, places, tree, batch, nodes,
         r.conv, fill(r.conv_bias), fill(r.step_bias), fill(r.decay),
         r.channels_at, r.times_at, r.step_at, r.beta_at, r.q_at, r.k_at, r.beta_scale, r.least_step, r.most_step,
-        *layout, r.key_heads * r.key_dim, each, triton.next_power_of_2(each), heads_size, path,
-        r.kind, is_chain, *has, r.conv_bias is not None, num_warps=1 if r.kind == DELTA_RULE else 2,
+        *layout, r.key_heads * r.key_dim, several, each, size, heads_size, path,
+        r.kind, is_chain, *has, r.conv_bias is not None, num_warps=2,
     )  # fmt: skip
     outs = r.heads * r.value_dim or r.channels
     walked = mixed[batch * ring :]
@@ -286,8 +290,8 @@ def walk(
         size = triton.next_power_of_2(r.key_dim)
         for moves in (True,) if is_chain else (True, False):
             _walk[r.heads * -(-r.value_dim // WIDE), batch, 1 if moves else nodes](
-                mixed, states, walked, fill(r.skip), starts, bases, steps, slots, inputs.sizes, places, tree, batch, nodes, ring,
-                r.q_at, r.k_at, r.v_at, r.heads, r.heads // r.key_heads, r.key_dim, size, r.value_dim,
+                mixed, states, walked, fill(r.skip), starts, bases, steps, slots, inputs.sizes, places, tree,
+                batch, nodes, ring, r.q_at, r.k_at, r.v_at, r.heads, r.heads // r.key_heads, r.key_dim, size, r.value_dim,
                 padded, padded_heads, path, r.kind == DELTA_RULE, r.skip is not None, moves, is_chain,
                 num_warps=1 if size <= 128 else 4,
             )  # fmt: skip

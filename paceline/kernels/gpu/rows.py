@@ -21,7 +21,7 @@ def added(sums, parts, stride, place, mask):
     """The sum of the parts of a product, in their order."""
     total = tl.load(sums + place, mask=mask, other=0.0)
     for part in range(1, parts):
-        total += tl.load(sums + part.to(tl.int64) * stride + place, mask=mask, other=0.0)
+        total += tl.load(sums + tl.cast(part, tl.int64) * stride + place, mask=mask, other=0.0)
     return total
 
 

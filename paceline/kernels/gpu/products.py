@@ -60,9 +60,11 @@ def _multiply(
 
 @triton.jit
 def _finish(
-    x, out, gate, gate_scales, gate_bias, up, up_scales, up_bias, n, rows, gate_times, out_times, softcap,
+    x, out, gate, gate_scales, gate_bias, up, up_scales, up_bias, is_mask, gate_more, up_more,
+    n, rows, gate_times, out_times, softcap,
     K: tl.constexpr, STEP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_MORE: tl.constexpr,
 ):  # fmt: skip
     """Whole sums [rows, n], as the next product or the caller reads them: activation(gate x) * up x, or up x."""
     row = tl.program_id(1) * M + tl.arange(0, M)
@@ -74,8 +76,14 @@ def _finish(
         sums = accumulate(sums, x, row, rows, up, up_scales, column, n, step * STEP, K, STEP, FORMAT)
         if IS_GATED:
             gates = accumulate(gates, x, row, rows, gate, gate_scales, column, n, step * STEP, K, STEP, FORMAT)
+    place = row.to(tl.int64)[:, None] * n + column[None]
+    inside = (row < rows)[:, None] & there[None]
     if HAS_BIAS:
         sums += tl.load(up_bias + column, mask=there, other=0.0)[None]
+    if HAS_MORE:
+        takes = tl.load(is_mask + row, mask=row < rows, other=0)[:, None] != 0
+        sums = tl.where(takes, sums + tl.load(up_more + place, mask=inside, other=0.0), sums)
+        gates = tl.where(takes, gates + tl.load(gate_more + place, mask=inside, other=0.0), gates)
     if IS_GATED:
         if HAS_BIAS:
             gates += tl.load(gate_bias + column, mask=there, other=0.0)[None]
@@ -85,8 +93,7 @@ def _finish(
     sums *= out_times
     if HAS_CAP:
         sums = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (sums / softcap)) + 1.0))
-    place = row.to(tl.int64)[:, None] * n + column[None]
-    tl.store(out + place, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & there[None])
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=inside)
 
 
 def step_of(ins: int, dtype: torch.dtype) -> int:
@@ -119,8 +126,8 @@ def multiply(x: Tensor, matrices: Sequence[Matrix]) -> Tensor:
     out = torch.empty(parts, rows, width, device=x.device)
     m, n, how = _tiles(rows, width)
     at = 0
-    for _, group in groupby(matrices, lambda matrix: matrix.format):
-        same = [*group]
+    for _, group in groupby(enumerate(matrices), lambda pair: (pair[0] // 3, pair[1].format)):
+        same = [matrix for _, matrix in group]
         outs = [matrix.outs for matrix in same]
         tiles = [-(-count // n) for count in outs]
         three = (same + same[-1:] * 2)[:3]
@@ -147,19 +154,22 @@ def finish(
     gate_times: float = 1.0,
     times: float = 1.0,
     softcap: float = 0.0,
+    more: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """[R, outs] from x [R, in], biases included: activation(gate x) * up x, activation(up x), or up x.
 
     out: where it goes, in its dtype; None: a tensor in the dtype of x.
+    more: bool [R], and what is added to the products with `up` and `gate` in these rows, float32 [R, outs].
     """
     rows, ins = x.shape
     out = torch.empty(rows, up.outs, dtype=x.dtype, device=x.device) if out is None else out
     m, n, how = _tiles(rows, up.outs)
     gates = up if gate is None else gate
+    is_mask, up_more, gate_more = more or (x, x, x)
     _finish[-(-up.outs // n), -(-rows // m)](
         x, out, gates.data, _given(gates.scales, gates), _given(gates.bias, gates),
-        up.data, _given(up.scales, up), _given(up.bias, up), up.outs, rows, gate_times, times, softcap or 1.0,
-        ins, step_of(ins, x.dtype), m, n, up.format, activation, gate is not None, up.bias is not None, softcap > 0,
-        **how,
+        up.data, _given(up.scales, up), _given(up.bias, up), is_mask, gate_more, up_more,
+        up.outs, rows, gate_times, times, softcap or 1.0, ins, step_of(ins, x.dtype), m, n, up.format, activation,
+        gate is not None, up.bias is not None, softcap > 0, more is not None, **how,
     )  # fmt: skip
     return out

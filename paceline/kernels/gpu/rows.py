@@ -22,7 +22,7 @@ def added(sums, parts, stride, place, mask):
     """The sum of the parts of a product, in their order."""
     total = tl.load(sums + place, mask=mask, other=0.0)
     for part in range(1, parts):
-        total += tl.load(sums + part.to(tl.int64) * stride + place, mask=mask, other=0.0)
+        total += tl.load(sums + tl.cast(part, tl.int64) * stride + place, mask=mask, other=0.0)
     return total
 
 
@@ -56,7 +56,7 @@ def _settle(
     place = row.to(tl.int64) * width + at
     x = tl.load(stream + place, mask=mask, other=0.0)
     if HAS_SUMS:
-        y = added(sums, parts, rows.to(tl.int64) * width, place, mask)
+        y = added(sums, parts, tl.cast(rows, tl.int64) * width, place, mask)
         if HAS_SUMS_BIAS:
             y += tl.load(sums_bias + at, mask=mask, other=0.0)
         x += times * normed(y, post_weight, post_bias, at, mask, width, post_eps, POST, POST_WEIGHT, POST_BIAS)
@@ -119,7 +119,7 @@ def _rotate(
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     mask = at < D
-    stride = rows.to(tl.int64) * width
+    stride = tl.cast(rows, tl.int64) * width
     step: tl.constexpr = 2 * D if GATED else D  # of the heads of q
     is_q = head < heads
     is_k = (head >= heads) & (head < heads + kv_heads)
@@ -226,12 +226,12 @@ def rotate(
     gates = torch.empty(rows, heads, d, device=sums.device) if layer.is_gated else None
     joined = layer.q.outs > (2 if layer.is_gated else 1) * heads * d
     has_k = joined or layer.k.data is not None
-    norms = layer.q_norm, layer.k_norm, layer.v_norm
+    norms, v = (layer.q_norm, layer.k_norm, layer.v_norm), layer.k if layer.v.data is None else layer.v
     fill = lambda tensor: sums if tensor is None else tensor  # noqa: E731
     every = triton.next_power_of_2(max(heads, kv_heads) * d) if layer.norm_whole else 1
     _rotate[(rows, heads + (2 * kv_heads if has_k else 0))](
         sums, parts, rows, width, places, q, fill(gates), keys, values,
-        *(fill(matrix.bias) for matrix in (layer.q, layer.k, layer.v)), *(fill(norm.weight) for norm in norms),
+        *(fill(matrix.bias) for matrix in (layer.q, layer.k, v)), *(fill(norm.weight) for norm in norms),
         *(norm.eps for norm in norms), cos, sin, keys.shape[2], heads, kv_heads,
         d, triton.next_power_of_2(d), layer.rotary_dim, bool(layer.norm_whole), every,
         *(norm.kind > 0 for norm in norms), layer.v_norm.weight is not None,

@@ -8,13 +8,19 @@ the shape of the tree. Rows that read the same columns share a program:
     programs  16 rows of any nodes each | the heads of one node each (of a chain, as before: all paths are one)
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .e4m3 import widened
 from .formats import dot
 from .structures import Layer
+
+if TYPE_CHECKING:
+    from .passes import Inputs
 
 CHUNK = 256
 ROWS = 16  # of a program
@@ -72,8 +78,10 @@ def _read(
             node_of = tl.load(path + behind, mask=exists & (column >= start) & (behind < WIDTH), other=0)
             held = tl.where(column < start, column, start + node_of)
         place = (base + held)[:, None] * D + at[None]
-        k = tl.load(keys + place, mask=exists[:, None] & in_head[None], other=0.0)
-        v = tl.load(values + place, mask=exists[:, None] & in_head[None], other=0.0)
+        k = tl.load(keys + place, mask=exists[:, None] & in_head[None], other=0)
+        v = tl.load(values + place, mask=exists[:, None] & in_head[None], other=0)
+        if keys.dtype.element_ty == tl.uint8:
+            k, v = widened(k, q.dtype.element_ty), widened(v, q.dtype.element_ty)
         scores = dot(queries, tl.trans(k), tl.zeros((16, COLUMNS), tl.float32)) * scale
         if HAS_CAP:
             scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / softcap)) + 1.0))
@@ -129,17 +137,17 @@ def _join(
 
 
 def attend(
-    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, starts: Tensor, slots: Tensor,
-    places: Tensor, paths: Tensor | None, longest: int, ends: Tensor | None = None, firsts: Tensor | None = None,
+    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: "Inputs",
+    places: Tensor, paths: Tensor | None, ends: Tensor | None, firsts: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """[R, heads D] in the dtype of the cache, of queries [R, heads, D].
+    """[R, heads D] in the dtype of the queries [R, heads, D].
 
-    paths: the path of each node [B, N, W]; None: chains. longest: no row reads more columns. ends, firsts: as in
-    `abi.h`, int32 [R].
+    places, paths: see `rows.plan`. ends, firsts: as in `abi.h`, int32 [R].
     """
-    (rows, heads, d), batch, kv_heads = q.shape, len(starts), layer.kv_heads
+    (rows, heads, d), kv_heads = q.shape, layer.kv_heads
+    starts, batch = inputs.starts, len(inputs.starts)
     nodes, group = rows // batch, heads // kv_heads
-    chunks = -(-longest // CHUNK)
+    chunks = -(-inputs.longest // CHUNK)
     tiles = -(-nodes * group // ROWS) if paths is None else nodes * -(-group // ROWS)
     tops, totals = torch.empty(2, rows, heads, chunks, device=q.device).unbind()
     results = torch.empty(rows, heads, chunks, d, device=q.device)
@@ -147,14 +155,14 @@ def attend(
     columns = 64 if size <= 128 and q.dtype.itemsize == 2 else 32 if size <= 256 else 16
     window, fill = layer.window or 1 << 30, lambda tensor: starts if tensor is None else tensor
     _read[chunks, tiles, batch * kv_heads](
-        q, keys, values, starts, slots, places, fill(paths), fill(ends), fill(firsts), tops, totals, results,
+        q, keys, values, starts, inputs.slots, places, fill(paths), fill(ends), fill(firsts), tops, totals, results,
         nodes, heads, kv_heads, keys.shape[2], chunks, window, layer.scale, layer.softcap or 1.0,
         d, size, columns, CHUNK, 1 if paths is None else paths.shape[2],
         paths is None, layer.softcap > 0, ends is not None, firsts is not None, num_warps=4, num_stages=2,
     )  # fmt: skip
     out = torch.empty(rows, heads * d, dtype=q.dtype, device=q.device)
     _join[rows, heads](
-        tops, totals, results, places, q if gates is None else gates, fill(ends), fill(firsts), out, heads, chunks, window,
-        d, size, CHUNK, gates is not None, ends is not None, firsts is not None, num_warps=1,
+        tops, totals, results, places, q if gates is None else gates, fill(ends), fill(firsts), out, heads, chunks,
+        window, d, size, CHUNK, gates is not None, ends is not None, firsts is not None, num_warps=1,
     )  # fmt: skip
     return out

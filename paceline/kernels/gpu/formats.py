@@ -3,7 +3,7 @@
 format              data [out, ...]                                     scales [out, ...]
 DENSE               numbers in the dtype of rows                        -
 INT8                int8 codes                                          float32, of an output
-FP8                 e4m3, as int8                                       float32, of an output
+FP8                 e4m3                                                float32, of an output
 INT4                nibbles                                             words: a scale and a zero point, bfloat16
 Q4_1                nibbles                                             words: a scale and a minimum, float16
 Q4_0, IQ4_NL        nibbles                                             words: the scales of 64 inputs, float16
@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import nn
 
 from ..library import BlockFormat
+from .e4m3 import widened
 from .structures import Matrix
 
 DENSE, INT8, FP8 = 0, 1, 2
@@ -40,7 +41,7 @@ _IQ4_NL, _MXFP4 = (tl.constexpr(int(BlockFormat[name])) for name in ("IQ4_NL", "
 
 @triton.jit
 def dot(a, b, sums):
-    """sums + a b, in float32."""
+    """Sums + a b, in float32."""
     if INTERPRETED:  # it has no bfloat16 arithmetic, and multiplies by a BLAS whose rows depend on one another
         return sums + tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], 1)
     return tl.dot(a, b, sums, input_precision="ieee")
@@ -165,17 +166,17 @@ def accumulate(
     sums, x, row, rows, w, scales, column, n, first,
     K: tl.constexpr, STEP: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """sums + x w' over the inputs first .. first + STEP - 1, of rows [M] of x and outputs [N] of w, see `scaled`."""
+    """Sums + x w' over the inputs first .. first + STEP - 1, of rows [M] of x and outputs [N] of w, see `scaled`."""
     place, some, inside = x + row.to(tl.int64)[:, None] * K + first, (row < rows)[:, None], column < n
     if FORMAT <= _FP8:
         k = tl.arange(0, STEP)[None]
         there = first + k < K
         left = tl.load(place + k, mask=some & there, other=0.0)
         weights = tl.load(w + column.to(tl.int64)[:, None] * K + first + k, mask=inside[:, None] & there, other=0)
-        if FORMAT == _FP8:  # as bits of a float32, but for the bias of the exponent
-            weights = (weights.to(tl.int32) << 20 & -0x78100000).to(tl.float32, bitcast=True) * 1.329227995784916e36
-        if FORMAT > 0:
+        if FORMAT == _INT8:
             weights = weights.to(tl.float32).to(left.dtype)
+        elif FORMAT == _FP8:
+            weights = widened(weights, left.dtype)
         sums = dot(left, tl.trans(weights), sums)
     else:
         for j in tl.static_range(STEP // 32):

@@ -3,13 +3,19 @@
 A row, or one head of it, is computed by a program of its own, whose sums are taken in an order that its width fixes.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .e4m3 import rounded
 from .formats import group
 from .structures import Layer, Matrix, Norm
+
+if TYPE_CHECKING:
+    from .passes import Inputs
 
 
 @triton.jit
@@ -90,8 +96,8 @@ def settle(
     post, following = post or Norm(), following or Norm()
     fill = lambda tensor: stream if tensor is None else tensor  # noqa: E731
     _settle[(rows,)](
-        stream, fill(sums), fill(bias), fill(more), fill(out), fill(last), 1 if sums is None else len(sums), rows, width,
-        width if out is None else out.stride(0),
+        stream, fill(sums), fill(bias), fill(more), fill(out), fill(last), 1 if sums is None else len(sums),
+        rows, width, width if out is None else out.stride(0),
         fill(post.weight), fill(post.bias), post.eps, fill(following.weight), fill(following.bias), following.eps,
         times, scalar, size, sums is not None, bias is not None, more is not None, out is not None, last is not None,
         post.kind, post.weight is not None, post.bias is not None,
@@ -129,10 +135,7 @@ def _rotate(
     x = added(sums, parts, stride, base + first + at, mask)
     y = added(sums, parts, stride, base + first + other, mask)
     if HAS_BIAS:
-        if JOINED:
-            x += tl.load(q_bias + first + at, mask=mask, other=0.0)
-            y += tl.load(q_bias + first + other, mask=mask, other=0.0)
-        elif is_q:
+        if JOINED or is_q:
             x += tl.load(q_bias + first + at, mask=mask, other=0.0)
             y += tl.load(q_bias + first + other, mask=mask, other=0.0)
         elif is_k:
@@ -192,24 +195,35 @@ def _rotate(
         x = tl.minimum(tl.maximum(x, -largest), largest)
         slot = tl.load(places + row * 4).to(tl.int64)
         column = tl.load(places + row * 4 + 1)
+        mask &= column >= 0
         to = ((slot * kv_heads + kv) * capacity + column) * D + at
+        stored = rounded(x) if keys.dtype.element_ty == tl.uint8 else x.to(keys.dtype.element_ty)
         if is_k:
-            tl.store(keys + to, x.to(keys.dtype.element_ty), mask=mask)
+            tl.store(keys + to, stored, mask=mask)
         else:
-            tl.store(values + to, x.to(values.dtype.element_ty), mask=mask)
+            tl.store(values + to, stored, mask=mask)
 
 
 def rotate(
-    layer: Layer, sums: Tensor, places: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, by_row: bool
+    layer: Layer,
+    sums: Tensor,
+    places: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    by_row: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """Queries [R, heads, D] in the dtype of the cache, and gates in float32; keys and values go into the cache.
+    """Queries [R, heads, D] in this dtype, and gates in float32; keys and values go into the cache.
 
-    sums: of q, k and v, see `products.multiply`. places: see `plan`. keys, values: [slots, kv_heads, capacity, D].
+    sums: of q, k and v, see `products.multiply`. places: see `plan`.
+    keys, values: [slots, kv_heads, capacity, D], uint8 for e4m3.
     cos, sin: float32 [positions, rotary_dim], or [R, rotary_dim] where they are given `by_row`.
     """
     parts, rows, width = sums.shape
     heads, kv_heads, d = layer.heads, layer.kv_heads, layer.head_dim
-    q = torch.empty(rows, heads, d, dtype=keys.dtype, device=sums.device)
+    q = torch.empty(rows, heads, d, dtype=dtype, device=sums.device)
     gates = torch.empty(rows, heads, d, device=sums.device) if layer.is_gated else None
     joined = layer.q.outs > (2 if layer.is_gated else 1) * heads * d
     has_k = joined or layer.k.data is not None
@@ -230,7 +244,7 @@ def rotate(
 
 @triton.jit
 def _plan(
-    starts, slots, offsets, parents, places, tree_paths, nodes, old, max_position,
+    starts, slots, offsets, sizes, parents, places, tree_paths, nodes, old, max_position,
     WIDTH: tl.constexpr, IS_CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Of a node: its slot, its column, its position, and the column that it has in plain decoding; its path."""
@@ -251,27 +265,40 @@ def _plan(
             at = tl.load(parents + batch * total + at)
     place = places + (batch * nodes + node) * 4
     tl.store(place, tl.load(slots + batch))
-    tl.store(place + 1, start + old + node)
+    tl.store(place + 1, tl.where(node < tl.load(sizes + batch), start + old + node, -1))
     tl.store(place + 2, tl.minimum(start + depth, max_position) + tl.load(offsets + batch))
     tl.store(place + 3, start + depth)
 
 
-def plan(
-    starts: Tensor, slots: Tensor, offsets: Tensor, parents: Tensor | None, nodes: int, old: int, max_position: int
-) -> tuple[Tensor, Tensor | None]:
+def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
     """Where the nodes of a pass are: int32 [R, 4] slot, column, position, and column in plain decoding; their paths.
 
-    parents: int32 [B (old + N)], of all nodes; None: chains, which have no paths. paths: int32 [R, old + N].
+    The column is -1 behind the size of a tree: nothing is written there. paths: int32 [B, N, old + N], None of chains.
     """
-    batch, width = len(starts), old + nodes
-    places = torch.empty(batch * nodes, 4, dtype=torch.int32, device=starts.device)
-    paths = None if parents is None else torch.empty(batch * nodes, width, dtype=torch.int32, device=starts.device)
+    starts, parents, width = inputs.starts, inputs.parents, old + nodes
+    places = torch.empty(len(starts) * nodes, 4, dtype=torch.int32, device=starts.device)
+    paths = None if parents is None else torch.empty(len(starts), nodes, width, dtype=torch.int32, device=starts.device)
     most = (1 << 31) - 1 - width if max_position < 0 else max_position
-    _plan[nodes, batch](
-        starts, slots, offsets, starts if parents is None else parents, places, starts if paths is None else paths,
-        nodes, old, most, width, parents is None, num_warps=1,
+    _plan[nodes, len(starts)](
+        starts, inputs.slots, inputs.offsets, inputs.sizes, starts if parents is None else parents, places,
+        starts if paths is None else paths, nodes, old, most, width, parents is None, num_warps=1,
     )  # fmt: skip
-    return places, None if paths is None else paths.view(batch, nodes, width)
+    return places, paths
+
+
+@triton.jit
+def _keep(rows, places, states, width, columns, stride, SIZE: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, SIZE)
+    slot, column = tl.load(places + row * 4).to(tl.int64), tl.load(places + row * 4 + 1)
+    x = tl.load(rows + row.to(tl.int64) * width + at, mask=at < width, other=0.0)
+    to = (slot * columns + column) * stride + at
+    tl.store(states + to, x.to(states.dtype.element_ty), mask=(at < width) & (column >= 0))
+
+
+def keep(rows: Tensor, places: Tensor, states: Tensor, columns: int, stride: int) -> None:
+    """Store float32 [R, E] in the slots and columns of the nodes. columns, stride: as in `abi.h`."""
+    size = triton.next_power_of_2(rows.shape[1])
+    _keep[(len(rows),)](rows, places, states, rows.shape[1], columns, stride, size, num_warps=4)
 
 
 @triton.jit

@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .e4m3 import rounded
-from .structures import Layer, Norm
+from .formats import group
+from .structures import Layer, Matrix, Norm
 
 if TYPE_CHECKING:
     from .passes import Inputs
@@ -309,7 +310,28 @@ def _embed(table, ids, out, width, scale, SIZE: tl.constexpr):
     tl.store(out + row.to(tl.int64) * width + at, x, mask=mask)
 
 
-def embed(table: Tensor, ids: Tensor, out: Tensor, scale: float) -> None:
-    """Fill float32 [R, E] with rows of a table [V, E], by their ids int32 [R], times `scale`."""
-    size = triton.next_power_of_2(out.shape[1])
-    _embed[(len(ids),)](table, ids, out, out.shape[1], scale, size, num_warps=4 if size <= 4096 else 8)
+@triton.jit
+def _unpack(
+    data, scales, ids, out, count, times,
+    K: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    at, first = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1) * STEP
+    there = at < count
+    token = tl.load(ids + at, mask=there, other=0)
+    for j in tl.static_range(STEP // 32):
+        k = first + 32 * j + tl.arange(0, 32)
+        weights = group(data, scales, token, there, first, j, K, FORMAT, GROUP) * times
+        tl.store(out + at.to(tl.int64)[:, None] * K + k[None], weights, mask=there[:, None] & (k < K)[None])
+
+
+def embed(table: Tensor | Matrix, ids: Tensor, out: Tensor, scale: float) -> None:
+    """Fill float32 [R, E] with rows of a table [V, E], by their ids int32 [R], times `scale`. Blocks are unpacked."""
+    count, width = out.shape
+    if isinstance(table, Matrix):
+        _unpack[-(-count // 16), -(-width // 256)](
+            table.data, table.scales, ids, out, count, scale, width, 256, 16, table.format, table.group,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        return
+    size = triton.next_power_of_2(width)
+    _embed[(count,)](table, ids, out, width, scale, size, num_warps=4 if size <= 4096 else 8)

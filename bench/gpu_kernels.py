@@ -35,6 +35,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.driver import driver
 
+from bench.gpu import SHAPE, SMALL
 from bench.results import table
 from paceline import kernels
 from paceline.attention.kv_cache import SlotCache
@@ -46,15 +47,12 @@ from paceline.quant.linears import quantize_target
 from paceline.target.native import NativeDecoder
 
 MODELS: dict[str, Any] = {
-    "llama-7b": LlamaConfig(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32),
+    "llama-7b": LlamaConfig(**SHAPE),
     "qwen2.5-1.5b": Qwen2Config(
         vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
         num_key_value_heads=2, tie_word_embeddings=True,
     ),
-    "smollm2-135m": LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, tie_word_embeddings=True,
-    ),
+    "smollm2-135m": LlamaConfig(**SMALL),
 }  # fmt: skip
 WEIGHTS = ("bf16",)  # those that have kernels
 CARDS = {"sm_80": 163, "sm_89": 99, "sm_90": 227}  # kilobytes of shared memory that a program may have

@@ -4,7 +4,7 @@ The bits of a row depend on nothing but what it reads: every sum is taken in an 
 """
 
 from .formats import matrix_of
-from .passes import run
+from .graphs import run
 from .structures import (
     Layer,
     Matrix,

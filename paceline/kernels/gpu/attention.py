@@ -8,6 +8,8 @@ the shape of the tree. Rows that read the same columns share a program:
     programs  16 rows of any nodes each | the heads of one node each (of a chain, as before: all paths are one)
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,9 @@ from torch import Tensor
 
 from .formats import dot
 from .structures import Layer
+
+if TYPE_CHECKING:
+    from .passes import Inputs
 
 CHUNK = 256
 ROWS = 16  # of a program
@@ -129,17 +134,17 @@ def _join(
 
 
 def attend(
-    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, starts: Tensor, slots: Tensor,
-    places: Tensor, paths: Tensor | None, longest: int, ends: Tensor | None = None, firsts: Tensor | None = None,
+    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: "Inputs",
+    places: Tensor, paths: Tensor | None, ends: Tensor | None, firsts: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """[R, heads D] in the dtype of the cache, of queries [R, heads, D].
 
-    paths: the path of each node [B, N, W]; None: chains. longest: no row reads more columns. ends, firsts: as in
-    `abi.h`, int32 [R].
+    places, paths: see `rows.plan`. ends, firsts: as in `abi.h`, int32 [R].
     """
-    (rows, heads, d), batch, kv_heads = q.shape, len(starts), layer.kv_heads
+    (rows, heads, d), kv_heads = q.shape, layer.kv_heads
+    starts, batch = inputs.starts, len(inputs.starts)
     nodes, group = rows // batch, heads // kv_heads
-    chunks = -(-longest // CHUNK)
+    chunks = -(-inputs.longest // CHUNK)
     tiles = -(-nodes * group // ROWS) if paths is None else nodes * -(-group // ROWS)
     tops, totals = torch.empty(2, rows, heads, chunks, device=q.device).unbind()
     results = torch.empty(rows, heads, chunks, d, device=q.device)
@@ -147,7 +152,7 @@ def attend(
     columns = 64 if size <= 128 and q.dtype.itemsize == 2 else 32 if size <= 256 else 16
     window, fill = layer.window or 1 << 30, lambda tensor: starts if tensor is None else tensor
     _read[chunks, tiles, batch * kv_heads](
-        q, keys, values, starts, slots, places, fill(paths), fill(ends), fill(firsts), tops, totals, results,
+        q, keys, values, starts, inputs.slots, places, fill(paths), fill(ends), fill(firsts), tops, totals, results,
         nodes, heads, kv_heads, keys.shape[2], chunks, 1 if paths is None else paths.shape[2], window, layer.scale,
         layer.softcap or 1.0, d, size, columns, CHUNK, paths is None, layer.softcap > 0, ends is not None,
         firsts is not None, num_warps=4, num_stages=2,

@@ -1,77 +1,48 @@
 """A pass on a GPU: the structures of `abi.h` over tensors, computed by the kernels of this folder.
 
-What differs between two passes over trees of the same size is in buffers, so that a pass can be replayed as a graph.
+What differs between two passes over trees of the same shape is in tensors (`Inputs`), so that one can be replayed as a
+graph of the other (`graphs`): nothing here reads a number of the device, or a list of the host.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-from torch import Tensor, nn
+from torch import Tensor
 
 from .attention import attend
 from .products import finish, multiply
-from .rows import embed, plan, rotate, settle
+from .rows import embed, keep, plan, rotate, settle
 from .structures import Layer, Matrix, Model, Norm, Pass
 
 
 @dataclass(eq=False)
 class Inputs:
-    """What a pass reads besides the cache, on the device.
+    """The numbers that a pass reads, int32 on its device: of each row of the batch [B], and of the nodes.
 
-    ids, parents: int32 [B, N] and [B, old + N]. starts, slots, sizes: int32 [B]. places: see `rows.plan`.
+    sizes: the nodes of each tree. ids: [B N]. parents: [B (old + N)], None: chains. ends, firsts: see `abi.h`, [B N].
+    longest: no row reads more columns than that.
     """
 
-    ids: Tensor
     starts: Tensor
     slots: Tensor
+    offsets: Tensor
     sizes: Tensor
-    places: Tensor
-    paths: Tensor | None
+    ids: Tensor
+    parents: Tensor | None
     ends: Tensor | None
     firsts: Tensor | None
+    longest: int
 
 
-def run(model: Model, step: Pass) -> None:
-    """Run a pass. Raises IndexError for unknown tokens."""
-    device = step.keys[0].device
-    inputs = _inputs(model, step, device)
-    _compute(model, step, inputs)
-
-
-def _inputs(model: Model, step: Pass, device: torch.device) -> Inputs:
-    batch, nodes, old = step.batch, step.nodes, step.old
-    is_chain = step.parents is None
-    ids = step.ids if step.ids is not None else [0] * (batch * nodes)
-    numbers = [*step.starts, *step.slots, *(step.offsets or [0] * batch), *(step.sizes or [nodes] * batch)]
-    listed = [part for part in (ids, step.parents) if part is not None]
-    host = [part if isinstance(part, list) else part.flatten().tolist() for part in listed]
-    if (
-        step.ids is not None
-        and model.embeddings is not None
-        and not 0 <= min(host[0]) <= max(host[0]) < model.vocabulary
-    ):
-        raise IndexError(f"a token has no embedding: ids are below {model.vocabulary}")
-    for part in host:
-        numbers += part
-    staged = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-    sizes = [batch] * 4 + [batch * nodes] + ([] if is_chain else [batch * (old + nodes)])
-    starts, slots, offsets, counts, ids, *parents = staged.split(sizes)
-    places, paths = plan(starts, slots, offsets, parents[0] if parents else None, nodes, old, step.max_position)
-    move = lambda tensor: None if tensor is None else tensor.to(device).flatten()  # noqa: E731
-    return Inputs(ids, starts, slots, counts, places, paths, move(step.block_ends), move(step.block_firsts))
-
-
-def _compute(model: Model, step: Pass, inputs: Inputs) -> None:
+def compute(model: Model, step: Pass, inputs: Inputs) -> None:
+    """Run a pass, of whose fields the lists of numbers are not read."""
     rows, hidden, dtype = step.batch * step.nodes, model.hidden, step.keys[0].dtype
     device = step.keys[0].device
+    places, paths = plan(inputs, step.nodes, step.old, step.max_position)
     stream = torch.empty(rows, hidden, device=device)
-    wants_end = (
-        step.logits is not None or step.last_hidden is not None or bool(step.states and step.states[-1] is not None)
-    )
-    longest = max(step.starts) + step.old + step.nodes
+    keeps_last = bool(step.states) and step.states[model.num_layers] is not None
+    wants_end = step.logits is not None or step.last_hidden is not None or keeps_last
     if step.rows is not None:
         stream.copy_(step.rows.reshape(rows, hidden))
     elif step.inputs is not None:
@@ -79,66 +50,65 @@ def _compute(model: Model, step: Pass, inputs: Inputs) -> None:
     else:
         embed(model.embeddings, inputs.ids, stream, model.embedding_scale)
     normed = torch.empty(rows, hidden, dtype=dtype, device=device)
+    last = torch.empty_like(stream) if keeps_last else None
+    product: dict[str, Any] = {}  # what is to be added to the stream, by the kernel that norms it next
     for index, layer in enumerate(model.layers):
         ends = step.kv_only or (index == model.num_layers - 1 and not wants_end)
-        _keep(step, inputs, index, stream)
         if layer.hidden_norm.kind:
-            x = torch.empty(rows, 2 * hidden, dtype=dtype, device=device)
-            embedded = torch.empty_like(stream)
-            embed(model.embeddings, inputs.ids, embedded, model.embedding_scale)
-            settle(embedded, following=layer.input, out=x[:, :hidden])
-            settle(
-                stream,
-                following=layer.hidden_norm,
-                out=x[:, hidden:],
-                last=stream if layer.norm_before_residual else None,
-            )
+            x = _beside_embeddings(model, layer, inputs, stream, dtype)
         else:
-            x = settle(stream, following=layer.input, out=normed)
+            x = settle(stream, **product, following=layer.input, out=normed)
+        product = {}
+        _keep(step, places, index, stream)
         if layer.q.data is not None:
             sums = multiply(x, [matrix for matrix in (layer.q, layer.k, layer.v) if matrix.data is not None])
             keys, values = step.keys[index - layer.shared_kv], step.values[index - layer.shared_kv]
-            q, gates = rotate(layer, sums, inputs.places, keys, values, *_tables(step, layer), step.max_position < 0)
+            q, gates = rotate(layer, sums, places, keys, values, *_tables(step, layer), step.max_position < 0)
             if ends:
-                return_early = index == model.num_layers - 1
-                if return_early:
-                    return
                 continue
-            wide = bool(layer.window) or not step.windowed_blocks
-            out = attend(
-                layer, q, gates, keys, values, inputs.starts, inputs.slots, inputs.places, inputs.paths, longest,
-                inputs.ends if wide else None, inputs.firsts if wide else None,
-            )  # fmt: skip
-            _add(stream, layer.o, out, layer.after_attention, layer.attention_times)
-        if layer.up.data is None:
-            continue
-        x = settle(stream, following=layer.before_mlp, out=normed)
-        gate = None if layer.gate.data is None else layer.gate
-        x = finish(x, layer.up, gate, layer.activation, gate_times=layer.gate_times)
-        _add(stream, layer.down, x, layer.after_mlp, layer.mlp_times, layer.scalar or 1.0)
+            blocks = (inputs.ends, inputs.firsts) if layer.window or not step.windowed_blocks else (None, None)
+            x = attend(layer, q, gates, keys, values, inputs, places, paths, *blocks)
+            product = _product(layer.o, x, layer.after_attention, layer.attention_times)
+        if layer.up.data is not None:
+            x = settle(stream, **product, following=layer.before_mlp, out=normed)
+            gate = None if layer.gate.data is None else layer.gate
+            x = finish(x, layer.up, gate, layer.activation, gate_times=layer.gate_times)
+            product = _product(layer.down, x, layer.after_mlp, layer.mlp_times, layer.scalar or 1.0)
         if step.deepstack and step.deepstack[index] is not None:
-            settle(stream, more=step.deepstack[index])
+            product["more"] = step.deepstack[index]
     if not wants_end:
         return
+    settle(stream, **product, following=model.final_norm, out=normed, last=last)
     if step.last_hidden is not None:
         step.last_hidden.view(rows, hidden).copy_(stream)
-    last = torch.empty_like(stream)
-    settle(stream, following=model.final_norm, out=normed, last=last)
-    _keep(step, inputs, model.num_layers, last)
+    if last is not None:
+        _keep(step, places, model.num_layers, last)
     if step.logits is None:
         return
     some = normed.view(step.batch, step.nodes, hidden)[:, step.nodes - step.head_rows :].reshape(-1, hidden)
     scale, cap = model.logit_scale, model.logit_softcap
     finish(some, model.head, out=step.logits.view(len(some), -1), times=scale, softcap=cap)
-    if step.sizes is not None:  # what pads a tree has no logits
+    if step.sizes:  # what pads a tree has no logits
         nodes = torch.arange(step.nodes - step.head_rows, step.nodes, device=device)
         step.logits.masked_fill_((nodes >= inputs.sizes[:, None])[..., None], 0.0)
     if step.top:
         _find_top(step)
 
 
-def _add(stream: Tensor, matrix: Matrix, x: Tensor, post: Norm, times: float, scalar: float = 1.0) -> None:
-    settle(stream, multiply(x, [matrix]), matrix.bias, post, times=times, scalar=scalar)
+def _product(matrix: Matrix, x: Tensor, post: Norm, times: float, scalar: float = 1.0) -> dict[str, Any]:
+    """Arguments of `rows.settle`, which adds a product to the residual stream."""
+    return {"sums": multiply(x, [matrix]), "bias": matrix.bias, "post": post, "times": times, "scalar": scalar}
+
+
+def _beside_embeddings(model: Model, layer: Layer, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> Tensor:
+    """The input of EAGLE-3's layer: [input(embedding), hidden_norm(row)]."""
+    x = torch.empty(len(stream), 2 * model.hidden, dtype=dtype, device=stream.device)
+    embedded = torch.empty_like(stream)
+    embed(model.embeddings, inputs.ids, embedded, model.embedding_scale)
+    settle(embedded, following=layer.input, out=x[:, : model.hidden])
+    last = stream if layer.norm_before_residual else None
+    settle(stream, following=layer.hidden_norm, out=x[:, model.hidden :], last=last)
+    return x
 
 
 def _project(model: Model, step: Pass, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> None:
@@ -161,11 +131,10 @@ def _tables(step: Pass, layer: Layer) -> tuple[Tensor, Tensor]:
     return step.cos[layer.rope], step.sin[layer.rope]
 
 
-def _keep(step: Pass, inputs: Inputs, index: int, rows: Tensor) -> None:
+def _keep(step: Pass, places: Tensor, index: int, rows: Tensor) -> None:
     """Store a hidden state in the columns of the pass."""
     if step.states and step.states[index] is not None:
-        slots, columns = inputs.places[:, 0].long(), inputs.places[:, 1].long()
-        step.states[index][slots, columns] = rows.to(step.states[index].dtype)
+        keep(rows, places, step.states[index], step.state_columns, step.state_row)
 
 
 def _find_top(step: Pass) -> None:

@@ -3,12 +3,17 @@
 A row, or one head of it, is computed by a program of its own, whose sums are taken in an order that its width fixes.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .structures import Layer, Norm
+
+if TYPE_CHECKING:
+    from .passes import Inputs
 
 
 @triton.jit
@@ -191,6 +196,7 @@ def _rotate(
         x = tl.minimum(tl.maximum(x, -largest), largest)
         slot = tl.load(places + row * 4).to(tl.int64)
         column = tl.load(places + row * 4 + 1)
+        mask &= column >= 0
         to = ((slot * kv_heads + kv) * capacity + column) * D + at
         if is_k:
             tl.store(keys + to, x.to(keys.dtype.element_ty), mask=mask)
@@ -229,7 +235,8 @@ def rotate(
 
 @triton.jit(do_not_specialize=["nodes", "old", "width", "max_position"])
 def _plan(
-    starts, slots, offsets, parents, places, tree_paths, nodes, old, width, max_position, IS_CHAIN: tl.constexpr,
+    starts, slots, offsets, sizes, parents, places, tree_paths, nodes, old, width, max_position,
+    IS_CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Of a node: its slot, its column, its position, and the column that it has in plain decoding; its path."""
     node, batch = tl.program_id(0), tl.program_id(1)
@@ -249,27 +256,40 @@ def _plan(
             at = tl.load(parents + batch * total + at)
     place = places + (batch * nodes + node) * 4
     tl.store(place, tl.load(slots + batch))
-    tl.store(place + 1, start + old + node)
+    tl.store(place + 1, tl.where(node < tl.load(sizes + batch), start + old + node, -1))
     tl.store(place + 2, tl.minimum(start + depth, max_position) + tl.load(offsets + batch))
     tl.store(place + 3, start + depth)
 
 
-def plan(
-    starts: Tensor, slots: Tensor, offsets: Tensor, parents: Tensor | None, nodes: int, old: int, max_position: int
-) -> tuple[Tensor, Tensor | None]:
+def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
     """Where the nodes of a pass are: int32 [R, 4] slot, column, position, and column in plain decoding; their paths.
 
-    parents: int32 [B (old + N)], of all nodes; None: chains, which have no paths. paths: int32 [R, old + N].
+    The column is -1 behind the size of a tree: nothing is written there. paths: int32 [B, N, old + N], None of chains.
     """
-    batch, width = len(starts), old + nodes
-    places = torch.empty(batch * nodes, 4, dtype=torch.int32, device=starts.device)
-    paths = None if parents is None else torch.empty(batch * nodes, width, dtype=torch.int32, device=starts.device)
+    starts, parents, width = inputs.starts, inputs.parents, old + nodes
+    places = torch.empty(len(starts) * nodes, 4, dtype=torch.int32, device=starts.device)
+    paths = None if parents is None else torch.empty(len(starts), nodes, width, dtype=torch.int32, device=starts.device)
     most = (1 << 31) - 1 - width if max_position < 0 else max_position
-    _plan[nodes, batch](
-        starts, slots, offsets, starts if parents is None else parents, places, starts if paths is None else paths,
-        nodes, old, width, most, parents is None, num_warps=1,
+    _plan[nodes, len(starts)](
+        starts, inputs.slots, inputs.offsets, inputs.sizes, starts if parents is None else parents, places,
+        starts if paths is None else paths, nodes, old, width, most, parents is None, num_warps=1,
     )  # fmt: skip
-    return places, None if paths is None else paths.view(batch, nodes, width)
+    return places, paths
+
+
+@triton.jit
+def _keep(rows, places, states, width, columns, stride, SIZE: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, SIZE)
+    slot, column = tl.load(places + row * 4).to(tl.int64), tl.load(places + row * 4 + 1)
+    x = tl.load(rows + row.to(tl.int64) * width + at, mask=at < width, other=0.0)
+    to = (slot * columns + column) * stride + at
+    tl.store(states + to, x.to(states.dtype.element_ty), mask=(at < width) & (column >= 0))
+
+
+def keep(rows: Tensor, places: Tensor, states: Tensor, columns: int, stride: int) -> None:
+    """Store float32 [R, E] in the slots and columns of the nodes. columns, stride: as in `abi.h`."""
+    size = triton.next_power_of_2(rows.shape[1])
+    _keep[(len(rows),)](rows, places, states, rows.shape[1], columns, stride, size, num_warps=4)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Runs the decoder layers, final norm and output layer of a draft head on a cache of its own: natively, or in torch.
+"""Runs the decoder layers, final norm and output layer of a draft head on a cache of its own: in kernels, or in torch.
 
 Each level of a tree is one pass. Its rows are the nodes of the level; the `old` nodes of the levels above are in the
 cache already, after the committed columns.
@@ -18,20 +18,16 @@ from ...attention.kv_cache import SlotCache
 from ...attention.masks import visible
 from ...core.interfaces import Target
 from ...core.tree import ancestors
+from ... import kernels
 from ...kernels import load
-from ...kernels.library import FORMATS, Layer, Matrix, Model, Norm, Pass, Pointers, address, library, run
-from ...quant.blocks import BlockLinear
+from ...kernels.library import FORMATS
 from ...quant.int8 import fits_int8, to_int8
-from ...quant.packed import PackedLinear, pack_linears
+from ...quant.packed import PackedLinear, has_kernels, pack_linears
 from ...target.loaded import LoadedModel
 from ..eagle.head import EagleHead
 from .layers import LayersConfig
 from .parts import DraftHead, Output
 from .top_tokens import Best
-
-Packed = PackedLinear | BlockLinear
-"""A linear layer for the native kernels."""
-
 
 @dataclass(frozen=True, eq=False)
 class Level:
@@ -39,7 +35,7 @@ class Level:
 
     hidden: the hidden states [B, N, E].
     logits: the logits over the draft vocabulary of the last M rows, [B, M, Vd].
-    best: the largest of these logits, if they were requested and the native library found them.
+    best: the largest of these logits, if they were requested and kernels found them.
     """
 
     hidden: Tensor
@@ -95,13 +91,13 @@ def head_cache(target: Target, config: LayersConfig) -> SlotCache:
 
 
 def runs_natively(target: LoadedModel, head: DraftHead | None = None) -> bool:
-    """Whether the layers of a head for this target run in the native library. head: None: one of known layers."""
+    """Whether the layers of a head for this target run in kernels of our own. head: None: one of known layers."""
     known = head is None or not head.runs_in_torch
-    return known and target.device.type == "cpu" and target.dtype in FORMATS and library() is not None
+    return known and target.dtype in FORMATS and kernels.kernels_for(target.device) is not None
 
 
 class NativeLayer:
-    """Runs the layers of an attached head in the native library; their linear layers are packed.
+    """Runs the layers of an attached head, see `pack_head`, in the kernels of its device.
 
     project: what makes the rows that the first layer reads, in every pass with `pairs` (of a token's embedding and a
         state), and otherwise of the target's states; None: that layer reads embeddings.
@@ -109,13 +105,16 @@ class NativeLayer:
     """
 
     def __init__(self, head: Any, project: nn.Module | None, pairs: bool, context: nn.RMSNorm | None = None):
-        self.pointers, self._head, config = Pointers(), head, head.config
+        table, config = head.embeddings.detach().contiguous(), head.config
+        self._device, self._kernels = table.device, kernels.kernels_for(table.device)
+        self.pointers, self._head = self._kernels.Pointers(), head
         output = self._matrix(head.lm_head if head.owns_rows else head.output)
         self.vocabulary, self._pairs, self._context = config.draft_vocab_size, pairs, context
-        layers, table = [self._made(layer) for layer in head.layers], head.embeddings.detach().contiguous()
+        layers = [self._made(layer) for layer in head.layers]
         norms = (self._norm(getattr(head, name, None)) for name in ("norm", "enorm", "hnorm"))
-        self._model = Model(
-            (Layer * len(layers))(*layers), output, Matrix() if project is None else self._matrix(project), *norms,
+        first = self._kernels.Matrix() if project is None else self._matrix(project)
+        self._model = self._kernels.Model(
+            self.pointers.structures(self._kernels.Layer, layers), output, first, *norms,
             embeddings=self.pointers.tensor(table), embedding_format=FORMATS[table.dtype], vocabulary=len(table),
             num_layers=len(layers), hidden=config.hidden_size, embedding_scale=1.0, logit_scale=1.0,
             projects_pairs=pairs,
@@ -124,10 +123,10 @@ class NativeLayer:
 
     def __call__(self, inputs: LayerPass) -> Level:
         """Raises `MemoryError`."""
-        batch, nodes = inputs.ids.shape
+        (batch, nodes), address = inputs.ids.shape, self._kernels.address
         self._extend_tables(max(inputs.starts) + inputs.old + nodes)
-        pointers = Pointers()
-        native = Pass(batch=batch, nodes=nodes, old=inputs.old, capacity=inputs.keys[0].shape[2])
+        pointers = self._kernels.Pointers()
+        native = self._kernels.Pass(batch=batch, nodes=nodes, old=inputs.old, capacity=inputs.keys[0].shape[2])
         native.kv_only = self._context is not None
         self._model.cache_format = FORMATS[inputs.keys[0].dtype]
         native.max_position, native.cos, native.sin = self._max_length - 1, self._cos, self._sin
@@ -139,12 +138,12 @@ class NativeLayer:
                 native.rows = pointers.floats(rows)
         native.ids, native.parents = pointers.tensor(inputs.ids.contiguous()), address(inputs.parents)
         if inputs.is_block:
-            ends = torch.tensor(inputs.starts, dtype=torch.int32)[:, None] + nodes
+            ends = torch.tensor(inputs.starts, dtype=torch.int32, device=self._device)[:, None] + nodes
             native.block_ends = pointers.tensor(ends.expand(-1, nodes).contiguous())
         native.starts, native.slots = pointers.integers(inputs.starts), pointers.integers(inputs.slots)
         native.keys, native.values = pointers.tensors(inputs.keys), pointers.tensors(inputs.values)
-        hidden = torch.empty(0 if inputs.kv_only else (batch, nodes, self._model.hidden))
-        logits = torch.empty(batch, inputs.head_rows, self.vocabulary)
+        hidden = torch.empty(0 if inputs.kv_only else (batch, nodes, self._model.hidden), device=self._device)
+        logits = torch.empty(batch, inputs.head_rows, self.vocabulary, device=self._device)
         best = None
         if not inputs.kv_only:
             native.last_hidden = address(hidden)
@@ -152,16 +151,17 @@ class NativeLayer:
             native.head_rows, native.logits = inputs.head_rows, address(logits)
         if inputs.head_rows and inputs.top:
             size = batch, inputs.head_rows, min(inputs.top, self.vocabulary)
-            best = Best(torch.empty(size, dtype=torch.int32), torch.empty(size))
+            columns = torch.empty(size, dtype=torch.int32, device=self._device)
+            best = Best(columns, torch.empty(size, device=self._device))
             native.top, native.top_ids, native.top_logps = size[2], address(best.columns), address(best.logps)
             native.noise = address(inputs.noise)
-        run(self._model, native)
+        self._kernels.run(self._model, native)
         if getattr(self._head.config, "norm_output", False) and not inputs.kv_only:
-            hidden = self._head.norm(hidden)
+            hidden = self._head.norm(hidden.to(self._head.norm.weight.dtype))
         return Level(hidden, logits, best)
 
-    def _made(self, layer: Any) -> Layer:
-        config, native = self._head.config, Layer()
+    def _made(self, layer: Any) -> Any:
+        config, native = self._head.config, self._kernels.Layer()
         for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
             for name in names:
                 setattr(native, name, self._matrix(getattr(module, f"{name}_proj")))
@@ -182,23 +182,21 @@ class NativeLayer:
     def _extend_tables(self, length: int) -> None:
         """Make the tables of cosines and sines [P, d] hold at least all positions below `length`."""
         if length > self._max_length:
-            most, held = 2 * length + 512, Pointers()
-            tables = self._head.rotation(torch.arange(most)[None])
+            most, held = 2 * length + 512, self._kernels.Pointers()
+            tables = self._head.rotation(torch.arange(most, device=self._device)[None])
             cos, sin = (held.tensors([table[0, 0].contiguous()]) for table in tables)
             self._max_length, self._tables, self._cos, self._sin = most, held, cos, sin  # together, should memory end
 
     def _matrix(self, linear: nn.Module) -> Any:
-        assert isinstance(linear, Packed)
-        matrix = linear.matrix
-        assert matrix is not None
+        matrix = self._kernels.matrix_of(linear)
         self.pointers.append(matrix)
         return matrix.struct
 
-    def _norm(self, norm: nn.RMSNorm | None) -> Norm:
+    def _norm(self, norm: nn.RMSNorm | None) -> Any:
         if norm is None:
-            return Norm()
+            return self._kernels.Norm()
         assert norm.eps is not None
-        return Norm(weight=self.pointers.floats(norm.weight), eps=norm.eps, kind=1)
+        return self._kernels.Norm(weight=self.pointers.floats(norm.weight), eps=norm.eps, kind=1)
 
 
 class TorchLayer:
@@ -238,15 +236,17 @@ def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count:
     return starts[:, None] + mask.sum(-1) - 1, visible(starts, mask, int(starts.max()) + total)
 
 
-def pack_head(head: nn.Module) -> None:
-    """Pack the linear layers of an attached head, the target's output rows included, and make its norms float32.
+def pack_head(head: DraftHead) -> None:
+    """Give an attached head the target's output rows as a linear layer; on a CPU, pack its linear layers, too.
 
     Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/log/2026-11-results.md).
-    The portable kernels, which convert every code, would take twice the time.
+    The portable kernels, which convert every code, would take twice the time. Everything else becomes float32.
     """
     for name, output in list(head.named_modules()):
         if isinstance(output, Output) and len(output.rows):
             head.set_submodule(name, linear_of(output.rows))
+    if not has_kernels(head.embeddings.device):
+        return
     for module in head.modules():
         if isinstance(module, nn.RMSNorm):
             module.float()

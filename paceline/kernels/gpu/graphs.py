@@ -1,0 +1,193 @@
+"""Passes at fixed addresses, which a device replays as CUDA graphs.
+
+A pass is staged: the numbers that it reads are copied into buffers, in one piece, and its results out of others. The
+first pass of a shape runs as it is, the second is captured, and from then on there is one launch for a pass. Trees are
+padded to the sizes `NODES`, so that there are few shapes; what pads them writes nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from functools import cache
+from typing import Any, final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from .passes import Inputs, compute
+from .structures import Model, Pass
+
+NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+_FEWEST_COLUMNS = 256
+_MOST = 256  # shapes that are kept of a model; the oldest is dropped first
+_TENSORS = ("rows", "inputs", "noise", "is_mask")  # copied into buffers
+_RESULTS = ("logits", "last_hidden", "top_ids", "top_logps")
+_is_on = True
+
+
+@contextmanager
+def off() -> Iterator[None]:
+    """Run every pass as it is."""
+    global _is_on
+    before, _is_on = _is_on, False
+    try:
+        yield
+    finally:
+        _is_on = before
+
+
+def run(model: Model, step: Pass) -> None:
+    """Run a pass. Raises IndexError for unknown tokens."""
+    if isinstance(step.ids, list) and model.embeddings is not None:
+        if not 0 <= min(step.ids) <= max(step.ids) < model.vocabulary:
+            raise IndexError(f"a token has no embedding: ids are below {model.vocabulary}")
+    is_once = step.nodes > NODES[-1] or step.max_position < 0 or step.deepstack is not None
+    if is_once:
+        return _Staged(model, step, step.nodes).run(step)
+    nodes = step.nodes
+    if step.head_rows in (0, nodes):  # else the rows with logits would not be the last
+        nodes = next(count for count in NODES if count >= nodes)
+    known, key = _STAGED.setdefault(model, {}), _key(step, nodes)
+    if key not in known:
+        while len(known) >= _MOST:
+            del known[next(iter(known))]
+        known[key] = _Staged(model, step, nodes)
+    known[key].run(step)
+
+
+_STAGED: WeakKeyDictionary[Any, dict[Any, "_Staged"]] = WeakKeyDictionary()
+
+
+def _key(step: Pass, nodes: int) -> tuple[Any, ...]:
+    """What must not differ between two passes of which one is a replay of the other."""
+    held = (*step.keys, *step.values, *step.cos, *step.sin, *(step.states or ()))
+    shapes = [
+        None if tensor is None else (tensor.shape, tensor.dtype) for tensor in _tensors(step, (*_TENSORS, *_RESULTS))
+    ]
+    return (
+        step.batch, nodes, step.nodes if nodes == step.nodes else None, step.old, step.head_rows and step.nodes - step.head_rows,
+        step.sizes is None, step.parents is None, step.ids is None, step.kv_only, step.top, step.max_position, step.capacity,
+        step.state_columns, step.state_row, step.block_ends is None, step.block_firsts is None, step.windowed_blocks,
+        _columns(step), *(None if tensor is None else tensor.data_ptr() for tensor in held),
+        *(shape if nodes == step.nodes else shape is None for shape in shapes),
+    )  # fmt: skip
+
+
+def _tensors(step: Pass, names: tuple[str, ...]) -> list[Tensor | None]:
+    return [getattr(step, name) for name in names]
+
+
+def _columns(step: Pass) -> int:
+    """The columns that a pass may read, rounded up so that few numbers occur."""
+    longest, columns = max(step.starts) + step.old + step.nodes, _FEWEST_COLUMNS
+    while columns < longest:
+        columns *= 2
+    return min(columns, max(step.capacity, longest))
+
+
+@final
+class _Staged:
+    """One shape of a pass of a model: its buffers, and the computation on them."""
+
+    def __init__(self, model: Model, step: Pass, nodes: int):
+        self._model, self._nodes, batch = model, nodes, step.batch
+        self._device = device = step.keys[0].device
+        self._pass: Any = copy(step)  # with tensors of its own where they may differ
+        self._pass.nodes = nodes
+        for name in ("starts", "slots", "offsets", "sizes", "ids", "parents", "block_ends", "block_firsts"):
+            setattr(self._pass, name, None)
+        self._pass.sizes = step.sizes is not None or nodes > step.nodes  # whether there are any
+        self._more = nodes - step.nodes
+        for name in (*_TENSORS, *_RESULTS):
+            given = getattr(step, name)
+            if given is not None:
+                wide = name != "noise" and given.dim() > 1
+                shape = (batch, given.shape[1] + self._more, *given.shape[2:]) if wide else given.shape
+                setattr(self._pass, name, torch.zeros(shape, dtype=given.dtype, device=device))
+        self._pass.head_rows = step.head_rows + (self._more if step.head_rows else 0)
+        sizes = [batch] * 4 + [batch * nodes]
+        sizes += [batch * (step.old + nodes)] * (step.parents is not None)
+        sizes += [batch * nodes] * ((step.block_ends is not None) + (step.block_firsts is not None))
+        self._numbers = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        parts = iter(self._numbers.split(sizes))
+        optional = lambda given: None if given is None else next(parts)  # noqa: E731
+        self.inputs = Inputs(
+            *(next(parts) for _ in range(5)), optional(step.parents), optional(step.block_ends), optional(step.block_firsts),
+            _columns(step),
+        )  # fmt: skip
+        self._compute = Repeated(lambda: compute(self._model, self._pass, self.inputs), device)
+
+    def run(self, step: Pass) -> None:
+        """Run the pass on what another one of the same shape reads, and copy the results to where it wants them."""
+        self._load(step)
+        self._compute()
+        for name in _RESULTS:
+            wanted = getattr(step, name)
+            if wanted is not None and wanted.numel():
+                wanted.copy_(getattr(self._pass, name)[:, : wanted.shape[1]])
+
+    def _load(self, step: Pass) -> None:
+        """Copy what a pass reads; does not wait for the device."""
+        batch, nodes, old, more = step.batch, step.nodes, step.old, self._more
+        numbers = [*step.starts, *step.slots, *(step.offsets or [0] * batch), *(step.sizes or [nodes] * batch)]
+        later = list[tuple[Tensor, Tensor, int]]()
+
+        def add(given: Any, each: int, to: Tensor, pad: int) -> None:
+            """The next numbers, `each` for a row of the batch, and what pads them."""
+            if isinstance(given, Tensor) and given.device.type != "cpu":
+                later.append((to.view(batch, each + more)[:, :each], given.reshape(batch, each), pad))
+                numbers.extend([pad] * (batch * (each + more)))
+                return
+            flat = given.flatten().tolist() if isinstance(given, Tensor) else given
+            for row in range(batch):
+                numbers.extend(flat[row * each : (row + 1) * each])
+                numbers.extend([pad] * more)
+
+        add([0] * (batch * nodes) if step.ids is None else step.ids, nodes, self.inputs.ids, 0)
+        if step.parents is not None:
+            add(step.parents, old + nodes, self.inputs.parents, -1)
+        for given, to in ((step.block_ends, self.inputs.ends), (step.block_firsts, self.inputs.firsts)):
+            if given is not None:
+                add(given, nodes, to, 0)
+        staged = torch.tensor(numbers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self._numbers.copy_(staged, non_blocking=True)
+        for to, given, _ in later:
+            to.copy_(given)
+        for name in _TENSORS:
+            given = getattr(step, name)
+            if given is not None:
+                own = getattr(self._pass, name)
+                (own if own.shape == given.shape else own[:, : given.shape[1]]).copy_(given)
+
+
+@final
+class Repeated:
+    """Work on tensors at fixed addresses: the first time as it is, so that all is compiled, later as a graph."""
+
+    def __init__(self, work: Callable[[], object], device: torch.device):
+        self._work, self._device, self._ran = work, device, False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._graph is None and self._ran and _is_on and self._device.type == "cuda":
+            self._graph = self._captured()
+        if self._graph is not None and _is_on:
+            self._graph.replay()
+        else:
+            self._work()
+            self._ran = True
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        with torch.cuda.device(self._device):
+            graph, pool = torch.cuda.CUDAGraph(), _memory_pool(self._device).id
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # type: ignore[arg-type]
+                self._work()
+        return graph
+
+
+@cache
+def _memory_pool(device: torch.device) -> torch.cuda.MemPool:
+    """The pool that all graphs of a device share: they run one after another. It stays while no graph uses it."""
+    with torch.cuda.device(device):
+        return torch.cuda.MemPool()

@@ -101,7 +101,9 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
             product = _product(layer.down, x, is_mask, layer.after_mlp, layer.mlp_times, times)
         if own is not None:
             x = settle(stream, **product, out=normed)
-            x = finish(x, layer.ple_gate, activation=layer.activation, out=torch.empty(rows, model.ple_size, device=device))
+            x = finish(
+                x, layer.ple_gate, activation=layer.activation, out=torch.empty(rows, model.ple_size, device=device)
+            )
             x = (x * own[:, index * model.ple_size : (index + 1) * model.ple_size]).to(dtype)
             product = _product(layer.ple_out, x, is_mask, layer.after_ple, 1.0, scalar)
         if step.deepstack and step.deepstack[index] is not None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from .. import kernels
 from ..attention.recurrent import RecurrentLayer
 from ..errors import IncompatibleModels
-from .. import kernels
 from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import matrix_of_weight

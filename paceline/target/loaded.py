@@ -55,6 +55,7 @@ class LoadedModel:
     reference: logits [V] of plain transformers after each path of a small tree, for `self_test`.
     vision: the vision half of a vision-language model, whose text half is `model`.
     image_reference: the logits after an image.
+    kv_dtype: of cached keys and values, uint8 for FP8 (e4m3); None: that of the weights.
     """
 
     model: PreTrainedModel
@@ -73,6 +74,7 @@ class LoadedModel:
     is_rounded: bool = False
     vision: Vision | None = None
     image_reference: ImageReference | None = None
+    kv_dtype: torch.dtype | None = None
 
     @property
     def origin(self) -> str:
@@ -199,12 +201,16 @@ class LoadedModel:
     def with_model(self, model: PreTrainedModel, attached: AttachedAdapter | None = None) -> "LoadedModel":
         """A copy for another module tree of the same architecture. attached: the adapter in it."""
         is_plain = self.vision is not None and self.vision.family.needs_transformers
-        decoder = decoder_of(model, self.attends_trees, attached, is_plain)
+        decoder = decoder_of(model, self.attends_trees, attached, is_plain, self.kv_dtype)
         return replace(self, model=model, decoder=decoder, image_reference=None)
 
 
 def decoder_of(
-    model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None, is_plain: bool = False
+    model: PreTrainedModel,
+    attends_trees: bool,
+    attached: AttachedAdapter | None = None,
+    is_plain: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> NativeDecoder | FusedDecoder | TransformersDecoder:
     """A decoder for a model. attached: the adapter in it. is_plain: it needs transformers' layers."""
     if is_fused(model):
@@ -212,4 +218,4 @@ def decoder_of(
     described = describe(model) if attends_trees and not is_plain else None
     if described is None:
         return TransformersDecoder(model, attends_trees, attached)
-    return NativeDecoder(model, described, attached)
+    return NativeDecoder(model, described, attached, kv_dtype)

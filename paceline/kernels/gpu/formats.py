@@ -19,7 +19,7 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 @triton.jit
 def dot(a, b, sums):
-    """sums + a b, in float32."""
+    """Sums + a b, in float32."""
     if INTERPRETED:  # it has no bfloat16 arithmetic, and multiplies by a BLAS whose rows depend on one another
         return sums + tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], 1)
     return tl.dot(a, b, sums, input_precision="ieee")
@@ -29,7 +29,7 @@ def dot(a, b, sums):
 def accumulate(
     sums, x, row, rows, w, scales, column, n, first, K: tl.constexpr, STEP: tl.constexpr, FORMAT: tl.constexpr
 ):  # fmt: skip
-    """sums + x w' over the inputs first .. first + STEP - 1, of rows [M] of x and outputs [N] of w."""
+    """Sums + x w' over the inputs first .. first + STEP - 1, of rows [M] of x and outputs [N] of w."""
     k = first + tl.arange(0, STEP)
     left = tl.load(x + row.to(tl.int64)[:, None] * K + k[None], mask=(row < rows)[:, None] & (k < K)[None], other=0.0)
     weights = tl.load(

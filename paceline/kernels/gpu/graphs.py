@@ -21,9 +21,8 @@ from .structures import Model, Pass
 NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _FEWEST_COLUMNS = 256
 _MOST = 256  # shapes that are kept of a model; the oldest is dropped first
-_TENSORS = ("inputs", "noise", "is_mask")  # copied into buffers
+_TENSORS = ("rows", "inputs", "noise", "is_mask")  # copied into buffers
 _RESULTS = ("logits", "last_hidden", "top_ids", "top_logps")
-_ONCE = ("rows", "deepstack")  # of prompts with images, which are not replayed
 _is_on = True
 
 
@@ -43,8 +42,8 @@ def run(model: Model, step: Pass) -> None:
     if isinstance(step.ids, list) and model.embeddings is not None:
         if not 0 <= min(step.ids) <= max(step.ids) < model.vocabulary:
             raise IndexError(f"a token has no embedding: ids are below {model.vocabulary}")
-    is_once = step.nodes > NODES[-1] or step.max_position < 0 or any(getattr(step, name) for name in _ONCE)
-    if is_once or not _is_on:
+    is_once = step.nodes > NODES[-1] or step.max_position < 0 or step.deepstack is not None
+    if is_once:
         return _Staged(model, step, step.nodes).run(step)
     nodes = step.nodes
     if step.head_rows in (0, nodes):  # else the rows with logits would not be the last
@@ -66,18 +65,16 @@ def _key(step: Pass, nodes: int) -> tuple[Any, ...]:
         *step.keys, *step.values, *step.cos, *step.sin,
         *(step.states or ()), *(step.recurrent_states or ()), *(step.recurrent_rows or ()),
     )  # fmt: skip
-    shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in _tensors(step, (*_TENSORS, *_RESULTS))]
+    tensors = (getattr(step, name) for name in (*_TENSORS, *_RESULTS))
+    shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors]
+    exact = nodes == step.nodes
     return (
-        step.batch, nodes, step.nodes if nodes == step.nodes else None, step.old, step.head_rows and step.nodes - step.head_rows,
-        step.sizes is None, step.parents is None, step.ids is None, step.kv_only, step.top, step.max_position, step.capacity,
-        step.state_columns, step.state_row, step.block_ends is None, step.block_firsts is None, step.windowed_blocks,
-        _columns(step), *(None if tensor is None else tensor.data_ptr() for tensor in held),
-        *(shape if nodes == step.nodes else shape is None for shape in shapes),
+        step.batch, nodes, step.nodes if exact else None, step.old, step.head_rows and step.nodes - step.head_rows,
+        step.sizes is None, step.parents is None, step.ids is None, step.kv_only, step.top, step.max_position,
+        step.capacity, step.state_columns, step.state_row, step.block_ends is None, step.block_firsts is None,
+        step.windowed_blocks, _columns(step), *(None if tensor is None else tensor.data_ptr() for tensor in held),
+        *(shape if exact else shape is None for shape in shapes),
     )  # fmt: skip
-
-
-def _tensors(step: Pass, names: tuple[str, ...]) -> list[Tensor | None]:
-    return [getattr(step, name) for name in names]
 
 
 def _columns(step: Pass) -> int:
@@ -115,30 +112,19 @@ class _Staged:
         parts = iter(self._numbers.split(sizes))
         optional = lambda given: None if given is None else next(parts)  # noqa: E731
         self.inputs = Inputs(
-            *(next(parts) for _ in range(7)), optional(step.parents), optional(step.block_ends), optional(step.block_firsts),
-            _columns(step),
+            *(next(parts) for _ in range(7)),
+            *map(optional, (step.parents, step.block_ends, step.block_firsts)), _columns(step),
         )  # fmt: skip
-        self._runs, self._replay = 0, None
+        self._compute = Repeated(lambda: compute(self._model, self._pass, self.inputs), device)
 
     def run(self, step: Pass) -> None:
         """Run the pass on what another one of the same shape reads, and copy the results to where it wants them."""
         self._load(step)
-        if self._replay is not None:
-            self._replay()
-        else:
-            if self._runs and self._device.type == "cuda":
-                self._replay = captured(self._compute, self._device)
-                self._replay()
-            else:
-                self._compute()
-            self._runs += 1
+        self._compute()
         for name in _RESULTS:
             wanted = getattr(step, name)
             if wanted is not None and wanted.numel():
                 wanted.copy_(getattr(self._pass, name)[:, : wanted.shape[1]])
-
-    def _compute(self) -> None:
-        compute(self._model, self._pass, self.inputs)
 
     def _load(self, step: Pass) -> None:
         """Copy what a pass reads; does not wait for the device."""
@@ -176,13 +162,29 @@ class _Staged:
                 (own if own.shape == given.shape else own[:, : given.shape[1]]).copy_(given)
 
 
-def captured(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """The CUDA graph of `work`, whose kernels have run before."""
-    with torch.cuda.device(device):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_memory_pool(device).id, capture_error_mode="thread_local"):  # type: ignore[arg-type]
-            work()
-    return graph.replay
+@final
+class Repeated:
+    """Work on tensors at fixed addresses: the first time as it is, so that all is compiled, later as a graph."""
+
+    def __init__(self, work: Callable[[], object], device: torch.device):
+        self._work, self._device, self._ran = work, device, False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._graph is None and self._ran and _is_on and self._device.type == "cuda":
+            self._graph = self._captured()
+        if self._graph is not None and _is_on:
+            self._graph.replay()
+        else:
+            self._work()
+            self._ran = True
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        with torch.cuda.device(self._device):
+            graph, pool = torch.cuda.CUDAGraph(), _memory_pool(self._device).id
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # type: ignore[arg-type]
+                self._work()
+        return graph
 
 
 @cache

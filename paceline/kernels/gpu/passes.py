@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..library import FORMATS
 from . import corrections
 from .attention import attend
 from .products import finish, multiply
 from .recurrent import walk
 from .rows import embed, keep, plan, rotate, settle
 from .structures import Layer, Matrix, Model, Norm, Pass
+
+_DTYPES = {form: dtype for dtype, form in FORMATS.items()}
 
 
 @dataclass(eq=False)
@@ -42,7 +45,7 @@ class Inputs:
 
 def compute(model: Model, step: Pass, inputs: Inputs) -> None:
     """Run a pass, of whose fields the lists of numbers are not read."""
-    rows, hidden, dtype = step.batch * step.nodes, model.hidden, step.keys[0].dtype
+    rows, hidden, dtype = step.batch * step.nodes, model.hidden, _DTYPES[model.cache_format]
     device = step.keys[0].device
     places, paths = plan(inputs, step.nodes, step.old, step.max_position)
     stream = torch.empty(rows, hidden, device=device)
@@ -80,7 +83,7 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
             matrices = [matrix for matrix in (layer.q, layer.k, layer.v) if matrix.data is not None]
             sums = corrections.multiply(x, matrices, is_mask)
             keys, values = step.keys[index - layer.shared_kv], step.values[index - layer.shared_kv]
-            q, gates = rotate(layer, sums, places, keys, values, *_tables(step, layer), step.max_position < 0)
+            q, gates = rotate(layer, sums, places, keys, values, *_tables(step, layer), step.max_position < 0, dtype)
             if not ends:
                 blocks = (inputs.ends, inputs.firsts) if layer.window or not step.windowed_blocks else (None, None)
                 x = attend(layer, q, gates, keys, values, inputs, places, paths, *blocks)
@@ -98,8 +101,9 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
             product = _product(layer.down, x, is_mask, layer.after_mlp, layer.mlp_times, times)
         if own is not None:
             x = settle(stream, **product, out=normed)
-            x = finish(x, layer.ple_gate, activation=layer.activation, out=torch.empty(rows, model.ple_size, device=device))
-            x = (x * own[:, index * model.ple_size : (index + 1) * model.ple_size]).to(dtype)
+            gates = torch.empty(rows, model.ple_size, device=device)
+            corrections.finish(x, layer.ple_gate, None, layer.activation, is_mask, out=gates)
+            x = (gates * own[:, index]).to(dtype)
             product = _product(layer.ple_out, x, is_mask, layer.after_ple, 1.0, scalar)
         if step.deepstack and step.deepstack[index] is not None:
             product["more"] = step.deepstack[index]
@@ -139,14 +143,14 @@ def _product(
 
 
 def _per_layer(model: Model, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> Tensor:
-    """The layers' own inputs [R, num_layers ple_size]: a norm of a projection of the rows, plus a row of a table."""
+    """The layers' own inputs [R, num_layers, ple_size]: a norm of a projection of the rows, plus a row of a table."""
     x = settle(stream, out=torch.empty(stream.shape, dtype=dtype, device=stream.device))
     sums = multiply(x, [model.ple_project])
     own = torch.empty(sums.shape[1:], device=stream.device)
     embed(model.ple_table, inputs.ids, own, model.ple_scale)
     size = model.ple_size
     settle(own.view(-1, size), sums.view(len(sums), -1, size), post=model.ple_norm)
-    return own
+    return own.view(len(x), -1, size)
 
 
 def _beside_embeddings(model: Model, layer: Layer, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> Tensor:
@@ -161,7 +165,7 @@ def _beside_embeddings(model: Model, layer: Layer, inputs: Inputs, stream: Tenso
 
 
 def _project(model: Model, step: Pass, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> None:
-    """The rows that the first layer reads, from states, and with `projects_pairs` the embeddings of tokens before them."""
+    """The rows that the first layer reads, from states; with `projects_pairs` embeddings of tokens are before them."""
     matrix, hidden = model.project, model.hidden
     before = hidden if model.projects_pairs else 0
     x = torch.empty(len(stream), matrix.ins, dtype=dtype, device=stream.device)

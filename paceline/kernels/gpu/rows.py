@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .e4m3 import rounded
 from .structures import Layer, Norm
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ def settle(
     post, following = post or Norm(), following or Norm()
     fill = lambda tensor: stream if tensor is None else tensor  # noqa: E731
     _settle[(rows,)](
-        stream, fill(sums), fill(bias), fill(more), fill(out), fill(last), 1 if sums is None else len(sums), rows, width,
-        width if out is None else out.stride(0),
+        stream, fill(sums), fill(bias), fill(more), fill(out), fill(last), 1 if sums is None else len(sums),
+        rows, width, width if out is None else out.stride(0),
         fill(post.weight), fill(post.bias), post.eps, fill(following.weight), fill(following.bias), following.eps,
         times, scalar, size, sums is not None, bias is not None, more is not None, out is not None, last is not None,
         post.kind, post.weight is not None, post.bias is not None,
@@ -133,10 +134,7 @@ def _rotate(
     x = added(sums, parts, stride, base + first + at, mask)
     y = added(sums, parts, stride, base + first + other, mask)
     if HAS_BIAS:
-        if JOINED:
-            x += tl.load(q_bias + first + at, mask=mask, other=0.0)
-            y += tl.load(q_bias + first + other, mask=mask, other=0.0)
-        elif is_q:
+        if JOINED or is_q:
             x += tl.load(q_bias + first + at, mask=mask, other=0.0)
             y += tl.load(q_bias + first + other, mask=mask, other=0.0)
         elif is_k:
@@ -198,23 +196,33 @@ def _rotate(
         column = tl.load(places + row * 4 + 1)
         mask &= column >= 0
         to = ((slot * kv_heads + kv) * capacity + column) * D + at
+        stored = rounded(x) if keys.dtype.element_ty == tl.uint8 else x.to(keys.dtype.element_ty)
         if is_k:
-            tl.store(keys + to, x.to(keys.dtype.element_ty), mask=mask)
+            tl.store(keys + to, stored, mask=mask)
         else:
-            tl.store(values + to, x.to(values.dtype.element_ty), mask=mask)
+            tl.store(values + to, stored, mask=mask)
 
 
 def rotate(
-    layer: Layer, sums: Tensor, places: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, by_row: bool
+    layer: Layer,
+    sums: Tensor,
+    places: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    by_row: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """Queries [R, heads, D] in the dtype of the cache, and gates in float32; keys and values go into the cache.
+    """Queries [R, heads, D] in this dtype, and gates in float32; keys and values go into the cache.
 
-    sums: of q, k and v, see `products.multiply`. places: see `plan`. keys, values: [slots, kv_heads, capacity, D].
+    sums: of q, k and v, see `products.multiply`. places: see `plan`.
+    keys, values: [slots, kv_heads, capacity, D], uint8 for e4m3.
     cos, sin: float32 [positions, rotary_dim], or [R, rotary_dim] where they are given `by_row`.
     """
     parts, rows, width = sums.shape
     heads, kv_heads, d = layer.heads, layer.kv_heads, layer.head_dim
-    q = torch.empty(rows, heads, d, dtype=keys.dtype, device=sums.device)
+    q = torch.empty(rows, heads, d, dtype=dtype, device=sums.device)
     gates = torch.empty(rows, heads, d, device=sums.device) if layer.is_gated else None
     joined = layer.q.outs > (2 if layer.is_gated else 1) * heads * d
     has_k = joined or layer.k.data is not None

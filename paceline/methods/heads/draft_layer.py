@@ -1,4 +1,4 @@
-"""Runs the decoder layers, final norm and output layer of a draft head on a cache of its own: natively, or in torch.
+"""Runs the decoder layers, final norm and output layer of a draft head on a cache of its own: in kernels, or in torch.
 
 Each level of a tree is one pass. Its rows are the nodes of the level; the `old` nodes of the levels above are in the
 cache already, after the committed columns.
@@ -14,23 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ... import kernels
 from ...attention.kv_cache import SlotCache
 from ...attention.masks import visible
 from ...core.interfaces import Target
 from ...core.tree import ancestors
 from ...kernels import load
-from ...kernels.library import FORMATS, Layer, Matrix, Model, Norm, Pass, Pointers, address, library, run
-from ...quant.blocks import BlockLinear
+from ...kernels.library import FORMATS
 from ...quant.int8 import fits_int8, to_int8
-from ...quant.packed import PackedLinear, pack_linears
+from ...quant.packed import PackedLinear, has_kernels, pack_linears
 from ...target.loaded import LoadedModel
 from ..eagle.head import EagleHead
 from .layers import LayersConfig
 from .parts import DraftHead, Output
 from .top_tokens import Best
-
-Packed = PackedLinear | BlockLinear
-"""A linear layer for the native kernels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +36,7 @@ class Level:
 
     hidden: the hidden states [B, N, E].
     logits: the logits over the draft vocabulary of the last M rows, [B, M, Vd].
-    best: the largest of these logits, if they were requested and the native library found them.
+    best: the largest of these logits, if they were requested and kernels found them.
     """
 
     hidden: Tensor
@@ -95,13 +92,13 @@ def head_cache(target: Target, config: LayersConfig) -> SlotCache:
 
 
 def runs_natively(target: LoadedModel, head: DraftHead | None = None) -> bool:
-    """Whether the layers of a head for this target run in the native library. head: None: one of known layers."""
+    """Whether the layers of a head for this target run in kernels of our own. head: None: one of known layers."""
     known = head is None or not head.runs_in_torch
-    return known and target.device.type == "cpu" and target.dtype in FORMATS and library() is not None
+    return known and target.dtype in FORMATS and kernels.kernels_for(target.device) is not None
 
 
 class NativeLayer:
-    """Runs the layers of an attached head in the native library; their linear layers are packed.
+    """Runs the layers of an attached head, see `pack_head`, in the kernels of its device.
 
     project: what makes the rows that the first layer reads, in every pass with `pairs` (of a token's embedding and a
         state), and otherwise of the target's states; None: that layer reads embeddings.
@@ -109,28 +106,31 @@ class NativeLayer:
     """
 
     def __init__(self, head: Any, project: nn.Module | None, pairs: bool, context: nn.RMSNorm | None = None):
-        self.pointers, self._head, config = Pointers(), head, head.config
+        table, config = head.embeddings.detach().contiguous(), head.config
+        self._device, self._kernels = table.device, kernels.kernels_for(table.device)
+        self.pointers, self._head = self._kernels.Pointers(), head
         output = self._matrix(head.lm_head if head.owns_rows else head.output)
         self.vocabulary, self._pairs, self._context = config.draft_vocab_size, pairs, context
-        layers, table = [self._made(layer) for layer in head.layers], head.embeddings.detach().contiguous()
+        layers = [self._made(layer) for layer in head.layers]
         norms = (self._norm(getattr(head, name, None)) for name in ("norm", "enorm", "hnorm"))
-        self._model = Model(
-            (Layer * len(layers))(*layers), output, Matrix() if project is None else self._matrix(project), *norms,
+        first = self._kernels.Matrix() if project is None else self._matrix(project)
+        self._model = self._kernels.Model(
+            self.pointers.structures(self._kernels.Layer, layers), output, first, *norms,
             embeddings=self.pointers.tensor(table), embedding_format=FORMATS[table.dtype], vocabulary=len(table),
             num_layers=len(layers), hidden=config.hidden_size, embedding_scale=1.0, logit_scale=1.0,
             projects_pairs=pairs,
         )  # fmt: skip
-        self._max_length, self._cos, self._sin = 0, 0, 0  # of the tables by position
+        self.max_length, self._cos, self._sin = 0, 0, 0  # of the tables by position
 
     def __call__(self, inputs: LayerPass) -> Level:
         """Raises `MemoryError`."""
-        batch, nodes = inputs.ids.shape
-        self._extend_tables(max(inputs.starts) + inputs.old + nodes)
-        pointers = Pointers()
-        native = Pass(batch=batch, nodes=nodes, old=inputs.old, capacity=inputs.keys[0].shape[2])
+        (batch, nodes), address = inputs.ids.shape, self._kernels.address
+        self.extend_tables(max(inputs.starts) + inputs.old + nodes)
+        pointers = self._kernels.Pointers()
+        native = self._kernels.Pass(batch=batch, nodes=nodes, old=inputs.old, capacity=inputs.keys[0].shape[2])
         native.kv_only = self._context is not None
         self._model.cache_format = FORMATS[inputs.keys[0].dtype]
-        native.max_position, native.cos, native.sin = self._max_length - 1, self._cos, self._sin
+        native.max_position, native.cos, native.sin = self.max_length - 1, self._cos, self._sin
         if inputs.states is not None:
             rows = self._head.normed(inputs.states) if inputs.of_target else inputs.states
             if inputs.of_target or self._pairs:
@@ -139,12 +139,12 @@ class NativeLayer:
                 native.rows = pointers.floats(rows)
         native.ids, native.parents = pointers.tensor(inputs.ids.contiguous()), address(inputs.parents)
         if inputs.is_block:
-            ends = torch.tensor(inputs.starts, dtype=torch.int32)[:, None] + nodes
+            ends = torch.tensor(inputs.starts, dtype=torch.int32, device=self._device)[:, None] + nodes
             native.block_ends = pointers.tensor(ends.expand(-1, nodes).contiguous())
         native.starts, native.slots = pointers.integers(inputs.starts), pointers.integers(inputs.slots)
         native.keys, native.values = pointers.tensors(inputs.keys), pointers.tensors(inputs.values)
-        hidden = torch.empty(0 if inputs.kv_only else (batch, nodes, self._model.hidden))
-        logits = torch.empty(batch, inputs.head_rows, self.vocabulary)
+        hidden = torch.empty(0 if inputs.kv_only else (batch, nodes, self._model.hidden), device=self._device)
+        logits = torch.empty(batch, inputs.head_rows, self.vocabulary, device=self._device)
         best = None
         if not inputs.kv_only:
             native.last_hidden = address(hidden)
@@ -152,16 +152,56 @@ class NativeLayer:
             native.head_rows, native.logits = inputs.head_rows, address(logits)
         if inputs.head_rows and inputs.top:
             size = batch, inputs.head_rows, min(inputs.top, self.vocabulary)
-            best = Best(torch.empty(size, dtype=torch.int32), torch.empty(size))
+            columns = torch.empty(size, dtype=torch.int32, device=self._device)
+            best = Best(columns, torch.empty(size, device=self._device))
             native.top, native.top_ids, native.top_logps = size[2], address(best.columns), address(best.logps)
             native.noise = address(inputs.noise)
-        run(self._model, native)
+        self._kernels.run(self._model, native)
         if getattr(self._head.config, "norm_output", False) and not inputs.kv_only:
-            hidden = self._head.norm(hidden)
+            hidden = self._head.norm(hidden.to(self._head.norm.weight.dtype))
         return Level(hidden, logits, best)
 
-    def _made(self, layer: Any) -> Layer:
-        config, native = self._head.config, Layer()
+    @property
+    def hidden_size(self) -> int:
+        """E, the width of the head's states."""
+        return self._model.hidden
+
+    def level_on_device(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], starts: Tensor, slots: Tensor, ids: Tensor,
+        rows: Tensor, parents: Tensor, top: int, noise: Tensor | None, longest: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """A level of trees by the kernels of a GPU, of which the host knows nothing.
+
+        It returns hidden [B, F, E], and the best children [B, F, top] and their log-probabilities.
+        starts, slots: int32 [B]. ids: [B, F]. rows: the head's states of the parents [B, F, E]. parents: of all nodes,
+        [B, old + F]. longest: the most columns that a node may read. noise: [B, Vd].
+        """
+        (batch, nodes), device = ids.shape, ids.device
+        step = self._kernels.Pass(
+            batch=batch, nodes=nodes, old=parents.shape[1] - nodes, capacity=keys[0].shape[2], keys=keys, values=values,
+            max_position=self.max_length - 1, cos=self._cos, sin=self._sin, head_rows=nodes, top=top, noise=noise,
+        )  # fmt: skip
+        if self._pairs:
+            step.inputs = rows
+        else:
+            step.rows = rows
+        size = batch, nodes, top
+        step.last_hidden = torch.empty(batch, nodes, self.hidden_size, device=device)
+        step.logits = torch.empty(batch, nodes, self.vocabulary, device=device)
+        step.top_ids, step.top_logps = (
+            torch.empty(size, dtype=torch.int32, device=device),
+            torch.empty(size, device=device),
+        )
+        numbers = torch.zeros_like(starts), torch.full_like(starts, nodes), ids.int().flatten(), parents.int().flatten()
+        inputs = self._kernels.Inputs(starts, slots, *numbers, None, None, longest)
+        self._kernels.compute(self._model, step, inputs)
+        hidden = step.last_hidden
+        if getattr(self._head.config, "norm_output", False):
+            hidden = self._head.norm(hidden.to(self._head.norm.weight.dtype)).float()
+        return hidden, step.top_ids.long(), step.top_logps
+
+    def _made(self, layer: Any) -> Any:
+        config, native = self._head.config, self._kernels.Layer()
         for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
             for name in names:
                 setattr(native, name, self._matrix(getattr(module, f"{name}_proj")))
@@ -179,26 +219,24 @@ class NativeLayer:
         native.norm_before_residual = getattr(config, "norm_before_residual", False)
         return native
 
-    def _extend_tables(self, length: int) -> None:
+    def extend_tables(self, length: int) -> None:
         """Make the tables of cosines and sines [P, d] hold at least all positions below `length`."""
-        if length > self._max_length:
-            most, held = 2 * length + 512, Pointers()
-            tables = self._head.rotation(torch.arange(most)[None])
+        if length > self.max_length:
+            most, held = 2 * length + 512, self._kernels.Pointers()
+            tables = self._head.rotation(torch.arange(most, device=self._device)[None])
             cos, sin = (held.tensors([table[0, 0].contiguous()]) for table in tables)
-            self._max_length, self._tables, self._cos, self._sin = most, held, cos, sin  # together, should memory end
+            self.max_length, self._tables, self._cos, self._sin = most, held, cos, sin  # together, should memory end
 
     def _matrix(self, linear: nn.Module) -> Any:
-        assert isinstance(linear, Packed)
-        matrix = linear.matrix
-        assert matrix is not None
+        matrix = self._kernels.matrix_of(linear)
         self.pointers.append(matrix)
         return matrix.struct
 
-    def _norm(self, norm: nn.RMSNorm | None) -> Norm:
+    def _norm(self, norm: nn.RMSNorm | None) -> Any:
         if norm is None:
-            return Norm()
+            return self._kernels.Norm()
         assert norm.eps is not None
-        return Norm(weight=self.pointers.floats(norm.weight), eps=norm.eps, kind=1)
+        return self._kernels.Norm(weight=self.pointers.floats(norm.weight), eps=norm.eps, kind=1)
 
 
 class TorchLayer:
@@ -238,15 +276,17 @@ def _positions_and_mask(starts: Tensor, parents: Tensor | None, old: int, count:
     return starts[:, None] + mask.sum(-1) - 1, visible(starts, mask, int(starts.max()) + total)
 
 
-def pack_head(head: nn.Module) -> None:
-    """Pack the linear layers of an attached head, the target's output rows included, and make its norms float32.
+def pack_head(head: DraftHead) -> None:
+    """Give an attached head the target's output rows as a linear layer; on a CPU, pack its linear layers, too.
 
     Those of 16 bits become INT8: half the bytes to read, with the same acceptance (docs/log/2026-11-results.md).
-    The portable kernels, which convert every code, would take twice the time.
+    The portable kernels, which convert every code, would take twice the time. Everything else becomes float32.
     """
     for name, output in list(head.named_modules()):
         if isinstance(output, Output) and len(output.rows):
             head.set_submodule(name, linear_of(output.rows))
+    if not has_kernels(head.embeddings.device):
+        return
     for module in head.modules():
         if isinstance(module, nn.RMSNorm):
             module.float()

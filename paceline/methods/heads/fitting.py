@@ -9,6 +9,7 @@ from torch import nn
 
 from ...core.interfaces import Target
 from ...errors import ConfigError
+from ...quant.packed import has_kernels
 from ...target.loaded import LoadedModel
 from ..eagle.module import mtp_head
 from .draft_layer import pack_head, runs_natively
@@ -39,7 +40,7 @@ def read_head(head: str | PathLike[str] | nn.Module | None, kind: type[_H], targ
 def attach_head(head: str | PathLike[str] | nn.Module | None, kind: type[_F], target: Target, **sizes: object) -> _F:
     """A head, or a copy of a module, in the target's dtype and on its device, attached to it. sizes: as in `read_head`.
 
-    If native kernels run it, its linear layers are packed and everything else is float32. Raises as `read_head`.
+    See `pack_head` for what kernels run of it. Raises as `read_head`.
     """
     loaded = target.loaded
     attached = read_head(head, kind, loaded, vocab_size=loaded.vocab_size, **sizes)
@@ -53,5 +54,6 @@ def attach_head(head: str | PathLike[str] | nn.Module | None, kind: type[_F], ta
 
 
 def row_dtype(target: Target) -> torch.dtype:
-    """The input dtype of an attached head."""
-    return torch.float32 if runs_natively(target.loaded) else target.loaded.dtype
+    """The input dtype of an attached head that is run as a module."""
+    loaded = target.loaded
+    return torch.float32 if runs_natively(loaded) and has_kernels(loaded.device) else loaded.dtype

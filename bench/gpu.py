@@ -4,10 +4,10 @@
     python bench/gpu.py --device cpu --tiny         the same code on a tiny model, where there is no GPU
 
 Measures, after a text of --context tokens: the bandwidth of copies; a plain step and the part of the bandwidth that it
-reaches; T(n) / T(1), the time of a pass over n nodes over that of one; passes with and without CUDA graphs; the target
-in INT4 and FP8; and rounds of the INT4 self-draft, with the time between a draft and its verification in which the
-device has nothing to do. A time is the median of --repeat passes, each with the argmax read back to the host, as a
-greedy step does. Random weights say nothing about acceptance. The last line is JSON.
+reaches; T(n) / T(1), the time of a pass over n nodes over that of one; the target in INT4 and FP8; and rounds of the
+INT4 self-draft, with the time between a draft and its verification in which the device has nothing to do. A time is the
+median of --repeat passes, each with the argmax read back to the host, as a greedy step does. Random weights say nothing
+about acceptance. The last line is JSON.
 """
 
 import argparse
@@ -88,9 +88,9 @@ def random_model(tiny: bool, device: torch.device, length: int) -> LoadedModel:
         )
 
 
-def pass_seconds(loaded: LoadedModel, context: int, clock: Clock, repeats: int, static: bool) -> dict[int, float]:
+def pass_seconds(loaded: LoadedModel, context: int, clock: Clock, repeats: int) -> dict[int, float]:
     """Median seconds of a pass by its nodes, after a text of `context` tokens."""
-    runner = ModelRunner(loaded, 1, context + 2 * NODES[-1], static=static)
+    runner = ModelRunner(loaded, 1, context + 2 * NODES[-1])
     tokens = [7 * i % loaded.vocab_size for i in range(context + NODES[-1])]
     slot = runner.admit(tokens[:context])
     runner.extend_cache(slot, tokens[:context])
@@ -157,19 +157,18 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, obje
     loaded = random_model(options.tiny, device, context + 1024)
     rows: list[dict[str, object]] = []
 
-    def add(name: str, model: LoadedModel, static: bool) -> None:
-        rows.append(row(name, model, pass_seconds(model, context, clock, repeats, static), bandwidth))
+    def add(name: str, model: LoadedModel) -> None:
+        rows.append(row(name, model, pass_seconds(model, context, clock, repeats), bandwidth))
         last = rows[-1]
         growth = "".join(f"{value:8.2f}" for n, value in last["growth"].items() if n > 1)  # type: ignore[attr-defined]
         print(f"{name:22}{last['weights_gb']:8.3f}{last['step_ms']:10.3f}{last['fraction']:11.2f}{growth}", flush=True)
 
-    add("bf16", loaded, True)
-    add("bf16, no graphs", loaded, False)
+    add("bf16", loaded)
     kinds: tuple[Weights, ...] = ("int4", "fp8")
     missing = {}
     for kind in kinds:
         try:
-            add(kind, with_weights(loaded, kind)[0], True)
+            add(kind, with_weights(loaded, kind)[0])
         except (PacelineError, RuntimeError, NotImplementedError) as error:
             missing[kind] = str(error).splitlines()[0]
             print(f"{kind:22}not measured: {missing[kind]}")

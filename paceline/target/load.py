@@ -174,7 +174,7 @@ def _prepare_text(
     model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, name: str, is_mapped: bool = False,
     is_plain: bool = False,
 ) -> LoadedModel:  # fmt: skip
-    """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers.
+    """Check that a model can be decoded in trees, install our attention function and pack its layers.
 
     is_mapped: over files, of which nothing shall stay in memory beside packed weights. is_plain: layers stay those of
     transformers, which take arguments that others do not.

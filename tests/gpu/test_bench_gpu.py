@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.target import wrap_model
-from tests.tiny import tiny_model
-
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.py"
 
 
@@ -27,7 +24,7 @@ def test_the_whole_table_on_a_tiny_model(bench, capsys):
     bench.main(["--device", "cpu", "--tiny", "--context", "20", "--repeat", "1", "--tokens", "6"])
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[-1])
-    assert [row["target"] for row in result["rows"]] == ["bf16", "bf16, no graphs", "int4"]
+    assert [row["target"] for row in result["rows"]] == ["bf16", "int4"]
     for row in result["rows"]:
         assert list(row["growth"]) == ["1", "2", "4", "8", "16", "32", "64"]
         assert row["growth"]["1"] == 1.0
@@ -38,19 +35,8 @@ def test_the_whole_table_on_a_tiny_model(bench, capsys):
     assert 0 < parts["verify"] < parts["round"]
     assert result["copy_gb_per_s"] > 0.1
     assert not any("the goal" in line for line in lines)  # a tiny model shows nothing about a GPU
-    for word in ("copies:", "bf16, no graphs", "fp8", "a round of self-int4"):
+    for word in ("copies:", "bf16", "fp8", "a round of self-int4"):
         assert any(line.startswith(word) for line in lines), word
-
-
-def test_graphs_and_no_graphs_are_what_they_say(bench, monkeypatch):
-    made = []
-    runner = bench.ModelRunner
-    monkeypatch.setattr(bench, "ModelRunner", lambda *a, **k: made.append(runner(*a, **k)) or made[-1])
-    loaded = wrap_model(tiny_model("llama", torch.float64))  # as on a GPU, where no model runs natively
-    for static in (True, False):
-        bench.pass_seconds(loaded, 20, bench.Clock(torch.device("cpu")), 1, static)
-    assert made[0].static.num_runs >= 3 * len(bench.NODES)
-    assert made[1].static is None
 
 
 def test_without_a_gpu_it_names_what_can_be_run(bench, monkeypatch):

@@ -35,7 +35,10 @@ class Levels:
             known = {0: 0}  # by node of the frontier, where its children are
             while tree.frontier:
                 ids, logps, k = self._of(row, tree.level), self._of(row, tree.level, False), self.top_k
-                parts = [slice(known[node] * k, (known[node] + 1) * k) if node in known else slice(0) for node in tree.frontier]
+                parts = [
+                    slice(known[node] * k, (known[node] + 1) * k) if node in known else slice(0)
+                    for node in tree.frontier
+                ]
                 expanded = dict(known)
                 tree.add([ids[part] for part in parts], [logps[part] for part in parts])
                 known = self._known(row, tree, ids, expanded)
@@ -93,7 +96,9 @@ class DeviceTrees:
         if key not in self._known:
             while len(self._known) >= 64:
                 del self._known[next(iter(self._known))]
-            self._known[key] = _Growth(self._layer, self._draft_ids, cache, batch, k, depth, noise is not None, -(-longest // 256) * 256)
+            self._known[key] = _Growth(
+                self._layer, self._draft_ids, cache, batch, k, depth, noise is not None, -(-longest // 256) * 256
+            )
         return self._known[key](hidden, columns, logps, starts, slots, noise)
 
 

@@ -58,7 +58,7 @@ class LLM:
     policy: decides how many tokens to draft. Default: `CostModel()`, which maximises the expected speed.
     verifier: accepts or rejects drafts. Default: `Coupled()`, token-identical to plain decoding, greedy and sampled.
     numerics: "invariant" makes answers bit-identical to plain decoding, "fast" identical up to near-ties. None
-        takes "invariant" where the device and dtype allow it, as native passes do. `llm.numerics` has the result.
+        takes "invariant" where it is possible, as in native passes. `llm.numerics` has the result.
     weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded. On a CPU also a
         block format of llama.cpp, such as "q8_0" or "q4_k", or a mix, such as "q4_k_m", of all matrices. The answers
         are those of the quantized model. `llm.quantized` reports on the layers.

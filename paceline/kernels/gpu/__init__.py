@@ -5,6 +5,7 @@ The bits of a row depend on nothing but what it reads: every sum is taken in an 
 
 from .formats import matrix_of
 from .graphs import run
+from .passes import Inputs, compute
 from .structures import (
     Layer,
     Matrix,
@@ -19,6 +20,7 @@ from .structures import (
 )
 
 __all__ = [
+    "Inputs",
     "Layer",
     "Matrix",
     "Model",
@@ -28,6 +30,7 @@ __all__ = [
     "Recurrent",
     "address",
     "addresses",
+    "compute",
     "matrix_of",
     "run",
     "start_of",

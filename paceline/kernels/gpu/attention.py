@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .e4m3 import widened
 from .formats import dot
 from .structures import Layer
 
@@ -25,11 +26,11 @@ CHUNK = 256
 ROWS = 16  # of a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "chunks", "width"])
 def _read(
     q, keys, values, starts, slots, places, tree_paths, ends, firsts, tops, totals, results, nodes, heads, kv_heads,
-    capacity, chunks, window, scale, softcap,
-    D: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr,
+    capacity, chunks, width, window, scale, softcap,
+    D: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr,
     IS_CHAIN: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ENDS: tl.constexpr, HAS_FIRSTS: tl.constexpr,
 ):  # fmt: skip
     """For 16 rows and a chunk of columns: the largest score, the sum of exponentials, and the sum of values."""
@@ -63,7 +64,7 @@ def _read(
     )
     slot = tl.load(slots + batch).to(tl.int64)
     base = (slot * kv_heads + kv) * capacity
-    path = tree_paths + (batch * nodes + tl.minimum(tile // each, nodes - 1)) * WIDTH
+    path = tree_paths + (batch * nodes + tl.minimum(tile // each, nodes - 1)) * width
     top = tl.full((16,), -float("inf"), tl.float32)
     total = tl.zeros((16,), tl.float32)
     result = tl.zeros((16, SIZE), tl.float32)
@@ -74,11 +75,13 @@ def _read(
         held = column
         if not IS_CHAIN:
             behind = tl.maximum(column - start, 0)
-            node_of = tl.load(path + behind, mask=exists & (column >= start) & (behind < WIDTH), other=0)
+            node_of = tl.load(path + behind, mask=exists & (column >= start) & (behind < width), other=0)
             held = tl.where(column < start, column, start + node_of)
         place = (base + held)[:, None] * D + at[None]
-        k = tl.load(keys + place, mask=exists[:, None] & in_head[None], other=0.0)
-        v = tl.load(values + place, mask=exists[:, None] & in_head[None], other=0.0)
+        k = tl.load(keys + place, mask=exists[:, None] & in_head[None], other=0)
+        v = tl.load(values + place, mask=exists[:, None] & in_head[None], other=0)
+        if keys.dtype.element_ty == tl.uint8:
+            k, v = widened(k, q.dtype.element_ty), widened(v, q.dtype.element_ty)
         scores = dot(queries, tl.trans(k), tl.zeros((16, COLUMNS), tl.float32)) * scale
         if HAS_CAP:
             scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / softcap)) + 1.0))
@@ -97,7 +100,7 @@ def _read(
     tl.store(results + to[:, None] * D + at[None], result, mask=there[:, None] & in_head[None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def _join(
     tops, totals, results, places, gates, ends, firsts, out, heads, chunks, window,
     D: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr, GATED: tl.constexpr,
@@ -137,7 +140,7 @@ def attend(
     layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: "Inputs",
     places: Tensor, paths: Tensor | None, ends: Tensor | None, firsts: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """[R, heads D] in the dtype of the cache, of queries [R, heads, D].
+    """[R, heads D] in the dtype of the queries [R, heads, D].
 
     places, paths: see `rows.plan`. ends, firsts: as in `abi.h`, int32 [R].
     """
@@ -153,13 +156,13 @@ def attend(
     window, fill = layer.window or 1 << 30, lambda tensor: starts if tensor is None else tensor
     _read[chunks, tiles, batch * kv_heads](
         q, keys, values, starts, inputs.slots, places, fill(paths), fill(ends), fill(firsts), tops, totals, results,
-        nodes, heads, kv_heads, keys.shape[2], chunks, window, layer.scale, layer.softcap or 1.0,
-        d, size, columns, CHUNK, 1 if paths is None else paths.shape[2],
-        paths is None, layer.softcap > 0, ends is not None, firsts is not None, num_warps=4, num_stages=2,
+        nodes, heads, kv_heads, keys.shape[2], chunks, 1 if paths is None else paths.shape[2], window, layer.scale,
+        layer.softcap or 1.0, d, size, columns, CHUNK, paths is None, layer.softcap > 0, ends is not None,
+        firsts is not None, num_warps=4, num_stages=2,
     )  # fmt: skip
     out = torch.empty(rows, heads * d, dtype=q.dtype, device=q.device)
     _join[rows, heads](
-        tops, totals, results, places, q if gates is None else gates, fill(ends), fill(firsts), out, heads, chunks, window,
-        d, size, CHUNK, gates is not None, ends is not None, firsts is not None, num_warps=1,
+        tops, totals, results, places, q if gates is None else gates, fill(ends), fill(firsts), out, heads, chunks,
+        window, d, size, CHUNK, gates is not None, ends is not None, firsts is not None, num_warps=1,
     )  # fmt: skip
     return out

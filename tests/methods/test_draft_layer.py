@@ -100,7 +100,7 @@ def levels_have_the_bits_of_one_pass(starts, count, cuts, version, dtype, sizes=
     rows, ids = torch.randn(batch, count, sizes.width), draw(batch, count)
     parents = random_parents(count, batch, rng)
     found = []
-    for cuts in ([0, count], cuts):
+    for places in ([0, count], cuts):
         keys, values = cache(4, dtype, head.config.num_hidden_layers, sizes)
         for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
             if start:
@@ -111,7 +111,7 @@ def levels_have_the_bits_of_one_pass(starts, count, cuts, version, dtype, sizes=
                 keys, values, slots, starts, ids[:, a:b], rows[:, a:b], False,
                 parents[:, :b].contiguous(), a, head_rows=b - a,
             ))
-            for a, b in itertools.pairwise(cuts)
+            for a, b in itertools.pairwise(places)
         ]  # fmt: skip
         found.append([torch.cat([getattr(level, name) for level in levels], 1) for name in ("hidden", "logits")])
     assert found[0][1].isfinite().all()

@@ -274,7 +274,8 @@ def _plan(
 def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
     """Where the nodes of a pass are: int32 [R, 4] slot, column, position, and column in plain decoding; their paths.
 
-    Behind the size of a tree the column is -1, and nothing is written; such a row reads committed columns. paths: int32 [B, N, old + N], None of chains.
+    Behind the size of a tree the column is -1: nothing is written, and only committed columns are read.
+    paths: int32 [B, N, old + N], None of chains.
     """
     starts, parents, width = inputs.starts, inputs.parents, old + nodes
     places = torch.empty(len(starts) * nodes, 4, dtype=torch.int32, device=starts.device)

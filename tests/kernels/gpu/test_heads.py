@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline import Coupled, Fixed, SamplingParams, kernels
+from paceline import SamplingParams, kernels
 from paceline.core.interfaces import DraftBudget
 from paceline.kernels import gpu as gpu_kernels
 from paceline.kernels.gpu import passes

@@ -116,7 +116,7 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
         _keep(step, places, model.num_layers, last)
     if step.logits is None:
         return
-    some = normed.view(step.batch, step.nodes, hidden)[:, step.nodes - step.head_rows :].reshape(-1, hidden)
+    some = normed.view(step.batch, step.nodes, hidden)[:, step.nodes - step.head_rows :].contiguous().view(-1, hidden)
     scale, cap = model.logit_scale, model.logit_softcap
     finish(some, model.head, out=step.logits.view(len(some), -1), times=scale, softcap=cap)
     if step.sizes:  # what pads a tree has no logits

@@ -265,15 +265,17 @@ def _plan(
             at = tl.load(parents + batch * total + at)
     place = places + (batch * nodes + node) * 4
     tl.store(place, tl.load(slots + batch))
-    tl.store(place + 1, tl.where(node < tl.load(sizes + batch), start + old + node, -1))
+    is_there = node < tl.load(sizes + batch)
+    tl.store(place + 1, tl.where(is_there, start + old + node, -1))
     tl.store(place + 2, tl.minimum(start + depth, max_position) + tl.load(offsets + batch))
-    tl.store(place + 3, start + depth)
+    tl.store(place + 3, tl.where(is_there, start + depth, start - 1))
 
 
 def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
     """Where the nodes of a pass are: int32 [R, 4] slot, column, position, and column in plain decoding; their paths.
 
-    The column is -1 behind the size of a tree: nothing is written there. paths: int32 [B, N, old + N], None of chains.
+    Behind the size of a tree the column is -1: nothing is written, and only committed columns are read.
+    paths: int32 [B, N, old + N], None of chains.
     """
     starts, parents, width = inputs.starts, inputs.parents, old + nodes
     places = torch.empty(len(starts) * nodes, 4, dtype=torch.int32, device=starts.device)

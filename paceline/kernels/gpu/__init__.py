@@ -6,8 +6,9 @@ The bits of a row depend on nothing but what it reads: every sum is taken in an 
 from .columns import move_columns
 from .formats import matrix_of
 from .graphs import run
-from .passes import Inputs, compute
+from .passes import compute
 from .structures import (
+    Inputs,
     Layer,
     Matrix,
     Model,

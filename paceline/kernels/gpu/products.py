@@ -37,7 +37,7 @@ def activate(x, KIND: tl.constexpr):
     return positive * positive
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _multiply(
     x, out, w0, w1, w2, s0, s1, s2, n0, n1, n2, tiles0, tiles1, rows, width,
     K: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -62,7 +62,7 @@ def _multiply(
     tl.store(out + place[:, None] + column[None], sums, mask=(row < rows)[:, None] & (column < n)[None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _finish(
     x, out, gate, gate_scales, gate_bias, up, up_scales, up_bias, is_mask, gate_more, up_more,
     n, rows, gate_times, out_times, softcap,
@@ -123,16 +123,19 @@ def parts_of(matrices: Sequence[Matrix], dtype: torch.dtype) -> int:
     return max(1, min(-(-enough // tiles), steps // _FEWEST_STEPS))
 
 
-def _tiles(rows: int, outs: int, step: int, has_codes: bool) -> tuple[int, int, dict[str, int]]:
-    """Rows and outputs of a program, and how it is compiled. They do not change bits."""
-    if has_codes:  # no two warps unpack the same weights, and two matrices fit into the shared memory of any GPU
+def _tiles(rows: int, outs: int, step: int, has_codes: bool, matrices: int = 1) -> tuple[int, int, dict[str, int]]:
+    """Rows and outputs of a program, and how it is compiled. They do not change bits.
+
+    matrices: how many a program reads at once; what it holds fits into the 99 KB of the smallest card.
+    """
+    if has_codes:  # no two warps unpack the same weights
         m, n, warps = (16, 32, 2) if rows <= 16 else (32, 64, 4) if rows <= 64 else (32, 128, 8)
         return m, n, {"num_warps": warps, "num_stages": (3 if step == 256 else 4) - (rows > 16)}
     if rows <= 16:
         return 16, 16 if outs <= 8192 else 32, {"num_warps": 4, "num_stages": 4}
     if rows <= 64:
-        return 32, 64, {"num_warps": 4, "num_stages": 4}
-    return 32, 256 if outs >= 4096 else 128, {"num_warps": 8, "num_stages": 3}
+        return 32, 64 // matrices, {"num_warps": 4, "num_stages": 4}
+    return 32, 128 // matrices, {"num_warps": 8, "num_stages": 3}
 
 
 def multiply(x: Tensor, matrices: Sequence[Matrix]) -> Tensor:
@@ -192,7 +195,7 @@ def finish(
     out = torch.empty(rows, up.outs, dtype=x.dtype, device=x.device) if out is None else out
     gates = up if gate is None else gate
     step = max(step_of(up, x.dtype), step_of(gates, x.dtype))
-    m, n, how = _tiles(rows, up.outs, step, up.format != DENSE)
+    m, n, how = _tiles(rows, up.outs, step, up.format != DENSE, 1 if gate is None else 2)
     is_mask, up_more, gate_more = more or (x, x, x)
     _finish[-(-up.outs // n), -(-rows // m)](
         _rounded(x, up), out, gates.data, _given(gates.scales, gates), _given(gates.bias, gates),

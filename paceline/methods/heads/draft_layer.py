@@ -139,7 +139,7 @@ class NativeLayer:
                 native.rows = pointers.floats(rows)
         native.ids, native.parents = pointers.tensor(inputs.ids.contiguous()), address(inputs.parents)
         if inputs.is_block:
-            ends = torch.tensor(inputs.starts, dtype=torch.int32, device=self._device)[:, None] + nodes
+            ends = torch.tensor(inputs.starts, dtype=torch.int32)[:, None] + nodes
             native.block_ends = pointers.tensor(ends.expand(-1, nodes).contiguous())
         native.starts, native.slots = pointers.integers(inputs.starts), pointers.integers(inputs.slots)
         native.keys, native.values = pointers.tensors(inputs.keys), pointers.tensors(inputs.values)

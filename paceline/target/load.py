@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -108,6 +108,21 @@ def open_model(
     """A model that is loaded, or a copy of one with quantised weights, beside another. Raises as `load_model`."""
     loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype, device)
     return loaded if weights is None else with_weights(loaded, weights)[0]
+
+
+def rounded(
+    loaded: LoadedModel,
+    weights: Weights | None = None,
+    activations: Activations | None = None,
+    kv_cache_dtype: Literal["auto", "fp8"] | None = None,
+) -> tuple[LoadedModel, QuantReport | None]:
+    """The model with what is asked for in fewer bits; None: as it is. The report is on weights."""
+    report = None
+    if weights is not None:
+        loaded, report = with_weights(loaded, weights)
+    if activations is not None:
+        loaded = with_activations(loaded, activations)
+    return with_fp8_cache(loaded) if kv_cache_dtype == "fp8" else loaded, report
 
 
 def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedModel:

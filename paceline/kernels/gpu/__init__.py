@@ -3,6 +3,7 @@
 The bits of a row depend on nothing but what it reads: every sum is taken in an order that shapes fix.
 """
 
+from .columns import move_columns
 from .formats import matrix_of
 from .graphs import run
 from .passes import Inputs, compute
@@ -32,6 +33,7 @@ __all__ = [
     "addresses",
     "compute",
     "matrix_of",
+    "move_columns",
     "run",
     "start_of",
 ]

@@ -28,10 +28,16 @@ def multiply(x: Tensor, matrices: Sequence[Matrix], is_mask: Tensor | None) -> T
 
 
 def finish(
-    x: Tensor, up: Matrix, gate: Matrix | None, activation: int, is_mask: Tensor | None, gate_times: float = 1.0
+    x: Tensor,
+    up: Matrix,
+    gate: Matrix | None,
+    activation: int,
+    is_mask: Tensor | None,
+    gate_times: float = 1.0,
+    out: Tensor | None = None,
 ) -> Tensor:
     """As `products.finish`, with corrections in mask rows."""
     both, more = (up, up if gate is None else gate), None
     if is_mask is not None and any(matrix.a is not None for matrix in both):
         more = (is_mask, *(_correction(x, matrix) for matrix in both))
-    return products.finish(x, up, gate, activation, gate_times=gate_times, more=more)
+    return products.finish(x, up, gate, activation, out, gate_times, more=more)

@@ -101,8 +101,9 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
             product = _product(layer.down, x, is_mask, layer.after_mlp, layer.mlp_times, times)
         if own is not None:
             x = settle(stream, **product, out=normed)
-            x = finish(x, layer.ple_gate, activation=layer.activation, out=torch.empty(rows, model.ple_size, device=device))
-            x = (x * own[:, index * model.ple_size : (index + 1) * model.ple_size]).to(dtype)
+            gates = torch.empty(rows, model.ple_size, device=device)
+            corrections.finish(x, layer.ple_gate, None, layer.activation, is_mask, out=gates)
+            x = (gates * own[:, index]).to(dtype)
             product = _product(layer.ple_out, x, is_mask, layer.after_ple, 1.0, scalar)
         if step.deepstack and step.deepstack[index] is not None:
             product["more"] = step.deepstack[index]
@@ -142,14 +143,14 @@ def _product(
 
 
 def _per_layer(model: Model, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> Tensor:
-    """The layers' own inputs [R, num_layers ple_size]: a norm of a projection of the rows, plus a row of a table."""
+    """The layers' own inputs [R, num_layers, ple_size]: a norm of a projection of the rows, plus a row of a table."""
     x = settle(stream, out=torch.empty(stream.shape, dtype=dtype, device=stream.device))
     sums = multiply(x, [model.ple_project])
     own = torch.empty(sums.shape[1:], device=stream.device)
     embed(model.ple_table, inputs.ids, own, model.ple_scale)
     size = model.ple_size
     settle(own.view(-1, size), sums.view(len(sums), -1, size), post=model.ple_norm)
-    return own
+    return own.view(len(x), -1, size)
 
 
 def _beside_embeddings(model: Model, layer: Layer, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> Tensor:

@@ -44,7 +44,8 @@ def layer_of(kind: str) -> Any:
     layer = Recurrent(
         kind=which, conv=conv, taps=taps, channels=channels,
         heads=heads, key_heads=groups, key_dim=key, value_dim=value, width=channels + values + 2 * heads,
-        gate_at=channels, step_at=channels + values, beta_at=channels + values + heads, q_at=0, k_at=keys, v_at=2 * keys, beta_scale=2.0, most_step=float("inf"), times=1.0,
+        gate_at=channels, step_at=channels + values, beta_at=channels + values + heads,
+        q_at=0, k_at=keys, v_at=2 * keys, beta_scale=2.0, most_step=float("inf"), times=1.0,
         decay=-torch.rand(heads), step_bias=torch.randn(heads), norm_size=value, norm_shared=1,
         norm=Norm(torch.rand(max(1, value)), None, 1e-6, 1),
     )  # fmt: skip

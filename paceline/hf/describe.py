@@ -1,6 +1,6 @@
-"""Describes a loaded model for the native library, from its modules: transformers' own, or those of `described`.
+"""Describes a loaded model for our kernels, from its modules: transformers' own, or those of `described`.
 
-`target.self_test` compares the results of the library with plain transformers. A model that cannot be described is run
+`target.self_test` compares the results of the kernels with plain transformers. A model that cannot be described is run
 by transformers.
 """
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from .. import kernels
 from ..attention.recurrent import RecurrentLayer
 from ..errors import IncompatibleModels
-from .. import kernels
 from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import matrix_of_weight

@@ -96,7 +96,8 @@ class RecurrentDescription:
         kernel[:, :channels] = conv.weight.detach().float().view(channels, taps).T
         bias = None if conv.bias is None else nn.functional.pad(conv.bias.detach().float(), (0, -channels % _WIDE))
         return {
-            "inputs": self._held.structures(self._kernels.Matrix, [*map(matrix, inputs)], 6), "num_inputs": len(inputs), "out": matrix(out),
+            "inputs": self._held.structures(self._kernels.Matrix, [*map(matrix, inputs)], 6),
+            "num_inputs": len(inputs), "out": matrix(out),
             "conv": self._held.floats(kernel), "conv_bias": self._held.floats(bias),
             "channels": channels, "taps": taps, "times": 1.0,
         }  # fmt: skip

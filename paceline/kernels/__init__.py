@@ -1,4 +1,4 @@
-"""Kernels: in C++ for a CPU, compiled when they are first needed, and in Triton for a GPU; without them torch is used."""
+"""Kernels: in C++ for a CPU, compiled when they are first needed, in Triton for a GPU; without them torch is used."""
 
 from typing import Any
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from .. import kernels
 from ..attention.attend import NAME, use_plain_attention, use_tree_attention
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
@@ -21,6 +22,7 @@ from ..hf.fingerprint import came_rounded, identity, note_rounded, remember
 from ..hf.load import KV_CACHE, WINDOWS, check_architecture, context_of, eos_ids_of, is_recurrent, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import is_vlm
+from ..kernels import library
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
 from ..quant.packed import PackedLinear, pack_linears
@@ -108,6 +110,21 @@ def open_model(
     return loaded if weights is None else with_weights(loaded, weights)[0]
 
 
+def rounded(
+    loaded: LoadedModel,
+    weights: Weights | None = None,
+    activations: Activations | None = None,
+    kv_cache_dtype: Literal["auto", "fp8"] | None = None,
+) -> tuple[LoadedModel, QuantReport | None]:
+    """The model with what is asked for in fewer bits; None: as it is. The report is on weights."""
+    report = None
+    if weights is not None:
+        loaded, report = with_weights(loaded, weights)
+    if activations is not None:
+        loaded = with_activations(loaded, activations)
+    return with_fp8_cache(loaded) if kv_cache_dtype == "fp8" else loaded, report
+
+
 def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedModel:
     """A copy whose inputs are rounded to so many bits before blocks. Raises `ConfigError` where there are none."""
     model = share_copy(loaded.model)
@@ -122,6 +139,22 @@ def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedMod
     rounded = loaded.with_model(model)
     name = loaded.name.removesuffix(_WIDE) + (_WIDE if activations == "int16" else "")
     return check(replace(rounded, reference=own_reference(rounded), name=name))
+
+
+def with_fp8_cache(loaded: LoadedModel) -> LoadedModel:
+    """A copy whose cached keys and values are rounded to FP8 (e4m3): half the bytes, and other answers.
+
+    Raises `ConfigError` where the model does not run in the kernels of a GPU.
+    """
+    if not loaded.is_native or kernels.kernels_for(loaded.device) is library:
+        raise ConfigError(
+            "a cache in FP8 is for the kernels of a GPU",
+            got=f"{loaded.name} on {loaded.device}" + ("" if loaded.is_native else ", in layers of transformers"),
+            expected="a model that has kernels, on a CUDA device", fix='leave kv_cache_dtype out, or give "auto"',
+        )  # fmt: skip
+    rounded = replace(loaded, kv_dtype=torch.uint8)
+    rounded = rounded.with_model(loaded.model)
+    return check(replace(rounded, reference=own_reference(rounded)))
 
 
 def _prepare(
@@ -156,7 +189,7 @@ def _prepare_text(
     model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, name: str, is_mapped: bool = False,
     is_plain: bool = False,
 ) -> LoadedModel:  # fmt: skip
-    """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers.
+    """Check that a model can be decoded in trees, install our attention function and pack its layers.
 
     is_mapped: over files, of which nothing shall stay in memory beside packed weights. is_plain: layers stay those of
     transformers, which take arguments that others do not.

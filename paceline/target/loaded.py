@@ -22,7 +22,7 @@ from ..hf.vision import Vision
 from ..sampling.pieces import Pieces
 from .adapters import AttachedAdapter
 from .native import NativeDecoder
-from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
+from .torch_decoder import TransformersDecoder
 
 _SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
 
@@ -55,6 +55,7 @@ class LoadedModel:
     reference: logits [V] of plain transformers after each path of a small tree, for `self_test`.
     vision: the vision half of a vision-language model, whose text half is `model`.
     image_reference: the logits after an image.
+    kv_dtype: of cached keys and values, uint8 for FP8 (e4m3); None: that of the weights.
     """
 
     model: PreTrainedModel
@@ -65,7 +66,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     attends_trees: bool
     mixes_rows: bool
-    decoder: NativeDecoder | FusedDecoder | TransformersDecoder
+    decoder: NativeDecoder | TransformersDecoder
     reference: list[Tensor]
     opener: Callable[..., "LoadedModel"]
     sketch: str = ""
@@ -73,6 +74,7 @@ class LoadedModel:
     is_rounded: bool = False
     vision: Vision | None = None
     image_reference: ImageReference | None = None
+    kv_dtype: torch.dtype | None = None
 
     @property
     def origin(self) -> str:
@@ -135,7 +137,7 @@ class LoadedModel:
 
     @property
     def is_native(self) -> bool:
-        """Whether passes run in the native library, whose rows have the same bits whatever shares the pass."""
+        """Whether passes run in our kernels, whose rows have the same bits whatever shares the pass."""
         return isinstance(self.decoder, NativeDecoder)
 
     @property
@@ -155,6 +157,8 @@ class LoadedModel:
     def new_cache(self, num_slots: int, max_length: int) -> SlotCache:
         """A cache for its layers. Raises `CacheFull` if memory is short."""
         cache = SlotCache(num_slots, max_length, self.num_layers)
+        if isinstance(self.decoder, NativeDecoder):
+            cache.move_columns = self.decoder.move_columns or cache.move_columns
         if self.recurrent:
             cache.hold_states(self.recurrent, torch.float32 if self.is_native else self.dtype, self.device)
         return cache
@@ -199,17 +203,19 @@ class LoadedModel:
     def with_model(self, model: PreTrainedModel, attached: AttachedAdapter | None = None) -> "LoadedModel":
         """A copy for another module tree of the same architecture. attached: the adapter in it."""
         is_plain = self.vision is not None and self.vision.family.needs_transformers
-        decoder = decoder_of(model, self.attends_trees, attached, is_plain)
+        decoder = decoder_of(model, self.attends_trees, attached, is_plain, self.kv_dtype)
         return replace(self, model=model, decoder=decoder, image_reference=None)
 
 
 def decoder_of(
-    model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None, is_plain: bool = False
-) -> NativeDecoder | FusedDecoder | TransformersDecoder:
+    model: PreTrainedModel,
+    attends_trees: bool,
+    attached: AttachedAdapter | None = None,
+    is_plain: bool = False,
+    kv_dtype: torch.dtype | None = None,
+) -> NativeDecoder | TransformersDecoder:
     """A decoder for a model. attached: the adapter in it. is_plain: it needs transformers' layers."""
-    if is_fused(model):
-        return FusedDecoder(model, attached)
     described = describe(model) if attends_trees and not is_plain else None
     if described is None:
         return TransformersDecoder(model, attends_trees, attached)
-    return NativeDecoder(model, described, attached)
+    return NativeDecoder(model, described, attached, kv_dtype)

@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..attention.kv_cache import SlotCache
+from ..attention.kv_cache import MoveColumns, SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
 from ..hf.describe import Description
@@ -24,9 +24,16 @@ if TYPE_CHECKING:
 class NativeDecoder:
     """Runs a model whose layers `hf.describe` has described: embeddings, layers, final norm, head."""
 
-    def __init__(self, model: "PreTrainedModel", described: Description, attached: AttachedAdapter | None = None):
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        described: Description,
+        attached: AttachedAdapter | None = None,
+        kv_dtype: torch.dtype | None = None,
+    ):
         self.attached, self.recurrent = attached, described.recurrent
         self._model, self._described, self._kernels = model, described, described.kernels
+        self.move_columns: MoveColumns | None = getattr(described.kernels, "move_columns", None)
         self._device = cast("torch.device", model.device)
         base: Any = model.base_model
         self._rotary: Any = getattr(base, "rotary_emb", None)
@@ -34,7 +41,8 @@ class NativeDecoder:
         self._table_addresses: tuple[Any, Any] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
         self._known_addresses: tuple[ref[Tensor], ref[Tensor], Any, Any] | None = None
-        self._dtype = cast("torch.dtype", model.dtype)
+        self._states_like = torch.empty(0, dtype=cast("torch.dtype", model.dtype), device=self._device)
+        self._kv_dtype = kv_dtype or cast("torch.dtype", model.dtype)
 
     def logits(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
@@ -81,7 +89,7 @@ class NativeDecoder:
         keys, values = self._cache_addresses(cache)
         call.keys, call.values, call.capacity = kernels.start_of(keys), kernels.start_of(values), cache.capacity
         if states is not None:
-            kept = states.rows(cache.capacity, self._described.model.hidden, cache.keys[0])
+            kept = states.rows(cache.capacity, self._described.model.hidden, self._states_like)
             row_of = dict(zip(states.layers, kept[0, 0], strict=True))
             call.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
             call.state_columns, call.state_row = kept.shape[1], kept.stride(1)
@@ -110,7 +118,7 @@ class NativeDecoder:
 
     def _cache_addresses(self, cache: SlotCache) -> tuple[Any, Any]:
         described, addresses = self._described, self._kernels.addresses
-        keys, values = cache.tensors(described.kv_heads, described.head_dims, self._dtype, self._device)
+        keys, values = cache.tensors(described.kv_heads, described.head_dims, self._kv_dtype, self._device)
         known = self._known_addresses
         if known is None or known[0]() is not keys[0] or known[1]() is not values[-1]:  # all of them change together
             known = self._known_addresses = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))

@@ -3,8 +3,10 @@
 The bits of a row depend on nothing but what it reads: every sum is taken in an order that shapes fix.
 """
 
+from .columns import move_columns
 from .formats import matrix_of
 from .graphs import run
+from .passes import Inputs, compute
 from .structures import (
     Layer,
     Matrix,
@@ -19,6 +21,7 @@ from .structures import (
 )
 
 __all__ = [
+    "Inputs",
     "Layer",
     "Matrix",
     "Model",
@@ -28,7 +31,9 @@ __all__ = [
     "Recurrent",
     "address",
     "addresses",
+    "compute",
     "matrix_of",
+    "move_columns",
     "run",
     "start_of",
 ]

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .e4m3 import widened
 from .formats import dot
 from .structures import Layer
 
@@ -77,8 +78,10 @@ def _read(
             node_of = tl.load(path + behind, mask=exists & (column >= start) & (behind < width), other=0)
             held = tl.where(column < start, column, start + node_of)
         place = (base + held)[:, None] * D + at[None]
-        k = tl.load(keys + place, mask=exists[:, None] & in_head[None], other=0.0)
-        v = tl.load(values + place, mask=exists[:, None] & in_head[None], other=0.0)
+        k = tl.load(keys + place, mask=exists[:, None] & in_head[None], other=0)
+        v = tl.load(values + place, mask=exists[:, None] & in_head[None], other=0)
+        if keys.dtype.element_ty == tl.uint8:
+            k, v = widened(k, q.dtype.element_ty), widened(v, q.dtype.element_ty)
         scores = dot(queries, tl.trans(k), tl.zeros((16, COLUMNS), tl.float32)) * scale
         if HAS_CAP:
             scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / softcap)) + 1.0))
@@ -137,7 +140,7 @@ def attend(
     layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: "Inputs",
     places: Tensor, paths: Tensor | None, ends: Tensor | None, firsts: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """[R, heads D] in the dtype of the cache, of queries [R, heads, D].
+    """[R, heads D] in the dtype of the queries [R, heads, D].
 
     places, paths: see `rows.plan`. ends, firsts: as in `abi.h`, int32 [R].
     """
@@ -159,7 +162,7 @@ def attend(
     )  # fmt: skip
     out = torch.empty(rows, heads * d, dtype=q.dtype, device=q.device)
     _join[rows, heads](
-        tops, totals, results, places, q if gates is None else gates, fill(ends), fill(firsts), out, heads, chunks, window,
-        d, size, CHUNK, gates is not None, ends is not None, firsts is not None, num_warps=1,
+        tops, totals, results, places, q if gates is None else gates, fill(ends), fill(firsts), out, heads, chunks,
+        window, d, size, CHUNK, gates is not None, ends is not None, firsts is not None, num_warps=1,
     )  # fmt: skip
     return out

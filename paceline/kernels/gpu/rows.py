@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .structures import Layer, Norm
+from .e4m3 import rounded
+from .formats import group
+from .structures import Layer, Matrix, Norm
 
 if TYPE_CHECKING:
     from .passes import Inputs
@@ -21,7 +23,7 @@ def added(sums, parts, stride, place, mask):
     """The sum of the parts of a product, in their order."""
     total = tl.load(sums + place, mask=mask, other=0.0)
     for part in range(1, parts):
-        total += tl.load(sums + part.to(tl.int64) * stride + place, mask=mask, other=0.0)
+        total += tl.load(sums + tl.cast(part, tl.int64) * stride + place, mask=mask, other=0.0)
     return total
 
 
@@ -55,7 +57,7 @@ def _settle(
     place = row.to(tl.int64) * width + at
     x = tl.load(stream + place, mask=mask, other=0.0)
     if HAS_SUMS:
-        y = added(sums, parts, rows.to(tl.int64) * width, place, mask)
+        y = added(sums, parts, tl.cast(rows, tl.int64) * width, place, mask)
         if HAS_SUMS_BIAS:
             y += tl.load(sums_bias + at, mask=mask, other=0.0)
         x += times * normed(y, post_weight, post_bias, at, mask, width, post_eps, POST, POST_WEIGHT, POST_BIAS)
@@ -94,8 +96,8 @@ def settle(
     post, following = post or Norm(), following or Norm()
     fill = lambda tensor: stream if tensor is None else tensor  # noqa: E731
     _settle[(rows,)](
-        stream, fill(sums), fill(bias), fill(more), fill(out), fill(last), 1 if sums is None else len(sums), rows, width,
-        width if out is None else out.stride(0),
+        stream, fill(sums), fill(bias), fill(more), fill(out), fill(last), 1 if sums is None else len(sums),
+        rows, width, width if out is None else out.stride(0),
         fill(post.weight), fill(post.bias), post.eps, fill(following.weight), fill(following.bias), following.eps,
         times, scalar, size, sums is not None, bias is not None, more is not None, out is not None, last is not None,
         post.kind, post.weight is not None, post.bias is not None,
@@ -118,7 +120,7 @@ def _rotate(
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     mask = at < D
-    stride = rows.to(tl.int64) * width
+    stride = tl.cast(rows, tl.int64) * width
     step: tl.constexpr = 2 * D if GATED else D  # of the heads of q
     is_q = head < heads
     is_k = (head >= heads) & (head < heads + kv_heads)
@@ -133,10 +135,7 @@ def _rotate(
     x = added(sums, parts, stride, base + first + at, mask)
     y = added(sums, parts, stride, base + first + other, mask)
     if HAS_BIAS:
-        if JOINED:
-            x += tl.load(q_bias + first + at, mask=mask, other=0.0)
-            y += tl.load(q_bias + first + other, mask=mask, other=0.0)
-        elif is_q:
+        if JOINED or is_q:
             x += tl.load(q_bias + first + at, mask=mask, other=0.0)
             y += tl.load(q_bias + first + other, mask=mask, other=0.0)
         elif is_k:
@@ -198,32 +197,42 @@ def _rotate(
         column = tl.load(places + row * 4 + 1)
         mask &= column >= 0
         to = ((slot * kv_heads + kv) * capacity + column) * D + at
+        stored = rounded(x) if keys.dtype.element_ty == tl.uint8 else x.to(keys.dtype.element_ty)
         if is_k:
-            tl.store(keys + to, x.to(keys.dtype.element_ty), mask=mask)
+            tl.store(keys + to, stored, mask=mask)
         else:
-            tl.store(values + to, x.to(values.dtype.element_ty), mask=mask)
+            tl.store(values + to, stored, mask=mask)
 
 
 def rotate(
-    layer: Layer, sums: Tensor, places: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, by_row: bool
+    layer: Layer,
+    sums: Tensor,
+    places: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    by_row: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """Queries [R, heads, D] in the dtype of the cache, and gates in float32; keys and values go into the cache.
+    """Queries [R, heads, D] in this dtype, and gates in float32; keys and values go into the cache.
 
-    sums: of q, k and v, see `products.multiply`. places: see `plan`. keys, values: [slots, kv_heads, capacity, D].
+    sums: of q, k and v, see `products.multiply`. places: see `plan`.
+    keys, values: [slots, kv_heads, capacity, D], uint8 for e4m3.
     cos, sin: float32 [positions, rotary_dim], or [R, rotary_dim] where they are given `by_row`.
     """
     parts, rows, width = sums.shape
     heads, kv_heads, d = layer.heads, layer.kv_heads, layer.head_dim
-    q = torch.empty(rows, heads, d, dtype=keys.dtype, device=sums.device)
+    q = torch.empty(rows, heads, d, dtype=dtype, device=sums.device)
     gates = torch.empty(rows, heads, d, device=sums.device) if layer.is_gated else None
     joined = layer.q.outs > (2 if layer.is_gated else 1) * heads * d
     has_k = joined or layer.k.data is not None
-    norms = layer.q_norm, layer.k_norm, layer.v_norm
+    norms, v = (layer.q_norm, layer.k_norm, layer.v_norm), layer.k if layer.v.data is None else layer.v
     fill = lambda tensor: sums if tensor is None else tensor  # noqa: E731
     every = triton.next_power_of_2(max(heads, kv_heads) * d) if layer.norm_whole else 1
     _rotate[(rows, heads + (2 * kv_heads if has_k else 0))](
         sums, parts, rows, width, places, q, fill(gates), keys, values,
-        *(fill(matrix.bias) for matrix in (layer.q, layer.k, layer.v)), *(fill(norm.weight) for norm in norms),
+        *(fill(matrix.bias) for matrix in (layer.q, layer.k, v)), *(fill(norm.weight) for norm in norms),
         *(norm.eps for norm in norms), cos, sin, keys.shape[2], heads, kv_heads,
         d, triton.next_power_of_2(d), layer.rotary_dim, bool(layer.norm_whole), every,
         *(norm.kind > 0 for norm in norms), layer.v_norm.weight is not None,
@@ -256,15 +265,17 @@ def _plan(
             at = tl.load(parents + batch * total + at)
     place = places + (batch * nodes + node) * 4
     tl.store(place, tl.load(slots + batch))
-    tl.store(place + 1, tl.where(node < tl.load(sizes + batch), start + old + node, -1))
+    is_there = node < tl.load(sizes + batch)
+    tl.store(place + 1, tl.where(is_there, start + old + node, -1))
     tl.store(place + 2, tl.minimum(start + depth, max_position) + tl.load(offsets + batch))
-    tl.store(place + 3, start + depth)
+    tl.store(place + 3, tl.where(is_there, start + depth, start - 1))
 
 
 def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
     """Where the nodes of a pass are: int32 [R, 4] slot, column, position, and column in plain decoding; their paths.
 
-    The column is -1 behind the size of a tree: nothing is written there. paths: int32 [B, N, old + N], None of chains.
+    Behind the size of a tree the column is -1: nothing is written, and only committed columns are read.
+    paths: int32 [B, N, old + N], None of chains.
     """
     starts, parents, width = inputs.starts, inputs.parents, old + nodes
     places = torch.empty(len(starts) * nodes, 4, dtype=torch.int32, device=starts.device)
@@ -301,7 +312,28 @@ def _embed(table, ids, out, width, scale, SIZE: tl.constexpr):
     tl.store(out + row.to(tl.int64) * width + at, x, mask=mask)
 
 
-def embed(table: Tensor, ids: Tensor, out: Tensor, scale: float) -> None:
-    """Fill float32 [R, E] with rows of a table [V, E], by their ids int32 [R], times `scale`."""
-    size = triton.next_power_of_2(out.shape[1])
-    _embed[(len(ids),)](table, ids, out, out.shape[1], scale, size, num_warps=4 if size <= 4096 else 8)
+@triton.jit
+def _unpack(
+    data, scales, ids, out, count, times,
+    K: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    at, first = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1) * STEP
+    there = at < count
+    token = tl.load(ids + at, mask=there, other=0)
+    for j in tl.static_range(STEP // 32):
+        k = first + 32 * j + tl.arange(0, 32)
+        weights = group(data, scales, token, there, first, j, K, FORMAT, GROUP) * times
+        tl.store(out + at.to(tl.int64)[:, None] * K + k[None], weights, mask=there[:, None] & (k < K)[None])
+
+
+def embed(table: Tensor | Matrix, ids: Tensor, out: Tensor, scale: float) -> None:
+    """Fill float32 [R, E] with rows of a table [V, E], by their ids int32 [R], times `scale`. Blocks are unpacked."""
+    count, width = out.shape
+    if isinstance(table, Matrix):
+        _unpack[-(-count // 16), -(-width // 256)](
+            table.data, table.scales, ids, out, count, scale, width, 256, 16, table.format, table.group,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        return
+    size = triton.next_power_of_2(width)
+    _embed[(count,)](table, ids, out, width, scale, size, num_warps=4 if size <= 4096 else 8)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import library
@@ -18,6 +19,8 @@ class Matrix:
     """A linear layer [outs, ins].
 
     data: None: there is no such layer. What it and `scales` hold is told by `formats`.
+    group: inputs that share a scale, where a format leaves that open.
+    input_bits: 8: rows are rounded to e4m3 before a product with weights in FP8.
     a, b: low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank].
     """
 
@@ -30,6 +33,7 @@ class Matrix:
     ins: int = 0
     format: int = 0
     input_bits: int = 16
+    group: int = 32
 
     @property
     def struct(self) -> "Matrix":
@@ -40,6 +44,14 @@ class Matrix:
         """Outputs `first` .. `last` - 1, which are shared."""
         cut = lambda tensor: None if tensor is None else tensor[first:last]  # noqa: E731
         return replace(self, data=cut(self.data), scales=cut(self.scales), bias=cut(self.bias), outs=last - first)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in the dtype of `x`."""
+        from .products import finish
+
+        rows = x.reshape(-1, self.ins).contiguous()
+        rows = rows.float() if x.dtype is torch.float64 else rows
+        return finish(rows, self).to(x.dtype).view(*x.shape[:-1], self.outs)
 
 
 def _twin(kind: type[ctypes.Structure]) -> Any:

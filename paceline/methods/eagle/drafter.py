@@ -76,6 +76,7 @@ class Eagle(Drafter):
         self._target, self._ranking = target, TokenRanking.of(head.draft_ids, target, verifier)
         self._ngrams = ContextNgrams(target.banned_token_ids, self._uses_ngrams)
         self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
+        self._trees = None if self.tree == "static" else getattr(self.layer, "trees", None)
         target.watch_states(head.config.states)
 
     def _attach(self, target: Target) -> Any:
@@ -118,7 +119,8 @@ class Eagle(Drafter):
         trees = [self._tree(budget, seq) for budget, seq in zip(budgets, seqs, strict=True)]
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
         if growing:
-            how = self._grow_at_once if self._levels_at_once else self._grow
+            how = self._grow_on_device if self._trees else self._grow
+            how = self._grow_at_once if self._levels_at_once else how
             how([seqs[row] for row in growing], [trees[row] for row in growing])
         return draft_of([tree.finish() for tree in trees], self.source)
 
@@ -158,6 +160,20 @@ class Eagle(Drafter):
             ups = [[places[tree.parents[node]] for node in tree.frontier] + rest for tree, places, rest in fill]
             packed, depth = torch.tensor([ids, ups]), depth + 1  # [2, B, F]
             level = layer.step(packed[0], level.hidden, packed[1], *self._in_pass(seqs, depth))
+
+    @torch.inference_mode()
+    def _grow_on_device(self, seqs: Sequence[TokenSequence], growing: Sequence[DynamicTree]) -> None:
+        """As `_grow`, with one wait for the device, where tokens are ranked by logits, or by these and noise."""
+        assert self._trees is not None
+        ranked = [self._in_pass(seqs, depth) for depth in range(max(tree.levels for tree in growing))]
+        if not all(count for count, _ in ranked):
+            return self._grow(seqs, growing)
+        level, slots = self._catch_up(seqs, *ranked[0]), [seq.slot for seq in seqs]
+        assert level.best is not None
+        columns, logps = (part[:, 0] for part in level.best)
+        later = [noise for _, noise in ranked[1:] if noise is not None]
+        noise = torch.stack(later) if later else None
+        self._trees.grow(level.hidden, columns, logps, self.layer.cache, slots, len(ranked), noise).replay(growing)
 
     @torch.inference_mode()
     def _grow_at_once(self, seqs: Sequence[TokenSequence], growing: Sequence[DynamicTree]) -> None:

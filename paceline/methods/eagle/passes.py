@@ -14,7 +14,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from ... import kernels
 from ...core.interfaces import Target
+from ...kernels import library
+from ..heads.device_trees import DeviceTrees
 from ..heads.draft_layer import LayerPass, Level, NativeLayer, TorchLayer, head_cache, runs_natively
 from ..heads.top_tokens import Best
 from .head import EagleHead
@@ -27,7 +30,10 @@ FEW = 8  # pairs at the end that go through all layers
 
 @final
 class EaglePass:
-    """A head attached to its target (see `attach_head`); gives the results of `forward` over all pairs of each path."""
+    """A head attached to its target (see `attach_head`); gives the results of `forward` over all pairs of each path.
+
+    trees: grows whole trees on a GPU; None elsewhere.
+    """
 
     def __init__(self, head: EagleHead, target: Target):
         self.head = head
@@ -35,6 +41,9 @@ class EaglePass:
         pairs = head.config.version != 3
         self._layer = NativeLayer(head, head.fc, pairs) if self.is_native else TorchLayer(head)
         self._device = target.loaded.device
+        self.trees = None
+        if isinstance(self._layer, NativeLayer) and kernels.kernels_for(self._device) is not library:
+            self.trees = DeviceTrees(self._layer, head.draft_ids)
         self._mask_hidden = getattr(head, "mask_hidden", torch.empty(0))
         self._mask_token_id = torch.tensor([head.config.mask_token_id or 0], device=self._device)
         self.cache = head_cache(target, head.config)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ... import kernels
 from ...attention.kv_cache import SlotCache
 from ...attention.masks import visible
 from ...core.interfaces import Target
 from ...core.tree import ancestors
-from ... import kernels
 from ...kernels import load
 from ...kernels.library import FORMATS
 from ...quant.int8 import fits_int8, to_int8
@@ -28,6 +28,7 @@ from ..eagle.head import EagleHead
 from .layers import LayersConfig
 from .parts import DraftHead, Output
 from .top_tokens import Best
+
 
 @dataclass(frozen=True, eq=False)
 class Level:
@@ -119,17 +120,17 @@ class NativeLayer:
             num_layers=len(layers), hidden=config.hidden_size, embedding_scale=1.0, logit_scale=1.0,
             projects_pairs=pairs,
         )  # fmt: skip
-        self._max_length, self._cos, self._sin = 0, 0, 0  # of the tables by position
+        self.max_length, self._cos, self._sin = 0, 0, 0  # of the tables by position
 
     def __call__(self, inputs: LayerPass) -> Level:
         """Raises `MemoryError`."""
         (batch, nodes), address = inputs.ids.shape, self._kernels.address
-        self._extend_tables(max(inputs.starts) + inputs.old + nodes)
+        self.extend_tables(max(inputs.starts) + inputs.old + nodes)
         pointers = self._kernels.Pointers()
         native = self._kernels.Pass(batch=batch, nodes=nodes, old=inputs.old, capacity=inputs.keys[0].shape[2])
         native.kv_only = self._context is not None
         self._model.cache_format = FORMATS[inputs.keys[0].dtype]
-        native.max_position, native.cos, native.sin = self._max_length - 1, self._cos, self._sin
+        native.max_position, native.cos, native.sin = self.max_length - 1, self._cos, self._sin
         if inputs.states is not None:
             rows = self._head.normed(inputs.states) if inputs.of_target else inputs.states
             if inputs.of_target or self._pairs:
@@ -138,7 +139,7 @@ class NativeLayer:
                 native.rows = pointers.floats(rows)
         native.ids, native.parents = pointers.tensor(inputs.ids.contiguous()), address(inputs.parents)
         if inputs.is_block:
-            ends = torch.tensor(inputs.starts, dtype=torch.int32, device=self._device)[:, None] + nodes
+            ends = torch.tensor(inputs.starts, dtype=torch.int32)[:, None] + nodes
             native.block_ends = pointers.tensor(ends.expand(-1, nodes).contiguous())
         native.starts, native.slots = pointers.integers(inputs.starts), pointers.integers(inputs.slots)
         native.keys, native.values = pointers.tensors(inputs.keys), pointers.tensors(inputs.values)
@@ -160,6 +161,46 @@ class NativeLayer:
             hidden = self._head.norm(hidden.to(self._head.norm.weight.dtype))
         return Level(hidden, logits, best)
 
+    @property
+    def hidden_size(self) -> int:
+        """E, the width of the head's states."""
+        return self._model.hidden
+
+    def level_on_device(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], starts: Tensor, slots: Tensor, ids: Tensor,
+        rows: Tensor, parents: Tensor, top: int, noise: Tensor | None, longest: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """A level of trees by the kernels of a GPU, of which the host knows nothing.
+
+        It returns hidden [B, F, E], and the best children [B, F, top] and their log-probabilities.
+        starts, slots: int32 [B]. ids: [B, F]. rows: the head's states of the parents [B, F, E]. parents: of all nodes,
+        [B, old + F]. longest: the most columns that a node may read. noise: [B, Vd].
+        """
+        (batch, nodes), device = ids.shape, ids.device
+        step = self._kernels.Pass(
+            batch=batch, nodes=nodes, old=parents.shape[1] - nodes, capacity=keys[0].shape[2], keys=keys, values=values,
+            max_position=self.max_length - 1, cos=self._cos, sin=self._sin, head_rows=nodes, top=top, noise=noise,
+        )  # fmt: skip
+        if self._pairs:
+            step.inputs = rows
+        else:
+            step.rows = rows
+        size = batch, nodes, top
+        step.last_hidden = torch.empty(batch, nodes, self.hidden_size, device=device)
+        step.logits = torch.empty(batch, nodes, self.vocabulary, device=device)
+        step.top_ids, step.top_logps = (
+            torch.empty(size, dtype=torch.int32, device=device),
+            torch.empty(size, device=device),
+        )
+        zeros, sizes = torch.zeros_like(starts), torch.full_like(starts, nodes)
+        numbers = starts, slots, zeros, sizes, zeros, zeros, ids.int().flatten(), parents.int().flatten()
+        inputs = self._kernels.Inputs(*numbers, None, None, longest)
+        self._kernels.compute(self._model, step, inputs)
+        hidden = step.last_hidden
+        if getattr(self._head.config, "norm_output", False):
+            hidden = self._head.norm(hidden.to(self._head.norm.weight.dtype)).float()
+        return hidden, step.top_ids.long(), step.top_logps
+
     def _made(self, layer: Any) -> Any:
         config, native = self._head.config, self._kernels.Layer()
         for module, names in ((layer.self_attn, ("q", "k", "v", "o")), (layer.mlp, ("gate", "up", "down"))):
@@ -179,13 +220,13 @@ class NativeLayer:
         native.norm_before_residual = getattr(config, "norm_before_residual", False)
         return native
 
-    def _extend_tables(self, length: int) -> None:
+    def extend_tables(self, length: int) -> None:
         """Make the tables of cosines and sines [P, d] hold at least all positions below `length`."""
-        if length > self._max_length:
+        if length > self.max_length:
             most, held = 2 * length + 512, self._kernels.Pointers()
             tables = self._head.rotation(torch.arange(most, device=self._device)[None])
             cos, sin = (held.tensors([table[0, 0].contiguous()]) for table in tables)
-            self._max_length, self._tables, self._cos, self._sin = most, held, cos, sin  # together, should memory end
+            self.max_length, self._tables, self._cos, self._sin = most, held, cos, sin  # together, should memory end
 
     def _matrix(self, linear: nn.Module) -> Any:
         matrix = self._kernels.matrix_of(linear)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from paceline.core.tree import TokenTree
+from paceline.errors import ConfigError
 from paceline.target import ModelRunner, wrap_model
+from paceline.target.load import with_fp8_cache
 from tests.kernels.test_passes import DTYPES, random_tree, rows
 from tests.tiny import tiny_model
 
@@ -51,3 +53,24 @@ def test_a_row_has_the_same_bits_in_every_pass(name, dtype):
     for leaf in set(range(9)) - set(tree.parents[0].tolist()):
         path = [0, *tree.rows[0].path_to(leaf)]
         assert torch.equal(together[1, path], rows(runner, slots[1], tree.token_ids[0, path].tolist()))
+
+
+def test_a_cache_in_fp8(gpu):
+    """Its numbers are rounded ones; bits of rows hold as in other caches; a model takes half the bytes."""
+    plain = wrap_model(tiny_model("llama", torch.bfloat16))
+    runners = [ModelRunner(model, 2, 64) for model in (plain, with_fp8_cache(plain))]
+    for runner in runners:
+        for _ in range(2):
+            runner.extend_cache(runner.cache.allocate(), [5, 6, 7, 8, 9])
+    wide, narrow = (runner.cache.keys[0][0, :, :5] for runner in runners)
+    torch.testing.assert_close(narrow.view(torch.float8_e4m3fn).float(), wide.float(), rtol=0.07, atol=0.002)
+    tree = TokenTree.from_lists([[10, 11, 12, 13]], [[-1, 0, 0, 2]])
+    got = runners[1].forward([0], tree)[0]
+    assert torch.equal(got[[0, 2, 3]], rows(runners[1], 1, [10, 12, 13]))
+    assert runners[0].cache.num_bytes == 2 * runners[1].cache.num_bytes
+
+
+def test_a_cache_in_fp8_is_refused_elsewhere(monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="kernels of a GPU"):
+        with_fp8_cache(wrap_model(tiny_model("llama")))

@@ -3,7 +3,8 @@
 The bits of a row depend on nothing but what it reads: every sum is taken in an order that shapes fix.
 """
 
-from .formats import matrix_of
+from .blocks import Blocks
+from .formats import FP8, INT4, INT8, matrix_of
 from .graphs import run
 from .passes import Inputs, compute
 from .structures import (
@@ -20,6 +21,10 @@ from .structures import (
 )
 
 __all__ = [
+    "FP8",
+    "INT4",
+    "INT8",
+    "Blocks",
     "Inputs",
     "Layer",
     "Matrix",

@@ -59,7 +59,7 @@ def memoryless(eps: float = 1e-6) -> LoadedModel:
 
 
 def on_torch(model: PreTrainedModel, processor: ProcessorMixin | None = None) -> LoadedModel:
-    """Run by torch as on CUDA, not by the native kernels."""
+    """Run by torch, as where there are no kernels for the device."""
     with patch.object(load, "pack_linears", lambda _: 0):
         return wrap_model(model, processor=processor)
 

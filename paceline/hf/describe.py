@@ -1,6 +1,6 @@
-"""Describes a loaded model for the native library, from its modules: transformers' own, or those of `described`.
+"""Describes a loaded model for our kernels, from its modules: transformers' own, or those of `described`.
 
-`target.self_test` compares the results of the library with plain transformers. A model that cannot be described is run
+`target.self_test` compares the results of the kernels with plain transformers. A model that cannot be described is run
 by transformers.
 """
 

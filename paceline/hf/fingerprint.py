@@ -113,8 +113,8 @@ _KEPT, _ROUNDED = "_paceline_fingerprint", "_paceline_rounded"
 def identity(model: nn.Module) -> tuple[str, str]:
     """The fingerprint of a model, which is `hash_checkpoint` in hexadecimal, and its sketch.
 
-    Computed while the layers are still those of transformers; a module tree in which they were fused, packed or
-    quantised since keeps what `remember` noted.
+    Computed while the layers are still those of transformers; a module tree in which they were packed or quantised
+    since keeps what `remember` noted.
     """
     known, ours = vars(model).get(_KEPT), __name__.partition(".")[0] + "."
     if known is not None and any(type(module).__module__.startswith(ours) for module in model.modules()):

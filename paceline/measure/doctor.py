@@ -91,7 +91,7 @@ class DrafterMemory:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """The measurements of one model. native: its passes run in the native library.
+    """The measurements of one model. native: its passes run in our kernels.
 
     images: how it reads them, "generic" for a family without a row in `hf.vision`; None: it does not.
     unpacked: see `unpacked_formats`. mtp: the MTP modules in its files, as text.

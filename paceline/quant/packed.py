@@ -197,7 +197,7 @@ class PackedMatrix:
 def matrix_of_weight(weight: Tensor) -> Any:
     """A weight [out, in] for the kernels of its device."""
     if has_kernels(weight.device):
-        return PackedMatrix(*weight.shape, pack(weight), None)
+        return PackedMatrix(len(weight), weight.shape[1], pack(weight), None)
     return kernels.kernels_for(weight.device).Matrix(weight, outs=len(weight), ins=weight.shape[1])
 
 

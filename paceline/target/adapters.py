@@ -230,35 +230,27 @@ def attach_adapter(
     own = fresh.to(device, dtype).eval().requires_grad_(False)
     attached = AttachedAdapter(adapter, own)
     message = "the SPACE adapter's factors do not fit"
-    for index, layer, path, parts in _linears(model, config, message) if config.linears else ():
-        base: Any = layer.get_submodule(path)
-        if isinstance(layer.get_submodule(path.rpartition(".")[0]), InWaves):
-            message = f"a SPACE adapter cannot change {path} of layer {index}, which reads tokens one by one"
+    for index, layer, name in _linears(model, config, message) if config.linears else ():
+        if isinstance(layer.get_submodule(name.rpartition(".")[0]), InWaves):
+            message = f"a SPACE adapter cannot change {name} of layer {index}, which reads tokens one by one"
             raise IncompatibleModels(message, fix="train the adapter without this layer")
-        factors = [(first, own.factors(index, name)) for first, name in parts]
-        layer.set_submodule(path, AdaptedLinear(base, *_joined(factors, int(base.out_features)), attached))
+        factors = own.factors(index, name)
+        layer.set_submodule(name, AdaptedLinear(layer.get_submodule(name), factors.a, factors.b, attached))
     return attached
 
 
-def _linears(
-    model: "PreTrainedModel", config: LinearShapes, message: str
-) -> Iterator[tuple[int, nn.Module, str, list[tuple[int, str]]]]:
-    """The submodules that contain the linear layers of a config: layer, path, and (first output, name) of each part.
-
-    A submodule of a fused layer has several parts: q, k and v are one matrix.
+def _linears(model: "PreTrainedModel", config: LinearShapes, message: str) -> Iterator[tuple[int, nn.Module, str]]:
+    """The linear layers of a config: index of the decoder layer, the layer, and the name in it.
 
     message: the beginning of the error message if shapes do not fit.
     """
     for index, layer in enumerate(decoder_layers(model, config.num_layers)):
-        pieces: dict[str, list[tuple[int, str]]] = {}
         for name, shape in zip(config.linears, config.shapes, strict=True):
-            path, first, count = place_of(layer, name)
-            expected = (count, int(cast("int", layer.get_submodule(path).in_features)))
+            linear = _linear_of(layer, name)
+            expected = (int(linear.out_features), int(linear.in_features))
             if shape != expected:
                 raise IncompatibleModels(f"{message} {name} of layer {index}", got=shape, expected=expected)
-            pieces.setdefault(path, []).append((first, name))
-        for path, parts in pieces.items():
-            yield index, layer, path, sorted(parts)
+            yield index, layer, name
 
 
 def decoder_layers(model: "PreTrainedModel", count: int) -> nn.ModuleList:
@@ -269,15 +261,12 @@ def decoder_layers(model: "PreTrainedModel", count: int) -> nn.ModuleList:
     raise IncompatibleModels(f"no list of {count} decoder layers was found in this model", got=type(model).__name__)
 
 
-def place_of(layer: nn.Module, name: str) -> tuple[str, int, int]:
-    """The place of a linear layer, by its name in transformers: submodule, first output, number of outputs."""
-    places: Any = getattr(layer, "places", {})  # of fused layers, which have no linear layer of this name
-    if name in places:
-        return places[name]
+def _linear_of(layer: nn.Module, name: str) -> Any:
+    """The linear layer of this name."""
     with suppress(AttributeError):
         linear = layer.get_submodule(name)
         if isinstance(linear, _LINEARS):
-            return name, 0, int(linear.out_features)
+            return linear
     raise IncompatibleModels(
         f"this model has no linear layer {name!r} for the SPACE adapter",
         got=type(layer).__name__,
@@ -286,34 +275,15 @@ def place_of(layer: nn.Module, name: str) -> tuple[str, int, int]:
     )
 
 
-def _joined(parts: list[tuple[int, Factors]], outputs: int) -> tuple[Tensor, Tensor]:
-    """Factors for slices of the outputs, joined to one pair a [R, in], b [outputs, R]."""
-    a = torch.cat([factors.a for _, factors in parts])
-    b, rank = a.new_zeros(outputs, len(a)), 0
-    for first, factors in parts:
-        b[first : first + len(factors.b), rank : rank + len(factors.a)] = factors.b
-        rank += len(factors.a)
-    return a, b
-
-
 def put_int4(model: "PreTrainedModel", draft: RoundedDraft) -> list[QuantizedLinear]:
     """Replace the linear layers that the draft has weights for; returns the new layers.
 
     Raises `IncompatibleModels` if layers, names or shapes differ from those that the draft was trained for.
     """
     config, linears, arena = draft.config, list[QuantizedLinear](), WeightArena()
-    shapes = dict(zip(config.linears, config.shapes, strict=True))
-    for index, layer, path, parts in _linears(model, config, "the trained self-draft does not fit"):
-        old: Any = layer.get_submodule(path)
-        names = [name for _, name in parts]
-        if sum(shapes[name][0] for name in names) != int(old.out_features):
-            raise IncompatibleModels(
-                f"the trained self-draft has weights for a part of {path} only",
-                got=", ".join(names), expected="all that the layer joins",
-            )  # fmt: skip
-        codes, params = zip(*(draft.packable(index, name) for name in names), strict=True)
-        device, dtype = device_of(old), cast("torch.dtype", model.dtype)
-        codes, params = torch.cat(codes).to(device), torch.cat(params, 1).to(device)
-        linears.append(int4_linear(codes, params, config.bits, old.bias, dtype, arena))
-        layer.set_submodule(path, linears[-1])
+    for index, layer, name in _linears(model, config, "the trained self-draft does not fit"):
+        old: Any = layer.get_submodule(name)
+        codes, params = (packed.to(device_of(old)) for packed in draft.packable(index, name))
+        linears.append(int4_linear(codes, params, config.bits, old.bias, cast("torch.dtype", model.dtype), arena))
+        layer.set_submodule(name, linears[-1])
     return linears

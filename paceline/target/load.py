@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -110,6 +110,21 @@ def open_model(
     return loaded if weights is None else with_weights(loaded, weights)[0]
 
 
+def rounded(
+    loaded: LoadedModel,
+    weights: Weights | None = None,
+    activations: Activations | None = None,
+    kv_cache_dtype: Literal["auto", "fp8"] | None = None,
+) -> tuple[LoadedModel, QuantReport | None]:
+    """The model with what is asked for in fewer bits; None: as it is. The report is on weights."""
+    report = None
+    if weights is not None:
+        loaded, report = with_weights(loaded, weights)
+    if activations is not None:
+        loaded = with_activations(loaded, activations)
+    return with_fp8_cache(loaded) if kv_cache_dtype == "fp8" else loaded, report
+
+
 def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedModel:
     """A copy whose inputs are rounded to so many bits before blocks. Raises `ConfigError` where there are none."""
     model = share_copy(loaded.model)
@@ -174,7 +189,7 @@ def _prepare_text(
     model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase | None, name: str, is_mapped: bool = False,
     is_plain: bool = False,
 ) -> LoadedModel:  # fmt: skip
-    """Check that a model can be decoded in trees, install our attention function and pack or fuse its layers.
+    """Check that a model can be decoded in trees, install our attention function and pack its layers.
 
     is_mapped: over files, of which nothing shall stay in memory beside packed weights. is_plain: layers stay those of
     transformers, which take arguments that others do not.

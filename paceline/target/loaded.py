@@ -22,7 +22,7 @@ from ..hf.vision import Vision
 from ..sampling.pieces import Pieces
 from .adapters import AttachedAdapter
 from .native import NativeDecoder
-from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
+from .torch_decoder import TransformersDecoder
 
 _SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
 
@@ -66,7 +66,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     attends_trees: bool
     mixes_rows: bool
-    decoder: NativeDecoder | FusedDecoder | TransformersDecoder
+    decoder: NativeDecoder | TransformersDecoder
     reference: list[Tensor]
     opener: Callable[..., "LoadedModel"]
     sketch: str = ""
@@ -137,7 +137,7 @@ class LoadedModel:
 
     @property
     def is_native(self) -> bool:
-        """Whether passes run in the native library, whose rows have the same bits whatever shares the pass."""
+        """Whether passes run in our kernels, whose rows have the same bits whatever shares the pass."""
         return isinstance(self.decoder, NativeDecoder)
 
     @property
@@ -157,6 +157,8 @@ class LoadedModel:
     def new_cache(self, num_slots: int, max_length: int) -> SlotCache:
         """A cache for its layers. Raises `CacheFull` if memory is short."""
         cache = SlotCache(num_slots, max_length, self.num_layers)
+        if isinstance(self.decoder, NativeDecoder):
+            cache.move_columns = self.decoder.move_columns or cache.move_columns
         if self.recurrent:
             cache.hold_states(self.recurrent, torch.float32 if self.is_native else self.dtype, self.device)
         return cache
@@ -211,10 +213,8 @@ def decoder_of(
     attached: AttachedAdapter | None = None,
     is_plain: bool = False,
     kv_dtype: torch.dtype | None = None,
-) -> NativeDecoder | FusedDecoder | TransformersDecoder:
+) -> NativeDecoder | TransformersDecoder:
     """A decoder for a model. attached: the adapter in it. is_plain: it needs transformers' layers."""
-    if is_fused(model):
-        return FusedDecoder(model, attached)
     described = describe(model) if attends_trees and not is_plain else None
     if described is None:
         return TransformersDecoder(model, attends_trees, attached)

@@ -1,8 +1,9 @@
-"""Measures whether the bits of a row depend on the number of rows in its pass.
+"""Numerics: whether the bits of a row depend on the number of rows in its pass. In our kernels they never do.
 
-A matrix product selects its kernel by shape, and another kernel sums in another order. In bfloat16 this decides near
-ties differently, and a speculative answer deviates from the plain one. Usually all row counts that are multiples of a
-small number use the same kernel: padding every pass to that multiple makes rows equal bit by bit.
+In torch a matrix product selects its kernel by shape, and another kernel sums in another order. In bfloat16 this
+decides near ties differently, and a speculative answer deviates from the plain one. On a CPU, usually all row counts
+that are multiples of a small number use the same kernel: padding every pass to that multiple makes rows equal bit by
+bit. It is measured. On a GPU, models that run in torch have fast numerics.
 """
 
 from dataclasses import replace
@@ -10,8 +11,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..core.tree import TokenTree
 from ..errors import NumericsError
+from ..hf.describe import is_described
 from .loaded import LoadedModel
 from .runner import ModelRunner
 from .self_test import check_image, check_tree
@@ -22,8 +25,7 @@ MULTIPLES = (2, 4, 8, 16)
 _PASSES = ((3, 32), (61, 32), (190, 128))
 """Prefix and row count: the second and third prefix end just before a block, the last is as wide as several trees."""
 _PARENTS = (-1, 0, 0, 1, 2, 2, 4, 4)
-_STATIC_PREFIXES = (3, 61, 190, 250)  # passes cross a block after the second and third, a column bucket after the last
-_STATIC_CHAINS = (1, 3, 8, 17)
+_ON_GPU = "on a GPU the bits of its products depend on the number of rows"
 
 
 def make_runner(
@@ -31,26 +33,21 @@ def make_runner(
     max_num_seqs: int = 8,
     max_length: int | None = None,
     invariant: bool | None = False,
-    static: bool | None = None,
 ) -> ModelRunner:
-    """A runner. Native passes have invariant numerics; others use a row multiple that is measured on this device.
+    """A runner. Native passes have invariant numerics; others on a CPU use a row multiple that is measured.
 
-    invariant: True requires that the bits of a row do not depend on the other rows of its pass, None prefers it. Static
-        passes are then used only if they give the same bits.
+    invariant: True requires that the bits of a row do not depend on the other rows of its pass, None prefers it.
 
     Raises `NumericsError` if invariance is required and impossible, `CacheFull` if the memory cannot hold the cache,
     `IncompatibleModels` as `self_test.check`.
     """
-    runner = ModelRunner(loaded, max_num_seqs, max_length, static=static)
-    check_tree(runner)  # with these slots and static passes; it also allocates the cache, or raises `CacheFull`
+    runner = ModelRunner(loaded, max_num_seqs, max_length)
+    check_tree(runner)  # with these slots; it also allocates the cache, or raises `CacheFull`
     if loaded.is_native or invariant is False:
         return runner
-    multiple, static = measure_row_multiple(runner), runner.static is not None
-    if static and not static_passes_agree(runner, multiple):
-        multiple, static = measure_row_multiple(runner, static=False), False
-    runner.use(replace(runner.settings, static=static))
+    multiple = measure_row_multiple(runner)
     if multiple is not None:
-        runner.use(PassSettings(True, multiple, static, can_fuse_prefill=False))
+        runner.use(PassSettings(True, multiple, can_fuse_prefill=False))
         check_image(runner)  # with padding, as in later prefills
     elif invariant:
         raise _refusal(loaded)
@@ -58,15 +55,13 @@ def make_runner(
 
 
 @torch.inference_mode()
-def measure_row_multiple(runner: ModelRunner, static: bool = True) -> int | None:
+def measure_row_multiple(runner: ModelRunner) -> int | None:
     """The smallest multiple in `MULTIPLES` whose row counts all give the same bits; None if there is none.
 
     It is measured with the passes of invariant numerics: chains of many lengths, and a branching tree.
-
-    static: whether chains may take static passes.
     """
     loaded = runner.loaded
-    if loaded.mixes_rows or loaded.recurrent or not loaded.attends_trees:
+    if loaded.mixes_rows or loaded.recurrent or not loaded.attends_trees or loaded.device.type != "cpu":
         return None
     room = runner.max_length - 1
     fitting = sorted({(min(prefix, room - rows), rows) for prefix, rows in _PASSES if rows < room})
@@ -75,7 +70,7 @@ def measure_row_multiple(runner: ModelRunner, static: bool = True) -> int | None
     tokens = _random_tokens(loaded, max(p + r for p, r in fitting))
     slot = runner.cache.allocate()
     try:
-        every = (PassSettings(True, multiple, static) for multiple in MULTIPLES)
+        every = (PassSettings(True, multiple) for multiple in MULTIPLES)
         return next((how.row_multiple for how in every if _holds(runner, slot, tokens, fitting, how)), None)
     finally:
         runner.cache.release(slot)
@@ -99,38 +94,6 @@ def _holds(runner: ModelRunner, slot: int, tokens: list[int], passes: list[tuple
     return True
 
 
-@torch.inference_mode()
-def static_passes_agree(runner: ModelRunner, multiple: int | None) -> bool:
-    """True iff rows of static and other passes have the same bits with row counts that are multiples of `multiple`.
-
-    Chains, alone and in a batch of two, and the paths of a branching tree are compared after several prefixes.
-    """
-    longest = min(max(_STATIC_PREFIXES), runner.max_length - max(_STATIC_CHAINS) - 1)
-    if multiple is None or longest < 1:
-        return False
-    tokens = _random_tokens(runner.loaded, longest + max(_STATIC_CHAINS))
-    slots = [runner.cache.allocate() for _ in range(min(2, runner.cache.num_slots))]
-    how = PassSettings(True, multiple)
-    try:
-        for prefix in sorted({min(p, longest) for p in _STATIC_PREFIXES}):
-            for slot in slots:
-                runner.cache.truncate(slot, 0)
-            for slot, length in zip(slots, (prefix, max(1, prefix // 2)), strict=False):
-                runner.extend_cache(slot, tokens[:length])
-            tree = tokens[prefix : prefix + len(_PARENTS)]  # it branches: not static
-            pairs = _paths(runner, slots[0], tree, how)
-            for count in _STATIC_CHAINS:
-                chain = tokens[prefix : prefix + count]
-                expected = _chain_logits(runner, slots[:1], chain, replace(how, static=False))
-                pairs += [(_chain_logits(runner, batch, chain, how), expected) for batch in (slots[:1], slots)]
-            if not all(torch.equal(got, want) for got, want in pairs):
-                return False
-        return True
-    finally:
-        for slot in slots:
-            runner.cache.release(slot)
-
-
 def _random_tokens(loaded: LoadedModel, count: int) -> list[int]:
     return torch.randint(loaded.vocab_size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -150,16 +113,19 @@ def _paths(runner: ModelRunner, slot: int, tokens: list[int], how: PassSettings)
 
 def _refusal(loaded: LoadedModel) -> NumericsError:
     """The error that explains why `numerics="invariant"` is impossible."""
+    fix = 'use numerics="fast"; `paceline check` reports the rounding ties that remain'
+    is_known = is_described(loaded.model.config.get_text_config())
     if loaded.mixes_rows:
         why = "experts, or outliers of LLM.int8, make a row depend on the other rows of its pass"
+    elif is_known and loaded.device.type == "cuda" and kernels.kernels_for(loaded.device) is None:
+        why = f"there is no Triton here for Paceline's kernels, so torch runs the model, and {_ON_GPU}"
+        fix = f"install triton, which comes with torch for CUDA, or {fix}"
     elif loaded.recurrent:
         why = "torch computes its recurrent layers, several tokens at once where it can"
     elif not loaded.attends_trees:
         why = "this architecture does not call custom attention functions"
+    elif loaded.device.type != "cpu":
+        why = f"Paceline's kernels do not run its layers, so torch does, and {_ON_GPU}"
     else:
         why = f"rows differ between row counts that are multiples of {max(MULTIPLES)}, or between a tree and its paths"
-    return NumericsError(
-        'numerics="invariant" is not possible for this model on this device',
-        got=why,
-        fix='use numerics="fast"; `paceline check` reports the rounding ties that remain',
-    )
+    return NumericsError('numerics="invariant" is not possible for this model on this device', got=why, fix=fix)

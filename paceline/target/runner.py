@@ -25,8 +25,6 @@ from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
 from .prefix_cache import PrefixCache, page_ends
 from .prompts import check_length
 from .settings import PassSettings
-from .static_pass import StaticPasses
-from .torch_decoder import FusedDecoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,8 +34,6 @@ PREFILL_CHUNK = 512
 class ModelRunner:
     """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
 
-    static: whether passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs; None means on CUDA.
-        Needs fused layers.
     share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
 
     An argument `keep_states` of methods says whether the pass stores the states that are watched, for drafters that
@@ -49,7 +45,6 @@ class ModelRunner:
         loaded: LoadedModel,
         max_num_seqs: int = 8,
         max_length: int | None = None,
-        static: bool | None = None,
         share: "ModelRunner | None" = None,
     ):
         self.loaded = loaded
@@ -62,10 +57,6 @@ class ModelRunner:
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
         self.settings = PassSettings(loaded.is_native, can_fuse_prefill=share is None)
-        self._wants_static = loaded.device.type == "cuda" if static is None else static
-        self.static: StaticPasses | None = None
-        if self._wants_static and isinstance(loaded.decoder, FusedDecoder):
-            self.static = StaticPasses(loaded.decoder, self.cache, self.max_length)
 
     @property
     def vocab_size(self) -> int:
@@ -107,9 +98,9 @@ class ModelRunner:
     def attach_adapter(self, adapter: MaskAdapter) -> MaskAdapter:
         """Accept mask tokens from now on; returns the attached copy of the adapter, which changes mask rows only.
 
-        The model gets a second module tree over the same tensors; static passes keep the first. Attaching the same
-        weights again does nothing. Raises `ConfigError` if other weights are attached or the adapter has changed since,
-        `IncompatibleModels` if it does not fit.
+        The model gets a second module tree over the same tensors. Attaching the same weights again does nothing. Raises
+        `ConfigError` if other weights are attached or the adapter has changed since, `IncompatibleModels` if it does
+        not fit.
         """
         attached = self.loaded.attached
         if attached is None:
@@ -141,10 +132,8 @@ class ModelRunner:
         return "invariant" if self.settings.invariant else "fast"
 
     def use(self, settings: PassSettings) -> None:
-        """Compute all later passes in this way; without static passes their memory is freed."""
+        """Compute all later passes in this way."""
         self.settings = settings
-        if not settings.static:
-            self.static = None
 
     def sharing_cache(self, change: Callable[["PreTrainedModel"], None]) -> "ModelRunner":
         """A runner for a copy of the model that uses this runner's cache, for the quantised self-draft.
@@ -153,7 +142,7 @@ class ModelRunner:
         """
         model = share_copy(self.loaded.model)
         change(model)
-        return ModelRunner(self.loaded.with_model(model), static=self._wants_static, share=self)
+        return ModelRunner(self.loaded.with_model(model), share=self)
 
     def open_model(
         self, model: str | LoadedModel, dtype: Any = None, device: Any = None, weights: Weights | None = None
@@ -331,26 +320,18 @@ class ModelRunner:
         settings: other ones than the runner's.
         """
         num_nodes, count, how, states = tree.num_nodes, len(text), settings or self.settings, self._store(keep_states)
-        static = self.static if how.static else None
         masked = self.num_masks > 0 and any(max(row.token_ids) >= self.vocab_size for row in tree.rows)
-        if static is not None:
-            special = masked or count > 0 or any(self.cache.offsets[slot] for slot in slots)
-            static = None if special or (how.invariant and not tree.is_chain) else static
-        if static is not None and static.takes(num_nodes, how.row_multiple):
-            logits = static.run(slots, tree, how.row_multiple, states)
-        else:
-            tree = tree.behind(text) if count else tree
-            padded = tree.padded(round_up(tree.num_nodes, how.row_multiple))
-            layout = self.loaded.begin(
-                self.cache, slots, padded.num_nodes, padded, count, num_given=tree.num_nodes,
-                head_rows=padded.num_nodes - count, is_mask=padded.token_ids >= self.vocab_size if masked else None,
-                batch_invariant=how.invariant, row_multiple=how.row_multiple, max_length=self.max_length,
-            )  # fmt: skip
-            logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, states)
-            logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
+        tree = tree.behind(text) if count else tree
+        padded = tree.padded(round_up(tree.num_nodes, how.row_multiple))
+        layout = self.loaded.begin(
+            self.cache, slots, padded.num_nodes, padded, count, num_given=tree.num_nodes,
+            head_rows=padded.num_nodes - count, is_mask=padded.token_ids >= self.vocab_size if masked else None,
+            batch_invariant=how.invariant, row_multiple=how.row_multiple, max_length=self.max_length,
+        )  # fmt: skip
+        logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, states)
         if count:
             self.cache.lengths[slots[0]] += count
-        return logits
+        return logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
 
     def _store(self, keep_states: bool) -> StateStore | None:
         """Where a pass writes its hidden states; None if no drafter reads them."""

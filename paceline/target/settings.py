@@ -10,13 +10,10 @@ class PassSettings:
     invariant: the bits of a row do not depend on what shares its pass. Native passes have this property by
         construction. In torch, passes are padded to a multiple of `row_multiple` rows, and a tree is computed as the
         chains it consists of.
-    static: whether static passes are used, if there are any. Mask tokens never use them, nor do branching trees where
-        numerics are invariant.
     can_fuse_prefill: whether the last chunk of a prompt and the first draft may share a pass. False where invariance
         was measured without such passes.
     """
 
     invariant: bool
     row_multiple: int = 1
-    static: bool = True
     can_fuse_prefill: bool = True

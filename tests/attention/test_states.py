@@ -12,7 +12,7 @@ from paceline.target import runner as model_runner
 from tests.helpers import loaded, prompt
 from tests.tiny import tiny_model
 
-NAMES = ["llama", "qwen3", "gpt2", "gemma3", "phi"]  # two fused, three as transformers has them
+NAMES = ["llama", "qwen3", "gpt2", "gemma3", "phi"]  # with native passes and without
 LAYERS = (0, 1, 2)
 
 
@@ -26,9 +26,8 @@ def expected(model, text: list[int]) -> torch.Tensor:
 class Walk:
     """Sequences in slots of one runner, moved on by made-up trees along made-up paths."""
 
-    def __init__(self, name: str, static: bool = False, seed: int = 0):
-        dtype = torch.float64 if static else torch.float32
-        self.on, self.model = ModelRunner(loaded(name, dtype), 3, static=static), tiny_model(name, dtype)
+    def __init__(self, name: str, seed: int = 0):
+        self.on, self.model = ModelRunner(loaded(name), 3), tiny_model(name)
         self.on.states.watch(LAYERS[:1])
         self.on.states.watch(LAYERS[1:])
         self.rng, self.texts = random.Random(seed), dict[int, list[int]]()
@@ -44,9 +43,9 @@ class Walk:
         self.on.cache.release(slot)
         del self.texts[slot]
 
-    def round(self, slots: list[int], chain: bool = False, keep_states: bool = True) -> None:
+    def round(self, slots: list[int], keep_states: bool = True) -> None:
         sizes = [self.rng.randint(1, 9) for _ in slots]
-        parents = [[-1, *(i - 1 if chain else self.rng.randrange(i) for i in range(1, n))] for n in sizes]
+        parents = [[-1, *(self.rng.randrange(i) for i in range(1, n))] for n in sizes]
         tokens = [prompt(n, self.rng.randrange(99)) for n in sizes]
         tree = TokenTree.from_lists(tokens, parents)
         self.on.forward(slots, tree, keep_states=keep_states)
@@ -64,18 +63,18 @@ class Walk:
         return True
 
 
-def walked(name: str, static: bool = False, chain: bool = False) -> bool:
+def walked(name: str) -> bool:
     """Batches of one to three rows, slots given back and taken again; True iff the states were right after each."""
-    walk = Walk(name, static)
+    walk = Walk(name)
     a, b = walk.begin(21), walk.begin(6)
     right = walk.sound()
     for slots in ([a], [b, a], [a, b]):
-        walk.round(slots, chain)
+        walk.round(slots)
         right = right and walk.sound()
     walk.end(a)
     c, d = walk.begin(3), walk.begin(11)
-    walk.round([d, c], chain)
-    walk.round([b, c, d], chain)
+    walk.round([d, c])
+    walk.round([b, c, d])
     return right and walk.sound()
 
 
@@ -87,24 +86,6 @@ def short_chunks(monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_states_are_those_of_plain_transformers(name):
     assert walked(name)
-
-
-@pytest.mark.parametrize("chain", [False, True])
-def test_static_passes_give_them_too(chain):
-    assert walked("llama", static=True, chain=chain)
-
-
-def test_static_passes_are_not_left_out_while_states_are_watched():
-    walk = Walk("llama", static=True)
-    a = walk.begin(9)
-    before = walk.on.static.num_runs
-    walk.round([a])
-    assert walk.on.static.num_runs == before + 1
-    walk.on.states = StateStore(3)  # passes that were built for other states are built anew
-    walk.on.states.watch([1])
-    root = len(walk.texts[a])
-    walk.round([a])
-    assert walk.on.states.read(a, root, root + 1, [1]).abs().sum() > 0
 
 
 def grown() -> Walk:

@@ -28,7 +28,6 @@ TARGETS: dict[str, Callable[[], ModelRunner]] = {
     "native, int8": lambda: ModelRunner(with_weights(loaded("llama", intermediate_size=64), "int8")[0], 3),
     "torch": lambda: ModelRunner(on_torch(tiny_model("llama")), 3),
     "torch, windows": lambda: ModelRunner(loaded("mistral", torch.float64), 3),
-    "static": lambda: ModelRunner(loaded("llama", torch.float64), 3, static=True),
     "transformers' layers": lambda: ModelRunner(loaded("gpt2"), 3),
     "latent attention": lambda: ModelRunner(loaded("deepseek_v3"), 3),
     "with masks": masked,

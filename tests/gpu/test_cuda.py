@@ -73,28 +73,6 @@ def chain(length: int, seed: int) -> TokenTree:
     return TokenTree.chain(tokens, "cuda")
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
-def test_graphs_say_what_the_other_passes_say(name):
-    model = wrap_model(tiny_model(name).to("cuda"))
-    graphs, plain = (ModelRunner(model, 4, static=kind) for kind in (None, False))
-    assert graphs.static is not None
-    for ids in PROMPTS[:2]:
-        for runner in (graphs, plain):
-            runner.extend_cache(runner.admit(ids), ids)
-    branching = TokenTree.from_lists([[8, 10, 20, 30, 11]], [[-1, 0, 0, 1, 2]], "cuda")
-    for step in range(40):  # 40 commits of 8 tokens: the cache grows
-        for tree in (chain(8, step), branching):
-            rows = [runner.forward([0], tree) for runner in (graphs, plain)]
-            torch.testing.assert_close(*rows, atol=1e-3, rtol=1e-3)
-        both = TokenTree.chain([[5, 6], [7, 8]], "cuda")
-        torch.testing.assert_close(*[runner.forward([0, 1], both) for runner in (graphs, plain)], atol=1e-3, rtol=1e-3)
-        if graphs.room(0) < 16:
-            break
-        for runner in (graphs, plain):
-            runner.forward([0], chain(8, step))
-            runner.commit([0], [range(1, 8)])
-
-
 def test_a_pass_does_not_wait_for_the_device():
     runner = ModelRunner(wrap_model(tiny_model("llama").to("cuda")), 4)
     slots = [runner.admit(ids) for ids in PROMPTS[:2]]
@@ -119,7 +97,7 @@ def test_an_fp8_target_with_an_int4_draft_of_its_own(temperature):
     drafter = SelfQuantized(lm_head="shared")
     llm = LLM(tiny_model("llama", torch.bfloat16, **WIDE).to("cuda"), weights="fp8", drafter=drafter, policy=Fixed(4))
     assert drafter.report is not None
-    assert drafter.report.num_quantized == 8  # four of each layer
+    assert drafter.report.num_quantized == 14  # seven of each layer
     params = SamplingParams(temperature=temperature, max_tokens=24, seed=3, ignore_eos=True)
     drafted = llm.generate(PROMPTS[:1], params)[0]
     assert sum(r.num_accepted for r in drafted.rounds) > 0

@@ -10,7 +10,6 @@ from paceline.quant.fp8 import Fp8Linear
 from paceline.quant.linears import quantize_linears, quantize_target
 from paceline.quant.packed import PackedLinear, QuantizedLinear
 from paceline.target.adapters import share_copy
-from paceline.target.torch_decoder import is_fused
 from tests.helpers import REPEATING, loaded
 from tests.quant.helpers import round_to_bits
 from tests.tiny import tiny_model
@@ -22,9 +21,8 @@ def linears(model) -> set[str]:
     return {one.form.name if isinstance(one, BlockLinear) else type(one).__name__ for one in found}
 
 
-def layers(model) -> int:
-    """Linear layers of two decoder layers."""
-    return 8 if is_fused(model) else 14
+LAYERS = 14
+"""Linear layers of two decoder layers."""
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -36,7 +34,7 @@ def test_an_int8_target_with_an_int4_draft(temperature, bits):
     draft = drafter._runner.loaded.model  # type: ignore[union-attr]
     assert linears(draft) == {f"INT{bits}", "Q8_0"}  # the head is the target's
     assert drafter.report is not None
-    assert drafter.report.num_quantized == layers(llm.loaded.model)
+    assert drafter.report.num_quantized == LAYERS
     params = SamplingParams(temperature=temperature, max_tokens=20, seed=3, ignore_eos=True)
     drafted = llm.generate(REPEATING, params)[0]
     assert drafted.token_ids == llm.plain().generate(REPEATING, params)[0].token_ids
@@ -50,9 +48,9 @@ def test_an_int4_draft_of_fp8_weights(monkeypatch):
     model = share_copy(loaded("llama", intermediate_size=64).model)
     quantize_target(model, "fp8")
     fp8 = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
-    assert len(fp8) == layers(model)
+    assert len(fp8) == LAYERS
     draft = share_copy(model)
-    assert quantize_linears(draft, 32, "shared").num_quantized == layers(model)
+    assert quantize_linears(draft, 32, "shared").num_quantized == LAYERS
     for name, old in fp8.items():
         made = draft.get_submodule(name)
         assert isinstance(made, BlockLinear)

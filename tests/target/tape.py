@@ -55,7 +55,7 @@ def _tensors(value) -> list[Tensor]:
 
 
 def recorded(tapes: list[Tape]) -> Callable[[Callable[[], object], torch.device], Callable[[], object]]:
-    """Stands in for `static_pass.repeatable`; every tape made is appended to `tapes`."""
+    """Stands in for a function that captures a graph of `work`; every tape made is appended to `tapes`."""
 
     def repeatable(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
         tape = Tape()

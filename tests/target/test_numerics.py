@@ -1,16 +1,18 @@
 """Bits: with `invariant` a row's logits are the same whoever shares its pass, and answers in bfloat16 are identical."""
 
 import random
+import re
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline import LLM, DraftModel, PromptLookup, SamplingParams, SelfQuantized
+from paceline import LLM, DraftModel, PromptLookup, SamplingParams, SelfQuantized, kernels
 from paceline.core.tree import TokenTree
 from paceline.errors import NumericsError
-from paceline.target import ModelRunner, make_runner, wrap_model
+from paceline.target import LoadedModel, ModelRunner, make_runner, numerics, wrap_model
 from tests.adversaries import RandomTrees
+from tests.helpers import on_torch
 from tests.tiny import tiny_model
 
 VOCAB = 1000
@@ -175,10 +177,29 @@ def test_the_measurement_refuses_a_model_that_counts_its_rows():
     model = wrap_model(middling(1, dtype=torch.float64))
     layer = model.model.base_model.layers[0]
     real = layer.forward
-    layer.forward = lambda x, *rest: real(x, *rest) * (1 + 2.0**-6 * (x.shape[0] % 3))
+    layer.forward = lambda x, **options: real(x, **options) * (1 + 2.0**-6 * (x.shape[1] % 3))
     with pytest.raises(NumericsError, match="multiples of 16"):
         make_runner(model, 1, None, True)
     assert make_runner(model, 1, None, None).numerics == "fast"
+
+
+@pytest.mark.parametrize(
+    ("name", "has_kernels", "words"),
+    [
+        ("gpt2", True, r"kernels do not run its layers.*on a GPU.*use numerics=\"fast\""),
+        ("gpt2", False, r"kernels do not run its layers.*on a GPU.*use numerics=\"fast\""),
+        ("llama", False, r"no Triton.*on a GPU.*install triton"),
+    ],
+)
+def test_what_runs_in_torch_on_a_gpu_has_fast_numerics(name, has_kernels, words, monkeypatch):
+    model = on_torch(tiny_model(name))
+    monkeypatch.setattr(kernels, "kernels_for", lambda device: kernels if has_kernels else None)
+    monkeypatch.setattr(numerics, "check_tree", lambda runner: None)  # nothing is computed: there is no GPU here
+    monkeypatch.setattr(LoadedModel, "device", torch.device("cuda"))
+    assert make_runner(model, 1, None, None).numerics == "fast"
+    with pytest.raises(NumericsError) as told:
+        make_runner(model, 1, None, True)
+    assert re.search(words, str(told.value), re.DOTALL)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"])

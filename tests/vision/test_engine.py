@@ -14,7 +14,6 @@ from paceline.errors import CacheFull, ConfigError
 from paceline.measure.check import check
 from paceline.quant.packed import PackedLinear
 from paceline.target import load, load_model, wrap_model
-from paceline.target.torch_decoder import FusedLayer
 from tests.vision.contract import CHATS
 from tests.vision.families import make, make_image, plain_answer, save_made, seeing, user
 
@@ -56,15 +55,11 @@ def test_prompts_without_images():
 
 def test_halves_share_the_weights():
     model, processor = make("llava")
-    model = copy.deepcopy(model).double()  # run by layers of ours over the model's tensors, joined or not
+    model = copy.deepcopy(model).double()  # which runs in torch
     taken = wrap_model(model, processor=processor)
-    own = {p.data_ptr(): p for p in model.parameters()}
-    assert any(isinstance(m, FusedLayer) for m in taken.model.modules())
-    fused = {id(p) for m in taken.model.modules() if isinstance(m, FusedLayer) for p in m.parameters()}
-    for parameter in taken.model.parameters():
-        assert parameter.data_ptr() in own or id(parameter) in fused
-    assert all(p.data_ptr() in own for p in taken.vision.tower.parameters())
+    own = {p.data_ptr() for p in model.parameters()}
     held = {*taken.model.parameters(), *taken.vision.tower.parameters()}
+    assert all(p.data_ptr() in own for p in held)
     assert sum(p.numel() for p in held) == sum(p.numel() for p in model.parameters()), "a weight is held twice"
 
 
@@ -99,7 +94,7 @@ def test_a_loaded_model_keeps_no_plain_weight_that_is_packed(folder, monkeypatch
 def test_model_of_the_caller_stays_as_it_is():
     model, _ = make("llava")
     assert model.config._attn_implementation == model.config.text_config._attn_implementation != "paceline"
-    assert not any(isinstance(m, FusedLayer) for m in model.modules())
+    assert not any(isinstance(m, PackedLinear) for m in model.modules())
 
 
 @pytest.fixture(scope="module")

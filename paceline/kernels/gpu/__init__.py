@@ -4,6 +4,7 @@ The bits of a row depend on nothing but what it reads: every sum is taken in an 
 """
 
 from .blocks import Blocks
+from .columns import move_columns
 from .formats import FP8, INT4, INT8, matrix_of
 from .graphs import run
 from .passes import Inputs, compute
@@ -37,6 +38,7 @@ __all__ = [
     "addresses",
     "compute",
     "matrix_of",
+    "move_columns",
     "run",
     "start_of",
 ]

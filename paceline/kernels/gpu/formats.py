@@ -35,7 +35,7 @@ DENSE, INT8, FP8, INT4 = 0, 1, 2, int(BlockFormat.INT4)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 _INT8, _FP8 = tl.constexpr(INT8), tl.constexpr(FP8)
 _Q4_0, _Q4_1, _Q5_0, _Q5_1, _Q8_0 = (
-    tl.constexpr(int(BlockFormat[f"Q{name}"])) for name in ("4_0", "4_1", "5_0", "5_1", "8_0")
+    tl.constexpr(int(BlockFormat[f"Q{name}"])) for name in ["4_0", "4_1", "5_0", "5_1", "8_0"]
 )
 _Q2_K, _Q3_K, _Q4_K, _Q5_K, _Q6_K = (tl.constexpr(int(BlockFormat[f"Q{bits}_K"])) for bits in (2, 3, 4, 5, 6))
 _IQ4_NL, _IQ4_XS, _MXFP4 = (tl.constexpr(int(BlockFormat[name])) for name in ("IQ4_NL", "IQ4_XS", "MXFP4"))

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from copy import copy
 from functools import cache
 from typing import Any, final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _FEWEST_COLUMNS = 256
 _MOST = 256  # shapes that are kept of a model; the oldest is dropped first
 _TENSORS = ("rows", "inputs", "noise", "is_mask")  # copied into buffers
+_HELD = ("keys", "values", "cos", "sin", "states", "recurrent_states", "recurrent_rows")  # known by their addresses
 _RESULTS = ("logits", "last_hidden", "top_ids", "top_logps")
 _is_on = True
 
@@ -48,7 +48,7 @@ def run(model: Model, step: Pass) -> None:
     nodes = step.nodes
     if step.head_rows in (0, nodes):  # else the rows with logits would not be the last
         nodes = next(count for count in NODES if count >= nodes)
-    known, key = _STAGED.setdefault(model, {}), _key(step, nodes)
+    known, key = vars(model).setdefault("staged", {}), _key(step, nodes)
     if key not in known:
         while len(known) >= _MOST:
             del known[next(iter(known))]
@@ -56,12 +56,9 @@ def run(model: Model, step: Pass) -> None:
     known[key].run(step)
 
 
-_STAGED: WeakKeyDictionary[Any, dict[Any, "_Staged"]] = WeakKeyDictionary()
-
-
 def _key(step: Pass, nodes: int) -> tuple[Any, ...]:
     """What must not differ between two passes of which one is a replay of the other."""
-    held = (*step.keys, *step.values, *step.cos, *step.sin, *(step.states or ()))
+    held = (tensor for name in _HELD for tensor in getattr(step, name) or ())
     tensors = (getattr(step, name) for name in (*_TENSORS, *_RESULTS))
     shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors]
     exact = nodes == step.nodes
@@ -91,7 +88,7 @@ class _Staged:
         self._device = device = step.keys[0].device
         self._pass: Any = copy(step)  # with tensors of its own where they may differ
         self._pass.nodes = nodes
-        for name in ("starts", "slots", "offsets", "sizes", "ids", "parents", "block_ends", "block_firsts"):
+        for name in ("starts", "slots", "offsets", "bases", "steps", "ids", "parents", "block_ends", "block_firsts"):
             setattr(self._pass, name, None)
         self._pass.sizes = step.sizes is not None or nodes > step.nodes  # whether there are any
         self._more = nodes - step.nodes
@@ -102,14 +99,14 @@ class _Staged:
                 shape = (batch, given.shape[1] + self._more, *given.shape[2:]) if wide else given.shape
                 setattr(self._pass, name, torch.zeros(shape, dtype=given.dtype, device=device))
         self._pass.head_rows = step.head_rows + (self._more if step.head_rows else 0)
-        sizes = [batch] * 4 + [batch * nodes]
+        sizes = [batch] * 6 + [batch * nodes]
         sizes += [batch * (step.old + nodes)] * (step.parents is not None)
         sizes += [batch * nodes] * ((step.block_ends is not None) + (step.block_firsts is not None))
         self._numbers = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         parts = iter(self._numbers.split(sizes))
         optional = lambda given: None if given is None else next(parts)  # noqa: E731
         self.inputs = Inputs(
-            *(next(parts) for _ in range(5)),
+            *(next(parts) for _ in range(7)),
             *map(optional, (step.parents, step.block_ends, step.block_firsts)), _columns(step),
         )  # fmt: skip
         self._compute = Repeated(lambda: compute(self._model, self._pass, self.inputs), device)
@@ -117,7 +114,11 @@ class _Staged:
     def run(self, step: Pass) -> None:
         """Run the pass on what another one of the same shape reads, and copy the results to where it wants them."""
         self._load(step)
+        for name in _HELD:
+            setattr(self._pass, name, getattr(step, name))
         self._compute()
+        for name in _HELD:  # a cache that was replaced is not kept alive
+            setattr(self._pass, name, None)
         for name in _RESULTS:
             wanted = getattr(step, name)
             if wanted is not None and wanted.numel():
@@ -126,7 +127,9 @@ class _Staged:
     def _load(self, step: Pass) -> None:
         """Copy what a pass reads; does not wait for the device."""
         batch, nodes, old, more = step.batch, step.nodes, step.old, self._more
-        numbers = [*step.starts, *step.slots, *(step.offsets or [0] * batch), *(step.sizes or [nodes] * batch)]
+        none = [0] * batch
+        numbers = [*step.starts, *step.slots, *(step.offsets or none), *(step.sizes or [nodes] * batch)]
+        numbers += [*(step.bases or none), *(step.steps or none)]
         later = list[tuple[Tensor, Tensor, int]]()
 
         def add(given: Any, each: int, to: Tensor, pad: int) -> None:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from ..library import FORMATS
+from . import corrections
 from .attention import attend
 from .products import finish, multiply
+from .recurrent import walk
 from .rows import embed, keep, plan, rotate, settle
 from .structures import Layer, Matrix, Model, Norm, Pass
 
@@ -23,7 +25,8 @@ _DTYPES = {form: dtype for dtype, form in FORMATS.items()}
 class Inputs:
     """The numbers that a pass reads, int32 on its device: of each row of the batch [B], and of the nodes.
 
-    sizes: the nodes of each tree. ids: [B N]. parents: [B (old + N)], None: chains. ends, firsts: see `abi.h`, [B N].
+    sizes: the nodes of each tree. bases, steps: see `abi.h`, zeros without recurrent layers. ids: [B N].
+    parents: [B (old + N)], None: chains. ends, firsts: see `abi.h`, [B N].
     longest: no row reads more columns than that.
     """
 
@@ -31,6 +34,8 @@ class Inputs:
     slots: Tensor
     offsets: Tensor
     sizes: Tensor
+    bases: Tensor
+    steps: Tensor
     ids: Tensor
     parents: Tensor | None
     ends: Tensor | None
@@ -52,31 +57,54 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
         _project(model, step, inputs, stream, dtype)
     else:
         embed(model.embeddings, inputs.ids, stream, model.embedding_scale)
+    is_mask = None if step.is_mask is None else step.is_mask.flatten()
+    own = None if model.ple_project.data is None else _per_layer(model, inputs, stream, dtype)
     normed = torch.empty(rows, hidden, dtype=dtype, device=device)
     last = torch.empty_like(stream) if keeps_last else None
     product: dict[str, Any] = {}  # what is to be added to the stream, by the kernel that norms it next
-    for index, layer in enumerate(model.layers):
-        ends = step.kv_only or (index == model.num_layers - 1 and not wants_end)
+    end = model.num_layers if wants_end else _end(model, step)
+    for index, layer in enumerate(model.layers[:end]):
+        ends = step.kv_only or (index == end - 1 and not wants_end)
         if layer.hidden_norm.kind:
             x = _beside_embeddings(model, layer, inputs, stream, dtype)
         else:
             x = settle(stream, **product, following=layer.input, out=normed)
         product = {}
         _keep(step, places, index, stream)
+        if layer.recurrent:
+            r = layer.recurrent
+            sums = corrections.multiply(x, r.inputs[: r.num_inputs], is_mask)
+            held = step.recurrent_states[index], step.recurrent_rows[index]
+            mixed = walk(r, sums, *held, inputs, places, paths, dtype, ends)
+            if mixed is not None:
+                norm = Norm() if layer.q.data is not None else layer.after_attention
+                product = _product(r.out, mixed, is_mask, norm, r.times)
         if layer.q.data is not None:
-            sums = multiply(x, [matrix for matrix in (layer.q, layer.k, layer.v) if matrix.data is not None])
+            matrices = [matrix for matrix in (layer.q, layer.k, layer.v) if matrix.data is not None]
+            sums = corrections.multiply(x, matrices, is_mask)
             keys, values = step.keys[index - layer.shared_kv], step.values[index - layer.shared_kv]
             q, gates = rotate(layer, sums, places, keys, values, *_tables(step, layer), step.max_position < 0, dtype)
-            if ends:
-                continue
-            blocks = (inputs.ends, inputs.firsts) if layer.window or not step.windowed_blocks else (None, None)
-            x = attend(layer, q, gates, keys, values, inputs, places, paths, *blocks)
-            product = _product(layer.o, x, layer.after_attention, layer.attention_times)
+            if not ends:
+                blocks = (inputs.ends, inputs.firsts) if layer.window or not step.windowed_blocks else (None, None)
+                x = attend(layer, q, gates, keys, values, inputs, places, paths, *blocks)
+                if product:  # of a mixer beside it
+                    settle(stream, **product)
+                product = _product(layer.o, x, is_mask, layer.after_attention, layer.attention_times)
+        if ends:
+            continue
+        scalar = layer.scalar or 1.0
         if layer.up.data is not None:
             x = settle(stream, **product, following=layer.before_mlp, out=normed)
             gate = None if layer.gate.data is None else layer.gate
-            x = finish(x, layer.up, gate, layer.activation, gate_times=layer.gate_times)
-            product = _product(layer.down, x, layer.after_mlp, layer.mlp_times, layer.scalar or 1.0)
+            x = corrections.finish(x, layer.up, gate, layer.activation, is_mask, layer.gate_times)
+            times = 1.0 if own is not None else scalar
+            product = _product(layer.down, x, is_mask, layer.after_mlp, layer.mlp_times, times)
+        if own is not None:
+            x = settle(stream, **product, out=normed)
+            gates = torch.empty(rows, model.ple_size, device=device)
+            corrections.finish(x, layer.ple_gate, None, layer.activation, is_mask, out=gates)
+            x = (gates * own[:, index]).to(dtype)
+            product = _product(layer.ple_out, x, is_mask, layer.after_ple, 1.0, scalar)
         if step.deepstack and step.deepstack[index] is not None:
             product["more"] = step.deepstack[index]
     if not wants_end:
@@ -88,7 +116,7 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
         _keep(step, places, model.num_layers, last)
     if step.logits is None:
         return
-    some = normed.view(step.batch, step.nodes, hidden)[:, step.nodes - step.head_rows :].reshape(-1, hidden)
+    some = normed.view(step.batch, step.nodes, hidden)[:, step.nodes - step.head_rows :].contiguous().view(-1, hidden)
     scale, cap = model.logit_scale, model.logit_softcap
     finish(some, model.head, out=step.logits.view(len(some), -1), times=scale, softcap=cap)
     if step.sizes:  # what pads a tree has no logits
@@ -98,9 +126,31 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
         _find_top(step)
 
 
-def _product(matrix: Matrix, x: Tensor, post: Norm, times: float, scalar: float = 1.0) -> dict[str, Any]:
+def _end(model: Model, step: Pass) -> int:
+    """The layers that a pass needs which wants only what layers keep: those behind share keys, and keep no state."""
+    last = model.num_layers - 1
+    while last > 0 and model.layers[last].shared_kv and not (step.states and step.states[last] is not None):
+        last -= 1
+    return last + 1
+
+
+def _product(
+    matrix: Matrix, x: Tensor, is_mask: Tensor | None, post: Norm, times: float, scalar: float = 1.0
+) -> dict[str, Any]:
     """Arguments of `rows.settle`, which adds a product to the residual stream."""
-    return {"sums": multiply(x, [matrix]), "bias": matrix.bias, "post": post, "times": times, "scalar": scalar}
+    sums = corrections.multiply(x, [matrix], is_mask)
+    return {"sums": sums, "bias": matrix.bias, "post": post, "times": times, "scalar": scalar}
+
+
+def _per_layer(model: Model, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> Tensor:
+    """The layers' own inputs [R, num_layers, ple_size]: a norm of a projection of the rows, plus a row of a table."""
+    x = settle(stream, out=torch.empty(stream.shape, dtype=dtype, device=stream.device))
+    sums = multiply(x, [model.ple_project])
+    own = torch.empty(sums.shape[1:], device=stream.device)
+    embed(model.ple_table, inputs.ids, own, model.ple_scale)
+    size = model.ple_size
+    settle(own.view(-1, size), sums.view(len(sums), -1, size), post=model.ple_norm)
+    return own.view(len(x), -1, size)
 
 
 def _beside_embeddings(model: Model, layer: Layer, inputs: Inputs, stream: Tensor, dtype: torch.dtype) -> Tensor:

@@ -37,7 +37,7 @@ def activate(x, KIND: tl.constexpr):
     return positive * positive
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _multiply(
     x, out, w0, w1, w2, s0, s1, s2, n0, n1, n2, tiles0, tiles1, rows, width,
     K: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -62,12 +62,14 @@ def _multiply(
     tl.store(out + place[:, None] + column[None], sums, mask=(row < rows)[:, None] & (column < n)[None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _finish(
-    x, out, gate, gate_scales, gate_bias, up, up_scales, up_bias, n, rows, gate_times, out_times, softcap,
+    x, out, gate, gate_scales, gate_bias, up, up_scales, up_bias, is_mask, gate_more, up_more,
+    n, rows, gate_times, out_times, softcap,
     K: tl.constexpr, STEP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
     GATE_FORMAT: tl.constexpr, GATE_GROUP: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_MORE: tl.constexpr,
 ):  # fmt: skip
     """Whole sums [rows, n], as the next product or the caller reads them: activation(gate x) * up x, or up x."""
     row = tl.program_id(1) * M + tl.arange(0, M)
@@ -81,11 +83,17 @@ def _finish(
             gates = accumulate(
                 gates, x, row, rows, gate, gate_scales, column, n, step * STEP, K, STEP, GATE_FORMAT, GATE_GROUP
             )
+    place = row.to(tl.int64)[:, None] * n + column[None]
+    inside = (row < rows)[:, None] & there[None]
     sums = scaled(sums, up_scales, column, there, FORMAT)
     if IS_GATED:
         gates = scaled(gates, gate_scales, column, there, GATE_FORMAT)
     if HAS_BIAS:
         sums += tl.load(up_bias + column, mask=there, other=0.0)[None]
+    if HAS_MORE:
+        takes = tl.load(is_mask + row, mask=row < rows, other=0)[:, None] != 0
+        sums = tl.where(takes, sums + tl.load(up_more + place, mask=inside, other=0.0), sums)
+        gates = tl.where(takes, gates + tl.load(gate_more + place, mask=inside, other=0.0), gates)
     if IS_GATED:
         if HAS_BIAS:
             gates += tl.load(gate_bias + column, mask=there, other=0.0)[None]
@@ -95,8 +103,7 @@ def _finish(
     sums *= out_times
     if HAS_CAP:
         sums = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (sums / softcap)) + 1.0))
-    place = row.to(tl.int64)[:, None] * n + column[None]
-    tl.store(out + place, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & there[None])
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=inside)
 
 
 def step_of(matrix: Matrix, dtype: torch.dtype) -> int:
@@ -117,16 +124,19 @@ def parts_of(matrices: Sequence[Matrix], dtype: torch.dtype) -> int:
     return max(1, min(-(-enough // tiles), steps // _FEWEST_STEPS))
 
 
-def _tiles(rows: int, outs: int, step: int, has_codes: bool) -> tuple[int, int, dict[str, int]]:
-    """Rows and outputs of a program, and how it is compiled. They do not change bits."""
-    if has_codes:  # no two warps unpack the same weights, and two matrices fit into the shared memory of any GPU
+def _tiles(rows: int, outs: int, step: int, has_codes: bool, matrices: int = 1) -> tuple[int, int, dict[str, int]]:
+    """Rows and outputs of a program, and how it is compiled. They do not change bits.
+
+    matrices: how many a program reads at once; what it holds fits into the 99 KB of the smallest card.
+    """
+    if has_codes:  # no two warps unpack the same weights
         m, n, warps = (16, 32, 2) if rows <= 16 else (32, 64, 4) if rows <= 64 else (32, 128, 8)
         return m, n, {"num_warps": warps, "num_stages": (3 if step == 256 else 4) - (rows > 16)}
     if rows <= 16:
         return 16, 16 if outs <= 8192 else 32, {"num_warps": 4, "num_stages": 4}
     if rows <= 64:
-        return 32, 64, {"num_warps": 4, "num_stages": 4}
-    return 32, 256 if outs >= 4096 else 128, {"num_warps": 8, "num_stages": 3}
+        return 32, 64 // matrices, {"num_warps": 4, "num_stages": 4}
+    return 32, 128 // matrices, {"num_warps": 8, "num_stages": 3}
 
 
 def multiply(x: Tensor, matrices: Sequence[Matrix]) -> Tensor:
@@ -134,8 +144,10 @@ def multiply(x: Tensor, matrices: Sequence[Matrix]) -> Tensor:
     rows, ins, width = len(x), matrices[0].ins, sum(matrix.outs for matrix in matrices)
     parts, at = parts_of(matrices, x.dtype), 0
     out = torch.empty(parts, rows, width, device=x.device)
-    for (form, share), group in groupby(matrices, lambda matrix: (matrix.format, matrix.group)):
-        same = [*group]
+    for (_, form, share), group in groupby(
+        enumerate(matrices), lambda pair: (pair[0] // 3, pair[1].format, pair[1].group)
+    ):
+        same = [matrix for _, matrix in group]
         step = step_of(same[0], x.dtype)
         m, n, how = _tiles(rows, width, step, form != DENSE)
         outs = [matrix.outs for matrix in same]
@@ -173,20 +185,24 @@ def finish(
     gate_times: float = 1.0,
     times: float = 1.0,
     softcap: float = 0.0,
+    more: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """[R, outs] from x [R, in], biases included: activation(gate x) * up x, activation(up x), or up x.
 
     out: where it goes, in its dtype; None: a tensor in the dtype of x.
+    more: bool [R], and what is added to the products with `up` and `gate` in these rows, float32 [R, outs].
     """
     rows, ins = x.shape
     out = torch.empty(rows, up.outs, dtype=x.dtype, device=x.device) if out is None else out
     gates = up if gate is None else gate
     step = max(step_of(up, x.dtype), step_of(gates, x.dtype))
-    m, n, how = _tiles(rows, up.outs, step, up.format != DENSE)
+    m, n, how = _tiles(rows, up.outs, step, up.format != DENSE, 1 if gate is None else 2)
+    is_mask, up_more, gate_more = more or (x, x, x)
     _finish[-(-up.outs // n), -(-rows // m)](
         _rounded(x, up), out, gates.data, _given(gates.scales, gates), _given(gates.bias, gates),
-        up.data, _given(up.scales, up), _given(up.bias, up), up.outs, rows, gate_times, times, softcap or 1.0,
+        up.data, _given(up.scales, up), _given(up.bias, up), is_mask, gate_more, up_more,
+        up.outs, rows, gate_times, times, softcap or 1.0,
         ins, step, m, n, up.format, up.group, gates.format, gates.group,
-        activation, gate is not None, up.bias is not None, softcap > 0, **how,
+        activation, gate is not None, up.bias is not None, softcap > 0, more is not None, **how,
     )  # fmt: skip
     return out

@@ -23,7 +23,7 @@ def added(sums, parts, stride, place, mask):
     """The sum of the parts of a product, in their order."""
     total = tl.load(sums + place, mask=mask, other=0.0)
     for part in range(1, parts):
-        total += tl.load(sums + part.to(tl.int64) * stride + place, mask=mask, other=0.0)
+        total += tl.load(sums + tl.cast(part, tl.int64) * stride + place, mask=mask, other=0.0)
     return total
 
 
@@ -41,7 +41,7 @@ def normed(x, weight, bias, at, mask, size, eps, KIND: tl.constexpr, HAS_WEIGHT:
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _settle(
     stream, sums, sums_bias, more, out, last, parts, rows, width, out_width,
     post_weight, post_bias, post_eps, next_weight, next_bias, next_eps, times, scalar,
@@ -57,7 +57,7 @@ def _settle(
     place = row.to(tl.int64) * width + at
     x = tl.load(stream + place, mask=mask, other=0.0)
     if HAS_SUMS:
-        y = added(sums, parts, rows.to(tl.int64) * width, place, mask)
+        y = added(sums, parts, tl.cast(rows, tl.int64) * width, place, mask)
         if HAS_SUMS_BIAS:
             y += tl.load(sums_bias + at, mask=mask, other=0.0)
         x += times * normed(y, post_weight, post_bias, at, mask, width, post_eps, POST, POST_WEIGHT, POST_BIAS)
@@ -107,7 +107,7 @@ def settle(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rotate(
     sums, parts, rows, width, places, q, gates, keys, values, q_bias, k_bias, v_bias,
     q_weight, k_weight, v_weight, q_eps, k_eps, v_eps, cos, sin, capacity,
@@ -120,7 +120,7 @@ def _rotate(
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     mask = at < D
-    stride = rows.to(tl.int64) * width
+    stride = tl.cast(rows, tl.int64) * width
     step: tl.constexpr = 2 * D if GATED else D  # of the heads of q
     is_q = head < heads
     is_k = (head >= heads) & (head < heads + kv_heads)
@@ -227,12 +227,12 @@ def rotate(
     gates = torch.empty(rows, heads, d, device=sums.device) if layer.is_gated else None
     joined = layer.q.outs > (2 if layer.is_gated else 1) * heads * d
     has_k = joined or layer.k.data is not None
-    norms = layer.q_norm, layer.k_norm, layer.v_norm
+    norms, v = (layer.q_norm, layer.k_norm, layer.v_norm), layer.k if layer.v.data is None else layer.v
     fill = lambda tensor: sums if tensor is None else tensor  # noqa: E731
     every = triton.next_power_of_2(max(heads, kv_heads) * d) if layer.norm_whole else 1
     _rotate[(rows, heads + (2 * kv_heads if has_k else 0))](
         sums, parts, rows, width, places, q, fill(gates), keys, values,
-        *(fill(matrix.bias) for matrix in (layer.q, layer.k, layer.v)), *(fill(norm.weight) for norm in norms),
+        *(fill(matrix.bias) for matrix in (layer.q, layer.k, v)), *(fill(norm.weight) for norm in norms),
         *(norm.eps for norm in norms), cos, sin, keys.shape[2], heads, kv_heads,
         d, triton.next_power_of_2(d), layer.rotary_dim, bool(layer.norm_whole), every,
         *(norm.kind > 0 for norm in norms), layer.v_norm.weight is not None,
@@ -242,10 +242,10 @@ def rotate(
     return q, gates
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "old", "width", "max_position"])
 def _plan(
-    starts, slots, offsets, sizes, parents, places, tree_paths, nodes, old, max_position,
-    WIDTH: tl.constexpr, IS_CHAIN: tl.constexpr,
+    starts, slots, offsets, sizes, parents, places, tree_paths, nodes, old, width, max_position,
+    IS_CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Of a node: its slot, its column, its position, and the column that it has in plain decoding; its path."""
     node, batch = tl.program_id(0), tl.program_id(1)
@@ -259,21 +259,23 @@ def _plan(
             depth += 1
             above = tl.load(parents + batch * total + above)
         at = old + node
-        path = tree_paths + (batch * nodes + node) * WIDTH
+        path = tree_paths + (batch * nodes + node) * width
         for left in range(0, depth + 1):
             tl.store(path + depth - left, at)
             at = tl.load(parents + batch * total + at)
     place = places + (batch * nodes + node) * 4
     tl.store(place, tl.load(slots + batch))
-    tl.store(place + 1, tl.where(node < tl.load(sizes + batch), start + old + node, -1))
+    is_there = node < tl.load(sizes + batch)
+    tl.store(place + 1, tl.where(is_there, start + old + node, -1))
     tl.store(place + 2, tl.minimum(start + depth, max_position) + tl.load(offsets + batch))
-    tl.store(place + 3, start + depth)
+    tl.store(place + 3, tl.where(is_there, start + depth, start - 1))
 
 
 def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
     """Where the nodes of a pass are: int32 [R, 4] slot, column, position, and column in plain decoding; their paths.
 
-    The column is -1 behind the size of a tree: nothing is written there. paths: int32 [B, N, old + N], None of chains.
+    Behind the size of a tree the column is -1: nothing is written, and only committed columns are read.
+    paths: int32 [B, N, old + N], None of chains.
     """
     starts, parents, width = inputs.starts, inputs.parents, old + nodes
     places = torch.empty(len(starts) * nodes, 4, dtype=torch.int32, device=starts.device)
@@ -281,7 +283,7 @@ def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Ten
     most = (1 << 31) - 1 - width if max_position < 0 else max_position
     _plan[nodes, len(starts)](
         starts, inputs.slots, inputs.offsets, inputs.sizes, starts if parents is None else parents, places,
-        starts if paths is None else paths, nodes, old, most, width, parents is None, num_warps=1,
+        starts if paths is None else paths, nodes, old, width, most, parents is None, num_warps=1,
     )  # fmt: skip
     return places, paths
 
@@ -310,7 +312,7 @@ def _embed(table, ids, out, width, scale, SIZE: tl.constexpr):
     tl.store(out + row.to(tl.int64) * width + at, x, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _unpack(
     data, scales, ids, out, count, times,
     K: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from ...errors import IncompatibleModels
 from ...hf.mtp import LAYOUTS, MtpFiles, MtpModule, in_folder, read_mtp
 from ...target.loaded import LoadedModel
-from ...target.torch_decoder import MODEL_TYPES
 from ..heads.layers import Attend
 from ..heads.parts import filled
 from ..heads.published import is_copy
 from .head import EagleConfig, EagleHead
 
 _ATTENTION = "paceline_head"  # as transformers' layers look it up
-_GATED = "qwen3_5_text"
+_PLAIN, _GATED = ("llama", "mistral", "qwen2", "qwen3"), "qwen3_5_text"
 
 
 def mtp_files(target: LoadedModel) -> MtpFiles | None:
@@ -93,7 +92,7 @@ def _rows(target: LoadedModel) -> Tensor | None:
 def _described(text: Any, module: MtpModule) -> Mapping[str, Any] | None:
     """What `EagleConfig` says of a layer of Llama's, Qwen2's, Qwen3's or Qwen3.5's form; None for any other."""
     is_gated, rope = text.model_type == _GATED, getattr(text, "rope_parameters", None) or {}
-    plain = is_gated or (text.model_type in MODEL_TYPES and not getattr(text, "use_sliding_window", False))
+    plain = is_gated or (text.model_type in _PLAIN and not getattr(text, "use_sliding_window", False))
     names = dict(module.layer.named_parameters())
     others = "self_attn.o_proj.bias" in names or any(name.startswith("mlp.") and "bias" in name for name in names)
     if not plain or others or rope.get("rope_type") != "default" or text.hidden_act != "silu":

@@ -14,8 +14,9 @@ from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.engine.contract import check_contract
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
+from paceline.kernels import library
 from paceline.methods.space.adapter import SpaceAdapter
-from paceline.target import LoadedModel, ModelRunner, native, wrap_model
+from paceline.target import LoadedModel, ModelRunner, wrap_model
 from paceline.target.adapters import AdaptedLinear, share_copy
 from paceline.target.load import with_weights
 from tests.helpers import VOCAB, changed, on_torch, prompt, sequence
@@ -26,7 +27,6 @@ from tests.tiny import tiny_model
 K = 3
 TEXT = prompt(11)
 SIZES = {"intermediate_size": 64}  # all inputs divisible by 32, for INT4
-FUSED = {"qkv": LLAMA[:3], "o": LLAMA[3:4], "gate_up": LLAMA[4:6], "down": LLAMA[6:]}
 
 
 @cache
@@ -44,13 +44,12 @@ def on() -> SpaceAdapter:
 
 
 class Everywhere(nn.Module):
-    """A layer with W + b a for all rows, with no factors joined: the sums are taken linear by linear."""
+    """A layer with W + b a for all rows."""
 
-    def __init__(self, base: nn.Module, layer: int, names: tuple[str, ...]):
+    def __init__(self, base: nn.Module, layer: int, name: str):
         super().__init__()
-        self.base = base
-        products = [on().factors(layer, name) for name in names]
-        self.delta = torch.cat([f.b @ f.a for f in products])
+        self.base, factors = base, on().factors(layer, name)
+        self.delta = factors.b @ factors.a
 
     def forward(self, x):
         return self.base(x) + x @ self.delta.T
@@ -63,8 +62,8 @@ def masks_alone(weights: str | None, text: list[int]) -> torch.Tensor:
     def change(model):
         model.set_input_embeddings(nn.Embedding.from_pretrained(on().masks))
         for index, layer in enumerate(model.base_model.layers):
-            for place, names in (FUSED if weights == "torch" else {name: (name,) for name in LLAMA}).items():
-                layer.set_submodule(place, Everywhere(layer.get_submodule(place), index, names))
+            for name in LLAMA:
+                layer.set_submodule(name, Everywhere(layer.get_submodule(name), index, name))
 
     other = plain.sharing_cache(change)
     slot = read(plain, text)[0]
@@ -207,7 +206,7 @@ def test_an_error_in_a_pass_leaves_the_gate_closed(monkeypatch):
     slot, chain = read(runner, TEXT)[0], TokenTree.chain([[5, 9]])
     before = runner.forward([slot], chain)
     with monkeypatch.context() as patch:
-        patch.setattr(native, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("in the middle")))
+        patch.setattr(library, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("in the middle")))
         with pytest.raises(RuntimeError, match="in the middle"):
             runner.forward([slot], hung_chain([[5]], [K]))
     assert runner.loaded.attached.rows is None
@@ -217,7 +216,7 @@ def test_an_error_in_a_pass_leaves_the_gate_closed(monkeypatch):
 def test_factors_that_see_other_rows_than_the_pass_are_refused():
     runner = ModelRunner(target("torch"), 1)
     runner.attach_adapter(on())
-    layer = runner.loaded.model.base_model.layers[0].o
+    layer = runner.loaded.model.base_model.layers[0].self_attn.o_proj
     tree = hung_chain([[5]], [K])
     with (
         runner.loaded.attached.applied(tree.token_ids, tree.token_ids >= VOCAB),

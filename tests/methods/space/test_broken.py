@@ -108,7 +108,7 @@ def test_only_such_factors_are_watched(monkeypatch):
     on.loaded = target("torch llama")
     on.attach_adapter(broken("llama", "k_proj.b", 3e38))
     on.forward([slot], tree)
-    assert seen == [(1, 32)] * 2 + [(1, 64)] * 2  # and q, k, v of two layers
+    assert seen == [(1, 32)] * 2 + [(1, 16)] * 2  # and k of two layers
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -122,17 +122,3 @@ def test_masks_left_in_the_cache_would_show(monkeypatch):
     runner.commit([slot], [[1]])
     assert not torch.equal(rows(runner, slot, [9])[0], expected[1])
     runner.cache.release(slot)
-
-
-def test_static_passes_take_no_masks(monkeypatch):
-    runner = ModelRunner(target("torch llama"), 1, static=True)
-    slot = runner.admit(prompt(20))
-    runner.extend_cache(slot, prompt(20))
-    tree, plain = hung_chain([[5, 9]], [2]), TokenTree.chain([[5, 9]])
-    before = runner.forward([slot], plain)
-    runner.attach_adapter(adapter("llama", 2, strength=0.1, **WIDE))
-    runs = runner.static.num_runs
-    assert torch.equal(runner.forward([slot], plain), before)
-    assert runner.static.num_runs == runs + 1
-    assert torch.allclose(runner.forward([slot], tree)[:, :2], before, atol=1e-4)
-    assert runner.static.num_runs == runs + 1

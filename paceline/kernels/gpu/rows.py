@@ -307,7 +307,7 @@ def _embed(table, ids, out, width, scale, SIZE: tl.constexpr):
     tl.store(out + row.to(tl.int64) * width + at, x, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _unpack(
     data, scales, ids, out, count, times,
     K: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,

@@ -23,7 +23,11 @@ from tests.vision.families import make, plain_scored
 _FIRST = ("falcon_h1", "lfm2", "gemma4")
 MORE = [*_FIRST, *(pytest.param(name, marks=pytest.mark.more) for name in NATIVE if name not in (*DENSE, *_FIRST))]
 FAULTS = {
-    "a correction of the row before": (corrections, "torch.where(is_mask[:, None]", "torch.where(is_mask.roll(-1)[:, None]"),
+    "a correction of the row before": (
+        corrections,
+        "torch.where(is_mask[:, None]",
+        "torch.where(is_mask.roll(-1)[:, None]",
+    ),
     "a correction of another row's gate": (products, "tl.load(is_mask + row", "tl.load(is_mask + (row + 1) % rows"),
 }
 
@@ -103,7 +107,9 @@ def test_faults_of_corrections_are_seen(fault, monkeypatch, tmp_path):
     assert not corrects(*three)
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", *(pytest.param(n, marks=pytest.mark.more) for n in ("gemma4", "qwen3_5"))])
+@pytest.mark.parametrize(
+    "name", ["qwen3_vl", "gemma3", *(pytest.param(n, marks=pytest.mark.more) for n in ("gemma4", "qwen3_5"))]
+)
 def test_images(name):
     """Features of several layers, positions of three axes, blocks that are seen in both directions, states."""
     model, processor = make(name)

@@ -54,7 +54,7 @@ MODELS: dict[str, Any] = {
     ),
     "smollm2-135m": LlamaConfig(**SMALL),
 }  # fmt: skip
-WEIGHTS = ("bf16",)  # those that have kernels
+WEIGHTS = ("bf16", "int8", "int4", "fp8")
 CARDS = {"sm_80": 163, "sm_89": 99, "sm_90": 227}  # kilobytes of shared memory that a program may have
 ROWS, CONTEXT = (1, 16, 64, 512), 512  # 512: a chunk of a prompt; the others are trees behind so many tokens
 BANDWIDTH = 3.35e12  # bytes per second, of an H100's memory
@@ -138,7 +138,8 @@ def decoder_of(name: str, weights: str) -> tuple[NativeDecoder, Description]:
     with META:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         if weights != "bf16":
-            quantize_target(model, weights)  # type: ignore[arg-type]
+            with patch.object(kernels, "kernels_for", lambda device: gpu):
+                quantize_target(model, weights)  # type: ignore[arg-type]
     rotary = type(model.base_model.rotary_emb)
     model.base_model.rotary_emb = rotary(config)  # its frequencies are read to describe the model
     with patch.object(kernels, "kernels_for", lambda device: gpu):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams, kernels
+from paceline.attention.masks import PromptRows
 from paceline.core.tree import TokenTree
 from paceline.kernels import kernels_for as of_cpu
 from paceline.kernels.gpu import corrections, passes, products
@@ -24,7 +25,12 @@ from tests.vision.families import make, plain_scored
 
 _FIRST = ("falcon_h1", "lfm2", "gemma4")
 MORE = [*_FIRST, *(pytest.param(name, marks=pytest.mark.more) for name in NATIVE if name not in (*DENSE, *_FIRST))]
-_FEWER = {  # layers; the last one shares keys
+_FEWER = {  # layers; the last one of Gemma 4 shares keys
+    "falcon_h1": {"num_hidden_layers": 1},
+    "gemma3": {
+        "num_hidden_layers": 3, "sliding_window": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
     "gemma4": {
         "num_hidden_layers": 3, "num_kv_shared_layers": 1,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
@@ -114,18 +120,41 @@ def test_faults_of_corrections_are_seen(fault, monkeypatch, tmp_path):
     assert not corrects()
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3_vl", "gemma3", *(pytest.param(n, marks=pytest.mark.more) for n in ("gemma4", "qwen3_5"))]
-)
+def prompt_with_images(name: str, rows: PromptRows) -> list[torch.Tensor]:
+    """What a prompt of these rows leaves in the last layer's cache, and the logits after it."""
+    runner = ModelRunner(wrap_model(tiny_model(name, **_FEWER.get(name, {}))), 1, 64)
+    slot, count = runner.cache.allocate(), rows.embeds.shape[1]
+    runner.prefill_chunk(slot, [5] * count, rows)
+    return [runner.cache.keys[-1][slot, :, :count], runner.forward([slot], TokenTree.chain([[6]]))[0]]
+
+
+@pytest.mark.parametrize("what", ["features and positions", "blocks beyond the window", "blocks within windows"])
+def test_prompts_with_images_are_read_as_on_a_cpu(what):
+    torch.manual_seed(2)
+    embeds, is_image = torch.randn(1, 9, 32), torch.tensor([[False, True, True, True] + [False] * 5])
+    if what == "features and positions":
+        places = torch.tensor([[0, 1, 1, 4, 4, 5, 6, 7, 8]])
+        rows = PromptRows(embeds, places, is_image, (torch.randn(3, 32), torch.randn(3, 32)))
+    else:
+        beyond = what == "blocks beyond the window"
+        rows = PromptRows(embeds, blocks=((1, 4), (5, 8)), blocks_cross_window=beyond, windowed_blocks=not beyond)
+    name = "qwen3" if rows.deepstack else "gemma3"
+    got = prompt_with_images(name, rows)
+    with patch.object(kernels, "kernels_for", of_cpu):
+        want = prompt_with_images(name, rows)
+    for one, other in zip(got, want, strict=True):
+        assert torch.allclose(one, other, atol=1e-3)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "gemma4", "qwen3_5"])
 def test_images(name):
     """Features of several layers, positions of three axes, blocks that are seen in both directions, states."""
     model, processor = make(name)
     loaded = wrap_model(copy.deepcopy(model), processor=processor)
     assert loaded.is_native
     ids, logps = plain_scored(name, CHATS["first"], 2)
-    out = LLM(loaded, max_num_seqs=1, max_model_len=128).generate(
-        CHATS["first"], SamplingParams(max_tokens=2, ignore_eos=True, logprobs=0)
-    )
-    one = out[0] if isinstance(out, list) else out
+    params = SamplingParams(max_tokens=2, ignore_eos=True, logprobs=0)
+    (one,) = LLM(loaded, max_num_seqs=1, max_model_len=128).generate([CHATS["first"]], params)
     assert one.token_ids == ids
     assert [each.logprob for each in one.logprobs or ()] == pytest.approx(logps, abs=1e-3)

@@ -174,7 +174,7 @@ def _walk(
     if HAS_SKIP:
         bonus = tl.load(skip + head)
     key_at = head // SHARE * KEY + key
-    for step in range(first, last):
+    for step in tl.range(first, last, num_stages=3):
         node = step - waiting
         if not MOVES:
             node = tl.load(tree_paths + row * PATH + tl.maximum(node, 0))

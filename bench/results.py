@@ -49,7 +49,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Qwen2.5-Coder-1.5B": ("", ("qwen-drafters",)),
     "Passes": ("Medians on quiet machines.", ("passes", "twelve-bits", "products")),
     "Other engines": ("", ("llama.cpp", "engines", "clients", "rounding")),
-    "A GPU": ("T(n) / T(1) is the time of a pass over n nodes over that of one.", ("gpu",)),
+    "A GPU": ("T(n) / T(1) is the time of a pass over n nodes over that of one.", ("gpu", "gpu-answers")),
     "Exactness and bounds": ("", ("identity", "vllm", "never-slower")),
     "Heads and self-drafts": ("", ("heads", "self-drafts")),
 }

@@ -36,10 +36,10 @@ from .integrations.other_names import INSTEAD
 from .methods.plain import Plain
 from .policy import CostModel, Fixed
 from .quant.blocks import Activations
-from .quant.linears import QuantReport, Weights
+from .quant.linears import Weights
 from .schema import checked_call, checked_names
 from .system.hardware import return_free_memory
-from .target import LoadedModel, make_runner, with_activations, with_weights
+from .target import LoadedModel, make_runner, rounded
 from .target.open_model import open_model
 from .target.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .tuned import check_profile, load_tuned
@@ -60,10 +60,12 @@ class LLM:
     numerics: "invariant" makes answers bit-identical to plain decoding, "fast" identical up to near-ties. None
         takes "invariant" where it is possible, as in native passes. `llm.numerics` has the result.
     weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded. On a CPU also a
-        block format of llama.cpp, such as "q8_0" or "q4_k", or a mix, such as "q4_k_m", of all matrices. The answers
-        are those of the quantized model. `llm.quantized` reports on the layers.
-    activations: "int8" (default) or "int16", what inputs are rounded to before they are multiplied with weights in
-        blocks, which are those of GGUF files and all rounded ones on a CPU. "int16" takes as long as twice the rows.
+        block format of llama.cpp, such as "q8_0", or a mix, such as "q4_k_m", of all matrices. The answers are those
+        of the quantized model. `llm.quantized` reports on the layers.
+    activations: "int8" (default) or "int16", what inputs are rounded to on a CPU before they are multiplied with
+        weights in blocks. "int16" takes as long as twice the rows.
+    kv_cache_dtype: "fp8" rounds cached keys and values on CUDA to half the bytes; answers are then those with such a
+        cache. "auto" and None: that of the weights.
     profile: a file of `paceline tune`: `CostModel` starts from it, and its drafter is used unless one is given.
     dtype, device: as in torch; None and "auto" take the checkpoint's dtype, None a GPU if there is one.
     tokenizer: an object, or the folder or hub id of one; None: the model's. A loaded model has none by itself.
@@ -98,6 +100,7 @@ class LLM:
         numerics: Numerics | None = None,
         weights: Weights | None = None,
         activations: Activations | None = None,
+        kv_cache_dtype: Literal["auto", "fp8"] | None = None,
         profile: str | PathLike[str] | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
@@ -121,12 +124,8 @@ class LLM:
         self._config = None if named is None else parse(named)
         _check_lossy(verifier, allow_lossy)
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        self.loaded = open_model(model, dtype, device, tokenizer, processor, mmproj, hub, trust_remote_code)
-        self.quantized: QuantReport | None = None
-        if weights is not None:
-            self.loaded, self.quantized = with_weights(self.loaded, weights)
-        if activations is not None:
-            self.loaded = with_activations(self.loaded, activations)
+        loaded = open_model(model, dtype, device, tokenizer, processor, mmproj, hub, trust_remote_code)
+        self.loaded, self.quantized = rounded(loaded, weights, activations, kv_cache_dtype)
         invariant = None if numerics is None else numerics == "invariant"
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, invariant)
         if prefix_cache_bytes is not None:

@@ -12,7 +12,7 @@ costs nothing.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,6 +41,16 @@ class Spare(Protocol):
         """Free this many bytes, or all."""
 
 
+MoveColumns: TypeAlias = Callable[[Sequence[Tensor], int, int, Sequence[int]], None]
+
+
+def move_columns(tensors: Sequence[Tensor], slot: int, start: int, nodes: Sequence[int]) -> None:
+    """Copy the columns start + nodes[i] of a slot to start + 1 + i. tensors: [slots, H, capacity, dim]."""
+    source = torch.tensor(nodes, device=tensors[0].device) + start
+    for layer in tensors:  # advanced indexing copies before writing: source and destination may overlap
+        layer[slot, :, start + 1 : start + 1 + len(nodes)] = layer[slot, :, source]
+
+
 class SlotCache(Cache):
     """A `transformers` cache whose rows are slots, each with its own length. Raises `CacheFull` if memory is short.
 
@@ -48,12 +58,14 @@ class SlotCache(Cache):
     max_length: the most tokens of a sequence. The tensors start small and double up to it.
     num_layers: the number of layers that will be written, if it is known.
     spare: another holder of memory, which frees some when this cache needs it.
+    move_columns: a faster one for its device.
     """
 
     def __init__(self, num_slots: int, max_length: int, num_layers: int = 1):
         super().__init__(layers=[])
         self.num_slots, self.max_length, self.num_layers = num_slots, max_length, num_layers
         self.spare: Spare | None = None
+        self.move_columns: MoveColumns = move_columns
         self.recurrent: RecurrentStates | None = None
         self.capacity = min(round_up(256), round_up(max_length))
         self._require(2 * num_layers * num_slots * self.capacity)  # of at least one byte each
@@ -210,10 +222,7 @@ class SlotCache(Cache):
         if self.recurrent is not None:
             self.recurrent.commit(slot, start, nodes)
         if self.keys and list(nodes) != list(range(1, kept + 1)):
-            # Advanced indexing copies before writing, so source and destination may overlap.
-            source = torch.tensor(nodes, device=self.keys[0].device) + start
-            for layer in (*self.keys, *self.values):
-                layer[slot, :, start + 1 : start + 1 + kept] = layer[slot, :, source]
+            self.move_columns((*self.keys, *self.values), slot, start, nodes)
         self.lengths[slot] = start + 1 + kept
 
     # Pages: columns of a slot, kept for another sequence

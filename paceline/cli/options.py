@@ -282,6 +282,7 @@ class ModelOptions(LoadOptions):
     activations: Literal["int8", "int16"] | None = opt(
         None, "What inputs are rounded to before they meet quantized weights on a CPU (int8).", MODEL
     )
+    kv_cache_dtype: Literal["auto", "fp8"] | None = opt(None, "fp8: a rounded cache of half the bytes (CUDA).", MODEL)
 
 
 def open_engine(
@@ -312,8 +313,8 @@ def open_engine(
         if isinstance(model, str):
             use_threads(options.threads)
             source = resolve(model, progress=progress)
-            names = "dtype", "device", "tokenizer", "mmproj", "revision", "trust_remote_code", "weights", "activations"
-            settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
+            names = "dtype device tokenizer mmproj revision trust_remote_code weights activations kv_cache_dtype"
+            settings = {name: getattr(options, name) for name in names.split() if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)
     with screen.spinner(f"loading {model}" if isinstance(model, str) else f"preparing {speculation.config.name}"):

@@ -30,6 +30,7 @@ SAME = {
     "tokenizer": "--tokenizer",
     "chat_template": "--chat-template",
     "seed": "--seed",
+    "kv_cache_dtype": "--kv-cache-dtype",
     "generation_config": "--generation-config",
     "override_generation_config": "--override-generation-config",
     "default_chat_template_kwargs": "--default-chat-template-kwargs",

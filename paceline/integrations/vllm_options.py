@@ -58,7 +58,6 @@ ENGINE: dict[str, Option] = {
     # memory and batches
     **_each("gpu_memory_utilization swap_space block_size preemption_mode prefix_caching_hash_algo"),
     **_each("kv_cache_memory_bytes num_gpu_blocks_override", _CACHE),
-    "kv_cache_dtype": Option("leave it out: the cache has the dtype of the model", ("auto",)),
     **_each("cpu_offload_gb offload_group_size", "leave it out: a model is on one device as a whole", 0),
     **_each("kv_offloading_size", "leave it out: the cache is on the model's device", 0),
     "enable_prefix_caching": Option(

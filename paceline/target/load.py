@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ..hf.vision import is_vlm
 from ..kernels import library
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
-from ..quant.packed import PackedLinear, pack_linears
+from ..quant.packed import PackedLinear, has_kernels, pack_linears
 from ..system.hardware import uncollected
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
@@ -110,11 +110,26 @@ def open_model(
     return loaded if weights is None else with_weights(loaded, weights)[0]
 
 
+def rounded(
+    loaded: LoadedModel,
+    weights: Weights | None = None,
+    activations: Activations | None = None,
+    kv_cache_dtype: Literal["auto", "fp8"] | None = None,
+) -> tuple[LoadedModel, QuantReport | None]:
+    """The model with what is asked for in fewer bits; None: as it is. The report is on weights."""
+    report = None
+    if weights is not None:
+        loaded, report = with_weights(loaded, weights)
+    if activations is not None:
+        loaded = with_activations(loaded, activations)
+    return with_fp8_cache(loaded) if kv_cache_dtype == "fp8" else loaded, report
+
+
 def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedModel:
     """A copy whose inputs are rounded to so many bits before blocks. Raises `ConfigError` where there are none."""
     model = share_copy(loaded.model)
     layers = [module for module in model.modules() if isinstance(module, BlockLinear)]
-    if not layers:
+    if not layers or not has_kernels(layers[0].data.device):
         raise ConfigError(
             f"activations={activations!r} is for weights in blocks, which {loaded.name} does not have",
             expected="a GGUF file, or weights=..., on a CPU with native kernels", fix="leave activations out",

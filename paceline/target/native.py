@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..attention.kv_cache import SlotCache
+from ..attention.kv_cache import MoveColumns, SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
 from ..hf.describe import Description
@@ -33,6 +33,7 @@ class NativeDecoder:
     ):
         self.attached, self.recurrent = attached, described.recurrent
         self._model, self._described, self._kernels = model, described, described.kernels
+        self.move_columns: MoveColumns | None = getattr(described.kernels, "move_columns", None)
         self._device = cast("torch.device", model.device)
         base: Any = model.base_model
         self._rotary: Any = getattr(base, "rotary_emb", None)

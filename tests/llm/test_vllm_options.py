@@ -21,7 +21,7 @@ from tests.tiny import tiny_model
 HARMLESS = {
     "tensor_parallel_size": 1, "gpu_memory_utilization": 0.9, "enforce_eager": True, "quantization": None,
     "swap_space": 4, "max_num_batched_tokens": 8192, "disable_log_stats": False, "load_format": "auto",
-    "kv_cache_dtype": "auto", "cpu_offload_gb": 0, "hf_overrides": {}, "enable_lora": False, "block_size": 16,
+    "cpu_offload_gb": 0, "hf_overrides": {}, "enable_lora": False, "block_size": 16,
     "distributed_executor_backend": "mp", "limit_mm_per_prompt": {"image": 1}, "task": "generate",
 }  # fmt: skip
 
@@ -54,10 +54,10 @@ def test_what_changes_nothing_is_accepted_with_one_line(caplog):
 
 
 def test_what_matters_is_refused_all_at_once():
-    given = {"tensor_parallel_size": 2, "quantization": "awq", "enable_lora": True, "kv_cache_dtype": "fp8"}
+    given = {"tensor_parallel_size": 2, "quantization": "awq", "enable_lora": True, "load_format": "dummy"}
     with pytest.raises(ConfigError) as told:
         llm(**HARMLESS | given, max_num_sequences=3)
-    words = "tensor_parallel_size=2", "give weights", "merge the adapter", "kv_cache_dtype='fp8'", ": max_num_seqs"
+    words = "tensor_parallel_size=2", "give weights", "merge the adapter", "load_format='dummy'", ": max_num_seqs"
     for word in words:
         assert word in str(told.value)
     with pytest.raises(ConfigError, match=r"give it to LLM.*give it to LLM"):

@@ -255,7 +255,8 @@ def differing(
     """
     dtype = head.fc.weight.dtype
     model, on = tiny_model("llama", dtype), target(dtype)
-    decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, verifier or Coupled(), Fixed(4, 14))
+    drafting = Fixed(budget.depth, budget.nodes)
+    decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, verifier or Coupled(), drafting)
     assert drafter.layer.is_native == (dtype is torch.float32)
     exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
     head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
@@ -267,6 +268,9 @@ def differing(
     wrong, spans = list[str](), {seq.seed: (0, 0) for seq in seqs}  # the first pair that each cache holds, and its end
     shared = (verifier or Coupled()).exact
     for count in range(rounds):
+        for policy in (drafting, *[Fixed(0)] * pause) if count else ():
+            decoder.policy = policy
+            decoder.step(batch)
         batch = seqs if count % 3 else seqs[:1]
         with torch.inference_mode():
             draft = drafter.propose(batch, [budget] * len(batch))
@@ -294,11 +298,6 @@ def differing(
                 is_best = path or drafter.tree != "chain" or want == max(law.values())
                 if not is_best or not math.isclose(want, got, **exact):
                     wrong.append(f"round {count} row {row} node {node} {[*path, token]}: {got}, not {want}; {is_best=}")
-        decoder.step(batch)
-        decoder.policy = Fixed(0)
-        for _ in range(pause):
-            decoder.step(batch)
-        decoder.policy = Fixed(4, 14)
     for seq in seqs:
         decoder.release(seq)
     return wrong

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -31,14 +31,28 @@ def isa(request):
     library().paceline_select(load().isa.encode())
 
 
-def made(version: int | str, dtype: torch.dtype, **options) -> tuple[EagleHead, NativeLayer, Tensor]:
+@dataclass(frozen=True)
+class Sizes:
+    """Of a head. GPU kernels have smaller ones, since Triton's interpreter is slow."""
+
+    width: int = E
+    heads: int = H
+    head_dim: int = D
+    vocabulary: int = V
+    inner: int = 96
+
+
+def made(
+    version: int | str, dtype: torch.dtype, sizes: Sizes = Sizes(), **options
+) -> tuple[EagleHead, NativeLayer, Tensor]:
     """A head with random weights, its layer for the kernels, and embeddings."""
     torch.manual_seed(1)
-    config = EagleConfig(E, (0,), V, V, 96, 2 * H, H, D, version, E, own_lm_head=True, **options)
+    e, h, v = sizes.width, sizes.heads, sizes.vocabulary
+    config = EagleConfig(e, (0,), v, v, sizes.inner, 2 * h, h, sizes.head_dim, version, e, own_lm_head=True, **options)
     head = EagleHead(config).to(dtype).eval().requires_grad_(False)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-    embeddings = torch.randn(V, E, dtype=dtype)
+    embeddings = torch.randn(v, e, dtype=dtype)
     head.attach(embeddings, embeddings)
     copied = EagleHead(config).to(dtype).requires_grad_(False)
     copied.load_state_dict(head.state_dict())
@@ -51,9 +65,9 @@ def held(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype is torch.float32 or load().isa == "portable" else torch.uint8
 
 
-def cache(slots: int, dtype: torch.dtype, layers: int = 1) -> tuple[list[Tensor], list[Tensor]]:
+def cache(slots: int, dtype: torch.dtype, layers: int = 1, sizes: Sizes = Sizes()) -> tuple[list[Tensor], list[Tensor]]:
     """Keys and values with rubbish in them: no row may read a column that was not written for it."""
-    size = slots, H, 160, D
+    size = slots, sizes.heads, 160, sizes.head_dim
     return tuple([torch.full(size, rubbish, dtype=dtype) for _ in range(layers)] for rubbish in (torch.nan, torch.inf))
 
 
@@ -73,32 +87,35 @@ def random_parents(count: int, batch: int, rng: random.Random) -> Tensor:
 )
 def test_levels_have_the_bits_of_one_pass(version, options, dtype, isa):
     """Whatever was written by passes before, in whichever slots and behind texts of other lengths."""
-    rng = random.Random(1)
-    head, layer, _ = made(version, dtype, **options)
     for starts in ([5, 90, 31], [17], [0, 3]):
-        batch, count = len(starts), 13
-        slots = rng.sample(range(4), batch)
-        text = torch.randn(batch, max(starts) + 1, E), torch.randint(V, (batch, max(starts) + 1))
-        rows, ids = torch.randn(batch, count, E), torch.randint(V, (batch, count))
-        parents = random_parents(count, batch, rng)
-        found = []
-        for cuts in ([0, count], [0, 1, 4, 5, count]):
-            keys, values = cache(4, dtype, head.config.num_hidden_layers)
-            for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
-                if start:
-                    one = slice(row, row + 1), slice(0, start)
-                    layer(LayerPass(keys, values, [slot], [0], text[1][one], text[0][one], kv_only=True))
-            levels = [
-                layer(LayerPass(
-                    keys, values, slots, starts, ids[:, a:b], rows[:, a:b], False,
-                    parents[:, :b].contiguous(), a, head_rows=b - a,
-                ))
-                for a, b in itertools.pairwise(cuts)
-            ]  # fmt: skip
-            found.append([torch.cat([getattr(level, name) for level in levels], 1) for name in ("hidden", "logits")])
-        assert found[0][1].isfinite().all()
-        for whole, parts in zip(*found, strict=True):
-            assert torch.equal(whole, parts)
+        assert levels_have_the_bits_of_one_pass(starts, 13, [0, 1, 4, 5, 13], version, dtype, **options)
+
+
+def levels_have_the_bits_of_one_pass(starts, count, cuts, version, dtype, sizes=Sizes(), **options) -> bool:
+    """cuts: where the levels of trees of `count` nodes begin and end. starts: the committed columns of each tree."""
+    rng, batch = random.Random(1), len(starts)
+    head, layer, _ = made(version, dtype, sizes, **options)
+    slots, draw = rng.sample(range(4), batch), lambda *shape: torch.randint(sizes.vocabulary, shape)
+    text = torch.randn(batch, max(starts) + 1, sizes.width), draw(batch, max(starts) + 1)
+    rows, ids = torch.randn(batch, count, sizes.width), draw(batch, count)
+    parents = random_parents(count, batch, rng)
+    found = []
+    for places in ([0, count], cuts):
+        keys, values = cache(4, dtype, head.config.num_hidden_layers, sizes)
+        for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+            if start:
+                one = slice(row, row + 1), slice(0, start)
+                layer(LayerPass(keys, values, [slot], [0], text[1][one], text[0][one], kv_only=True))
+        levels = [
+            layer(LayerPass(
+                keys, values, slots, starts, ids[:, a:b], rows[:, a:b], False,
+                parents[:, :b].contiguous(), a, head_rows=b - a,
+            ))
+            for a, b in itertools.pairwise(places)
+        ]  # fmt: skip
+        found.append([torch.cat([getattr(level, name) for level in levels], 1) for name in ("hidden", "logits")])
+    assert found[0][1].isfinite().all()
+    return all(torch.equal(whole, parts) for whole, parts in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -156,23 +173,31 @@ def test_portable_kernels_get_heads_of_16_bits_as_they_are(dtype, monkeypatch):
 )
 @pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_paths_are_those_of_the_torch_modules(version, options, isa):
+    assert paths_are_those_of_the_torch_modules(version, 20, 10, **options)
+
+
+def paths_are_those_of_the_torch_modules(version, start, count, of_target=False, sizes=Sizes(), **options) -> bool:
+    """Of a tree of `count` nodes behind a text of `start` tokens. of_target: see `LayerPass.states`."""
     rng = random.Random(0)
-    head, layer, _ = made(version, torch.float32, **options)
-    keys, values = cache(1, torch.float32, head.config.num_hidden_layers)
-    rows, ids = torch.randn(1, 30, E), torch.randint(V, (1, 30))
-    start, parents = 20, random_parents(10, 1, rng)
-    layer(LayerPass(keys, values, [0], [0], ids[:, :start], rows[:, :start], kv_only=True))
-    level = layer(LayerPass(keys, values, [0], [start], ids[:, start:], rows[:, start:], parents=parents, head_rows=10))
-    for node in range(10):
+    head, layer, _ = made(version, torch.float32, sizes, **options)
+    keys, values = cache(1, torch.float32, head.config.num_hidden_layers, sizes)
+    rows, ids = torch.randn(1, start + count, sizes.width), torch.randint(sizes.vocabulary, (1, start + count))
+    parents, same = random_parents(count, 1, rng), list[bool]()
+    layer(LayerPass(keys, values, [0], [0], ids[:, :start], rows[:, :start], of_target, kv_only=True))
+    tree = ids[:, start:], rows[:, start:]
+    level = layer(LayerPass(keys, values, [0], [start], *tree, of_target, parents, head_rows=count))
+    for node in range(count):
         path = [node]
         while parents[0, path[0]] >= 0:
             path.insert(0, int(parents[0, path[0]]))
         index = torch.tensor([*range(start), *(start + n for n in path)])
         with torch.inference_mode():
-            hidden = head(ids[:, index], rows[:, index], torch.arange(len(index))[None], causal)[0, -1]
+            given = head.begin(rows[:, index]) if of_target else rows[:, index]
+            hidden = head(ids[:, index], given, torch.arange(len(index))[None], causal)[0, -1]
             logits = head.logits(hidden)
-        assert torch.allclose(level.hidden[0, node], hidden, atol=1e-4, rtol=1e-4)
-        assert torch.allclose(level.logits[0, node], logits, atol=1e-3, rtol=1e-4)
+        same.append(torch.allclose(level.hidden[0, node], hidden, atol=1e-4, rtol=1e-4))
+        same.append(torch.allclose(level.logits[0, node], logits, atol=1e-3, rtol=1e-4))
+    return all(same)
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 128, 1000, 3001])
@@ -202,10 +227,11 @@ def test_the_best_tokens_with_noise_are_those_of_the_scores(isa):
     assert ranks_with_noise()
 
 
-def ranks_with_noise() -> bool:
-    _, layer, _ = made(3, torch.float32)
-    keys, values = cache(2, torch.float32)
-    ids, states, noise = torch.randint(V, (2, 3)), torch.randn(2, 3, E), 5 * torch.randn(2, V)
+def ranks_with_noise(sizes: Sizes = Sizes()) -> bool:
+    _, layer, _ = made(3, torch.float32, sizes)
+    keys, values = cache(2, torch.float32, sizes=sizes)
+    ids, states = torch.randint(sizes.vocabulary, (2, 3)), torch.randn(2, 3, sizes.width)
+    noise = 5 * torch.randn(2, sizes.vocabulary)
     found = layer(LayerPass(keys, values, [0, 1], [0, 0], ids, states, head_rows=3, top=8, noise=noise))
     plain = layer(LayerPass(keys, values, [0, 1], [0, 0], ids, states, head_rows=3))
     want = (plain.logits + noise[:, None]).log_softmax(-1).topk(8)

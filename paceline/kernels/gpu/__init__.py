@@ -3,10 +3,13 @@
 The bits of a row depend on nothing but what it reads: every sum is taken in an order that shapes fix.
 """
 
-from .formats import matrix_of
+from .blocks import Blocks
+from .columns import move_columns
+from .formats import FP8, INT4, INT8, matrix_of
 from .graphs import run
-from .passes import Inputs, compute
+from .passes import compute
 from .structures import (
+    Inputs,
     Layer,
     Matrix,
     Model,
@@ -20,6 +23,10 @@ from .structures import (
 )
 
 __all__ = [
+    "FP8",
+    "INT4",
+    "INT8",
+    "Blocks",
     "Inputs",
     "Layer",
     "Matrix",
@@ -32,6 +39,7 @@ __all__ = [
     "addresses",
     "compute",
     "matrix_of",
+    "move_columns",
     "run",
     "start_of",
 ]

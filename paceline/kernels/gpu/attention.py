@@ -8,8 +8,6 @@ the shape of the tree. Rows that read the same columns share a program:
     programs  16 rows of any nodes each | the heads of one node each (of a chain, as before: all paths are one)
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -17,20 +15,17 @@ from torch import Tensor
 
 from .e4m3 import widened
 from .formats import dot
-from .structures import Layer
-
-if TYPE_CHECKING:
-    from .passes import Inputs
+from .structures import Inputs, Layer
 
 CHUNK = 256
 ROWS = 16  # of a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "chunks", "width"])
 def _read(
     q, keys, values, starts, slots, places, tree_paths, ends, firsts, tops, totals, results, nodes, heads, kv_heads,
-    capacity, chunks, window, scale, softcap,
-    D: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr,
+    capacity, chunks, width, window, scale, softcap,
+    D: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr,
     IS_CHAIN: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ENDS: tl.constexpr, HAS_FIRSTS: tl.constexpr,
 ):  # fmt: skip
     """For 16 rows and a chunk of columns: the largest score, the sum of exponentials, and the sum of values."""
@@ -64,7 +59,7 @@ def _read(
     )
     slot = tl.load(slots + batch).to(tl.int64)
     base = (slot * kv_heads + kv) * capacity
-    path = tree_paths + (batch * nodes + tl.minimum(tile // each, nodes - 1)) * WIDTH
+    path = tree_paths + (batch * nodes + tl.minimum(tile // each, nodes - 1)) * width
     top = tl.full((16,), -float("inf"), tl.float32)
     total = tl.zeros((16,), tl.float32)
     result = tl.zeros((16, SIZE), tl.float32)
@@ -75,7 +70,7 @@ def _read(
         held = column
         if not IS_CHAIN:
             behind = tl.maximum(column - start, 0)
-            node_of = tl.load(path + behind, mask=exists & (column >= start) & (behind < WIDTH), other=0)
+            node_of = tl.load(path + behind, mask=exists & (column >= start) & (behind < width), other=0)
             held = tl.where(column < start, column, start + node_of)
         place = (base + held)[:, None] * D + at[None]
         k = tl.load(keys + place, mask=exists[:, None] & in_head[None], other=0)
@@ -100,7 +95,7 @@ def _read(
     tl.store(results + to[:, None] * D + at[None], result, mask=there[:, None] & in_head[None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def _join(
     tops, totals, results, places, gates, ends, firsts, out, heads, chunks, window,
     D: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr, GATED: tl.constexpr,
@@ -137,7 +132,7 @@ def _join(
 
 
 def attend(
-    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: "Inputs",
+    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: Inputs,
     places: Tensor, paths: Tensor | None, ends: Tensor | None, firsts: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """[R, heads D] in the dtype of the queries [R, heads, D].
@@ -156,9 +151,9 @@ def attend(
     window, fill = layer.window or 1 << 30, lambda tensor: starts if tensor is None else tensor
     _read[chunks, tiles, batch * kv_heads](
         q, keys, values, starts, inputs.slots, places, fill(paths), fill(ends), fill(firsts), tops, totals, results,
-        nodes, heads, kv_heads, keys.shape[2], chunks, window, layer.scale, layer.softcap or 1.0,
-        d, size, columns, CHUNK, 1 if paths is None else paths.shape[2],
-        paths is None, layer.softcap > 0, ends is not None, firsts is not None, num_warps=4, num_stages=2,
+        nodes, heads, kv_heads, keys.shape[2], chunks, 1 if paths is None else paths.shape[2], window, layer.scale,
+        layer.softcap or 1.0, d, size, columns, CHUNK, paths is None, layer.softcap > 0, ends is not None,
+        firsts is not None, num_warps=4, num_stages=2,
     )  # fmt: skip
     out = torch.empty(rows, heads * d, dtype=q.dtype, device=q.device)
     _join[rows, heads](

@@ -1,7 +1,7 @@
 """FP8 numbers of four exponent and three mantissa bits as bytes: on every card, by operations on integers.
 
-A float16 has five exponent bits and ten mantissa bits: with the same bits below its sign, an e4m3 number is 256 times
-as large.
+A float32 has eight exponent bits and 23 mantissa bits: with the same bits at their upper ends, an e4m3 number is
+2 ^ 120 times as large.
 """
 
 import triton
@@ -13,9 +13,8 @@ LARGEST = tl.constexpr(448.0)
 @triton.jit
 def widened(codes, DTYPE: tl.constexpr):
     """The numbers of bytes, exact in a 16-bit type."""
-    bits = codes.to(tl.int32)
-    bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
-    return (bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(DTYPE)
+    bits = (codes.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000  # the sign, and the seven bits below 27
+    return (bits.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0).to(DTYPE)
 
 
 @triton.jit

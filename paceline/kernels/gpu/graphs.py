@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from copy import copy
 from functools import cache
 from typing import Any, final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from .passes import Inputs, compute
-from .structures import Model, Pass
+from .passes import compute
+from .structures import Inputs, Model, Pass
 
 NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _FEWEST_COLUMNS = 256
 _MOST = 256  # shapes that are kept of a model; the oldest is dropped first
 _TENSORS = ("rows", "inputs", "noise", "is_mask")  # copied into buffers
+_HELD = ("keys", "values", "cos", "sin", "states", "recurrent_states", "recurrent_rows")  # known by their addresses
 _RESULTS = ("logits", "last_hidden", "top_ids", "top_logps")
 _is_on = True
 
@@ -48,7 +48,7 @@ def run(model: Model, step: Pass) -> None:
     nodes = step.nodes
     if step.head_rows in (0, nodes):  # else the rows with logits would not be the last
         nodes = next(count for count in NODES if count >= nodes)
-    known, key = _STAGED.setdefault(model, {}), _key(step, nodes)
+    known, key = vars(model).setdefault("staged", {}), _key(step, nodes)
     if key not in known:
         while len(known) >= _MOST:
             del known[next(iter(known))]
@@ -56,15 +56,9 @@ def run(model: Model, step: Pass) -> None:
     known[key].run(step)
 
 
-_STAGED: WeakKeyDictionary[Any, dict[Any, "_Staged"]] = WeakKeyDictionary()
-
-
 def _key(step: Pass, nodes: int) -> tuple[Any, ...]:
     """What must not differ between two passes of which one is a replay of the other."""
-    held = (
-        *step.keys, *step.values, *step.cos, *step.sin,
-        *(step.states or ()), *(step.recurrent_states or ()), *(step.recurrent_rows or ()),
-    )  # fmt: skip
+    held = (tensor for name in _HELD for tensor in getattr(step, name) or ())
     tensors = (getattr(step, name) for name in (*_TENSORS, *_RESULTS))
     shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors]
     exact = nodes == step.nodes
@@ -120,7 +114,11 @@ class _Staged:
     def run(self, step: Pass) -> None:
         """Run the pass on what another one of the same shape reads, and copy the results to where it wants them."""
         self._load(step)
+        for name in _HELD:
+            setattr(self._pass, name, getattr(step, name))
         self._compute()
+        for name in _HELD:  # a cache that was replaced is not kept alive
+            setattr(self._pass, name, None)
         for name in _RESULTS:
             wanted = getattr(step, name)
             if wanted is not None and wanted.numel():

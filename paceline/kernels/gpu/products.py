@@ -16,10 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .formats import accumulate
+from ..library import BlockFormat
+from .formats import DENSE, FP8, INT8, accumulate, scaled
 from .structures import Matrix
 
-_ENOUGH = 128  # programs that keep a GPU busy; a constant, since the bits depend on it
+_ENOUGH = 128  # tiles of sixteen outputs that keep a GPU busy; a constant, since the bits depend on it
+_ENOUGH_CODES = 1024  # of codes, which are fewer bytes and take longer to unpack
 _FEWEST_STEPS = 4  # of a part of the inputs
 
 
@@ -35,10 +37,11 @@ def activate(x, KIND: tl.constexpr):
     return positive * positive
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _multiply(
     x, out, w0, w1, w2, s0, s1, s2, n0, n1, n2, tiles0, tiles1, rows, width,
-    K: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr,
+    K: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Sums [parts, rows, width] of up to three matrices with the same inputs and format, side by side."""
     tile = tl.program_id(0)
@@ -53,16 +56,18 @@ def _multiply(
     begin = tl.program_id(2) * STEPS
     sums = tl.zeros((M, N), tl.float32)
     for step in range(begin, tl.minimum(begin + STEPS, (K + STEP - 1) // STEP)):
-        sums = accumulate(sums, x, row, rows, w, s, column, n, step * STEP, K, STEP, FORMAT)
+        sums = accumulate(sums, x, row, rows, w, s, column, n, step * STEP, K, STEP, FORMAT, GROUP)
+    sums = scaled(sums, s, column, column < n, FORMAT)
     place = (tl.program_id(2) * rows + row).to(tl.int64) * width + at
     tl.store(out + place[:, None] + column[None], sums, mask=(row < rows)[:, None] & (column < n)[None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _finish(
     x, out, gate, gate_scales, gate_bias, up, up_scales, up_bias, is_mask, gate_more, up_more,
     n, rows, gate_times, out_times, softcap,
-    K: tl.constexpr, STEP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr,
+    K: tl.constexpr, STEP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    GATE_FORMAT: tl.constexpr, GATE_GROUP: tl.constexpr,
     ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_MORE: tl.constexpr,
 ):  # fmt: skip
@@ -73,11 +78,16 @@ def _finish(
     sums = tl.zeros((M, N), tl.float32)
     gates = tl.zeros((M, N), tl.float32)
     for step in range(0, (K + STEP - 1) // STEP):
-        sums = accumulate(sums, x, row, rows, up, up_scales, column, n, step * STEP, K, STEP, FORMAT)
+        sums = accumulate(sums, x, row, rows, up, up_scales, column, n, step * STEP, K, STEP, FORMAT, GROUP)
         if IS_GATED:
-            gates = accumulate(gates, x, row, rows, gate, gate_scales, column, n, step * STEP, K, STEP, FORMAT)
+            gates = accumulate(
+                gates, x, row, rows, gate, gate_scales, column, n, step * STEP, K, STEP, GATE_FORMAT, GATE_GROUP
+            )
     place = row.to(tl.int64)[:, None] * n + column[None]
     inside = (row < rows)[:, None] & there[None]
+    sums = scaled(sums, up_scales, column, there, FORMAT)
+    if IS_GATED:
+        gates = scaled(gates, gate_scales, column, there, GATE_FORMAT)
     if HAS_BIAS:
         sums += tl.load(up_bias + column, mask=there, other=0.0)[None]
     if HAS_MORE:
@@ -96,48 +106,69 @@ def _finish(
     tl.store(out + place, sums.to(out.dtype.element_ty), mask=inside)
 
 
-def step_of(ins: int, dtype: torch.dtype) -> int:
-    """The inputs that are added at once, from the shape of a matrix alone."""
+def step_of(matrix: Matrix, dtype: torch.dtype) -> int:
+    """The inputs that are added at once, from the shape and format of a matrix alone."""
+    in_blocks = matrix.format not in (DENSE, INT8, FP8)
+    if in_blocks and BlockFormat(matrix.format).inputs == 256:
+        return 256
     if dtype is torch.float32:
-        return 32
-    return 128 if ins % 128 == 0 and ins >= 1024 else 64
+        return 64 if in_blocks else 32
+    return 128 if matrix.ins % 128 == 0 and matrix.ins >= 1024 else 64
 
 
 def parts_of(matrices: Sequence[Matrix], dtype: torch.dtype) -> int:
     """How many parts the sums over the inputs are cut into, from the shapes of matrices that are multiplied at once."""
-    steps = -(-matrices[0].ins // step_of(matrices[0].ins, dtype))
+    steps = -(-matrices[0].ins // max(step_of(matrix, dtype) for matrix in matrices))
     tiles = sum(-(-matrix.outs // 16) for matrix in matrices)
-    return max(1, min(-(-_ENOUGH // tiles), steps // _FEWEST_STEPS))
+    enough = _ENOUGH if any(matrix.format == DENSE for matrix in matrices) else _ENOUGH_CODES
+    return max(1, min(-(-enough // tiles), steps // _FEWEST_STEPS))
 
 
-def _tiles(rows: int, outs: int) -> tuple[int, int, dict[str, int]]:
-    """Rows and outputs of a program, and how it is compiled. They do not change bits."""
+def _tiles(rows: int, outs: int, step: int, has_codes: bool, matrices: int = 1) -> tuple[int, int, dict[str, int]]:
+    """Rows and outputs of a program, and how it is compiled. They do not change bits.
+
+    matrices: how many a program reads at once; what it holds fits into the 99 KB of the smallest card.
+    """
+    if has_codes:  # no two warps unpack the same weights
+        m, n, warps = (16, 32, 2) if rows <= 16 else (32, 64, 4) if rows <= 64 else (32, 128, 8)
+        return m, n, {"num_warps": warps, "num_stages": (3 if step == 256 else 4) - (rows > 16)}
     if rows <= 16:
         return 16, 16 if outs <= 8192 else 32, {"num_warps": 4, "num_stages": 4}
     if rows <= 64:
-        return 32, 64, {"num_warps": 4, "num_stages": 4}
-    return 32, 256 if outs >= 4096 else 128, {"num_warps": 8, "num_stages": 3}
+        return 32, 64 // matrices, {"num_warps": 4, "num_stages": 4}
+    return 32, 128 // matrices, {"num_warps": 8, "num_stages": 3}
 
 
 def multiply(x: Tensor, matrices: Sequence[Matrix]) -> Tensor:
     """float32 [parts, R, outs of all]: the sums of x [R, in], biases not included."""
     rows, ins, width = len(x), matrices[0].ins, sum(matrix.outs for matrix in matrices)
-    step, parts = step_of(ins, x.dtype), parts_of(matrices, x.dtype)
+    parts, at = parts_of(matrices, x.dtype), 0
     out = torch.empty(parts, rows, width, device=x.device)
-    m, n, how = _tiles(rows, width)
-    at = 0
-    for _, group in groupby(enumerate(matrices), lambda pair: (pair[0] // 3, pair[1].format)):
+    for (_, form, share), group in groupby(
+        enumerate(matrices), lambda pair: (pair[0] // 3, pair[1].format, pair[1].group)
+    ):
         same = [matrix for _, matrix in group]
+        step = step_of(same[0], x.dtype)
+        m, n, how = _tiles(rows, width, step, form != DENSE)
         outs = [matrix.outs for matrix in same]
         tiles = [-(-count // n) for count in outs]
         three = (same + same[-1:] * 2)[:3]
         _multiply[sum(tiles), -(-rows // m), parts](
-            x, out[..., at:], *(matrix.data for matrix in three), *(_given(m.scales, m) for m in three),
-            *[*outs, 0, 0][:3], *[*tiles, 0][:2], rows, width,
-            ins, step, -(-(-(-ins // step)) // parts), m, n, same[0].format, **how,
+            _rounded(x, same[0]), out[..., at:], *(matrix.data for matrix in three),
+            *(_given(m.scales, m) for m in three), *[*outs, 0, 0][:3], *[*tiles, 0][:2], rows, width,
+            ins, step, -(-(-(-ins // step)) // parts), m, n, form, share, **how,
         )  # fmt: skip
         at += sum(outs)
     return out
+
+
+def _rounded(x: Tensor, matrix: Matrix) -> Tensor:
+    """Rows as products read them: with 8 bits rounded to e4m3 times a power of two, which 16 bits hold."""
+    if matrix.format != FP8 or matrix.input_bits != 8:
+        return x
+    most = x.abs().amax(1, keepdim=True).float().clamp_(min=2.0**-100)
+    scale = torch.exp2((most / 448).log2_().ceil_())
+    return ((x / scale).clamp_(-448, 448).to(torch.float8_e4m3fn).float() * scale).to(x.dtype)
 
 
 def _given(tensor: Tensor | None, matrix: Matrix) -> Tensor | None:
@@ -163,13 +194,15 @@ def finish(
     """
     rows, ins = x.shape
     out = torch.empty(rows, up.outs, dtype=x.dtype, device=x.device) if out is None else out
-    m, n, how = _tiles(rows, up.outs)
     gates = up if gate is None else gate
+    step = max(step_of(up, x.dtype), step_of(gates, x.dtype))
+    m, n, how = _tiles(rows, up.outs, step, up.format != DENSE, 1 if gate is None else 2)
     is_mask, up_more, gate_more = more or (x, x, x)
     _finish[-(-up.outs // n), -(-rows // m)](
-        x, out, gates.data, _given(gates.scales, gates), _given(gates.bias, gates),
+        _rounded(x, up), out, gates.data, _given(gates.scales, gates), _given(gates.bias, gates),
         up.data, _given(up.scales, up), _given(up.bias, up), is_mask, gate_more, up_more,
-        up.outs, rows, gate_times, times, softcap or 1.0, ins, step_of(ins, x.dtype), m, n, up.format, activation,
-        gate is not None, up.bias is not None, softcap > 0, more is not None, **how,
+        up.outs, rows, gate_times, times, softcap or 1.0,
+        ins, step, m, n, up.format, up.group, gates.format, gates.group,
+        activation, gate is not None, up.bias is not None, softcap > 0, more is not None, **how,
     )  # fmt: skip
     return out

@@ -3,18 +3,14 @@
 A row, or one head of it, is computed by a program of its own, whose sums are taken in an order that its width fixes.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .e4m3 import rounded
-from .structures import Layer, Norm
-
-if TYPE_CHECKING:
-    from .passes import Inputs
+from .formats import group
+from .structures import Inputs, Layer, Matrix, Norm
 
 
 @triton.jit
@@ -40,7 +36,7 @@ def normed(x, weight, bias, at, mask, size, eps, KIND: tl.constexpr, HAS_WEIGHT:
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _settle(
     stream, sums, sums_bias, more, out, last, parts, rows, width, out_width,
     post_weight, post_bias, post_eps, next_weight, next_bias, next_eps, times, scalar,
@@ -106,7 +102,7 @@ def settle(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rotate(
     sums, parts, rows, width, places, q, gates, keys, values, q_bias, k_bias, v_bias,
     q_weight, k_weight, v_weight, q_eps, k_eps, v_eps, cos, sin, capacity,
@@ -241,10 +237,10 @@ def rotate(
     return q, gates
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "old", "width", "max_position"])
 def _plan(
-    starts, slots, offsets, sizes, parents, places, tree_paths, nodes, old, max_position,
-    WIDTH: tl.constexpr, IS_CHAIN: tl.constexpr,
+    starts, slots, offsets, sizes, parents, places, tree_paths, nodes, old, width, max_position,
+    IS_CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Of a node: its slot, its column, its position, and the column that it has in plain decoding; its path."""
     node, batch = tl.program_id(0), tl.program_id(1)
@@ -258,21 +254,23 @@ def _plan(
             depth += 1
             above = tl.load(parents + batch * total + above)
         at = old + node
-        path = tree_paths + (batch * nodes + node) * WIDTH
+        path = tree_paths + (batch * nodes + node) * width
         for left in range(0, depth + 1):
             tl.store(path + depth - left, at)
             at = tl.load(parents + batch * total + at)
     place = places + (batch * nodes + node) * 4
     tl.store(place, tl.load(slots + batch))
-    tl.store(place + 1, tl.where(node < tl.load(sizes + batch), start + old + node, -1))
+    is_there = node < tl.load(sizes + batch)
+    tl.store(place + 1, tl.where(is_there, start + old + node, -1))
     tl.store(place + 2, tl.minimum(start + depth, max_position) + tl.load(offsets + batch))
-    tl.store(place + 3, start + depth)
+    tl.store(place + 3, tl.where(is_there, start + depth, start - 1))
 
 
-def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
+def plan(inputs: Inputs, nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
     """Where the nodes of a pass are: int32 [R, 4] slot, column, position, and column in plain decoding; their paths.
 
-    The column is -1 behind the size of a tree: nothing is written there. paths: int32 [B, N, old + N], None of chains.
+    Behind the size of a tree the column is -1: nothing is written, and only committed columns are read.
+    paths: int32 [B, N, old + N], None of chains.
     """
     starts, parents, width = inputs.starts, inputs.parents, old + nodes
     places = torch.empty(len(starts) * nodes, 4, dtype=torch.int32, device=starts.device)
@@ -280,7 +278,7 @@ def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Ten
     most = (1 << 31) - 1 - width if max_position < 0 else max_position
     _plan[nodes, len(starts)](
         starts, inputs.slots, inputs.offsets, inputs.sizes, starts if parents is None else parents, places,
-        starts if paths is None else paths, nodes, old, most, width, parents is None, num_warps=1,
+        starts if paths is None else paths, nodes, old, width, most, parents is None, num_warps=1,
     )  # fmt: skip
     return places, paths
 
@@ -309,7 +307,28 @@ def _embed(table, ids, out, width, scale, SIZE: tl.constexpr):
     tl.store(out + row.to(tl.int64) * width + at, x, mask=mask)
 
 
-def embed(table: Tensor, ids: Tensor, out: Tensor, scale: float) -> None:
-    """Fill float32 [R, E] with rows of a table [V, E], by their ids int32 [R], times `scale`."""
-    size = triton.next_power_of_2(out.shape[1])
-    _embed[(len(ids),)](table, ids, out, out.shape[1], scale, size, num_warps=4 if size <= 4096 else 8)
+@triton.jit(do_not_specialize=["count"])
+def _unpack(
+    data, scales, ids, out, count, times,
+    K: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    at, first = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1) * STEP
+    there = at < count
+    token = tl.load(ids + at, mask=there, other=0)
+    for j in tl.static_range(STEP // 32):
+        k = first + 32 * j + tl.arange(0, 32)
+        weights = group(data, scales, token, there, first, j, K, FORMAT, GROUP) * times
+        tl.store(out + at.to(tl.int64)[:, None] * K + k[None], weights, mask=there[:, None] & (k < K)[None])
+
+
+def embed(table: Tensor | Matrix, ids: Tensor, out: Tensor, scale: float) -> None:
+    """Fill float32 [R, E] with rows of a table [V, E], by their ids int32 [R], times `scale`. Blocks are unpacked."""
+    count, width = out.shape
+    if isinstance(table, Matrix):
+        _unpack[-(-count // 16), -(-width // 256)](
+            table.data, table.scales, ids, out, count, scale, width, 256, 16, table.format, table.group,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        return
+    size = triton.next_power_of_2(width)
+    _embed[(count,)](table, ids, out, width, scale, size, num_warps=4 if size <= 4096 else 8)

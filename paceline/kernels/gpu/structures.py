@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import library
@@ -18,6 +19,8 @@ class Matrix:
     """A linear layer [outs, ins].
 
     data: None: there is no such layer. What it and `scales` hold is told by `formats`.
+    group: inputs that share a scale, where a format leaves that open.
+    input_bits: 8: rows are rounded to e4m3 before a product with weights in FP8.
     a, b: low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank].
     """
 
@@ -30,6 +33,7 @@ class Matrix:
     ins: int = 0
     format: int = 0
     input_bits: int = 16
+    group: int = 32
 
     @property
     def struct(self) -> "Matrix":
@@ -40,6 +44,14 @@ class Matrix:
         """Outputs `first` .. `last` - 1, which are shared."""
         cut = lambda tensor: None if tensor is None else tensor[first:last]  # noqa: E731
         return replace(self, data=cut(self.data), scales=cut(self.scales), bias=cut(self.bias), outs=last - first)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in the dtype of `x`."""
+        from .products import finish
+
+        rows = x.reshape(-1, self.ins).contiguous()
+        rows = rows.float() if x.dtype is torch.float64 else rows
+        return finish(rows, self).to(x.dtype).view(*x.shape[:-1], self.outs)
 
 
 def _twin(kind: type[ctypes.Structure]) -> Any:
@@ -68,6 +80,28 @@ _TWINS: dict[Any, Any] = {}
 for _kind in (library.Norm, library.Recurrent, library.Layer, library.Model, library.Pass):
     _TWINS[_kind] = _twin(_kind)
 Norm, Recurrent, Layer, Model, Pass = _TWINS.values()
+
+
+@dataclass(eq=False)
+class Inputs:
+    """The numbers that a pass reads, int32 on its device: of each row of the batch [B], and of the nodes.
+
+    sizes: the nodes of each tree. bases, steps: see `abi.h`, zeros without recurrent layers. ids: [B N].
+    parents: [B (old + N)], None: chains. ends, firsts: see `abi.h`, [B N].
+    longest: no row reads more columns than that.
+    """
+
+    starts: Tensor
+    slots: Tensor
+    offsets: Tensor
+    sizes: Tensor
+    bases: Tensor
+    steps: Tensor
+    ids: Tensor
+    parents: Tensor | None
+    ends: Tensor | None
+    firsts: Tensor | None
+    longest: int
 
 
 class Pointers(list[object]):

@@ -92,19 +92,20 @@ class DeviceTrees:
         if key not in self._known:
             while len(self._known) >= 64:
                 del self._known[next(iter(self._known))]
-            self._known[key] = _Growth(self._layer, self._draft_ids, cache, *shape)
-        return self._known[key](hidden, columns, logps, starts, slots, noise)
+            self._known[key] = _Growth(self._layer, self._draft_ids, *shape)
+        return self._known[key](cache, hidden, columns, logps, starts, slots, noise)
 
 
 class _Growth:
     """One shape of trees: its buffers, and the computation on them."""
 
     def __init__(
-        self, layer: Any, draft_ids: Tensor, cache: SlotCache, batch: int, k: int, depth: int, noisy: bool, longest: int
+        self, layer: Any, draft_ids: Tensor, batch: int, k: int, depth: int, noisy: bool, longest: int
     ):  # fmt: skip
         from ...kernels.gpu.graphs import Repeated  # with Triton
 
-        self._layer, self._draft_ids, self._keys, self._values = layer, draft_ids, [*cache.keys], [*cache.values]
+        self._layer, self._draft_ids = layer, draft_ids
+        self._keys, self._values = list[Tensor](), list[Tensor]()  # during a call: known by their addresses
         self._depth, self._k, self._longest = depth, k, longest
         device = draft_ids.device
         self._numbers = torch.zeros(2, batch, dtype=torch.int32, device=device)
@@ -117,8 +118,8 @@ class _Growth:
         self._compute = Repeated(self._levels, device)
 
     def __call__(
-        self, hidden: Tensor, columns: Tensor, logps: Tensor, starts: list[int], slots: Sequence[int],
-        noise: Tensor | None,
+        self, cache: SlotCache, hidden: Tensor, columns: Tensor, logps: Tensor, starts: list[int],
+        slots: Sequence[int], noise: Tensor | None,
     ) -> Levels:  # fmt: skip
         staged = torch.tensor([starts, [*slots]], dtype=torch.int32, pin_memory=self._hidden.is_cuda)
         self._numbers.copy_(staged, non_blocking=True)
@@ -127,7 +128,9 @@ class _Growth:
         self._logps[:, 0, : self._k] = logps
         if self._noise is not None:
             self._noise.copy_(noise)  # type: ignore[arg-type]
+        self._keys, self._values = [*cache.keys], [*cache.values]
         self._compute()
+        self._keys, self._values = [], []
         found = [self._tokens, self._logps.double(), self._places]
         flat = torch.cat([part.double().flatten(1) for part in found], 1).tolist()  # one copy; tokens are exact in it
         depth, k = self._depth, self._k

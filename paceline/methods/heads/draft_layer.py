@@ -139,7 +139,7 @@ class NativeLayer:
                 native.rows = pointers.floats(rows)
         native.ids, native.parents = pointers.tensor(inputs.ids.contiguous()), address(inputs.parents)
         if inputs.is_block:
-            ends = torch.tensor(inputs.starts, dtype=torch.int32, device=self._device)[:, None] + nodes
+            ends = torch.tensor(inputs.starts, dtype=torch.int32)[:, None] + nodes
             native.block_ends = pointers.tensor(ends.expand(-1, nodes).contiguous())
         native.starts, native.slots = pointers.integers(inputs.starts), pointers.integers(inputs.slots)
         native.keys, native.values = pointers.tensors(inputs.keys), pointers.tensors(inputs.values)
@@ -192,8 +192,9 @@ class NativeLayer:
             torch.empty(size, dtype=torch.int32, device=device),
             torch.empty(size, device=device),
         )
-        numbers = torch.zeros_like(starts), torch.full_like(starts, nodes), ids.int().flatten(), parents.int().flatten()
-        inputs = self._kernels.Inputs(starts, slots, *numbers, None, None, longest)
+        zeros, sizes = torch.zeros_like(starts), torch.full_like(starts, nodes)
+        numbers = starts, slots, zeros, sizes, zeros, zeros, ids.int().flatten(), parents.int().flatten()
+        inputs = self._kernels.Inputs(*numbers, None, None, longest)
         self._kernels.compute(self._model, step, inputs)
         hidden = step.last_hidden
         if getattr(self._head.config, "norm_output", False):

@@ -111,8 +111,8 @@ def test_masks_take_their_corrections_and_no_other_row_does():
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_corrections_are_seen(fault, monkeypatch, tmp_path):
-    module, *change = FAULTS[fault]
-    faulty = with_fault(module, *change, tmp_path)
+    module, old, new = FAULTS[fault]
+    faulty = with_fault(module, old, new, tmp_path)
     if module is corrections:
         monkeypatch.setattr(passes, "corrections", faulty)
     else:

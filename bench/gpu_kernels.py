@@ -1,0 +1,285 @@
+"""What the kernels of a GPU are compiled to, for cards that need not be there.
+
+    python -m bench.gpu_kernels                                         every model, format and card
+    python -m bench.gpu_kernels --model llama-7b --rows 16 --card sm_90
+
+Passes over the shapes of models, without numbers, tell Triton what they would launch; each of these kernels is
+compiled. Printed: registers, bytes that spill, shared memory, the instructions of matrix products, and how many of its
+loads do not wait (cp.async); launches and bytes of weights of a pass, and the least time that these take from memory.
+The exit code is 1 where a kernel spills, waits for the operands of products, needs more shared memory than a card has,
+uses wgmma, whose sums depend on the number of rows, or is compiled to other sums for other numbers of rows.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    sys.exit("Triton's interpreter compiles nothing: leave out TRITON_INTERPRET=1")
+
+import torch
+import triton
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.driver import driver
+
+from bench.gpu import SHAPE, SMALL
+from bench.results import table
+from paceline import kernels
+from paceline.attention.kv_cache import SlotCache
+from paceline.attention.masks import PassLayout
+from paceline.core.tree import TokenTree
+from paceline.hf.describe import Description
+from paceline.kernels import gpu
+from paceline.quant.linears import quantize_target
+from paceline.target.native import NativeDecoder
+
+MODELS: dict[str, Any] = {
+    "llama-7b": LlamaConfig(**SHAPE),
+    "qwen2.5-1.5b": Qwen2Config(
+        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    ),
+    "smollm2-135m": LlamaConfig(**SMALL),
+}  # fmt: skip
+WEIGHTS = ("bf16",)  # those that have kernels
+CARDS = {"sm_80": 163, "sm_89": 99, "sm_90": 227}  # kilobytes of shared memory that a program may have
+ROWS, CONTEXT = (1, 16, 64, 512), 512  # 512: a chunk of a prompt; the others are trees behind so many tokens
+BANDWIDTH = 3.35e12  # bytes per second, of an H100's memory
+META = torch.device("meta")
+
+
+class NoDevice:
+    """What Triton asks a device before it compiles; kernels are not launched."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+class Launch(NamedTuple):
+    """A kernel and all that Triton compiles it for, except the card."""
+
+    function: Any
+    signature: dict[str, str]
+    constants: dict[tuple[int, ...], Any]
+    attributes: dict[tuple[int, ...], Any]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.function.fn.__name__.removeprefix("_")
+
+    @property
+    def shape(self) -> str:
+        """The constants that its author gave, flags by name if they are set, and how it is compiled."""
+        given = {self.function.arg_names[at]: value for (at,), value in self.constants.items()}
+        words = [
+            name if value is True else f"{name} {value}"
+            for name, value in given.items()
+            if name.isupper() and value is not False
+        ]
+        return ", ".join([*words, f"{self.options['num_warps']} warps", f"{self.options['num_stages']} stages"])
+
+    @property
+    def key(self) -> str:
+        return str((self.name, *self[1:]))
+
+
+@dataclass
+class Compiled:
+    """What a launch became on a card. sums: the instructions of its products, and the layouts of its reductions."""
+
+    kernel: str
+    shape: str
+    card: str
+    registers: int
+    spilled: int
+    shared: int
+    products: tuple[str, ...]
+    asynchronous: int
+    sums: tuple[str, ...]
+    seconds: float
+    used_by: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> Iterator[str]:
+        most = CARDS[self.card] << 10
+        if self.spilled:
+            yield f"spills {self.spilled} bytes"
+        if self.shared > most:
+            yield f"needs {self.shared} bytes of shared memory, {self.card} has {most}"
+        if any("wgmma" in one for one in self.products):
+            yield "uses wgmma"
+        if self.products and not self.asynchronous:
+            yield "waits for its loads: there is no cp.async"
+
+
+def decoder_of(name: str, weights: str) -> tuple[NativeDecoder, Description]:
+    """A model whose tensors have shapes and no numbers."""
+    config = MODELS[name]
+    with META:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        if weights != "bf16":
+            quantize_target(model, weights)  # type: ignore[arg-type]
+    rotary = type(model.base_model.rotary_emb)
+    model.base_model.rotary_emb = rotary(config)  # its frequencies are read to describe the model
+    with patch.object(kernels, "kernels_for", lambda device: gpu):
+        described = Description(model)
+    return NativeDecoder(model, described), described
+
+
+def launches(decoder: NativeDecoder, layers: int, rows: int) -> list[Launch]:
+    """What a pass launches, in order. rows: of a tree, or from 512 on of a chunk of a prompt."""
+    found: list[Launch] = []
+
+    def record(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
+        options = {name: compile[name] for name in ("num_warps", "num_stages", "num_ctas", "enable_fp_fusion")}
+        found.append(
+            Launch(fn.jit_function, compile["signature"], compile["constants"], compile["configs"][0], options)
+        )
+        return True  # neither compile nor launch it
+
+    cache, is_prompt = SlotCache(1, 2 * CONTEXT, layers), rows >= CONTEXT
+    cache.begin([0], rows)
+    start, head_rows = (0, 0) if is_prompt else (CONTEXT, None)
+    tree = None if is_prompt else TokenTree.chain([[0] * rows])
+    layout = PassLayout([start], rows, tree, slots=[0], max_length=2 * CONTEXT, head_rows=head_rows, device=META)
+    ids = torch.zeros(1, rows, dtype=torch.long) if is_prompt else None
+    driver.set_active(NoDevice())
+    with patch.object(knobs.runtime, "jit_cache_hook", record):
+        decoder.logits(ids, layout, cache, None)
+    return found
+
+
+def compiled(launch: Launch, card: str) -> Compiled:
+    """Compile a kernel, and read what it became."""
+    begin = time.perf_counter()
+    source = ASTSource(launch.function, launch.signature, launch.constants, launch.attributes)
+    kernel = triton.compile(source, target=GPUTarget("cuda", int(card[3:]), 32), options=launch.options)
+    seconds = time.perf_counter() - begin
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sizes = {name: int(size) for name, size in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    ptx, layouts = kernel.asm["ptx"], kernel.asm["ttgir"]
+    products = sorted(set(re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync\.\S*", ptx)))
+    named = dict(re.findall(r"^(#\w+) = (.*)$", layouts, re.MULTILINE))
+    reduced = re.findall(r'"tt\.reduce".*?\}\) : \((.*?)\) ->', layouts, re.DOTALL)
+    reductions = [re.sub(r"#\w+", lambda name: named.get(name[0], name[0]), one) for one in reduced]
+    return Compiled(
+        launch.name, launch.shape, card, sizes["REG"], sizes["STACK"] + sizes["LOCAL"], kernel.metadata.shared,
+        tuple(products), ptx.count("cp.async.c"), (*products, *reductions), round(seconds, 2),
+    )  # fmt: skip
+
+
+def weight_bytes(described: Description) -> int:
+    """Bytes of the matrices that a pass reads."""
+    matrices = [described.model.head]
+    for layer in described.model.layers:
+        matrices += [layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down]
+    return sum(part.nbytes for one in matrices for part in (one.data, one.scales) if part is not None)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything that is asked for: passes, compiled kernels, and faults."""
+    known: dict[tuple[str, str], Compiled] = {}
+    passes, faults = list[dict[str, Any]](), list[str]()
+    for name in options.model:
+        for weights in options.weights:
+            decoder, described = decoder_of(name, weights)
+            size = weight_bytes(described)
+            found = {rows: launches(decoder, described.num_layers, rows) for rows in options.rows}
+            passes += [
+                {"model": name, "weights": weights, "rows": rows, "launches": len(every), "bytes": size,
+                 "floor_ms": round(1e3 * size / BANDWIDTH, 3)}
+                for rows, every in found.items()
+            ]  # fmt: skip
+            for card in options.card:
+                made: dict[int, list[Compiled]] = {}
+                for rows, every in found.items():
+                    every = [one for one in every if not options.kernel or one.name in options.kernel]
+                    for one in every:
+                        if (card, one.key) not in known:
+                            known[card, one.key] = compiled(one, card)
+                    made[rows] = [known[card, one.key] for one in every]
+                    for one in {id(one): one for one in made[rows]}.values():
+                        one.used_by.append(f"{name} {weights} {rows}")
+                faults += differences(made, f"{name} in {weights}")
+    faults[:0] = [f"{one.kernel} ({one.shape}) on {one.card} {fault}" for one in known.values() for fault in one.faults]
+    return {"triton": triton.__version__, "passes": passes, "kernels": [*known.values()], "faults": faults}
+
+
+def differences(made: dict[int, list[Compiled]], model: str) -> list[str]:
+    """Where passes over different numbers of rows sum in different ways: their kernels are compared one by one."""
+    found = dict[str, None]()
+    for rows, every in made.items():
+        first = min(made)
+        for one, other in zip(made[first], every, strict=False):  # a chunk of a prompt ends before the head
+            if (one.kernel, one.sums) != (other.kernel, other.sums):
+                found[
+                    f"{model}, {one.card}: {first} and {rows} rows differ: {one.kernel} ({one.shape}) has {one.sums}, "
+                    f"{other.kernel} ({other.shape}) has {other.sums}"
+                ] = None
+    return [*found]
+
+
+def shown(found: dict[str, Any]) -> str:
+    """Both tables in Markdown, and the faults."""
+    rows = [
+        [one["model"], one["weights"], str(one["rows"]), str(one["launches"]), f"{one['bytes'] / 1e9:.2f}",
+         f"{one['floor_ms']:.2f}"]
+        for one in found["passes"]
+    ]  # fmt: skip
+    head = "model", "weights", "rows", "launches", "weights, GB", f"at {BANDWIDTH / 1e12} TB/s, ms"
+    lines = [*table(head, rows), ""]
+    by_shape: dict[tuple[str, ...], dict[str, Compiled]] = {}
+    for one in found["kernels"]:
+        products = ", ".join(re.sub(r"(aligned|row|col)\.", "", kind) for kind in one.products)
+        by_shape.setdefault((one.kernel, one.shape, products), {})[one.card] = one
+    each = lambda many, name: ", ".join(str(getattr(one, name)) for one in many.values())  # noqa: E731
+    rows = [
+        [kernel, shape, each(many, "registers"), each(many, "spilled"), each(many, "shared"), products,
+         each(many, "asynchronous"), f"{max(one.seconds for one in many.values()):.1f}"]
+        for (kernel, shape, products), many in by_shape.items()
+    ]  # fmt: skip
+    cards = ", ".join(dict.fromkeys(one.card for one in found["kernels"]))
+    head = "kernel", "shape", f"registers ({cards})", "spilled", "shared, bytes", "products", "cp.async", "compiled, s"
+    return "\n".join([*lines, *table(head, rows), "", *(found["faults"] or ["No faults."])])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print tables or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    chosen: dict[str, Sequence[Any]] = {"model": [*MODELS], "weights": WEIGHTS, "rows": ROWS, "card": [*CARDS]}
+    for name, choices in chosen.items():
+        parser.add_argument(f"--{name}", nargs="+", choices=choices, default=choices, type=type(choices[0]))
+    parser.add_argument("--kernel", nargs="+", help="these alone, such as multiply")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder, patch.object(knobs.cache, "dir", folder):
+        found = measure(options)
+    print(json.dumps(found, default=vars) if options.json else shown(found))
+    return 1 if found["faults"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

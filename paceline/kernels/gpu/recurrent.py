@@ -169,7 +169,7 @@ def _walk(
     if HAS_SKIP:
         bonus = tl.load(skip + head)
     key_at = head // SHARE * KEY + key
-    for step in range(first, last):
+    for step in tl.range(first, last, num_stages=3):
         node = step - waiting
         if not MOVES:
             node = tl.load(tree_paths + row * PATH + tl.maximum(node, 0))
@@ -287,8 +287,8 @@ def walk(
             _walk[r.heads * -(-r.value_dim // WIDE), batch, 1 if moves else nodes](
                 mixed, states, walked, fill(r.skip), starts, bases, steps, slots, inputs.sizes, places, tree,
                 batch, nodes, ring, r.q_at, r.k_at, r.v_at,
-                r.heads, r.heads // r.key_heads, r.key_dim, size, r.value_dim, padded, padded_heads, path, r.kind == DELTA_RULE, r.skip is not None, moves, is_chain,
-                num_warps=1 if size <= 128 else 4,
+                r.heads, r.heads // r.key_heads, r.key_dim, size, r.value_dim, padded, padded_heads, path,
+                r.kind == DELTA_RULE, r.skip is not None, moves, is_chain, num_warps=1 if size <= 128 else 4,
             )  # fmt: skip
     out = None if ends else torch.empty(rows, outs, dtype=dtype, device=device)
     group = r.norm_size or outs

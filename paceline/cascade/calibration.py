@@ -22,9 +22,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..hf.fingerprint import fingerprint
 from ..llm import LLM
 from ..quant.blocks import BlockLinear
-from ..quant.fp8 import Fp8Linear
-from ..quant.int4 import Int4Linear
-from ..quant.int8 import Int8Linear
+from ..quant.packed import CodedLinear
 from ..schema import Many, checked, checked_call, validate
 from ..system.files import read_kind, to_json, write_text
 from .bound import Point, Share, last_that_holds, prompts_needed, upper_bound
@@ -115,9 +113,8 @@ def _rounding(model: nn.Module) -> str:
             size = module.in_features * module.out_features
             kind, sample = module.form.name, module.values(range(0, size, max(1, size // _SAMPLE)))
             kind += "" if module.input_bits == 8 else f" x int{module.input_bits}"
-        elif isinstance(module, Int4Linear | Int8Linear | Fp8Linear):
-            kind = type(module).__name__.removesuffix("Linear")
-            sample = module.params if isinstance(module, Int4Linear) else module.scales
+        elif isinstance(module, CodedLinear):
+            kind, sample = module.form, module.scales
         else:
             continue
         formats.add(kind.lower())

@@ -192,12 +192,12 @@ class Description:
         )
         self.image_token = self._describe_ple(base) if getattr(base, "hidden_size_per_layer_input", None) else None
 
-    def _embeddings(self, embedding: Any) -> tuple[Tensor, int, float]:
+    def _embeddings(self, embedding: Any) -> tuple[Any, int, float]:
         """The table, its format, and what its rows are multiplied with."""
         scale = getattr(embedding, "embed_scale", None)
         scale = 1.0 if scale is None else float(torch.as_tensor(scale).to(self._dtype))
         if isinstance(embedding, BlockEmbedding):
-            return embedding.data, embedding.form, scale
+            return embedding.table, embedding.form, scale
         table: Tensor = embedding.weight.detach()
         return table, FORMATS[table.dtype], scale
 

@@ -1,4 +1,4 @@
-"""A model that the native library runs, as modules with transformers' names that hold weights and compute nothing.
+"""A model that kernels run, as modules with transformers' names that hold weights and compute nothing.
 
 Weights come one after another, in any order; each goes straight into the form of the kernels.
 """
@@ -11,25 +11,27 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..kernels.library import ACTIVATIONS, FORMATS, library
-from ..kernels.packing import Blocks
+from .. import kernels
+from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding, BlockLinear
 from ..quant.packed import PackedLinear, WeightArena
 from .checkpoint import Stored
 from .describe import FORMS, Form, config_of, has_fixed_ropes, head_dim_of, is_described, key_layers_of
 from .fingerprint import identified, remember, sample
 
+CPU = torch.device("cpu")
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 _DTYPES = ("BF16", "F16", "F32", "F64")  # of safetensors files
 
 
-def has_kernels(config: PretrainedConfig, dtype: torch.dtype) -> bool:
-    """Whether the native library runs models of this config with weights in this dtype, or in blocks."""
+def has_kernels(config: PretrainedConfig, dtype: torch.dtype, device: torch.device = CPU) -> bool:
+    """Whether the kernels of a device run models of this config with weights in this dtype, or in blocks."""
     activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
     known = is_described(config) and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and activation in ACTIVATIONS
     known = known and type(config).__module__.startswith("transformers.")
     sees_all = getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision")
-    return known and not sees_all and dtype in FORMATS and has_fixed_ropes(config) and library() is not None
+    known = known and not sees_all and dtype in FORMATS and has_fixed_ropes(config)
+    return known and kernels.kernels_for(device) is not None
 
 
 class DescribedModel(nn.Module):
@@ -38,10 +40,10 @@ class DescribedModel(nn.Module):
     shapes: of every weight, by its name in transformers. A tied output layer has none of its own.
     """
 
-    def __init__(self, config: PretrainedConfig, dtype: torch.dtype):
+    def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device = CPU):
         super().__init__()
         self.config: Any = config
-        self.device = torch.device("cpu")
+        self.device = device
         self.generation_config = GenerationConfig.from_model_config(config)
         self.model = _Decoder(self.config, dtype)
         self.lm_head: nn.Module = _linear(self.config.hidden_size, self.config.vocab_size, False, dtype)
@@ -71,7 +73,7 @@ class DescribedModel(nn.Module):
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.lm_head = value
 
-    def take(self, weights: Iterable[tuple[str, Tensor | Blocks]]) -> dict[str, list[Any]]:
+    def take(self, weights: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
         """Take weights by their names, one after another; returns the report of `checkpoint.check_loaded_weights`.
 
         Tensors are copied, so that nothing of the file that they may map stays in use.
@@ -90,28 +92,32 @@ class DescribedModel(nn.Module):
         self.requires_grad_(False).eval()
         return {"missing_keys": missing, "mismatched_keys": misshapen, "unexpected_keys": unexpected}
 
-    def _put(self, name: str, weight: Tensor | Blocks) -> None:
+    def _put(self, name: str, weight: Any) -> None:
         path, _, leaf = name.rpartition(".")
         module = self.get_submodule(path)
         if leaf == "weight" and isinstance(module, nn.Linear):
             self._put_matrix(path, weight, module.bias)
-        elif isinstance(weight, Blocks):
+        elif not isinstance(weight, Tensor):
             table = BlockEmbedding(weight, self.dtype, cast("Embedding", module).embed_scale)
             self.set_submodule(path, table)
             self._note(name, table)
         else:
-            setattr(module, leaf, nn.Parameter(weight.clone(), requires_grad=False))
+            setattr(module, leaf, nn.Parameter(weight.to(self.device, copy=True), requires_grad=False))
             self._note(name, weight)
         if name == TABLE and self.config.tie_word_embeddings:
             self._put_matrix(HEAD.rpartition(".")[0], weight)
 
-    def _put_matrix(self, path: str, weight: Tensor | Blocks, bias: Tensor | None = None) -> None:
-        if isinstance(weight, Blocks):
+    def _put_matrix(self, path: str, weight: Any, bias: Tensor | None = None) -> None:
+        if not isinstance(weight, Tensor):
             layer: nn.Module = BlockLinear(weight, bias, self.dtype)
             self._note(f"{path}.weight", layer)
         else:
             self._note(f"{path}.weight", weight)
-            layer = PackedLinear(linear_of(weight, bias), self._place)
+            layer = linear_of(weight, bias)
+            if PackedLinear.fits(layer):
+                layer = PackedLinear(layer, self._place)
+            else:
+                layer.weight = nn.Parameter(weight.to(self.device, copy=True), requires_grad=False)
         self.set_submodule(path, layer)
 
     def _note(self, name: str, weight: Any) -> None:
@@ -285,7 +291,7 @@ class Rotary(nn.Module):
         if kind not in self._known:
             self._known[kind] = _frequencies(self._config, kind)
         frequencies, factor = self._known[kind]
-        angles = position_ids[..., None].float() * frequencies
+        angles = position_ids[..., None].float() * frequencies.to(position_ids.device)
         angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * factor).to(like.dtype), (angles.sin() * factor).to(like.dtype)
 

@@ -128,17 +128,17 @@ def open_checkpoint(
     """A text model with its tokenizer, or a vision-language model with its processor; see `load_model` for errors.
 
     name_or_path: a folder or hub id, or a GGUF file.
-    packs: read weights straight into the form of the native kernels, where there are some for the model. Other models
-        are made by transformers.
+    packs: read weights straight into the form of the kernels of a CPU, and blocks of a GGUF file into that of any
+        device, where there are some for the model. Other models are made by transformers.
     """
     place, kind = chosen_device(device), dtype_of(dtype)
-    packs = packs and place.type == "cpu"
     if name_or_path.endswith(SUFFIX):
         if (revision := hub.get("revision")) is not None:
             raise ConfigError("a file has no revision", got=f"revision={revision!r}", fix="leave it out")
         path, dtypes = Path(name_or_path), lambda config: kind or usual_dtype(config, place)
-        model, tokenizer = open_gguf(path, dtypes, tokenizer, packs=packs, keeps_blocks=kind is None)
+        model, tokenizer = open_gguf(path, dtypes, tokenizer, packs=packs, keeps_blocks=kind is None, device=place)
         return _placed(name_or_path, model, place), tokenizer, None
+    packs = packs and place.type == "cpu"
     folder = local_folder(name_or_path, **hub)
     check_folder(folder)
     files = weight_files(folder)

@@ -42,4 +42,4 @@ def plain_twin(model: DescribedModel) -> "PreTrainedModel":
     for module in base.children():
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale = nn.Buffer(torch.tensor(module.scalar_embed_scale), persistent=False)
-    return cast("PreTrainedModel", twin.requires_grad_(False).eval())
+    return cast("PreTrainedModel", twin.to(model.device).requires_grad_(False).eval())

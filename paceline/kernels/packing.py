@@ -45,6 +45,18 @@ def unpack(packed: "Tensor | Bf12 | Blocks", outs: int, ins: int) -> Tensor:
     return packed.reshape(-1, packed.shape[2])[:outs, :ins].contiguous()
 
 
+def nibbles(codes: Tensor) -> Tensor:
+    """Codes of four bits, uint8 [out, in], in pairs of 32 inputs, the first in the lower bits: `gpu.formats`."""
+    codes = nn.functional.pad(codes, (0, -codes.shape[1] % 64)).view(len(codes), -1, 2, 32)
+    return (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1)
+
+
+def codes_of(packed: Tensor, ins: int) -> Tensor:
+    """What `nibbles` was given."""
+    pairs = packed.view(len(packed), -1, 1, 32)
+    return torch.cat([pairs & 15, pairs >> 4], 2).flatten(1)[:, :ins]
+
+
 @dataclass(eq=False)
 class Bf12:
     """bfloat16 weights of which half of the bits, the high bytes, take few values. No value is changed.

@@ -245,8 +245,9 @@ def int4_bytes(model: nn.Module) -> int:
     total = 0
     for module in model.modules():
         if isinstance(module, nn.Linear | PackedLinear) and fits_int4(module, _GROUP_SIZE):
-            padding = -module.out_features % OUTPUTS_PER_BLOCK if has_kernels(device_of(module)) else 0
-            weights = module.in_features * (module.out_features + padding)
+            outs, ins = module.out_features, module.in_features
+            native = has_kernels(device_of(module))
+            weights = (outs + -outs % OUTPUTS_PER_BLOCK) * ins if native else outs * (ins + -ins % 64)
             total += weights // 2 + 4 * (weights // _GROUP_SIZE)
     return total
 

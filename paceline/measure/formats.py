@@ -72,11 +72,9 @@ def unpacked_formats(llm: LLM, path: str) -> dict[str, str]:
             continue
         if form not in BlockFormat.__members__:
             reason = "there are no kernels for it"
-        elif loaded.device.type != "cpu":
-            reason = f"there are no kernels for {loaded.device.type}"
-        elif (kernels := load_kernels()).library is None:
+        elif loaded.device.type == "cpu" and (kernels := load_kernels()).library is None:
             reason = kernels.reason
-        elif not has_kernels(loaded.model.config, loaded.dtype):
+        elif not has_kernels(loaded.model.config, loaded.dtype, loaded.device):
             reason = f"models of type {loaded.model.config.model_type} run in torch"
         elif len(tensor.shape) != 2:
             reason = "experts run in torch"

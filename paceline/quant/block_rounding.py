@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..kernels.library import BlockFormat
-from ..kernels.packing import Blocks
+from .packed import blocks_of
 
 _Array: TypeAlias = NDArray[Any]
 _PIECE = 1 << 16  # weights that are rounded at once: what is computed of them stays in the caches of a core
@@ -118,10 +118,10 @@ def round_rows(form: BlockFormat, weight: Tensor, name: str) -> Tensor:
     return torch.from_numpy(np.concatenate(pieces))
 
 
-def round_matrix(form: BlockFormat, weight: Tensor, name: str) -> Blocks:
-    """The same for the kernels."""
-    rows = round_rows(form, weight, name)
-    return Blocks.of(form, (weight.shape[0], weight.shape[1]), lambda some: rows[some])
+def round_matrix(form: BlockFormat, weight: Tensor, name: str) -> Any:
+    """The same for the kernels of its device, see `blocks_of`."""
+    rows = round_rows(form, weight.cpu(), name)
+    return blocks_of(form, (weight.shape[0], weight.shape[1]), lambda some: rows[some], weight.device)
 
 
 def _round(form: BlockFormat, blocks: _Array) -> _Rounded:

@@ -1,9 +1,9 @@
-"""FP8 weights (e4m3) with one scale per output; activations are rounded to FP8 too, with one scale per row.
+"""FP8 weights (e4m3) with one scale per output, for the kernels of a GPU.
 
-    x = s_x X     W = s_w C     x W' = s_x s_w (X C')        X, C in float8_e4m3fn, sums in float32 on tensor cores
+    W = s_w C       x W' = s_w (x C')       C in float8_e4m3fn
 
-Half the bytes of bfloat16 and no unpacking; a value keeps 4 significant bits. Tested with the same calls on CPU
-tensors; it needs a card of compute capability 8.9 or later (Ada, Hopper, Blackwell).
+Half the bytes of bfloat16; a value keeps 4 significant bits. Codes are widened in registers, so that it needs no card
+that multiplies FP8. With inputs of 8 bits, rows are rounded to e4m3, too.
 """
 
 from typing import cast, final
@@ -12,22 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .packed import PackedLinear, QuantizedLinear
+from .packed import CodedLinear, PackedLinear, QuantizedLinear, gpu_kernels
 
 _LARGEST = 448.0  # of e4m3
-_CAPABILITY = (8, 9)
 _PIECE = 4096  # outputs rounded at once, to keep the float32 copy small
 
 
 def require_fp8(device: torch.device) -> None:
     """Raise `ConfigError` if the device has no kernels for FP8."""
-    capability, got = (0, 0), device.type
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        got = f"{torch.cuda.get_device_name(device)}, compute capability {capability[0]}.{capability[1]}"
-    if capability < _CAPABILITY:
-        expected, fix = "a CUDA card of compute capability 8.9 or later", "use weights='int8' or 'int4'"
-        raise ConfigError("weights='fp8' cannot be used on this device", got=got, expected=expected, fix=fix)
+    if gpu_kernels(device) is None:
+        expected, fix = "a CUDA device, and Triton", "use weights='int8' or 'int4'"
+        raise ConfigError("weights='fp8' cannot be used on this device", got=device.type, expected=expected, fix=fix)
 
 
 def quantize_fp8(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,30 +38,24 @@ def dequantize_fp8(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 @final
-class Fp8Linear(QuantizedLinear):
-    """A linear layer with FP8 weights, which rounds its activations to FP8."""
+class Fp8Linear(CodedLinear):
+    """A linear layer with FP8 weights. input_bits: 8: its inputs are rounded to FP8, too."""
 
-    def __init__(self, linear: nn.Linear | PackedLinear | QuantizedLinear):
-        super().__init__()
-        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+    form = "FP8"
+
+    def __init__(self, linear: nn.Linear | PackedLinear | QuantizedLinear, input_bits: int = 16):
         weight = cast("Tensor", linear.weight).detach()
-        pieces = [quantize_fp8(rows) for rows in weight.split(_PIECE)]
-        self.codes = nn.Buffer(torch.cat([codes for codes, _ in pieces]), persistent=False)
-        self.scales = nn.Buffer(torch.cat([scales for _, scales in pieces]), persistent=False)
+        codes, scales = zip(*(quantize_fp8(rows) for rows in weight.split(_PIECE)), strict=True)
+        codes, scales = torch.cat(codes).view(torch.uint8), torch.cat(scales)[:, 0]
+        super().__init__(weight.shape, codes, scales, linear.bias)
+        self.input_bits = input_bits
 
     @staticmethod
     def fits(linear: nn.Linear | PackedLinear | QuantizedLinear) -> bool:
         """True iff the kernels take this shape."""
-        return linear.in_features % 16 == 0 and linear.out_features % 16 == 0
+        return linear.in_features % 16 == 0
 
     @property
     def weight(self) -> Tensor:
         """The dequantised weight, bfloat16 [out, in]."""
-        return dequantize_fp8(self.codes, self.scales).bfloat16()
-
-    def product(self, rows: Tensor) -> Tensor:
-        codes, scales = quantize_fp8(rows)
-        # [R, K] in rows, [K, out] in columns: the only layout that the kernel takes
-        return torch.ops.aten._scaled_mm(
-            codes, self.codes.t(), scale_a=scales, scale_b=self.scales.t(), out_dtype=torch.bfloat16
-        )
+        return dequantize_fp8(self.codes.view(torch.float8_e4m3fn), self.scales[:, None]).bfloat16()

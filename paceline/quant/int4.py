@@ -1,4 +1,4 @@
-"""INT4 weights in groups, asymmetric, round to nearest: blocks of the native kernels on CPU, ATen's layout elsewhere.
+"""INT4 weights in groups, asymmetric, round to nearest: blocks of the native kernels on CPU, nibbles elsewhere.
 
 A group of `group_size` weights of one output row shares a scale s and a zero point z, both in bfloat16:
 
@@ -9,20 +9,19 @@ scale and a zero point of their own, so that larger groups repeat them.
 """
 
 from dataclasses import replace
-from typing import cast
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels.library import BlockFormat
-from ..kernels.packing import Blocks
+from ..kernels.packing import Blocks, codes_of, nibbles
 from .blocks import BlockLinear
-from .packed import PackedLinear, Place, QuantizedLinear, device_of, has_kernels, in_place
+from .packed import CodedLinear, PackedLinear, Place, QuantizedLinear, has_kernels, in_place
 
 GROUP_SIZES = (32, 64, 128, 256)
 BITS = (4, 3, 2)
 SMALLEST_SCALE = 1e-6  # of a group without any spread
-_INNER_K_TILES = 8  # of the CUDA kernel's layout
 _ROWS = 4096  # quantised at once, to keep the float32 copy small
 
 
@@ -89,7 +88,7 @@ def int4_linear(
     dtype: what its weights are read as.
     """
     if not has_kernels(codes.device):
-        return Int4Linear(codes, params, bias)
+        return Int4Linear(codes, params, bits, bias, dtype)
     blocks = Blocks.of_codes(BlockFormat[f"INT{bits}"], codes - (8 - (1 << bits - 1)), params)
     return BlockLinear(replace(blocks, data=place(blocks.data)), bias, dtype)
 
@@ -102,29 +101,27 @@ def to_int4(linear: nn.Module, group_size: int, bits: int = 4, place: Place = in
 
 
 def fits_int4(linear: nn.Linear | PackedLinear | QuantizedLinear, group_size: int) -> bool:
-    """True iff the kernels of its device take this shape."""
-    if linear.in_features % group_size:
-        return False
-    return linear.out_features % 16 == 0 or has_kernels(device_of(linear))
+    """True iff groups divide the inputs."""
+    return linear.in_features % group_size == 0
 
 
-class Int4Linear(QuantizedLinear):
-    """A linear layer with INT4 weights that ATen multiplies, in bfloat16."""
+@final
+class Int4Linear(CodedLinear):
+    """A linear layer with INT4 weights. scales: words of a scale and a zero point in bfloat16, int32 [out, groups].
 
-    def __init__(self, codes: Tensor, params: Tensor, bias: Tensor | None):
-        super().__init__()
-        (self.out_features, self.in_features), self.bias = codes.shape, bias
-        self.group_size = self.in_features // len(params)
-        if codes.device.type == "cuda":
-            # The CUDA layout has two codes per byte, the even one in the high half.
-            pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
-            packed = torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_K_TILES)
-        else:
-            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-        self.packed = nn.Buffer(packed, persistent=False)
-        self.params = nn.Buffer(params, persistent=False)
+    codes: int32 [out, in]. params: as of `quantize_int4`. dtype: what `weight` is read as.
+    """
 
-    def product(self, rows: Tensor) -> Tensor:
-        on_cpu = rows.device.type != "cuda"
-        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu if on_cpu else torch.ops.aten._weight_int4pack_mm
-        return multiply(rows.bfloat16(), self.packed, self.group_size, self.params)
+    form = "INT4"
+
+    def __init__(self, codes: Tensor, params: Tensor, bits: int, bias: Tensor | None, dtype: torch.dtype):
+        words = params.transpose(0, 1).contiguous().view(torch.int32)[..., 0]
+        super().__init__(codes.shape, nibbles(codes.to(torch.uint8)), words, bias)
+        self.group_size, self.bits, self._dtype = self.in_features // len(params), bits, dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """The dequantised weight [out, in], computed on every read."""
+        codes = codes_of(self.codes, self.in_features).view(*self.scales.shape, -1)
+        scale, zero = self.scales[..., None].view(torch.bfloat16).float().unbind(-1)
+        return ((codes.float() - 8) * scale[..., None] + zero[..., None]).flatten(1).to(self._dtype)

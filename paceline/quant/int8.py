@@ -1,4 +1,4 @@
-"""INT8 weights: blocks of 32 (Q8_0) for the native kernels on CPU, one scale per output for ATen elsewhere."""
+"""INT8 weights: blocks of 32 (Q8_0) for the native kernels on CPU, one scale per output elsewhere."""
 
 from dataclasses import replace
 from typing import cast, final
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..kernels.library import BlockFormat
 from .block_rounding import round_matrix
 from .blocks import BlockLinear
-from .packed import PackedLinear, Place, QuantizedLinear, device_of, has_kernels, in_place
+from .packed import CodedLinear, PackedLinear, Place, QuantizedLinear, device_of, has_kernels, in_place
 
 _PIECE = 4096  # outputs rounded at once, to keep the float32 copy small
 
@@ -38,29 +38,21 @@ def to_int8(linear: nn.Module, place: Place = in_place) -> QuantizedLinear:
 
 
 def fits_int8(linear: nn.Linear | PackedLinear | QuantizedLinear) -> bool:
-    """True iff there is a kernel for this layer on its device."""
-    device = device_of(linear)
-    if device.type not in ("cpu", "cuda") or linear.in_features % 32:
-        return False  # ATen's kernel for CPUs reads past the end of other rows
-    key = device.type.upper()
-    return has_kernels(device) or torch._C._dispatch_has_kernel_for_dispatch_key("aten::_weight_int8pack_mm", key)
+    """True iff blocks divide the inputs, and the layer is on a device that holds numbers."""
+    return linear.in_features % 32 == 0 and device_of(linear).type in ("cpu", "cuda")
 
 
 @final
-class Int8Linear(QuantizedLinear):
-    """A linear layer with INT8 weights that ATen multiplies, with activations in bfloat16."""
+class Int8Linear(CodedLinear):
+    """A linear layer with INT8 weights, rounded from `weight` [out, in]."""
+
+    form = "INT8"
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        super().__init__()
-        (self.out_features, self.in_features), self.bias = weight.shape, bias
-        codes, scales = quantize_int8(weight)
+        super().__init__(weight.shape, *quantize_int8(weight), bias)
         self._dtype = weight.dtype
-        self.codes, self.scales = nn.Buffer(codes, persistent=False), nn.Buffer(scales, persistent=False)
 
     @property
     def weight(self) -> Tensor:
         """The dequantised weight [out, in], computed on every read."""
         return dequantize_int8(self.codes, self.scales).to(self._dtype)
-
-    def product(self, rows: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int8pack_mm(rows.bfloat16(), self.codes, self.scales.bfloat16())

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from .. import kernels
 from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import BlockFormat
-from ..kernels.packing import Blocks
 from .block_rounding import round_matrix
 from .blocks import BlockEmbedding, BlockLinear
 from .fp8 import Fp8Linear, require_fp8
@@ -66,9 +66,9 @@ def quantize_target(model: "PreTrainedModel", weights: Weights, group_size: int 
     arena = WeightArena()
     make = _maker(weights, group_size, 4, arena)
     needs = {
-        "int4": f"inputs divisible by {group_size}, and outputs by 16 without native kernels",
+        "int4": f"inputs divisible by {group_size}",
         "int8": "inputs divisible by 32",
-        "fp8": "inputs and outputs divisible by 16",
+        "fp8": "inputs divisible by 16",
     }[weights]
     report = _replace_layers(model, make, f"{weights.upper()}: {needs}, more bits than that")
     if weights == "fp8":
@@ -91,7 +91,7 @@ def quantize_linears(
     if bits not in BITS:
         raise ConfigError("unknown bits", got=bits, expected="one of " + ", ".join(map(str, BITS)))
     make = _maker("int4", group_size, bits, WeightArena())
-    needs = f"INT{bits}: inputs divisible by {group_size}, outputs by 16 without native kernels, more bits than that"
+    needs = f"INT{bits}: inputs divisible by {group_size}, more bits than that"
     report = _replace_layers(model, make, needs)
     return report if lm_head == "shared" else _replace_head(model, {"int4": make}, report)
 
@@ -103,24 +103,25 @@ def quantize_head(model: "PreTrainedModel", group_size: int, report: QuantReport
 
 
 def _to_blocks(model: "PreTrainedModel", weights: str) -> QuantReport:
-    if not has_kernels(model.device):
+    if kernels.kernels_for(model.device) is None:
         raise ConfigError(
-            f"weights in blocks, as {weights}, are for native kernels on a CPU", got=str(model.device),
-            expected="a CPU for which the kernels can be compiled", fix='use "int8" or "int4", or leave weights out',
+            f"weights in blocks, as {weights}, are for kernels that this device does not have", got=str(model.device),
+            expected="a CPU for which they can be compiled, or CUDA with Triton",
+            fix='use "int8" or "int4", or leave weights out',
         )  # fmt: skip
     config: Any = model.config.get_text_config()
     head: Any = model.get_output_embeddings()
     embedding: Any = model.get_input_embeddings()
     place, layers, kept, formats = WeightArena(), list[BlockLinear](), 0, Counter[str]()
 
-    def in_blocks(path: str, weight: Tensor, form: BlockFormat | None) -> Blocks | None:
+    def in_blocks(path: str, weight: Tensor, form: BlockFormat | None) -> Any:
         if form is None:
             return None
         formats[form.name] += 1
         blocks = round_matrix(form, weight.detach(), path)
-        return replace(blocks, data=place(blocks.data))
+        return replace(blocks, data=place(blocks.data)) if has_kernels(model.device) else blocks
 
-    def put(path: str, linear: Any, weight: Tensor, blocks: Blocks | None) -> None:
+    def put(path: str, linear: Any, weight: Tensor, blocks: Any) -> None:
         nonlocal kept
         if blocks is None:
             kept += 1
@@ -158,8 +159,8 @@ def _maker(weights: Weights, group_size: int, bits: int, arena: WeightArena) -> 
         raise ConfigError("unknown group size", got=group_size, expected="one of " + ", ".join(map(str, GROUP_SIZES)))
 
     def make(linear: _Layer) -> QuantizedLinear | None:
-        if bits_of(linear) <= {"fp8": 8, "int8": 8}.get(weights, bits) or isinstance(linear, Int4Linear):
-            return None  # ATen's layout of INT4 is not read back
+        if bits_of(linear) <= {"fp8": 8, "int8": 8}.get(weights, bits):
+            return None
         if weights == "fp8":
             return Fp8Linear(linear) if Fp8Linear.fits(linear) else None
         if weights == "int8":
@@ -173,7 +174,7 @@ def bits_of(linear: _Layer) -> int:
     """The bits of a weight; scales do not count."""
     if isinstance(linear, BlockLinear):
         return linear.form.bits
-    return {Int4Linear: 4, Int8Linear: 8, Fp8Linear: 8}.get(type(linear), 16)
+    return linear.bits if isinstance(linear, Int4Linear) else 8 if isinstance(linear, Int8Linear | Fp8Linear) else 16
 
 
 def _replace_layers(model: "PreTrainedModel", make: _Make, needs: str) -> QuantReport:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import kernels
 from ..kernels import library
 from ..kernels.build import load
-from ..kernels.library import FORMATS, Matrix, NumberFormat, address, ask_large_pages, multiply
+from ..kernels.library import FORMATS, BlockFormat, Matrix, NumberFormat, address, ask_large_pages, multiply
 from ..kernels.packing import (
     OUTPUTS_PER_BLOCK,
     Bf12,
@@ -36,6 +36,20 @@ def has_kernels(device: torch.device) -> bool:
     return kernels.kernels_for(device) is library
 
 
+def gpu_kernels(device: torch.device) -> Any:
+    """The kernels of a GPU, if this device has them; None otherwise."""
+    found = kernels.kernels_for(device)
+    return None if found is library else found
+
+
+def blocks_of(
+    form: BlockFormat, shape: tuple[int, int], read: Callable[[slice], Tensor], device: torch.device, **room: Any
+) -> Any:
+    """Weights in blocks for the kernels of a device, see `Blocks.of`."""
+    gpu = gpu_kernels(device)
+    return Blocks.of(form, shape, read, **room) if gpu is None else gpu.Blocks.of(form, shape, read, device)
+
+
 def device_of(linear: nn.Module) -> torch.device:
     """The device of a linear layer's weights, in whatever format."""
     return next(iter([*linear.parameters(), *linear.buffers()])).device
@@ -49,8 +63,13 @@ class QuantizedLinear(nn.Module):
     bias: Tensor | None
 
     @property
-    def matrix(self) -> "PackedMatrix | None":
-        """The weights for the native kernels; None if ATen multiplies."""
+    def weight(self) -> Tensor:
+        """The dequantised weight [out, in], computed on every read."""
+        raise NotImplementedError
+
+    @property
+    def matrix(self) -> Any:
+        """The weights for the kernels of its device; None if torch multiplies."""
         return None
 
     @property
@@ -58,16 +77,36 @@ class QuantizedLinear(nn.Module):
         """Bytes of codes and scales, padding included."""
         return sum(held.nbytes for held in self.buffers())
 
-    def product(self, rows: Tensor) -> Tensor:
-        """The rows [R, in] times the weights, by ATen. [R, out]."""
-        raise NotImplementedError
-
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
         if (matrix := self.matrix) is not None:
             return matrix(x)
-        out = self.product(x.reshape(-1, self.in_features)).to(x.dtype).view(*x.shape[:-1], self.out_features)
-        return out if self.bias is None else out + self.bias
+        return nn.functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class CodedLinear(QuantizedLinear):
+    """Codes and scales as `kernels.gpu.formats` has them; without kernels of a GPU torch multiplies."""
+
+    form: ClassVar[str]
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, shape: Sequence[int], codes: Tensor, scales: Tensor, bias: Tensor | None):
+        super().__init__()
+        (self.out_features, self.in_features), self.bias = shape, bias
+        self.codes, self.scales = nn.Buffer(codes, persistent=False), nn.Buffer(scales, persistent=False)
+        self.group_size, self.input_bits = self.in_features, 16
+
+    @property
+    def matrix(self) -> Any:
+        """The weights for the kernels of a GPU; None if torch multiplies."""
+        if (gpu := gpu_kernels(self.codes.device)) is None:
+            return None
+        bias = None if self.bias is None else self.bias.detach().float()
+        return gpu.Matrix(
+            self.codes, self.scales, bias, outs=self.out_features, ins=self.in_features, group=self.group_size,
+            format=getattr(gpu, self.form), input_bits=self.input_bits,
+        )  # fmt: skip
 
 
 class PackedLinear(nn.Module):

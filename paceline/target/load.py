@@ -25,7 +25,7 @@ from ..hf.vision import is_vlm
 from ..kernels import library
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
 from ..quant.linears import QuantReport, Weights, quantize_target
-from ..quant.packed import PackedLinear, pack_linears
+from ..quant.packed import PackedLinear, has_kernels, pack_linears
 from ..system.hardware import uncollected
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
@@ -129,7 +129,7 @@ def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedMod
     """A copy whose inputs are rounded to so many bits before blocks. Raises `ConfigError` where there are none."""
     model = share_copy(loaded.model)
     layers = [module for module in model.modules() if isinstance(module, BlockLinear)]
-    if not layers:
+    if not layers or not has_kernels(layers[0].data.device):
         raise ConfigError(
             f"activations={activations!r} is for weights in blocks, which {loaded.name} does not have",
             expected="a GGUF file, or weights=..., on a CPU with native kernels", fix="leave activations out",

@@ -66,7 +66,7 @@ def _facts(model: DescribedModel, fingerprint: str) -> str:
     versions |= {"transformers": transformers.__version__}
     config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
     forms = sorted({module.form.name for module in model.modules() if isinstance(module, BlockWeights)})
-    facts = {"passed": fingerprint, "dtype": str(model.dtype), "forms": forms, "kernels": str(load())}
+    facts = {"passed": fingerprint, "dtype": str(model.dtype), "forms": forms, "kernels": f"{load()} {model.device}"}
     return to_json({**facts, "versions": versions, "config": config}) + "\n"
 
 

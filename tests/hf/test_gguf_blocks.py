@@ -16,7 +16,7 @@ from paceline.hf.fingerprint import fingerprint
 from paceline.hf.gguf.load import FORMS, open_gguf
 from paceline.hf.twin import in_float32, plain_twin
 from paceline.kernels import load
-from paceline.kernels.packing import unpack
+from paceline.kernels.packing import Blocks
 from paceline.quant.blocks import BlockEmbedding, BlockLinear, BlockWeights
 from paceline.quant.packed import PackedLinear
 from paceline.target import ModelRunner, load_model
@@ -121,11 +121,9 @@ def test_what_cannot_be_kept_is_told(tmp_path, caplog):
 
 
 def test_kernels_that_multiply_wrongly_are_refused(tmp_path, monkeypatch):
-    from paceline.quant import blocks
-
     path = written(tmp_path, "llama")
     assert load_model(str(path)).is_native
-    monkeypatch.setattr(blocks, "unpack", lambda *given: unpack(*given).roll(1, 0))
+    monkeypatch.setattr(Blocks, "rows", lambda self, some, rows=Blocks.rows: rows(self, some).roll(1, 0))
     with pytest.raises(PacelineError, match="multiply wrongly"):
         load_model(str(path))
 

@@ -148,5 +148,5 @@ def test_what_does_not_fit_is_told():
 
 def test_blocks_need_native_kernels(monkeypatch):
     monkeypatch.setattr("paceline.kernels.kernels_for", lambda device: None)
-    with pytest.raises(ConfigError, match=r"q4_k.*native kernels"):
+    with pytest.raises(ConfigError, match=r"q4_k.*kernels that this device does not have"):
         quantize_target(tiny_model("llama"), "q4_k")

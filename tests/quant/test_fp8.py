@@ -1,4 +1,4 @@
-"""FP8 layers: the arithmetic on CPU tensors, which take the same calls, and the refusals elsewhere."""
+"""FP8 layers: the arithmetic in torch, and the refusals where there are no kernels."""
 
 import pytest
 import torch
@@ -30,8 +30,7 @@ def test_products_are_those_of_the_codes(rows, dtype):
     layer = linear(128, 48).to(dtype)
     made = Fp8Linear(layer)
     x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
-    weight, inputs = dequantize_fp8(made.codes, made.scales), dequantize_fp8(*quantize_fp8(x))
-    expected = inputs @ weight.T + (0 if layer.bias is None else layer.bias.float())
+    expected = x.float() @ made.weight.float().T + (0 if layer.bias is None else layer.bias.float())
     got = made(x[None])
     assert got.dtype is dtype
     assert got.shape == (1, rows, 48)
@@ -53,14 +52,8 @@ def test_a_model_says_nearly_the_same(monkeypatch):
 
 
 def test_refusals(monkeypatch):
-    with pytest.raises(ConfigError, match=r"weights='fp8'.*cpu.*8\.9.*int8"):
+    with pytest.raises(ConfigError, match=r"weights='fp8'.*cpu.*CUDA.*int8"):
         quantize_target(tiny_model("llama"), "fp8")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
-    with pytest.raises(ConfigError, match=r"weights='fp8'.*A100, compute capability 8\.0.*8\.9"):
-        linears_module.require_fp8(torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    linears_module.require_fp8(torch.device("cuda"))
     monkeypatch.setattr(linears_module, "require_fp8", lambda device: None)
     with pytest.raises(IncompatibleModels, match=r"FP8.*divisible by 16"):
         quantize_target(tiny_model("gpt2"), "fp8")

@@ -67,7 +67,7 @@ def test_weight_is_what_the_codes_stand_for(kernel):
     assert torch.equal(codes.abs().amax(1), torch.full((48,), 127, dtype=torch.int8))
     assert bool(((dequantize_int8(codes, scales) - plain.weight).abs() <= 0.51 * scales[:, None]).all())
     layer = to_int8(plain)
-    if kernel == "aten":
+    if kernel == "torch":
         assert torch.equal(layer.weight, dequantize_int8(codes, scales).bfloat16())
     assert bool(((layer.weight - plain.weight).float().abs() <= 0.51 * scales[:, None] + 2**-8).all())
     assert layer.num_bytes == (64 * 64 // 32 * 34 if kernel == "native" else 64 * 48 + 4 * 48)

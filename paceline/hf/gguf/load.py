@@ -17,7 +17,7 @@ from ...errors import ConfigError, IncompatibleModels
 from ...kernels.library import BlockFormat
 from ...system.files import Progress, read_json, to_json, write_text
 from ..checkpoint import Stored, check_config, check_loaded_weights, check_model_size, on_meta, quietly, refused
-from ..described import DescribedModel, has_kernels
+from ..described import CPU, DescribedModel, has_kernels
 from ..fingerprint import note_rounded
 from .config import FORMS, class_of, config_of
 from .file import GGUFFile, read_gguf
@@ -37,13 +37,15 @@ def open_gguf(
     progress: Progress = lambda *_: None,
     packs: bool = False,
     keeps_blocks: bool = True,
+    device: torch.device = CPU,
 ) -> tuple["PreTrainedModel | DescribedModel", PreTrainedTokenizerBase]:
-    """The model of a GGUF file on the CPU, and its tokenizer.
+    """The model of a GGUF file, and its tokenizer.
 
     dtype: what the model is made in, None: the file's own dtype, or bfloat16 where it is quantised.
     tokenizer: in place of the file's.
     packs: put weights into the form of the kernels, where there are some for this architecture.
     keeps_blocks: then leave quantised matrices in their blocks.
+    device: of whose kernels weights are packed for. Other models are on the CPU.
 
     Raises `ConfigError` for what is no whole GGUF file of a language model, and for entries that are not understood;
     `IncompatibleModels` for other architectures.
@@ -55,9 +57,9 @@ def open_gguf(
         config = config_of(file)
     check_config(str(path), config)
     wanted = dtype(config) or file.dtype
-    is_packed = packs and has_kernels(config, wanted)
+    is_packed = packs and has_kernels(config, wanted, device)
     held = {tensor.name: Stored("F32", tensor.shape) for tensor in file.tensors}
-    build = partial(DescribedModel, config, wanted) if is_packed else partial(on_meta, class_of(config), config)
+    build = partial(DescribedModel, config, wanted, device) if is_packed else partial(on_meta, class_of(config), config)
     built = check_model_size(str(path), build, config, held)
     tokenizer = tokenizer or gguf_tokenizer(file)
     kept = BlockFormat.__members__ if is_packed and keeps_blocks else {}
@@ -65,7 +67,7 @@ def open_gguf(
         _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(changed), str(wanted).split(".")[1])
     with refused(f"the weights in {str(path)!r} cannot be read", fix="fetch it again"):
         shapes = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()}
-        weights = read_weights(file, config, shapes, wanted, progress, kept)
+        weights = read_weights(file, config, shapes, wanted, progress, kept, device)
         if isinstance(built, DescribedModel):
             model, loaded = built, built.take(weights)
         else:

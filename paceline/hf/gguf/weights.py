@@ -11,10 +11,10 @@ from transformers import PretrainedConfig
 
 from ...errors import ConfigError
 from ...kernels.library import BlockFormat
-from ...kernels.packing import Blocks
-from ...quant.packed import WeightArena
+from ...quant.packed import WeightArena, blocks_of
 from ...system.files import Progress
 from ..describe import head_dim_of
+from ..described import CPU
 from .config import FORMS, ROPE_FACTORS, not_understood
 from .file import GGUFFile, GGUFTensor
 
@@ -30,10 +30,12 @@ def read_weights(
     dtype: torch.dtype,
     progress: Progress,
     kept: Mapping[str, BlockFormat],
-) -> Iterator[tuple[str, Tensor | Blocks]]:
+    device: torch.device = CPU,
+) -> Iterator[tuple[str, Any]]:
     """Every tensor in `dtype`, or in blocks of the kept formats, with its name in transformers, one after another.
 
-    shapes: of all weights, by these names. Raises `ConfigError` for a tensor that has none.
+    shapes: of all weights, by these names. device: of whose kernels the blocks are.
+    Raises `ConfigError` for a tensor that has no name.
     """
     form = FORMS[file.architecture]
     places = places_of(file.architecture, config, shapes)
@@ -50,7 +52,7 @@ def read_weights(
         if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
             order = rotary_order(tensor.shape[0], head_dim_of(config))
         if len(tensor.shape) == 2 and tensor.kind.name in kept:
-            weight = _blocks(file, tensor, order, kept, arena)
+            weight: Any = _blocks(file, tensor, order, kept, device, arena)
             is_finite = weight.is_finite
         else:
             minus = 1 if form.plus_one and tensor.name.endswith("norm.weight") else 0
@@ -62,7 +64,7 @@ def read_weights(
                 f"the tensor {tensor.name!r} of {str(file.path)!r} holds other than finite numbers",
                 fix="fetch it again",
             )
-        if part is None or isinstance(weight, Blocks):
+        if part is None or not isinstance(weight, Tensor):
             yield name, weight
         else:
             whole = parts.setdefault(name, torch.empty(shapes[name], dtype=dtype))
@@ -132,8 +134,13 @@ def rotary_order(rows: int, head_dim: int) -> Tensor:
 
 
 def _blocks(
-    file: GGUFFile, tensor: GGUFTensor, order: Tensor | None, kept: Mapping[str, BlockFormat], arena: WeightArena
-) -> Blocks:
+    file: GGUFFile,
+    tensor: GGUFTensor,
+    order: Tensor | None,
+    kept: Mapping[str, BlockFormat],
+    device: torch.device,
+    arena: WeightArena,
+) -> Any:
     """A matrix as it is in the file, its rows in this order."""
     rows = None if order is None else order.numpy()
 
@@ -141,4 +148,4 @@ def _blocks(
         data = file.bytes_of(tensor)  # mapped for this piece, after which its pages are given back
         return torch.from_numpy(data[some] if rows is None else data[rows[some]])
 
-    return Blocks.of(kept[tensor.kind.name], cast("Any", tensor.shape), read, arena.room)
+    return blocks_of(kept[tensor.kind.name], cast("Any", tensor.shape), read, device, room=arena.room)

@@ -3,11 +3,13 @@
 The bits of a row depend on nothing but what it reads: every sum is taken in an order that shapes fix.
 """
 
+from .blocks import Blocks
 from .columns import move_columns
-from .formats import matrix_of
+from .formats import FP8, INT4, INT8, matrix_of
 from .graphs import run
-from .passes import Inputs, compute
+from .passes import compute
 from .structures import (
+    Inputs,
     Layer,
     Matrix,
     Model,
@@ -21,6 +23,10 @@ from .structures import (
 )
 
 __all__ = [
+    "FP8",
+    "INT4",
+    "INT8",
+    "Blocks",
     "Inputs",
     "Layer",
     "Matrix",

@@ -7,18 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from ..library import BlockFormat
+from ..packing import nibbles
 from .rows import embed
 from .structures import Matrix
 
-BLOCKS = frozenset(BlockFormat) - {BlockFormat[name] for name in ("Q2_K", "Q3_K", "IQ4_XS", "INT2", "INT3")}
-"""The block formats that these kernels read."""
 _PIECE = 1 << 26  # bytes, about, that are taken apart at once
-
-
-def nibbles(codes: Tensor) -> Tensor:
-    """Codes of four bits, uint8 [out, in], as `formats` lays them out; padded with zeros to 64 inputs."""
-    codes = nn.functional.pad(codes, (0, -codes.shape[1] % 64)).view(len(codes), -1, 2, 32)
-    return (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1)
 
 
 def _words(halves: Tensor) -> Tensor:
@@ -28,14 +21,24 @@ def _words(halves: Tensor) -> Tensor:
 
 
 def _taken_apart(form: BlockFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Data and scales, see `formats`, and the floats among them, from blocks as in a file, uint8 [out, blocks, bytes]."""
+    """Data, scales, and the floats among these, see `formats`. blocks: as in a file, uint8 [out, blocks, bytes]."""
     if form in (BlockFormat.Q4_K, BlockFormat.Q5_K):
         head, fifth, codes = blocks.split([16, 32 if form is BlockFormat.Q5_K else 0, 128], -1)
         return torch.cat([codes, fifth], -1).flatten(1), _words(head), head[..., :4].contiguous().view(torch.float16)
-    if form is BlockFormat.Q6_K:
-        codes, scales, d = blocks.split([192, 16, 2], -1)
-        words = _words(nn.functional.pad(torch.cat([scales, d], -1), (0, 2)))
-        return codes.flatten(1), words, d.contiguous().view(torch.float16)
+    if form is BlockFormat.IQ4_XS:
+        head, codes = blocks.split([8, 128], -1)
+        codes = codes.reshape(len(codes), -1, 16)
+        return _nibbles(codes), _words(head), head[..., :2].contiguous().view(torch.float16)
+    if form.inputs == 256:
+        if form is BlockFormat.Q2_K:
+            blocks = blocks.roll(-16, -1)  # scales come first there
+            codes, d, scales = blocks.split([64, 4, 16], -1)
+            high = codes[..., :0]
+        else:
+            sizes = [32, 64, 12, 2] if form is BlockFormat.Q3_K else [0, 192, 16, 2]
+            high, codes, scales, d = blocks.split(sizes, -1)
+        words = _words(nn.functional.pad(torch.cat([scales, d], -1), (0, 4 - d.shape[-1])))
+        return torch.cat([codes, high], -1).flatten(1), words, d.contiguous().view(torch.float16)
     size = {BlockFormat.MXFP4: 1}.get(form, 4 if form.has_mins else 2)
     head, fifth, codes = blocks.split([size, 4 if form.bits == 5 else 0, 32 if form.bits == 8 else 16], -1)
     if form is BlockFormat.MXFP4:  # exponents, as bfloat16
@@ -43,8 +46,12 @@ def _taken_apart(form: BlockFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Ten
     floats = head.contiguous().view(torch.bfloat16 if form is BlockFormat.MXFP4 else torch.float16)
     if form.bits == 5:
         head = torch.cat([nn.functional.pad(head, (0, 4 - size)), fifth], -1)
-    data = codes.flatten(1) if form.bits == 8 else nibbles(torch.cat([codes & 15, codes >> 4], -1).flatten(1))
-    return data, _words(head), floats
+    return codes.flatten(1) if form.bits == 8 else _nibbles(codes), _words(head), floats
+
+
+def _nibbles(halves: Tensor) -> Tensor:
+    """From bytes [out, blocks, 16], of which each has two of 32 inputs."""
+    return nibbles(torch.cat([halves & 15, halves >> 4], -1).flatten(1))
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """FP8 numbers of four exponent and three mantissa bits as bytes: on every card, by operations on integers.
 
-A float32 has eight exponent bits and 23 mantissa bits: with the same bits at their upper ends, an e4m3 number is 2 ^ 120
-times as large.
+A float32 has eight exponent bits and 23 mantissa bits: with the same bits at their upper ends, an e4m3 number is
+2 ^ 120 times as large.
 """
 
 import triton

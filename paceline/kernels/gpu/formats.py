@@ -13,6 +13,8 @@ Q8_0                int8 codes                                          as Q4_0
 Q4_K                codes of blocks of a file                           four words: the other bytes of blocks
 Q5_K                codes of blocks of a file, fifth bits last          the same
 Q6_K                codes of blocks of a file                           five words: 16 scales of 8 bits, then d
+Q2_K, Q3_K          codes of blocks of a file, upper bits last          five or four words: the other bytes, d last
+IQ4_XS              nibbles                                             two words: the other bytes of blocks
 
 Nibbles are 32 bytes for every 64 inputs: the lower four bits are of the first 32, the upper four of the others, as in
 the blocks of Q4_K. Words have 32 bits. So whatever a loop reads can be fetched ahead, and 32 inputs are one product.
@@ -29,14 +31,14 @@ from ..library import BlockFormat
 from .e4m3 import widened
 from .structures import Matrix
 
-DENSE, INT8, FP8 = 0, 1, 2
+DENSE, INT8, FP8, INT4 = 0, 1, 2, int(BlockFormat.INT4)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 _INT8, _FP8 = tl.constexpr(INT8), tl.constexpr(FP8)
 _Q4_0, _Q4_1, _Q5_0, _Q5_1, _Q8_0 = (
     tl.constexpr(int(BlockFormat[f"Q{name}"])) for name in ["4_0", "4_1", "5_0", "5_1", "8_0"]
 )
-_Q4_K, _Q5_K, _Q6_K = (tl.constexpr(int(BlockFormat[f"Q{bits}_K"])) for bits in (4, 5, 6))
-_IQ4_NL, _MXFP4 = (tl.constexpr(int(BlockFormat[name])) for name in ("IQ4_NL", "MXFP4"))
+_Q2_K, _Q3_K, _Q4_K, _Q5_K, _Q6_K = (tl.constexpr(int(BlockFormat[f"Q{bits}_K"])) for bits in (2, 3, 4, 5, 6))
+_IQ4_NL, _IQ4_XS, _MXFP4 = (tl.constexpr(int(BlockFormat[name])) for name in ("IQ4_NL", "IQ4_XS", "MXFP4"))
 
 
 @triton.jit
@@ -93,11 +95,41 @@ def _fp4(codes):
 
 @triton.jit
 def _iq4(codes):
-    """The table of IQ4_NL (-127 -104 -83 -65  -49 -35 -22 -10  1 13 25 38  53 69 89 113), four numbers + 127 in a word."""
+    """The table of IQ4_NL, -127 -104 -83 -65  -49 -35 -22 -10  1 13 25 38  53 69 89 113, in words of four, plus 127."""
     low = tl.where((codes & 4) == 0, 0x3E2C1700, 0x75695C4E)
     high = tl.where((codes & 4) == 0, -0x5A677380, -0x0F273B4C)
     words = tl.where((codes & 8) == 0, low, high)
     return ((words >> (codes & 3) * 8 & 255) - 127).to(tl.float32)
+
+
+@triton.jit
+def _halves(one, other):
+    """Numbers of the first and the last sixteen of 32 inputs, [N] each, as [N, 32]."""
+    return tl.where(tl.arange(0, 32)[None] < 16, one[:, None], other[:, None])
+
+
+@triton.jit
+def _q2_k(data, scales, column, inside, block, J: tl.constexpr, BLOCKS: tl.constexpr):
+    codes = _bytes(data, column, inside, block * 64 + J // 4 * 32, BLOCKS * 64) >> J % 4 * 2 & 3
+    words = _word(scales, column, inside, block * 5 + J // 2, BLOCKS * 5) >> J % 2 * 16
+    floats = _word(scales, column, inside, block * 5 + 4, BLOCKS * 5)
+    d, e = _half(floats, 0, False), -_half(floats, 1, False)
+    scale = _halves((words & 15).to(tl.float32) * d, (words >> 8 & 15).to(tl.float32) * d)
+    return codes.to(tl.float32) * scale + _halves(
+        (words >> 4 & 15).to(tl.float32) * e, (words >> 12 & 15).to(tl.float32) * e
+    )
+
+
+@triton.jit
+def _q3_k(data, scales, column, inside, block, J: tl.constexpr, BLOCKS: tl.constexpr):
+    codes = _bytes(data, column, inside, block * 96 + J // 4 * 32, BLOCKS * 96) >> J % 4 * 2 & 3
+    codes |= (_bytes(data, column, inside, block * 96 + 64, BLOCKS * 96) >> J & 1) << 2
+    low = _word(scales, column, inside, block * 4 + J % 4 // 2, BLOCKS * 4) >> J % 2 * 16 + J // 4 * 4
+    high = _word(scales, column, inside, block * 4 + 2, BLOCKS * 4) >> J % 2 * 16 + J // 2 * 2
+    d = _half(_word(scales, column, inside, block * 4 + 3, BLOCKS * 4), 0, False)
+    one = ((low & 15 | (high & 3) << 4) - 32).to(tl.float32) * d
+    other = ((low >> 8 & 15 | (high >> 8 & 3) << 4) - 32).to(tl.float32) * d
+    return (codes - 4).to(tl.float32) * _halves(one, other)
 
 
 @triton.jit
@@ -109,7 +141,7 @@ def _q6_k(data, scales, column, inside, block, J: tl.constexpr, BLOCKS: tl.const
     d = _half(_word(scales, column, inside, block * 5 + 4, BLOCKS * 5), 0, False)
     one = (words << 24 - J % 2 * 16 >> 24).to(tl.float32) * d
     other = (words << 16 - J % 2 * 16 >> 24).to(tl.float32) * d
-    return ((low | high << 4) - 32).to(tl.float32) * tl.where(tl.arange(0, 32)[None] < 16, one[:, None], other[:, None])
+    return ((low | high << 4) - 32).to(tl.float32) * _halves(one, other)
 
 
 @triton.jit
@@ -125,6 +157,10 @@ def group(
     BLOCKS: tl.constexpr = K // 256
     if FORMAT == _Q6_K:
         weights = _q6_k(data, scales, column, inside, first // 256, J, BLOCKS)
+    elif FORMAT == _Q3_K:
+        weights = _q3_k(data, scales, column, inside, first // 256, J, BLOCKS)
+    elif FORMAT == _Q2_K:
+        weights = _q2_k(data, scales, column, inside, first // 256, J, BLOCKS)
     elif FORMAT == _Q8_0:
         words = _word(scales, column, inside, first // 64 + J // 2, (K + 63) // 64)
         codes = _bytes(data, column, inside, first + J * 32, K)
@@ -138,6 +174,11 @@ def group(
             codes = _bytes(data, column, inside, first // 2 + J // 2 * 32, (K + 63) // 64 * 32) >> J % 2 * 4 & 15
         if FORMAT == _Q4_K or FORMAT == _Q5_K:
             scale, least = _six_bits(scales, column, inside, first // 256 * 4, BLOCKS * 4, J)
+        elif FORMAT == _IQ4_XS:
+            words = _word(scales, column, inside, first // 256 * 2, BLOCKS * 2)
+            low = _word(scales, column, inside, first // 256 * 2 + 1, BLOCKS * 2) >> J * 4 & 15
+            scale = _half(words, 0, False) * ((low | (words >> 16 + J * 2 & 3) << 4) - 32).to(tl.float32)
+            least = scale
         elif FORMAT == _Q4_0 or FORMAT == _IQ4_NL or FORMAT == _MXFP4:
             words = _word(scales, column, inside, first // 64 + J // 2, (K + 63) // 64)
             scale = _half(words, J % 2, FORMAT == _MXFP4)
@@ -152,7 +193,7 @@ def group(
             words = _word(scales, column, inside, (first + 32 * J) // GROUP, K // GROUP)
             scale = _half(words, 0, FORMAT != _Q4_1)
             least = _half(words, 1, FORMAT != _Q4_1) - (0.0 if FORMAT == _Q4_1 else 8.0) * scale
-        if FORMAT == _IQ4_NL:
+        if FORMAT == _IQ4_NL or FORMAT == _IQ4_XS:
             weights = _iq4(codes) * scale[:, None]
         elif FORMAT == _MXFP4:
             weights = _fp4(codes) * scale[:, None]

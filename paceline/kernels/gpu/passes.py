@@ -4,7 +4,6 @@ What differs between two passes over trees of the same shape is in tensors (`Inp
 graph of the other (`graphs`): nothing here reads a number of the device, or a list of the host.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,31 +15,9 @@ from .attention import attend
 from .products import finish, multiply
 from .recurrent import walk
 from .rows import embed, keep, plan, rotate, settle
-from .structures import Layer, Matrix, Model, Norm, Pass
+from .structures import Inputs, Layer, Matrix, Model, Norm, Pass
 
 _DTYPES = {form: dtype for dtype, form in FORMATS.items()}
-
-
-@dataclass(eq=False)
-class Inputs:
-    """The numbers that a pass reads, int32 on its device: of each row of the batch [B], and of the nodes.
-
-    sizes: the nodes of each tree. bases, steps: see `abi.h`, zeros without recurrent layers. ids: [B N].
-    parents: [B (old + N)], None: chains. ends, firsts: see `abi.h`, [B N].
-    longest: no row reads more columns than that.
-    """
-
-    starts: Tensor
-    slots: Tensor
-    offsets: Tensor
-    sizes: Tensor
-    bases: Tensor
-    steps: Tensor
-    ids: Tensor
-    parents: Tensor | None
-    ends: Tensor | None
-    firsts: Tensor | None
-    longest: int
 
 
 def compute(model: Model, step: Pass, inputs: Inputs) -> None:

@@ -108,10 +108,11 @@ def _finish(
 
 def step_of(matrix: Matrix, dtype: torch.dtype) -> int:
     """The inputs that are added at once, from the shape and format of a matrix alone."""
-    if matrix.format in (BlockFormat.Q4_K, BlockFormat.Q5_K, BlockFormat.Q6_K):
+    in_blocks = matrix.format not in (DENSE, INT8, FP8)
+    if in_blocks and BlockFormat(matrix.format).inputs == 256:
         return 256
     if dtype is torch.float32:
-        return 32 if matrix.format in (DENSE, INT8, FP8) else 64
+        return 64 if in_blocks else 32
     return 128 if matrix.ins % 128 == 0 and matrix.ins >= 1024 else 64
 
 
@@ -162,7 +163,7 @@ def multiply(x: Tensor, matrices: Sequence[Matrix]) -> Tensor:
 
 
 def _rounded(x: Tensor, matrix: Matrix) -> Tensor:
-    """Rows as the product reads them: with 8 bits rounded to e4m3, scaled by a power of two, so that they stay exact."""
+    """Rows as products read them: with 8 bits rounded to e4m3 times a power of two, which 16 bits hold."""
     if matrix.format != FP8 or matrix.input_bits != 8:
         return x
     most = x.abs().amax(1, keepdim=True).float().clamp_(min=2.0**-100)

@@ -12,8 +12,6 @@ every walk: so bits are those of plain decoding.
 Sources: Gated DeltaNet (arXiv 2412.06464), Mamba-2 (2405.21060).
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -21,10 +19,7 @@ from torch import Tensor
 
 from .products import activate
 from .rows import added
-from .structures import Recurrent
-
-if TYPE_CHECKING:
-    from .passes import Inputs
+from .structures import Inputs, Recurrent
 
 WIDE = 16  # columns of a block of a state, and what channels and heads are padded to
 DELTA_RULE, STATE_SPACE, SHORT_CONV = range(3)
@@ -252,7 +247,7 @@ def _close(
 
 
 def walk(
-    layer: Recurrent, sums: Tensor, states: Tensor, ring_rows: Tensor, inputs: "Inputs", places: Tensor,
+    layer: Recurrent, sums: Tensor, states: Tensor, ring_rows: Tensor, inputs: Inputs, places: Tensor,
     paths: Tensor | None, dtype: torch.dtype, ends: bool,
 ) -> Tensor | None:  # fmt: skip
     """What the layer's last product reads, [R, outs] in `dtype`; states and rings move on. ends: only this happens.

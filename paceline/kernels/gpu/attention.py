@@ -8,8 +8,6 @@ the shape of the tree. Rows that read the same columns share a program:
     programs  16 rows of any nodes each | the heads of one node each (of a chain, as before: all paths are one)
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -17,10 +15,7 @@ from torch import Tensor
 
 from .e4m3 import widened
 from .formats import dot
-from .structures import Layer
-
-if TYPE_CHECKING:
-    from .passes import Inputs
+from .structures import Inputs, Layer
 
 CHUNK = 256
 ROWS = 16  # of a program
@@ -137,7 +132,7 @@ def _join(
 
 
 def attend(
-    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: "Inputs",
+    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: Inputs,
     places: Tensor, paths: Tensor | None, ends: Tensor | None, firsts: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """[R, heads D] in the dtype of the queries [R, heads, D].

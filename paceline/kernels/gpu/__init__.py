@@ -8,6 +8,7 @@ from .columns import copy_columns, move_columns
 from .formats import FP8, INT4, INT8, matrix_of
 from .graphs import run
 from .passes import compute
+from .products import product
 from .structures import (
     Inputs,
     Layer,
@@ -41,6 +42,7 @@ __all__ = [
     "copy_columns",
     "matrix_of",
     "move_columns",
+    "product",
     "run",
     "start_of",
 ]

@@ -206,3 +206,10 @@ def finish(
         activation, gate is not None, up.bias is not None, softcap > 0, more is not None, **how,
     )  # fmt: skip
     return out
+
+
+def product(matrix: Matrix, x: Tensor) -> Tensor:
+    """[..., in] -> [..., out], in the dtype of `x`, for modules that are called by themselves."""
+    rows = x.reshape(-1, matrix.ins).contiguous()
+    rows = rows.float() if x.dtype is torch.float64 else rows
+    return finish(rows, matrix).to(x.dtype).view(*x.shape[:-1], matrix.outs)

@@ -287,7 +287,8 @@ def shown(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     cards = ", ".join(dict.fromkeys(one.card for one in found["kernels"]))
     head = "kernel", "shape", f"registers ({cards})", "spilled", "shared, bytes", "products", "cp.async", "compiled, s"
-    return "\n".join([*lines, *table(head, rows), "", *(found["faults"] or ["No faults."])])
+    told = found["faults"] or [f"No faults, by Triton {found['triton']}."]
+    return "\n".join([*lines, *table(head, rows), "", *told])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -47,9 +47,7 @@ from paceline.hf.describe import Description
 from paceline.kernels import gpu
 from paceline.kernels.library import BlockFormat
 from paceline.quant.blocks import BlockEmbedding, BlockLinear
-from paceline.quant.fp8 import Fp8Linear
-from paceline.quant.int4 import to_int4
-from paceline.quant.int8 import Int8Linear
+from paceline.quant.linears import quantize_target
 from paceline.target.native import NativeDecoder
 
 MODELS: dict[str, Any] = {
@@ -62,7 +60,6 @@ MODELS: dict[str, Any] = {
 }  # fmt: skip
 BLOCKS = ("q8_0", "q4_k", "q5_k", "q6_k", "mxfp4")
 WEIGHTS = ("bf16", "int8", "int4", "fp8", *BLOCKS)
-GROUP = 64  # weights that share a scale in INT4
 CARDS = {"sm_80": 163, "sm_89": 99, "sm_90": 227}  # kilobytes of shared memory that a program may have
 ROWS, CONTEXT = (1, 16, 64, 512), 512  # 512: a chunk of a prompt; the others are trees behind so many tokens
 BANDWIDTH = 3.35e12  # bytes per second, of an H100's memory
@@ -152,30 +149,23 @@ def in_blocks(name: str, weight: torch.Tensor) -> Any:
     return gpu.Blocks(form, (outs, ins), *empty)
 
 
-def rounded(linear: nn.Linear, weights: str, is_head: bool) -> nn.Module:
-    """A layer as `weights` makes it. The head of INT4 has 8 bits."""
-    if weights in BLOCKS:
-        return BlockLinear(in_blocks(weights, linear.weight), linear.bias, linear.weight.dtype)
-    if weights == "fp8":
-        return linear if is_head else Fp8Linear(linear)
-    return to_int4(linear, GROUP) if weights == "int4" and not is_head else Int8Linear(linear.weight, linear.bias)
-
-
 def decoder_of(name: str, weights: str) -> tuple[NativeDecoder, Description]:
     """A model whose tensors have shapes and no numbers."""
     config = MODELS[name]
     with META:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    rotary = type(model.base_model.rotary_emb)
-    model.base_model.rotary_emb = rotary(config)  # its frequencies are read to describe the model
     with patch.object(kernels, "kernels_for", lambda device: gpu):
         if weights in BLOCKS:
-            model.set_input_embeddings(
-                BlockEmbedding(in_blocks(weights, model.get_input_embeddings().weight), model.dtype)
-            )
-        for path, layer in [*model.named_modules()] if weights != "bf16" else []:
-            if isinstance(layer, nn.Linear):
-                model.set_submodule(path, rounded(layer, weights, layer is model.get_output_embeddings()))
+            table = in_blocks(weights, model.get_input_embeddings().weight)
+            model.set_input_embeddings(BlockEmbedding(table, model.dtype))
+            for path, layer in [*model.named_modules()]:
+                if isinstance(layer, nn.Linear):
+                    model.set_submodule(path, BlockLinear(in_blocks(weights, layer.weight), layer.bias, model.dtype))
+        elif weights != "bf16":
+            with META:
+                quantize_target(model, weights)  # type: ignore[arg-type]
+        rotary = type(model.base_model.rotary_emb)
+        model.base_model.rotary_emb = rotary(config)  # its frequencies are read to describe the model
         described = Description(model)
     return NativeDecoder(model, described), described
 
@@ -297,7 +287,8 @@ def shown(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     cards = ", ".join(dict.fromkeys(one.card for one in found["kernels"]))
     head = "kernel", "shape", f"registers ({cards})", "spilled", "shared, bytes", "products", "cp.async", "compiled, s"
-    return "\n".join([*lines, *table(head, rows), "", *(found["faults"] or ["No faults."])])
+    told = found["faults"] or [f"No faults, by Triton {found['triton']}."]
+    return "\n".join([*lines, *table(head, rows), "", *told])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

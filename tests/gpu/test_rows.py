@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from paceline.core.tree import TokenTree
-from paceline.errors import ConfigError
 from paceline.target import LoadedModel, ModelRunner, with_weights, wrap_model
 from tests.gpu.conftest import HAS_CUDA
 from tests.kernels.test_passes import assert_same_cache, random_tree, rows
@@ -17,15 +16,8 @@ FORMATS = [None, "int8", "int4", "fp8"]
 
 def in_format(model, weights) -> LoadedModel:
     """Rounded weights, by kernels of a GPU."""
-    loaded, is_cuda = wrap_model(model), model.device.type == "cuda"
-    try:
-        loaded = loaded if weights is None else with_weights(loaded, weights)[0]
-    except ConfigError as error:
-        if is_cuda:
-            raise
-        pytest.skip(str(error))
-    if not (loaded.is_native or is_cuda or weights is None):
-        pytest.skip(f"{weights} is not rounded for these kernels on a CPU")
+    loaded = wrap_model(model)
+    loaded = loaded if weights is None else with_weights(loaded, weights)[0]
     assert loaded.is_native
     return loaded
 

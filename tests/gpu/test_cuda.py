@@ -6,7 +6,7 @@ import torch
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
 from paceline.methods import Eagle, Medusa
-from paceline.quant.fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
+from paceline.quant.fp8 import Fp8Linear
 from paceline.quant.int4 import quantize_int4, to_int4
 from paceline.target import ModelRunner, load_model, wrap_model
 from tests.adversaries import RandomTrees
@@ -59,12 +59,10 @@ def test_int4_equals_its_dequantised_weights(rows):
 
 @pytest.mark.parametrize("rows", [1, 4, 17])
 def test_fp8_equals_its_dequantised_weights(rows):
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("this card does not multiply FP8")
     linear = torch.nn.Linear(256, 128, dtype=torch.bfloat16, device="cuda")
     packed = Fp8Linear(linear)
     x = torch.randn(rows, 256, dtype=torch.bfloat16, device="cuda")
-    expected = dequantize_fp8(*quantize_fp8(x)) @ dequantize_fp8(packed.codes, packed.scales).T + linear.bias.float()
+    expected = x.float() @ packed.weight.float().T + linear.bias.float()
     torch.testing.assert_close(packed(x).float(), expected, atol=0.05, rtol=0.05)
 
 
@@ -92,8 +90,6 @@ def test_a_pass_does_not_wait_for_the_device():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_fp8_target_with_an_int4_draft_of_its_own(temperature):
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("needs compute capability 8.9")
     drafter = SelfQuantized(lm_head="shared")
     llm = LLM(tiny_model("llama", torch.bfloat16, **WIDE).to("cuda"), weights="fp8", drafter=drafter, policy=Fixed(4))
     assert drafter.report is not None

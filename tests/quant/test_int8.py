@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from paceline.quant.int8 import dequantize_int8, fits_int8, quantize_int8, to_int8
 from paceline.quant.packed import PackedLinear

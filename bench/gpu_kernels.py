@@ -29,6 +29,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch
 import triton
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -43,7 +44,9 @@ from paceline.attention.masks import PassLayout
 from paceline.core.tree import TokenTree
 from paceline.hf.describe import Description
 from paceline.kernels import gpu
-from paceline.quant.linears import quantize_target
+from paceline.kernels.gpu.blocks import taken_apart
+from paceline.kernels.library import BlockFormat
+from paceline.quant import linears
 from paceline.target.native import NativeDecoder
 
 MODELS: dict[str, Any] = {
@@ -54,7 +57,7 @@ MODELS: dict[str, Any] = {
     ),
     "smollm2-135m": LlamaConfig(**SMALL),
 }  # fmt: skip
-WEIGHTS = ("bf16", "int8", "int4", "fp8")
+WEIGHTS = ("bf16", "int8", "int4", "fp8", "q4_k_m", "q5_k_m", "q8_0", "q4_0")
 CARDS = {"sm_80": 163, "sm_89": 99, "sm_90": 227}  # kilobytes of shared memory that a program may have
 ROWS, CONTEXT = (1, 16, 64, 512), 512  # 512: a chunk of a prompt; the others are trees behind so many tokens
 BANDWIDTH = 3.35e12  # bytes per second, of an H100's memory
@@ -132,14 +135,26 @@ class Compiled:
             yield "waits for its loads: there is no cp.async"
 
 
+def in_blocks(form: BlockFormat, weight: torch.Tensor, _: str) -> gpu.Blocks:
+    """Blocks without numbers."""
+    outs, ins = weight.shape
+    each, size = GGML_QUANT_SIZES[GGMLQuantizationType[form.name]]
+    data, scales, _ = taken_apart(form, torch.empty(outs, ins // each, size, dtype=torch.uint8, device=META))
+    return gpu.Blocks(form, (outs, ins), data, scales)
+
+
 def decoder_of(name: str, weights: str) -> tuple[NativeDecoder, Description]:
     """A model whose tensors have shapes and no numbers."""
     config = MODELS[name]
     with META:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         if weights != "bf16":
-            with patch.object(kernels, "kernels_for", lambda device: gpu):
-                quantize_target(model, weights)  # type: ignore[arg-type]
+            with (
+                patch.object(kernels, "kernels_for", lambda device: gpu),
+                patch.object(linears, "round_matrix", in_blocks),
+                patch.object(torch, "equal", lambda *_: model.config.tie_word_embeddings),
+            ):
+                linears.quantize_target(model, weights)  # type: ignore[arg-type]
     rotary = type(model.base_model.rotary_emb)
     model.base_model.rotary_emb = rotary(config)  # its frequencies are read to describe the model
     with patch.object(kernels, "kernels_for", lambda device: gpu):

@@ -8,6 +8,7 @@ from .columns import move_columns
 from .formats import FP8, INT4, INT8, matrix_of
 from .graphs import run
 from .passes import Inputs, compute
+from .products import product
 from .structures import (
     Layer,
     Matrix,
@@ -39,6 +40,7 @@ __all__ = [
     "compute",
     "matrix_of",
     "move_columns",
+    "product",
     "run",
     "start_of",
 ]

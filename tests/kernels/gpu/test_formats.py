@@ -105,13 +105,13 @@ def test_long_sums_are_cut_into_parts_that_rows_do_not_change():
 def test_inputs_of_8_bits_are_rounded_to_e4m3(dtype):
     linear = nn.Linear(64, 16, bias=False)
     x = torch.randn(3, 64).to(dtype)
-    got = Fp8Linear(linear, input_bits=8).matrix(x)
+    got = Fp8Linear(linear, input_bits=8)(x)
     most = x.float().abs().amax(1, keepdim=True)
     scale = torch.exp2((most / 448).log2().ceil())
     near = (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
     assert torch.equal(near.to(dtype).float(), near)
-    assert torch.equal(got, Fp8Linear(linear).matrix(near.to(dtype)))
-    assert not torch.equal(got, Fp8Linear(linear).matrix(x))
+    assert torch.equal(got, Fp8Linear(linear)(near.to(dtype)))
+    assert not torch.equal(got, Fp8Linear(linear)(x))
 
 
 FAULTS = {

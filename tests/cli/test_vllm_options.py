@@ -17,7 +17,7 @@ from tests.other_engines import CONSTRUCTOR, FURTHER, USUAL
 COMMANDS = get_command(app).commands
 HARMLESS = shlex.split(
     "--gpu-memory-utilization 0.9 --enforce-eager --swap-space 4 --load-format auto --tensor-parallel-size 1 -pp 1 "
-    "--enable-auto-tool-choice --tool-call-parser hermes --disable-log-requests --block-size 16 --kv-cache-dtype auto "
+    "--enable-auto-tool-choice --tool-call-parser hermes --disable-log-requests --block-size 16 "
     "--max-num-batched-tokens 8k --enable-chunked-prefill --no-enable-log-requests --uvicorn-log-level info -O3 "
     "--distributed-executor-backend mp --chat-template-content-format auto --task generate --max-logprobs 20"
 )

@@ -13,8 +13,7 @@ from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError
 from paceline.kernels import library
 from paceline.methods import DFlash
-from paceline.methods.heads import draft_layer
-from paceline.target import LoadedModel, ModelRunner, native
+from paceline.target import LoadedModel, ModelRunner
 from paceline.verify import Ratio
 from tests.adversaries import Constant
 from tests.exactness.drafters import DRAFTERS, small_draft, twin
@@ -80,9 +79,8 @@ def drafted(make, target: LoadedModel, shortage: Shortage, monkeypatch) -> int:
     drafter = make(target, future)
     decoder = SpeculativeDecoder(ModelRunner(target, 2), drafter, Coupled(), Fixed(4, 12))
     with monkeypatch.context() as patched:
-        for module in (native, draft_layer, library):
-            run = module.run
-            patched.setattr(module, "run", lambda *given, run=run: (shortage.tick(), run(*given)))
+        run = library.run
+        patched.setattr(library, "run", lambda *given: (shortage.tick(), run(*given)))
         for verb in ("draft_options", "propose", "observe"):
             patched.setattr(drafter, verb, shortage.around(getattr(drafter, verb)))
         seqs = [sequence(target, *one) for one in ASKED]

@@ -4,12 +4,13 @@ The bits of a row depend on nothing but what it reads: every sum is taken in an 
 """
 
 from .blocks import Blocks
-from .columns import move_columns
+from .columns import copy_columns, move_columns
 from .formats import FP8, INT4, INT8, matrix_of
 from .graphs import run
-from .passes import Inputs, compute
+from .passes import compute
 from .products import product
 from .structures import (
+    Inputs,
     Layer,
     Matrix,
     Model,
@@ -38,6 +39,7 @@ __all__ = [
     "address",
     "addresses",
     "compute",
+    "copy_columns",
     "matrix_of",
     "move_columns",
     "product",

@@ -8,7 +8,7 @@ the shape of the tree. Rows that read the same columns share a program:
     programs  16 rows of any nodes each | the heads of one node each (of a chain, as before: all paths are one)
 """
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
 import triton
@@ -17,13 +17,11 @@ from torch import Tensor
 
 from .e4m3 import widened
 from .formats import dot
-from .structures import Layer
-
-if TYPE_CHECKING:
-    from .passes import Inputs
+from .structures import Inputs, Layer
 
 CHUNK = 256
 ROWS = 16  # of a program
+_BYTES = 1 << 28  # of the chunks of rows, before they are joined
 
 
 @triton.jit(do_not_specialize=["nodes", "chunks", "width"])
@@ -129,7 +127,7 @@ def _join(
         total = total * decay + tl.load(totals + base + chunk) * share
         result = result * decay + tl.load(results + (base + chunk) * D + at, mask=mask, other=0.0) * share
         top = higher
-    result = result / total
+    result = result / tl.where(total > 0.0, total, 1.0)  # what pads a tree may read nothing
     place = (row.to(tl.int64) * heads + head) * D + at
     if GATED:
         result = result / (1.0 + tl.exp(-tl.load(gates + place, mask=mask, other=0.0)))
@@ -137,7 +135,7 @@ def _join(
 
 
 def attend(
-    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: "Inputs",
+    layer: Layer, q: Tensor, gates: Tensor | None, keys: Tensor, values: Tensor, inputs: Inputs,
     places: Tensor, paths: Tensor | None, ends: Tensor | None, firsts: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """[R, heads D] in the dtype of the queries [R, heads, D].
@@ -148,6 +146,17 @@ def attend(
     starts, batch = inputs.starts, len(inputs.starts)
     nodes, group = rows // batch, heads // kv_heads
     chunks = -(-inputs.longest // CHUNK)
+    most = max(ROWS, _BYTES // (4 * heads * chunks * d))  # rows whose chunks are held at once
+    if paths is None and rows > most:
+        cut = lambda tensor, rows: None if tensor is None else tensor[rows]  # noqa: E731
+        parts = list[Tensor]()
+        for b in range(batch):
+            one = replace(inputs, starts=starts[b : b + 1], slots=inputs.slots[b : b + 1])
+            for begin in range(b * nodes, (b + 1) * nodes, most):
+                some = slice(begin, min(begin + most, (b + 1) * nodes))
+                mine = (cut(tensor, some) for tensor in (places, None, ends, firsts))
+                parts.append(attend(layer, q[some], cut(gates, some), keys, values, one, *mine))
+        return torch.cat(parts)
     tiles = -(-nodes * group // ROWS) if paths is None else nodes * -(-group // ROWS)
     tops, totals = torch.empty(2, rows, heads, chunks, device=q.device).unbind()
     results = torch.empty(rows, heads, chunks, d, device=q.device)

@@ -14,8 +14,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from .passes import Inputs, compute
-from .structures import Model, Pass
+from .passes import compute
+from .structures import Inputs, Model, Pass
 
 NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _FEWEST_COLUMNS = 256

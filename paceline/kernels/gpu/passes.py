@@ -4,7 +4,6 @@ What differs between two passes over trees of the same shape is in tensors (`Inp
 graph of the other (`graphs`): nothing here reads a number of the device, or a list of the host.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,31 +15,9 @@ from .attention import attend
 from .products import finish, multiply
 from .recurrent import walk
 from .rows import embed, keep, plan, rotate, settle
-from .structures import Layer, Matrix, Model, Norm, Pass
+from .structures import Inputs, Layer, Matrix, Model, Norm, Pass
 
 _DTYPES = {form: dtype for dtype, form in FORMATS.items()}
-
-
-@dataclass(eq=False)
-class Inputs:
-    """The numbers that a pass reads, int32 on its device: of each row of the batch [B], and of the nodes.
-
-    sizes: the nodes of each tree. bases, steps: see `abi.h`, zeros without recurrent layers. ids: [B N].
-    parents: [B (old + N)], None: chains. ends, firsts: see `abi.h`, [B N].
-    longest: no row reads more columns than that.
-    """
-
-    starts: Tensor
-    slots: Tensor
-    offsets: Tensor
-    sizes: Tensor
-    bases: Tensor
-    steps: Tensor
-    ids: Tensor
-    parents: Tensor | None
-    ends: Tensor | None
-    firsts: Tensor | None
-    longest: int
 
 
 def compute(model: Model, step: Pass, inputs: Inputs) -> None:
@@ -173,8 +150,11 @@ def _project(model: Model, step: Pass, inputs: Inputs, stream: Tensor, dtype: to
         embedded = torch.empty_like(stream)
         embed(model.embeddings, inputs.ids, embedded, model.embedding_scale)
         settle(embedded, following=model.embedding_norm, out=x[:, :hidden])
-    given = step.inputs.reshape(len(stream), -1).float()
-    settle(given, following=model.state_norm, out=x[:, before:])
+    given = step.inputs.reshape(len(stream), -1)
+    if model.state_norm.kind:
+        settle(given.float(), following=model.state_norm, out=x[:, before:])
+    else:
+        x[:, before:].copy_(given)
     finish(x, matrix, out=stream)
 
 

@@ -12,8 +12,6 @@ every walk: so bits are those of plain decoding.
 Sources: Gated DeltaNet (arXiv 2412.06464), Mamba-2 (2405.21060).
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -21,10 +19,7 @@ from torch import Tensor
 
 from .products import activate
 from .rows import added
-from .structures import Recurrent
-
-if TYPE_CHECKING:
-    from .passes import Inputs
+from .structures import Inputs, Recurrent
 
 WIDE = 16  # columns of a block of a state, and what channels and heads are padded to
 DELTA_RULE, STATE_SPACE, SHORT_CONV = range(3)
@@ -174,7 +169,7 @@ def _walk(
     if HAS_SKIP:
         bonus = tl.load(skip + head)
     key_at = head // SHARE * KEY + key
-    for step in range(first, last):
+    for step in tl.range(first, last, num_stages=3):
         node = step - waiting
         if not MOVES:
             node = tl.load(tree_paths + row * PATH + tl.maximum(node, 0))
@@ -252,7 +247,7 @@ def _close(
 
 
 def walk(
-    layer: Recurrent, sums: Tensor, states: Tensor, ring_rows: Tensor, inputs: "Inputs", places: Tensor,
+    layer: Recurrent, sums: Tensor, states: Tensor, ring_rows: Tensor, inputs: Inputs, places: Tensor,
     paths: Tensor | None, dtype: torch.dtype, ends: bool,
 ) -> Tensor | None:  # fmt: skip
     """What the layer's last product reads, [R, outs] in `dtype`; states and rings move on. ends: only this happens.
@@ -292,8 +287,8 @@ def walk(
             _walk[r.heads * -(-r.value_dim // WIDE), batch, 1 if moves else nodes](
                 mixed, states, walked, fill(r.skip), starts, bases, steps, slots, inputs.sizes, places, tree,
                 batch, nodes, ring, r.q_at, r.k_at, r.v_at,
-                r.heads, r.heads // r.key_heads, r.key_dim, size, r.value_dim, padded, padded_heads, path, r.kind == DELTA_RULE, r.skip is not None, moves, is_chain,
-                num_warps=1 if size <= 128 else 4,
+                r.heads, r.heads // r.key_heads, r.key_dim, size, r.value_dim, padded, padded_heads, path,
+                r.kind == DELTA_RULE, r.skip is not None, moves, is_chain, num_warps=1 if size <= 128 else 4,
             )  # fmt: skip
     out = None if ends else torch.empty(rows, outs, dtype=dtype, device=device)
     group = r.norm_size or outs

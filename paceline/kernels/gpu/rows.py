@@ -3,8 +3,6 @@
 A row, or one head of it, is computed by a program of its own, whose sums are taken in an order that its width fixes.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -12,10 +10,7 @@ from torch import Tensor
 
 from .e4m3 import rounded
 from .formats import group
-from .structures import Layer, Matrix, Norm
-
-if TYPE_CHECKING:
-    from .passes import Inputs
+from .structures import Inputs, Layer, Matrix, Norm
 
 
 @triton.jit
@@ -271,7 +266,7 @@ def _plan(
     tl.store(place + 3, tl.where(is_there, start + depth, start - 1))
 
 
-def plan(inputs: "Inputs", nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
+def plan(inputs: Inputs, nodes: int, old: int, max_position: int) -> tuple[Tensor, Tensor | None]:
     """Where the nodes of a pass are: int32 [R, 4] slot, column, position, and column in plain decoding; their paths.
 
     Behind the size of a tree the column is -1: nothing is written, and only committed columns are read.

@@ -73,6 +73,28 @@ for _kind in (library.Norm, library.Recurrent, library.Layer, library.Model, lib
 Norm, Recurrent, Layer, Model, Pass = _TWINS.values()
 
 
+@dataclass(eq=False)
+class Inputs:
+    """The numbers that a pass reads, int32 on its device: of each row of the batch [B], and of the nodes.
+
+    sizes: the nodes of each tree. bases, steps: see `abi.h`, zeros without recurrent layers. ids: [B N].
+    parents: [B (old + N)], None: chains. ends, firsts: see `abi.h`, [B N].
+    longest: no row reads more columns than that.
+    """
+
+    starts: Tensor
+    slots: Tensor
+    offsets: Tensor
+    sizes: Tensor
+    bases: Tensor
+    steps: Tensor
+    ids: Tensor
+    parents: Tensor | None
+    ends: Tensor | None
+    firsts: Tensor | None
+    longest: int
+
+
 class Pointers(list[object]):
     """As `library.Pointers`, for kernels that take tensors, and lists of numbers."""
 

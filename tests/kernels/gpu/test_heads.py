@@ -5,16 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline import SamplingParams, kernels
+from paceline import Coupled, SamplingParams, kernels
+from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.kernels import gpu as gpu_kernels
+from paceline.kernels import library
 from paceline.kernels.gpu import passes
-from paceline.methods import DFlash, DraftModel, Eagle, Plain, SelfQuantized
+from paceline.methods import DFlash, DraftModel, Eagle, Medusa, Plain, SelfQuantized
 from paceline.methods.eagle.head import EagleHead
+from paceline.methods.heads.draft_layer import NativeLayer
+from paceline.methods.heads.fitting import attach_head
 from paceline.target import LoadedModel, ModelRunner, wrap_model
 from tests.helpers import run, sequence
 from tests.kernels.test_passes import DTYPES
-from tests.methods.heads import MASKS, differing, modules, random_head, target
+from tests.methods.heads import MASKS, differing, medusa, modules, random_head, target, watched
 from tests.methods.test_draft_layer import (
     Sizes,
     levels_have_the_bits_of_one_pass,
@@ -30,7 +34,7 @@ FEW = DraftBudget(3, 5)
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     """For heads alone: their targets run in the native library, which takes less time than the interpreter."""
-    assert target(torch.float32).decoder._kernels is not gpu_kernels
+    target(torch.float32)
     monkeypatch.setattr(kernels, "kernels_for", lambda device: gpu_kernels)
 
 
@@ -68,12 +72,11 @@ HEADS = {
 }
 
 
-def has_the_law(version, temperature=0.0, **options) -> bool:
+def has_the_law(version, temperature=0.0, rounds=2, **options) -> bool:
     """Whether every node of a draft has the confidence that the whole head gives it, in torch."""
-    on = target(torch.float32)
-    head = modules(on, 3) if version == "modules" else random_head(on, version, draft_vocab=30, **options)
+    head = random_head(target(torch.float32), version, draft_vocab=30, **options)
     kind = DFlash if version == "dflash" else Eagle
-    return not differing(kind(head, top_k=2), head, (5, 3), temperature, FEW, rounds=2)
+    return not differing(kind(head, top_k=2), head, (5, 3), temperature, FEW, rounds=rounds)
 
 
 @pytest.mark.diagonal
@@ -81,6 +84,18 @@ def has_the_law(version, temperature=0.0, **options) -> bool:
 @pytest.mark.parametrize(("version", "options"), HEADS.values(), ids=HEADS)
 def test_every_node_has_the_law_of_the_whole_head(version, options, temperature):
     assert has_the_law(version, temperature, **options)
+
+
+@pytest.mark.skipif(library.library() is None, reason="no native kernels here")
+def test_several_modules_draft_what_they_draft_on_a_cpu(monkeypatch):
+    made = list[Draft]()
+    for own in (gpu_kernels, library):
+        monkeypatch.setattr(kernels, "kernels_for", lambda device, own=own: own)
+        drafter = Eagle(modules(target(torch.float32), 2), top_k=2)
+        watched(drafter, target(torch.float32), [[5, 6, 7], [9, 10]], lambda *given: made.append(given[2]), rounds=1)
+        assert drafter.layer._layers[1]._kernels is own
+    assert made[0].tree.lists == made[1].tree.lists
+    assert torch.allclose(made[0].confidence, made[1].confidence, atol=1e-5, equal_nan=True)
 
 
 def repeating(dtype: torch.dtype) -> LoadedModel:
@@ -91,6 +106,21 @@ def repeating(dtype: torch.dtype) -> LoadedModel:
         for name, weight in model.named_parameters():
             weight.mul_(1.0 if weight.dim() == 1 or "embed" in name else 0.5)
     return wrap_model(model)
+
+
+def test_output_rows_are_those_of_the_target():
+    on = repeating(torch.float32)
+    attached = attach_head(random_head(on, 1, draft_vocab=on.vocab_size), EagleHead, ModelRunner(on, 1))
+    held = NativeLayer(attached, attached.fc, True)._model
+    assert held.head.data.data_ptr() == on.output_rows().data_ptr()
+    assert held.embeddings.data_ptr() == on.embeddings.data_ptr()
+
+
+def test_heads_that_torch_runs_read_rows_of_their_own_type():
+    on = repeating(torch.bfloat16)
+    drafter = Medusa(medusa(on))
+    drafter.bind(ModelRunner(on, 1), Coupled())
+    assert drafter.seconds()["medusa"][0] > 0
 
 
 def repeating_head(on: LoadedModel) -> EagleHead:
@@ -160,4 +190,4 @@ def test_faults_of_levels_are_seen(fault, monkeypatch):
 
 def test_a_block_that_does_not_see_itself_is_seen(monkeypatch):
     with_fault("a block that does not see itself", monkeypatch)
-    assert not has_the_law("dflash", **BLOCK)
+    assert not has_the_law("dflash", rounds=1, **BLOCK)

@@ -8,6 +8,7 @@ import torch
 
 from paceline.core.tree import TokenTree
 from paceline.errors import ConfigError
+from paceline.kernels.gpu import attention
 from paceline.target import ModelRunner, wrap_model
 from paceline.target.load import with_fp8_cache
 from tests.kernels.test_passes import DTYPES, random_tree, rows
@@ -74,3 +75,17 @@ def test_a_cache_in_fp8_is_refused_elsewhere(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="kernels of a GPU"):
         with_fp8_cache(wrap_model(tiny_model("llama")))
+
+
+def test_long_texts_are_read_some_rows_at_a_time(monkeypatch):
+    """With the same bits, where the chunks of all rows would not fit into memory."""
+    model = wrap_model(tiny_model("llama", num_hidden_layers=1))
+
+    def read() -> torch.Tensor:
+        runner = ModelRunner(model, 2, 64)
+        slots = [runner.cache.allocate() for _ in range(2)]
+        return runner.forward(slots, TokenTree.chain([[5 + i for i in range(19)], [40 + i for i in range(19)]]))
+
+    whole = read()
+    monkeypatch.setattr(attention, "_BYTES", 0)
+    assert torch.equal(read(), whole)

@@ -70,7 +70,7 @@ def expected(r: Any, rows: Tensor) -> Tensor:
     if not r.heads:
         x = x * rows[:, r.times_at : r.times_at + r.channels]
     x = torch.cat([x.new_zeros(r.taps - 1, r.channels), x])
-    x = sum(x[tap : tap + len(rows)] * r.conv[tap, : r.channels] for tap in range(r.taps))
+    x = torch.stack([x[tap : tap + len(rows)] * r.conv[tap, : r.channels] for tap in range(r.taps)]).sum(0)
     if r.conv_bias is not None:
         x = x + r.conv_bias[: r.channels]
     if not r.heads:
@@ -80,7 +80,7 @@ def expected(r: Any, rows: Tensor) -> Tensor:
     v = x[:, r.v_at : r.v_at + r.heads * r.value_dim].view(-1, r.heads, r.value_dim)
     is_delta = r.kind == 0
     if is_delta:
-        q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q / 1.0, k))
+        q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
         q = q / size**0.5
     q, k = (part.repeat_interleave(r.heads // groups, 1) for part in (q, k))
     step = softplus(rows[:, r.step_at : r.step_at + r.heads] + r.step_bias)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import IncompatibleModels
 from ..kernels.packing import Blocks
-from .packed import PackedMatrix, QuantizedLinear
+from .packed import PackedMatrix, QuantizedLinear, product
 
 Activations: TypeAlias = Literal["int8", "int16"]
 """What inputs are rounded to before they are multiplied with blocks."""
@@ -98,7 +98,7 @@ def check_products(model: nn.Module) -> None:
         x = torch.randn(3, ins, generator=torch.Generator().manual_seed(0)).to(weight.device)
         want = x.double() @ weight.T
         for input_bits, most in ((8, 0.03), (16, 1e-4)):
-            got = replace(part, input_bits=input_bits)(x)
+            got = product(replace(part, input_bits=input_bits), x)
             error = float((got - want).norm() / (x.double().norm() * weight.norm() / ins**0.5).clamp(min=1e-30))
             if not error <= most:
                 raise IncompatibleModels(

@@ -80,8 +80,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
         if (matrix := self.matrix) is not None:
-            gpu = gpu_kernels(x.device)
-            return matrix(x) if gpu is None else gpu.product(matrix, x)
+            return product(matrix, x)
         return nn.functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
@@ -193,6 +192,11 @@ class PackedMatrix:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
         return multiply(self.struct, x.reshape(-1, self.ins).float()).view(*x.shape[:-1], self.outs).to(x.dtype)
+
+
+def product(matrix: Any, x: Tensor) -> Tensor:
+    """[..., in] -> [..., out], in the dtype of `x`, by the kernels of its device."""
+    return matrix(x) if isinstance(matrix, PackedMatrix) else gpu_kernels(x.device).product(matrix, x)
 
 
 def matrix_of_weight(weight: Tensor) -> Any:

@@ -20,7 +20,7 @@ def _words(halves: Tensor) -> Tensor:
     return nn.functional.pad(flat, (0, -flat.shape[1] % 4)).view(torch.int32)
 
 
-def _taken_apart(form: BlockFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def taken_apart(form: BlockFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Data, scales, and the floats among these, see `formats`. blocks: as in a file, uint8 [out, blocks, bytes]."""
     if form in (BlockFormat.Q4_K, BlockFormat.Q5_K):
         head, fifth, codes = blocks.split([16, 32 if form is BlockFormat.Q5_K else 0, 128], -1)
@@ -46,7 +46,8 @@ def _taken_apart(form: BlockFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Ten
     floats = head.contiguous().view(torch.bfloat16 if form is BlockFormat.MXFP4 else torch.float16)
     if form.bits == 5:
         head = torch.cat([nn.functional.pad(head, (0, 4 - size)), fifth], -1)
-    return codes.flatten(1) if form.bits == 8 else _nibbles(codes), _words(head), floats
+    data = codes.flatten(1).view(torch.int8) if form.bits == 8 else _nibbles(codes)
+    return data, _words(head), floats
 
 
 def _nibbles(halves: Tensor) -> Tensor:
@@ -79,11 +80,11 @@ class Blocks:
         step, parts, finite = max(1, _PIECE // ins), list[tuple[Tensor, Tensor]](), True
         for first in range(0, outs, step):
             raw = read(slice(first, min(first + step, outs))).to(device)
-            data, scales, floats = _taken_apart(form, raw.view(len(raw), ins // form.inputs, -1))
+            data, scales, floats = taken_apart(form, raw.view(len(raw), ins // form.inputs, -1))
             parts.append((data, scales))
             finite &= bool(floats.isfinite().all())
         data, scales = (torch.cat(some) for some in zip(*parts, strict=True))
-        return cls(form, shape, data.view(torch.int8) if form is BlockFormat.Q8_0 else data, scales, finite)
+        return cls(form, shape, data, scales, finite)
 
     @property
     def matrix(self) -> Matrix:

@@ -173,7 +173,6 @@ def _rounded(plain: PreTrainedModel, shape: QatShape) -> Int4DraftConfig:
         (name, size)
         for name, size in zip(*linears_of(plain, shape.linears), strict=True)
         if fits_int4(every[0].get_submodule(name), shape.group_size)
-        and size[0] % 16 == 0  # what ATen's kernels need, since the draft may be used on another device
     ]
     if not fits:
         raise ConfigError(

@@ -36,7 +36,9 @@ def test_a_pass_over_one_row_and_over_many():
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("model", ["llama-7b", "qwen2.5-1.5b", "smollm2-135m"])
+@pytest.mark.parametrize(
+    "model", ["llama-7b", "qwen2.5-1.5b", "smollm2-135m", "qwen3.5-4b", "falcon-h1-1.5b", "gemma-4-e2b"]
+)
 def test_every_kernel_on_every_card(model):
     assert compiled("--model", model)["faults"] == []
 

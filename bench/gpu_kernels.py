@@ -30,6 +30,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch
 import triton
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
@@ -51,7 +53,11 @@ from paceline.attention.masks import PassLayout
 from paceline.core.tree import TokenTree
 from paceline.hf.describe import Description
 from paceline.kernels import gpu
-from paceline.quant.linears import quantize_target
+from paceline.kernels.library import BlockFormat
+from paceline.quant.blocks import BlockEmbedding, BlockLinear
+from paceline.quant.fp8 import Fp8Linear
+from paceline.quant.int4 import to_int4
+from paceline.quant.int8 import Int8Linear
 from paceline.target.native import NativeDecoder
 
 MODELS: dict[str, Any] = {
@@ -74,7 +80,9 @@ MODELS: dict[str, Any] = {
         num_kv_shared_layers=20, hidden_size_per_layer_input=256, use_double_wide_mlp=True,
     ),
 }  # fmt: skip
-WEIGHTS = ("bf16",)  # those that have kernels
+BLOCKS = ("q8_0", "q4_k", "q5_k", "q6_k", "mxfp4")
+WEIGHTS = ("bf16", "int8", "int4", "fp8", *BLOCKS)
+GROUP = 64  # weights that share a scale in INT4
 CARDS = {"sm_80": 163, "sm_89": 99, "sm_90": 227}  # kilobytes of shared memory that a program may have
 ROWS, CONTEXT = (1, 16, 64, 512), 512  # 512: a chunk of a prompt; the others are trees behind so many tokens
 BANDWIDTH = 3.35e12  # bytes per second, of an H100's memory
@@ -152,13 +160,32 @@ class Compiled:
             yield "waits for its loads: there is no cp.async"
 
 
+def in_blocks(name: str, weight: torch.Tensor) -> Any:
+    """Weights [out, in] in a format of llama.cpp's files, or in Q8_0 where it does not divide the inputs."""
+    outs, ins = weight.shape
+    form = BlockFormat[name.upper()]
+    form = form if ins % form.inputs == 0 else BlockFormat.Q8_0
+    each, size = GGML_QUANT_SIZES[GGMLQuantizationType[form.name]]
+    zeros = torch.zeros(1, ins // each * size, dtype=torch.uint8)
+    row = gpu.Blocks.of(form, (1, ins), lambda _: zeros, zeros.device)
+    empty = (torch.empty(outs, *part.shape[1:], dtype=part.dtype, device=META) for part in (row.data, row.scales))
+    return gpu.Blocks(form, (outs, ins), *empty)
+
+
+def rounded(linear: nn.Linear, weights: str, is_head: bool) -> nn.Module:
+    """A layer as `weights` makes it. The head of INT4 has 8 bits."""
+    if weights in BLOCKS:
+        return BlockLinear(in_blocks(weights, linear.weight), linear.bias, linear.weight.dtype)
+    if weights == "fp8":
+        return linear if is_head else Fp8Linear(linear)
+    return to_int4(linear, GROUP) if weights == "int4" and not is_head else Int8Linear(linear.weight, linear.bias)
+
+
 def decoder_of(name: str, weights: str) -> tuple[NativeDecoder, Description]:
     """A model whose tensors have shapes and no numbers."""
     config = MODELS[name]
     with META:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        if weights != "bf16":
-            quantize_target(model, weights)  # type: ignore[arg-type]
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for module in model.modules():
         for buffer in ("layer_scalar", "embed_scale"):  # numbers that are read to describe the model
             if isinstance(getattr(module, buffer, None), torch.Tensor):
@@ -166,6 +193,13 @@ def decoder_of(name: str, weights: str) -> tuple[NativeDecoder, Description]:
     rotary = type(model.base_model.rotary_emb)
     model.base_model.rotary_emb = rotary(config)  # its frequencies are read to describe the model
     with patch.object(kernels, "kernels_for", lambda device: gpu):
+        if weights in BLOCKS:
+            model.set_input_embeddings(
+                BlockEmbedding(in_blocks(weights, model.get_input_embeddings().weight), model.dtype)
+            )
+        for path, layer in [*model.named_modules()] if weights != "bf16" else []:
+            if isinstance(layer, nn.Linear):
+                model.set_submodule(path, rounded(layer, weights, layer is model.get_output_embeddings()))
         described = Description(model)
     return NativeDecoder(model, described), described
 

@@ -49,7 +49,11 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Qwen2.5-Coder-1.5B": ("", ("qwen-drafters",)),
     "Passes": ("Medians on quiet machines.", ("passes", "twelve-bits", "products")),
     "Other engines": ("", ("llama.cpp", "engines", "clients", "rounding")),
-    "A GPU": ("T(n) / T(1) is the time of a pass over n nodes over that of one.", ("gpu", "gpu-answers")),
+    "A GPU": (
+        "T(n) / T(1) is the time of a pass over n nodes over that of one. These are passes in torch, before GPUs had "
+        "[kernels of their own](kernels.md#on-a-gpu), which no card has timed yet.",
+        ("gpu", "gpu-answers"),
+    ),
     "Exactness and bounds": ("", ("identity", "vllm", "never-slower")),
     "Heads and self-drafts": ("", ("heads", "self-drafts")),
 }

@@ -12,7 +12,7 @@ costs nothing.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,14 +41,16 @@ class Spare(Protocol):
         """Free this many bytes, or all."""
 
 
-MoveColumns: TypeAlias = Callable[[Sequence[Tensor], int, int, Sequence[int]], None]
-
-
 def move_columns(tensors: Sequence[Tensor], slot: int, start: int, nodes: Sequence[int]) -> None:
     """Copy the columns start + nodes[i] of a slot to start + 1 + i. tensors: [slots, H, capacity, dim]."""
     source = torch.tensor(nodes, device=tensors[0].device) + start
     for layer in tensors:  # advanced indexing copies before writing: source and destination may overlap
         layer[slot, :, start + 1 : start + 1 + len(nodes)] = layer[slot, :, source]
+
+
+def copy_columns(tensors: Sequence[Tensor], slot: int, begin: int, end: int) -> list[Tensor]:
+    """The columns begin .. end - 1 of a slot, [H, end - begin, dim] each. tensors: [slots, H, capacity, dim]."""
+    return [layer[slot, :, begin:end].clone() for layer in tensors]
 
 
 class SlotCache(Cache):
@@ -58,14 +60,14 @@ class SlotCache(Cache):
     max_length: the most tokens of a sequence. The tensors start small and double up to it.
     num_layers: the number of layers that will be written, if it is known.
     spare: another holder of memory, which frees some when this cache needs it.
-    move_columns: a faster one for its device.
+    move_columns, copy_columns: may be replaced by faster ones for its device.
     """
 
     def __init__(self, num_slots: int, max_length: int, num_layers: int = 1):
         super().__init__(layers=[])
         self.num_slots, self.max_length, self.num_layers = num_slots, max_length, num_layers
         self.spare: Spare | None = None
-        self.move_columns: MoveColumns = move_columns
+        self.move_columns, self.copy_columns = move_columns, copy_columns
         self.recurrent: RecurrentStates | None = None
         self.capacity = min(round_up(256), round_up(max_length))
         self._require(2 * num_layers * num_slots * self.capacity)  # of at least one byte each
@@ -229,8 +231,8 @@ class SlotCache(Cache):
 
     def copy_of(self, slot: int, begin: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of the columns from `begin` to `end`, [H, end - begin, dim] for each layer."""
-        pairs = zip(self.keys, self.values, strict=True)
-        return [(keys[slot, :, begin:end].clone(), values[slot, :, begin:end].clone()) for keys, values in pairs]
+        copies = self.copy_columns((*self.keys, *self.values), slot, begin, end)
+        return list(zip(copies[: len(self.keys)], copies[len(self.keys) :], strict=True))
 
     @torch.inference_mode()
     def restore(

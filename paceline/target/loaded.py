@@ -158,7 +158,7 @@ class LoadedModel:
         """A cache for its layers. Raises `CacheFull` if memory is short."""
         cache = SlotCache(num_slots, max_length, self.num_layers)
         if isinstance(self.decoder, NativeDecoder):
-            cache.move_columns = self.decoder.move_columns or cache.move_columns
+            self.decoder.speed_up(cache)
         if self.recurrent:
             cache.hold_states(self.recurrent, torch.float32 if self.is_native else self.dtype, self.device)
         return cache

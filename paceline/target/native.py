@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..attention.kv_cache import MoveColumns, SlotCache
+from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
 from ..hf.describe import Description
@@ -33,7 +33,6 @@ class NativeDecoder:
     ):
         self.attached, self.recurrent = attached, described.recurrent
         self._model, self._described, self._kernels = model, described, described.kernels
-        self.move_columns: MoveColumns | None = getattr(described.kernels, "move_columns", None)
         self._device = cast("torch.device", model.device)
         base: Any = model.base_model
         self._rotary: Any = getattr(base, "rotary_emb", None)
@@ -43,6 +42,11 @@ class NativeDecoder:
         self._known_addresses: tuple[ref[Tensor], ref[Tensor], Any, Any] | None = None
         self._states_like = torch.empty(0, dtype=cast("torch.dtype", model.dtype), device=self._device)
         self._kv_dtype = kv_dtype or cast("torch.dtype", model.dtype)
+
+    def speed_up(self, cache: SlotCache) -> None:
+        """Let columns be moved and copied by these kernels, where they can."""
+        cache.move_columns = getattr(self._kernels, "move_columns", cache.move_columns)
+        cache.copy_columns = getattr(self._kernels, "copy_columns", cache.copy_columns)
 
     def logits(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None

@@ -4,10 +4,11 @@ The bits of a row depend on nothing but what it reads: every sum is taken in an 
 """
 
 from .blocks import Blocks
-from .columns import move_columns
+from .columns import copy_columns, move_columns
 from .formats import FP8, INT4, INT8, matrix_of
 from .graphs import run
 from .passes import compute
+from .products import product
 from .structures import (
     Inputs,
     Layer,
@@ -38,8 +39,10 @@ __all__ = [
     "address",
     "addresses",
     "compute",
+    "copy_columns",
     "matrix_of",
     "move_columns",
+    "product",
     "run",
     "start_of",
 ]

@@ -150,8 +150,11 @@ def _project(model: Model, step: Pass, inputs: Inputs, stream: Tensor, dtype: to
         embedded = torch.empty_like(stream)
         embed(model.embeddings, inputs.ids, embedded, model.embedding_scale)
         settle(embedded, following=model.embedding_norm, out=x[:, :hidden])
-    given = step.inputs.reshape(len(stream), -1).float()
-    settle(given, following=model.state_norm, out=x[:, before:])
+    given = step.inputs.reshape(len(stream), -1)
+    if model.state_norm.kind:
+        settle(given.float(), following=model.state_norm, out=x[:, before:])
+    else:
+        x[:, before:].copy_(given)
     finish(x, matrix, out=stream)
 
 

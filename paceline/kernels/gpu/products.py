@@ -130,7 +130,7 @@ def _tiles(rows: int, outs: int, step: int, has_codes: bool, matrices: int = 1) 
     matrices: how many a program reads at once; what it holds fits into the 99 KB of the smallest card.
     """
     if has_codes:  # no two warps unpack the same weights
-        m, n, warps = (16, 32, 2) if rows <= 16 else (32, 64, 4) if rows <= 64 else (32, 128, 8)
+        m, n, warps = (16, 32, 4 if step == 256 else 2) if rows <= 16 else (32, 64, 4) if rows <= 64 else (32, 128, 8)
         return m, n, {"num_warps": warps, "num_stages": (3 if step == 256 else 4) - (rows > 16)}
     if rows <= 16:
         return 16, 16 if outs <= 8192 else 32, {"num_warps": 4, "num_stages": 4}
@@ -206,3 +206,10 @@ def finish(
         activation, gate is not None, up.bias is not None, softcap > 0, more is not None, **how,
     )  # fmt: skip
     return out
+
+
+def product(matrix: Matrix, x: Tensor) -> Tensor:
+    """[..., in] -> [..., out], in the dtype of `x`, for modules that are called by themselves."""
+    rows = x.reshape(-1, matrix.ins).contiguous()
+    rows = rows.float() if x.dtype is torch.float64 else rows
+    return finish(rows, matrix).to(x.dtype).view(*x.shape[:-1], matrix.outs)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import library
@@ -44,14 +43,6 @@ class Matrix:
         """Outputs `first` .. `last` - 1, which are shared."""
         cut = lambda tensor: None if tensor is None else tensor[first:last]  # noqa: E731
         return replace(self, data=cut(self.data), scales=cut(self.scales), bias=cut(self.bias), outs=last - first)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], in the dtype of `x`."""
-        from .products import finish
-
-        rows = x.reshape(-1, self.ins).contiguous()
-        rows = rows.float() if x.dtype is torch.float64 else rows
-        return finish(rows, self).to(x.dtype).view(*x.shape[:-1], self.outs)
 
 
 def _twin(kind: type[ctypes.Structure]) -> Any:

@@ -26,7 +26,8 @@ def compiled(*options: str, mutant: str = "") -> dict:
 
 
 def test_a_pass_over_one_row_and_over_many():
-    found = compiled("--model", "smollm2-135m", "--card", "sm_90", "--rows", "1", "64", "--kernel", *KERNELS)
+    options = "--model", "smollm2-135m", "--weights", "bf16", "--card", "sm_90", "--rows", "1", "64"
+    found = compiled(*options, "--kernel", *KERNELS)
     assert found["faults"] == []
     assert {one["kernel"] for one in found["kernels"]} == {*KERNELS}
     assert all(one["registers"] > 0 for one in found["kernels"])
@@ -36,14 +37,25 @@ def test_a_pass_over_one_row_and_over_many():
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(
-    "model", ["llama-7b", "qwen2.5-1.5b", "smollm2-135m", "qwen3.5-4b", "falcon-h1-1.5b", "gemma-4-e2b"]
-)
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int4", "fp8", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4"])
+def test_every_kernel_in_every_format(weights):
+    options = "--model", "smollm2-135m", "--rows", "1", "64", "512", "--card", "sm_89", "sm_90"
+    assert compiled(*options, "--weights", weights)["faults"] == []
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("model", ["qwen3.5-4b", "falcon-h1-1.5b", "gemma-4-e2b"])
+def test_every_kernel_of_a_family(model):
+    assert compiled("--model", model, "--weights", "bf16", "--rows", "1", "16", "512")["faults"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["llama-7b", "qwen2.5-1.5b", "smollm2-135m"])
 def test_every_kernel_on_every_card(model):
     assert compiled("--model", model)["faults"] == []
 
 
-TILES = "from paceline.kernels.gpu import products\nproducts._tiles = lambda rows, *_: ({})"
+TILES = "from paceline.kernels.gpu import products\nproducts._tiles = lambda rows, *_, **__: ({})"
 MUTANTS = {
     "uses wgmma": TILES.format("64, 64, dict(num_warps=4, num_stages=3)"),
     "of shared memory, sm_90 has 232448": TILES.format("32, 256, dict(num_warps=8, num_stages=8)"),
@@ -58,5 +70,5 @@ MUTANTS = {
 )
 def test_a_mutant_is_reported(fault):
     rows = ["1", "64"] if "rows" in fault else ["64"]
-    options = "--model", "llama-7b", "--card", "sm_90", "--kernel", "multiply", "--rows", *rows
+    options = "--model", "llama-7b", "--weights", "bf16", "--card", "sm_90", "--kernel", "multiply", "--rows", *rows
     assert any(fault in one for one in compiled(*options, mutant=MUTANTS[fault])["faults"])

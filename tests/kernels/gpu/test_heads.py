@@ -5,20 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline import SamplingParams, kernels
+from paceline import Coupled, SamplingParams, kernels
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.kernels import gpu as gpu_kernels
 from paceline.kernels import library
 from paceline.kernels.gpu import passes
-from paceline.methods import DFlash, DraftModel, Eagle, Plain, SelfQuantized
+from paceline.methods import DFlash, DraftModel, Eagle, Medusa, Plain, SelfQuantized
 from paceline.methods.eagle.head import EagleHead
 from paceline.methods.heads.draft_layer import NativeLayer
 from paceline.methods.heads.fitting import attach_head
 from paceline.target import LoadedModel, ModelRunner, wrap_model
 from tests.helpers import run, sequence
 from tests.kernels.test_passes import DTYPES
-from tests.methods.heads import MASKS, differing, modules, random_head, target, watched
+from tests.methods.heads import MASKS, differing, medusa, modules, random_head, target, watched
 from tests.methods.test_draft_layer import (
     Sizes,
     levels_have_the_bits_of_one_pass,
@@ -114,6 +114,13 @@ def test_output_rows_are_those_of_the_target():
     held = NativeLayer(attached, attached.fc, True)._model
     assert held.head.data.data_ptr() == on.output_rows().data_ptr()
     assert held.embeddings.data_ptr() == on.embeddings.data_ptr()
+
+
+def test_heads_that_torch_runs_read_rows_of_their_own_type():
+    on = repeating(torch.bfloat16)
+    drafter = Medusa(medusa(on))
+    drafter.bind(ModelRunner(on, 1), Coupled())
+    assert drafter.seconds()["medusa"][0] > 0
 
 
 def repeating_head(on: LoadedModel) -> EagleHead:

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -31,7 +32,14 @@ import torch
 import triton
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    FalconH1Config,
+    Gemma4TextConfig,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+)
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -57,6 +65,18 @@ MODELS: dict[str, Any] = {
         num_key_value_heads=2, tie_word_embeddings=True,
     ),
     "smollm2-135m": LlamaConfig(**SMALL),
+    "qwen3.5-4b": Qwen3_5TextConfig(
+        vocab_size=248320, hidden_size=2560, intermediate_size=9216, num_hidden_layers=32, num_attention_heads=16,
+        num_key_value_heads=4, tie_word_embeddings=True,
+    ),
+    "falcon-h1-1.5b": FalconH1Config(
+        vocab_size=65537, hidden_size=2048, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=8,
+        num_key_value_heads=2, mamba_d_ssm=3072, mamba_n_heads=48, mamba_d_head=64, mamba_d_state=256,
+    ),
+    "gemma-4-e2b": Gemma4TextConfig(
+        hidden_size=1536, intermediate_size=6144, num_hidden_layers=35, num_attention_heads=8, num_key_value_heads=1,
+        num_kv_shared_layers=20, hidden_size_per_layer_input=256, use_double_wide_mlp=True,
+    ),
 }  # fmt: skip
 BLOCKS = ("q8_0", "q4_k", "q5_k", "q6_k", "mxfp4")
 WEIGHTS = ("bf16", "int8", "int4", "fp8", *BLOCKS)
@@ -154,6 +174,10 @@ def decoder_of(name: str, weights: str) -> tuple[NativeDecoder, Description]:
     config = MODELS[name]
     with META:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for module in model.modules():
+        for buffer in ("layer_scalar", "embed_scale"):  # numbers that are read to describe the model
+            if isinstance(getattr(module, buffer, None), torch.Tensor):
+                setattr(module, buffer, torch.ones(()))
     with patch.object(kernels, "kernels_for", lambda device: gpu):
         if weights in BLOCKS:
             table = in_blocks(weights, model.get_input_embeddings().weight)
@@ -182,6 +206,8 @@ def launches(decoder: NativeDecoder, layers: int, rows: int) -> list[Launch]:
         return True  # neither compile nor launch it
 
     cache, is_prompt = SlotCache(1, 2 * CONTEXT, layers), rows >= CONTEXT
+    if decoder.recurrent:
+        cache.hold_states(decoder.recurrent, torch.float32, META)
     cache.begin([0], rows)
     start, head_rows = (0, 0) if is_prompt else (CONTEXT, None)
     tree = None if is_prompt else TokenTree.chain([[0] * rows])
@@ -217,9 +243,20 @@ def compiled(launch: Launch, card: str) -> Compiled:
 
 def weight_bytes(described: Description) -> int:
     """Bytes of the matrices that a pass reads."""
-    matrices = [described.model.head]
+    matrices = [described.model.head, described.model.ple_project]
     for layer in described.model.layers:
-        matrices += [layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down]
+        matrices += [
+            layer.q,
+            layer.k,
+            layer.v,
+            layer.o,
+            layer.gate,
+            layer.up,
+            layer.down,
+            layer.ple_gate,
+            layer.ple_out,
+        ]
+        matrices += [*layer.recurrent.inputs, layer.recurrent.out] if layer.recurrent else []
     return sum(part.nbytes for one in matrices for part in (one.data, one.scales) if part is not None)
 
 
@@ -252,12 +289,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"triton": triton.__version__, "passes": passes, "kernels": [*known.values()], "faults": faults}
 
 
+def kinds(made: list[Compiled]) -> list[Compiled]:
+    """The kernels of a pass; one of those that follow one another and sum alike, since a state may be walked in two."""
+    return [next(same) for _, same in groupby(made, lambda one: (one.kernel, one.sums))]
+
+
 def differences(made: dict[int, list[Compiled]], model: str) -> list[str]:
     """Where passes over different numbers of rows sum in different ways: their kernels are compared one by one."""
     found = dict[str, None]()
     for rows, every in made.items():
         first = min(made)
-        for one, other in zip(made[first], every, strict=False):  # a chunk of a prompt ends before the head
+        for one, other in zip(kinds(made[first]), kinds(every), strict=False):  # a chunk of a prompt has no head
             if (one.kernel, one.sums) != (other.kernel, other.sums):
                 found[
                     f"{model}, {one.card}: {first} and {rows} rows differ: {one.kernel} ({one.shape}) has {one.sums}, "

@@ -92,7 +92,7 @@ class RecurrentDescription:
     def _common(self, conv: nn.Conv1d, inputs: list[Any], out: Any, matrix: Any) -> dict[str, Any]:
         """The matrices and the convolution."""
         channels, taps = conv.weight.shape[0], conv.weight.shape[-1]
-        kernel = torch.zeros(taps, _padded(channels))
+        kernel = torch.zeros(taps, _padded(channels), device=conv.weight.device)
         kernel[:, :channels] = conv.weight.detach().float().view(channels, taps).T
         bias = None if conv.bias is None else nn.functional.pad(conv.bias.detach().float(), (0, -channels % _WIDE))
         return {

@@ -167,7 +167,7 @@ def attend(
         q, keys, values, starts, inputs.slots, places, fill(paths), fill(ends), fill(firsts), tops, totals, results,
         nodes, heads, kv_heads, keys.shape[2], chunks, 1 if paths is None else paths.shape[2], window, layer.scale,
         layer.softcap or 1.0, d, size, columns, CHUNK, paths is None, layer.softcap > 0, ends is not None,
-        firsts is not None, num_warps=4, num_stages=2,
+        firsts is not None, num_warps=4 if size <= 256 else 8, num_stages=2,
     )  # fmt: skip
     out = torch.empty(rows, heads * d, dtype=q.dtype, device=q.device)
     _join[rows, heads](

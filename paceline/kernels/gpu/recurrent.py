@@ -257,7 +257,7 @@ def walk(
     starts, slots, bases, steps = inputs.starts, inputs.slots, inputs.bases, inputs.steps
     (parts, rows, width), batch, ring, r = sums.shape, len(starts), ring_rows.shape[1], layer
     nodes, tree, device = rows // batch, starts if paths is None else paths, sums.device
-    path, is_chain = 1 if paths is None else paths.shape[2], paths is None
+    path, is_chain = 1 if paths is None else paths.shape[2], paths is None or nodes == 1
     padded, padded_heads = (-(-size // WIDE) * WIDE for size in (r.channels, r.heads))
     matrices = r.inputs[: r.num_inputs]
     bias = None

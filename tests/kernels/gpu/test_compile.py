@@ -43,6 +43,12 @@ def test_every_kernel_in_every_format(weights):
     assert compiled(*options, "--weights", weights)["faults"] == []
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("model", ["qwen3.5-4b", "falcon-h1-1.5b", "gemma-4-e2b"])
+def test_every_kernel_of_a_family(model):
+    assert compiled("--model", model, "--weights", "bf16", "--rows", "1", "16", "512")["faults"] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama-7b", "qwen2.5-1.5b", "smollm2-135m"])
 def test_every_kernel_on_every_card(model):

@@ -1,5 +1,7 @@
 """GGUF files whose blocks stay as they are in the kernels of a GPU, against the same files in float32."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -49,7 +51,8 @@ def test_a_model_is_rounded_for_the_kernels(weights):
     assert report.num_quantized >= 7
     got = logits(loaded := wrap_model(model))
     assert loaded.is_native
-    for name, module in list(model.named_modules()):
+    modules: list[tuple[str, Any]] = [*model.named_modules()]
+    for name, module in modules:
         if hasattr(module, "matrix"):
             dense = torch.nn.Linear(module.in_features, module.out_features, bias=False)
             dense.weight = torch.nn.Parameter(module.weight.float(), requires_grad=False)

@@ -27,7 +27,7 @@ def logits(loaded) -> torch.Tensor:
 
 
 def test_blocks_of_a_file_stay_packed(tmp_path):
-    model = tiny_model("llama", vocab_size=300, **SIZES)
+    model = tiny_model("llama", torch.float32, vocab_size=300, **SIZES)
     path = write_gguf(tmp_path / "tiny.gguf", model, "llama", quantized=["Q8_0", "Q5_0", "Q4_1"])
     loaded = load_model(str(path))
     assert loaded.is_native

@@ -79,12 +79,13 @@ def test_rows_are_the_weights(form):
 def test_parts_and_neighbours_of_other_formats(form):
     """Outputs of a part are those of the whole; matrices side by side add as many parts as their shapes say."""
     matrix, weight = made(form, 256)
-    dense = Matrix(torch.randn(8, 256), outs=8, ins=256)
+    table = torch.randn(8, 256)
+    dense = Matrix(table, outs=8, ins=256)
     x = torch.randn(3, 256)
     whole, part = products.finish(x, matrix), products.finish(x, matrix.part(8, 24))
     assert torch.equal(part, whole[:, 8:24])
     together = products.multiply(x, [matrix.part(0, 24), dense, matrix.part(24, 40)]).sum(0)
-    expected = x @ torch.cat([weight[:24], dense.data, weight[24:]]).T
+    expected = x @ torch.cat([weight[:24], table, weight[24:]]).T
     torch.testing.assert_close(together, expected, atol=1e-3, rtol=1e-4)
     gated = products.finish(x, matrix, replace(dense, data=torch.ones(40, 256), outs=40), activation=0)
     sums = x.sum(1, keepdim=True)

@@ -1,5 +1,7 @@
 """GGUF files whose blocks stay as they are in the kernels of a GPU, against the same files in float32."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ def logits(loaded) -> torch.Tensor:
 
 
 def test_blocks_of_a_file_stay_packed(tmp_path):
-    model = tiny_model("llama", vocab_size=300, **SIZES)
+    model = tiny_model("llama", torch.float32, vocab_size=300, **SIZES)
     path = write_gguf(tmp_path / "tiny.gguf", model, "llama", quantized=["Q8_0", "Q5_0", "Q4_1"])
     loaded = load_model(str(path))
     assert loaded.is_native
@@ -49,7 +51,8 @@ def test_a_model_is_rounded_for_the_kernels(weights):
     assert report.num_quantized >= 7
     got = logits(loaded := wrap_model(model))
     assert loaded.is_native
-    for name, module in list(model.named_modules()):
+    modules: list[tuple[str, Any]] = [*model.named_modules()]
+    for name, module in modules:
         if hasattr(module, "matrix"):
             dense = torch.nn.Linear(module.in_features, module.out_features, bias=False)
             dense.weight = torch.nn.Parameter(module.weight.float(), requires_grad=False)

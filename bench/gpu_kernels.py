@@ -78,7 +78,7 @@ MODELS: dict[str, Any] = {
         num_kv_shared_layers=20, hidden_size_per_layer_input=256, use_double_wide_mlp=True,
     ),
 }  # fmt: skip
-BLOCKS = ("q8_0", "q4_k", "q5_k", "q6_k", "mxfp4")
+BLOCKS = ("q8_0", "q4_0", "q5_0", "q4_k", "q5_k", "q6_k", "mxfp4")
 WEIGHTS = ("bf16", "int8", "int4", "fp8", *BLOCKS)
 CARDS = {"sm_80": 163, "sm_89": 99, "sm_90": 227}  # kilobytes of shared memory that a program may have
 ROWS, CONTEXT = (1, 16, 64, 512), 512  # 512: a chunk of a prompt; the others are trees behind so many tokens

@@ -133,7 +133,7 @@ def _tiles(rows: int, outs: int, step: int, has_codes: bool, matrices: int = 1) 
         m, n, warps = (16, 32, 4) if rows <= 16 else (32, (64 if rows <= 64 else 128) // matrices, 8)
         return m, n, {"num_warps": warps, "num_stages": 3 - (rows > 16)}
     if has_codes:  # no two warps unpack the same weights
-        m, n, warps = (16, 32, 2) if rows <= 16 else (32, 64, 4) if rows <= 64 else (32, 128, 8)
+        m, n, warps = (16, 32, 4) if rows <= 16 else (32, 64, 4) if rows <= 64 else (32, 128, 8)
         return m, n, {"num_warps": warps, "num_stages": (3 if matrices > 1 else 4) - (rows > 16)}
     if rows <= 16:
         return 16, 16 if outs <= 8192 else 32, {"num_warps": 4, "num_stages": 4}

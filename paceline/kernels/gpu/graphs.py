@@ -91,14 +91,14 @@ class _Staged:
         for name in ("starts", "slots", "offsets", "bases", "steps", "ids", "parents", "block_ends", "block_firsts"):
             setattr(self._pass, name, None)
         self._pass.sizes = step.sizes is not None or nodes > step.nodes  # whether there are any
-        self._more = nodes - step.nodes
+        more = nodes - step.nodes
         for name in (*_TENSORS, *_RESULTS):
             given = getattr(step, name)
             if given is not None:
                 wide = name != "noise" and given.dim() > 1
-                shape = (batch, given.shape[1] + self._more, *given.shape[2:]) if wide else given.shape
+                shape = (batch, given.shape[1] + more, *given.shape[2:]) if wide else given.shape
                 setattr(self._pass, name, torch.zeros(shape, dtype=given.dtype, device=device))
-        self._pass.head_rows = step.head_rows + (self._more if step.head_rows else 0)
+        self._pass.head_rows = step.head_rows + (more if step.head_rows else 0)
         sizes = [batch] * 6 + [batch * nodes]
         sizes += [batch * (step.old + nodes)] * (step.parents is not None)
         sizes += [batch * nodes] * ((step.block_ends is not None) + (step.block_firsts is not None))
@@ -126,16 +126,21 @@ class _Staged:
 
     def _load(self, step: Pass) -> None:
         """Copy what a pass reads; does not wait for the device."""
-        batch, nodes, old, more = step.batch, step.nodes, step.old, self._more
+        batch, nodes, old, more = (
+            step.batch,
+            step.nodes,
+            step.old,
+            self._nodes - step.nodes,
+        )  # passes of several sizes share this
         none = [0] * batch
         numbers = [*step.starts, *step.slots, *(step.offsets or none), *(step.sizes or [nodes] * batch)]
         numbers += [*(step.bases or none), *(step.steps or none)]
-        later = list[tuple[Tensor, Tensor, int]]()
+        later = list[tuple[Tensor, Tensor]]()
 
         def add(given: Any, each: int, to: Tensor, pad: int) -> None:
             """The next numbers, `each` for a row of the batch, and what pads them."""
             if isinstance(given, Tensor) and given.device.type != "cpu":
-                later.append((to.view(batch, each + more)[:, :each], given.reshape(batch, each), pad))
+                later.append((to.view(batch, each + more)[:, :each], given.reshape(batch, each)))
                 numbers.extend([pad] * (batch * (each + more)))
                 return
             flat = given.flatten().tolist() if isinstance(given, Tensor) else given
@@ -151,7 +156,7 @@ class _Staged:
                 add(given, nodes, to, 0)
         staged = torch.tensor(numbers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         self._numbers.copy_(staged, non_blocking=True)
-        for to, given, _ in later:
+        for to, given in later:
             to.copy_(given)
         for name in _TENSORS:
             given = getattr(step, name)

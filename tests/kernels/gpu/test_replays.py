@@ -91,3 +91,12 @@ def test_mutants_are_caught(mutant, monkeypatch):
     monkeypatch.setattr(graphs, *MUTANTS[mutant])
     with pytest.raises(AssertionError):
         tapes_of_the_same_bits(monkeypatch)
+
+
+def test_trees_of_several_sizes_share_a_shape():
+    """What pads the smaller ones is another number of nodes each time."""
+    runner, tokens = ModelRunner(target(), 1), prompt(19)
+    slot = runner.cache.allocate()
+    whole, *shorter = (runner.forward([slot], TokenTree.chain([tokens[:count]])) for count in (19, 17, 18, 19))
+    for logits in shorter:
+        assert torch.equal(logits, whole[:, : logits.shape[1]])

@@ -299,36 +299,40 @@ def keep(rows: Tensor, places: Tensor, states: Tensor, columns: int, stride: int
 
 
 @triton.jit
-def _embed(table, ids, out, width, scale, SIZE: tl.constexpr):
+def _embed(table, ids, out, vocabulary, width, scale, SIZE: tl.constexpr):
     row, at = tl.program_id(0), tl.arange(0, SIZE)
     mask = at < width
     token = tl.load(ids + row).to(tl.int64)
-    x = tl.load(table + token * width + at, mask=mask, other=0.0).to(tl.float32) * scale
+    x = tl.load(table + token * width + at, mask=mask & (token < vocabulary), other=0.0).to(tl.float32) * scale
     tl.store(out + row.to(tl.int64) * width + at, x, mask=mask)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _unpack(
-    data, scales, ids, out, count, times,
+    data, scales, ids, out, count, vocabulary, times,
     K: tl.constexpr, STEP: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     at, first = tl.program_id(0) * N + tl.arange(0, N), tl.program_id(1) * STEP
     there = at < count
     token = tl.load(ids + at, mask=there, other=0)
+    known = there & (token < vocabulary)
     for j in tl.static_range(STEP // 32):
         k = first + 32 * j + tl.arange(0, 32)
-        weights = group(data, scales, token, there, first, j, K, FORMAT, GROUP) * times
+        weights = group(data, scales, token, known, first, j, K, FORMAT, GROUP) * times
         tl.store(out + at.to(tl.int64)[:, None] * K + k[None], weights, mask=there[:, None] & (k < K)[None])
 
 
 def embed(table: Tensor | Matrix, ids: Tensor, out: Tensor, scale: float) -> None:
-    """Fill float32 [R, E] with rows of a table [V, E], by their ids int32 [R], times `scale`. Blocks are unpacked."""
+    """Fill float32 [R, E] with rows of a table [V, E], by their ids int32 [R], times `scale`.
+
+    Blocks are unpacked. Tokens without a row get zeros: ids on the device are not checked.
+    """
     count, width = out.shape
     if isinstance(table, Matrix):
         _unpack[-(-count // 16), -(-width // 256)](
-            table.data, table.scales, ids, out, count, scale, width, 256, 16, table.format, table.group,
+            table.data, table.scales, ids, out, count, table.outs, scale, width, 256, 16, table.format, table.group,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         return
     size = triton.next_power_of_2(width)
-    _embed[(count,)](table, ids, out, width, scale, size, num_warps=4 if size <= 4096 else 8)
+    _embed[(count,)](table, ids, out, len(table), width, scale, size, num_warps=4 if size <= 4096 else 8)

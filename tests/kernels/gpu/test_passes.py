@@ -8,7 +8,10 @@ import torch
 
 from paceline.core.tree import TokenTree
 from paceline.errors import ConfigError
+from paceline.kernels.gpu import Blocks as gpu_blocks
 from paceline.kernels.gpu import attention
+from paceline.kernels.gpu.rows import embed
+from paceline.kernels.library import BlockFormat
 from paceline.target import ModelRunner, wrap_model
 from paceline.target.load import with_fp8_cache
 from tests.kernels.test_passes import DTYPES, random_tree, rows
@@ -89,3 +92,17 @@ def test_long_texts_are_read_some_rows_at_a_time(monkeypatch):
     whole = read()
     monkeypatch.setattr(attention, "_BYTES", 0)
     assert torch.equal(read(), whole)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "blocks"])
+def test_a_token_without_a_row_reads_nothing(kind):
+    """Ids that come from the device are not checked; what lies behind the table must not be read."""
+    table = torch.rand(5, 64)
+    if kind == "blocks":
+        raw = torch.zeros(5, 2 * 34, dtype=torch.uint8)
+        raw[:, 2:], raw[:, 1] = 3, 60
+        table = gpu_blocks.of(BlockFormat.Q8_0, (5, 64), lambda some: raw[some], raw.device).matrix
+    out = torch.ones(2, 64)
+    embed(table, torch.tensor([4, 5], dtype=torch.int32), out, 1.0)
+    assert out[0].all()
+    assert not out[1].any()

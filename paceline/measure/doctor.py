@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import nn
 
+from .. import kernels
 from ..attention.kv_cache import round_up
 from ..hf.load import chosen_device
-from ..kernels import load as load_kernels
 from ..kernels.packing import OUTPUTS_PER_BLOCK
 from ..llm import LLM
 from ..methods.eagle.module import mtp_files
@@ -131,7 +131,7 @@ def examine_machine(device: torch.device | str | None = None) -> MachineReport:
         load=load,
         available_bytes=torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory(),
         bandwidth=read_bandwidth(place),
-        kernels=str(load_kernels()),
+        kernels=kernels.name_of(place),
     )
 
 

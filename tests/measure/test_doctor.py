@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline import LLM, PromptLookup, SamplingParams
+from paceline import LLM, PromptLookup, SamplingParams, kernels
 from paceline.errors import ConfigError
 from paceline.measure.doctor import MachineReport, MemoryPlan, doctor_report, examine_machine, examine_model, held_bytes
 from paceline.measure.machine import PassCosts, read_bandwidth
@@ -171,3 +171,12 @@ def test_without_a_model_the_machine_alone(tmp_path, monkeypatch):
 def test_refusals(folder):
     assert "1 to" in refusal("doctor", folder, "--threads", "4096")
     assert "unknown device" in refusal("doctor", folder, "--device", "toaster")
+
+
+def test_kernels_of_a_gpu_are_named(monkeypatch):
+    place = torch.device("cuda")
+    monkeypatch.setattr(kernels, "kernels_for", lambda device: None)
+    assert "Triton is not installed" in kernels.name_of(place)
+    pytest.importorskip("triton")
+    monkeypatch.setattr(kernels, "kernels_for", lambda device: kernels)
+    assert kernels.name_of(place).startswith("Triton 3.")

@@ -59,9 +59,9 @@ class LLM:
     verifier: accepts or rejects drafts. Default: `Coupled()`, token-identical to plain decoding, greedy and sampled.
     numerics: "invariant" makes answers bit-identical to plain decoding, "fast" identical up to near-ties. None
         takes "invariant" where it is possible, as in native passes. `llm.numerics` has the result.
-    weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded. On a CPU also a
-        block format of llama.cpp, such as "q8_0", or a mix, such as "q4_k_m", of all matrices. The answers are those
-        of the quantized model. `llm.quantized` reports on the layers.
+    weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded; a block format of
+        llama.cpp, such as "q8_0", or a mix, such as "q4_k_m", all matrices. The answers are those of the quantized
+        model. `llm.quantized` reports on the layers.
     activations: "int8" (default) or "int16", what inputs are rounded to on a CPU before they are multiplied with
         weights in blocks. "int16" takes as long as twice the rows.
     kv_cache_dtype: "fp8" rounds cached keys and values on CUDA to half the bytes; answers are then those with such a

@@ -124,7 +124,7 @@ BlockMix = Literal[
 ]  # fmt: skip
 Weights = Literal["int8", "int4", "fp8", BlockMix]
 FileWeights = Literal["bf16", "f16", "f32", BlockMix]
-FORMATS = "int8, int4, fp8 (CUDA), or a format of llama.cpp (CPU): q8_0, q6_k, q5_k_m, q4_k_m, q4_k, q4_0, q3_k_m, ..."
+FORMATS = "int8, int4, fp8 (CUDA), or a format of llama.cpp: q8_0, q6_k, q5_k_m, q4_k_m, q4_k, q4_0, q3_k_m, ..."
 ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="A folder, a GGUF file, a hub id, or a name that `paceline models` lists."),

@@ -12,8 +12,8 @@ from tests.tiny import tiny_model
 
 FAULTS = {  # module, what takes whose place, and where the faulty function goes
     "nodes in the order of the tree": (attention, "start + node_of)", "column)", (passes, "attend")),
-    "the path of the first node": (
-        attention, "tl.minimum(tile // each, nodes - 1)", "0 * tile", (passes, "attend"),
+    "the first child for its siblings": (
+        attention, "start + node_of)", "start + tl.minimum(node_of, 1))", (passes, "attend"),
     ),
     "the last chunk of later rows": (
         attention, "last // SPAN + 1)", "last // SPAN + (1 if row < 1 else 0))", (passes, "attend"),

@@ -1,4 +1,4 @@
-"""The laws of the kernels of a GPU: on a device with `-m gpu`; with `-m more` at tiny sizes in Triton's interpreter."""
+"""The laws of the kernels of a GPU: on a device with `-m gpu`; with `-m slow` at tiny sizes in Triton's interpreter."""
 
 import os
 
@@ -11,7 +11,7 @@ from tests.tiny import tiny_model
 
 HAS_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 INTERPRETED = [
-    pytest.mark.more,
+    pytest.mark.slow,
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles here"),
 ]
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "max_position_embeddings": 2048}

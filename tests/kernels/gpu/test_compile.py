@@ -36,14 +36,14 @@ def test_a_pass_over_one_row_and_over_many():
     assert one["bytes"] == 2 * (30 * 576 * (2 * 576 + 2 * 192 + 3 * 1536) + 49152 * 576)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4", "fp8", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4"])
 def test_every_kernel_in_every_format(weights):
     options = "--model", "smollm2-135m", "--rows", "1", "64", "512", "--card", "sm_89", "sm_90"
     assert compiled(*options, "--weights", weights)["faults"] == []
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3.5-4b", "falcon-h1-1.5b", "gemma-4-e2b"])
 def test_every_kernel_of_a_family(model):
     assert compiled("--model", model, "--weights", "bf16", "--rows", "1", "16", "512")["faults"] == []

@@ -33,7 +33,6 @@ def asked(device, model):
     return load_model(MODEL, device=device, dtype=torch.bfloat16), CHATS, 64
 
 
-@pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", [*DRAFTERS, *HEADS])
 def test_answers_are_those_of_plain_decoding(device, sized, asked, name, temperature):

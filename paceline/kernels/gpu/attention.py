@@ -24,6 +24,18 @@ ROWS = 16  # of a program
 _BYTES = 1 << 28  # of the chunks of rows, before they are joined
 
 
+@triton.jit
+def _reach(row, places, ends, firsts, window, HAS_ENDS: tl.constexpr, HAS_FIRSTS: tl.constexpr):
+    """The first and the last column that a row reads, by their place in the text."""
+    last = tl.load(places + row * 4 + 3)
+    low = tl.maximum(last - window + 1, 0)
+    if HAS_ENDS:
+        last = tl.maximum(last, tl.load(ends + row) - 1)
+    if HAS_FIRSTS:
+        low = tl.minimum(low, tl.load(firsts + row))
+    return low, last
+
+
 @triton.jit(do_not_specialize=["nodes", "chunks", "width"])
 def _read(
     q, keys, values, starts, slots, places, tree_paths, ends, firsts, tops, totals, results, nodes, heads, kv_heads,
@@ -47,13 +59,7 @@ def _read(
     there = (node < nodes) & (member < group)
     row = batch * nodes + tl.where(there, node, 0)
     head = kv * group + tl.where(there, member, 0)
-    own = tl.load(places + row * 4 + 3)
-    last = own
-    if HAS_ENDS:
-        last = tl.maximum(last, tl.load(ends + row) - 1)
-    low = tl.maximum(own - window + 1, 0)
-    if HAS_FIRSTS:
-        low = tl.minimum(low, tl.load(firsts + row))
+    low, last = _reach(row, places, ends, firsts, window, HAS_ENDS, HAS_FIRSTS)
     stop = tl.minimum(first + SPAN, tl.max(tl.where(there, last, -1), 0) + 1)
     at = tl.arange(0, SIZE)
     in_head = at < D
@@ -108,13 +114,7 @@ def _join(
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     mask = at < D
-    own = tl.load(places + row * 4 + 3)
-    last = own
-    if HAS_ENDS:
-        last = tl.maximum(last, tl.load(ends + row) - 1)
-    low = tl.maximum(own - window + 1, 0)
-    if HAS_FIRSTS:
-        low = tl.minimum(low, tl.load(firsts + row))
+    low, last = _reach(row, places, ends, firsts, window, HAS_ENDS, HAS_FIRSTS)
     top = -float("inf")
     total = 0.0
     result = tl.zeros((SIZE,), tl.float32)

@@ -102,6 +102,27 @@ def settle(
     return out
 
 
+@triton.jit
+def _normed_head(
+    x, y, sums, parts, stride, begin, bias, weight, eps, head, heads, at, other, mask,
+    D: tl.constexpr, WHOLE: tl.constexpr, ALL: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """RMS norm of a head, whose numbers `at` and `other` are x and y; WHOLE: over all heads, which start at `begin`."""
+    if WHOLE:
+        every = tl.arange(0, ALL)
+        there = every < heads * D
+        whole = added(sums, parts, stride, begin + every, there)
+        if HAS_BIAS:
+            whole += tl.load(bias + every, mask=there, other=0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(whole * whole, 0) / (heads * D) + eps)
+    else:
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / D + eps)
+    first = head * D if WHOLE else 0
+    x *= scale * tl.load(weight + first + at, mask=mask, other=0.0)
+    y *= scale * tl.load(weight + first + other, mask=mask, other=0.0)
+    return x, y
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _rotate(
     sums, parts, rows, width, places, q, gates, keys, values, q_bias, k_bias, v_bias,
@@ -141,30 +162,16 @@ def _rotate(
             y += tl.load(v_bias + kv * D + other, mask=mask, other=0.0)
     if is_q:
         if Q_NORM:
-            if WHOLE:
-                every = tl.arange(0, ALL)
-                whole = added(sums, parts, stride, base + every, every < heads * D)
-                if HAS_BIAS:
-                    whole += tl.load(q_bias + every, mask=every < heads * D, other=0.0)
-                scale = 1.0 / tl.sqrt(tl.sum(whole * whole, 0) / (heads * D) + q_eps)
-            else:
-                scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / D + q_eps)
-            offset = head * D if WHOLE else 0
-            x *= scale * tl.load(q_weight + offset + at, mask=mask, other=0.0)
-            y *= scale * tl.load(q_weight + offset + other, mask=mask, other=0.0)
+            x, y = _normed_head(
+                x, y, sums, parts, stride, base, q_bias, q_weight, q_eps, head, heads, at, other, mask,
+                D, WHOLE, ALL, HAS_BIAS,
+            )  # fmt: skip
     elif is_k:
         if K_NORM:
-            if WHOLE:
-                every = tl.arange(0, ALL)
-                whole = added(sums, parts, stride, base + k_at + every, every < kv_heads * D)
-                if HAS_BIAS:
-                    whole += tl.load(k_bias + every, mask=every < kv_heads * D, other=0.0)
-                scale = 1.0 / tl.sqrt(tl.sum(whole * whole, 0) / (kv_heads * D) + k_eps)
-            else:
-                scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / D + k_eps)
-            offset = kv * D if WHOLE else 0
-            x *= scale * tl.load(k_weight + offset + at, mask=mask, other=0.0)
-            y *= scale * tl.load(k_weight + offset + other, mask=mask, other=0.0)
+            x, y = _normed_head(
+                x, y, sums, parts, stride, base + k_at, k_bias, k_weight, k_eps, kv, kv_heads, at, other, mask,
+                D, WHOLE, ALL, HAS_BIAS,
+            )  # fmt: skip
     else:
         if V_NORM:
             x /= tl.sqrt(tl.sum(x * x, 0) / D + v_eps)

@@ -2,11 +2,8 @@
 
 import ctypes
 import itertools
-import os
 import random
 import shutil
-import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -19,13 +16,14 @@ from paceline.kernels import library as library_module
 from paceline.kernels.library import BlockFormat
 from paceline.target import ModelRunner, wrap_model
 from tests.kernels.expert_faults import ATTENTION, EXPERTS, LATE
-from tests.kernels.expert_layers import Layer, Rules, run
+from tests.kernels.expert_layers import Layer
 from tests.kernels.test_attention import attends
 from tests.kernels.test_bf12 import products_are_those_of_bfloat16
 from tests.kernels.test_blocks import has_products
 from tests.kernels.test_experts import FORMS, RULES, breaks_ties, close, has_the_bits_of_one_row, rows_of
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
+from tests.kernels.test_pool import in_a_fork, keeps_time
 from tests.kernels.test_recurrent import keeps_bits
 from tests.methods.test_draft_layer import projects_with_the_bits_of_fc, ranks_with_noise
 from tests.tiny import tiny_model
@@ -315,22 +313,7 @@ def test_faults_of_experts_are_seen(fault, switch):
 def test_a_late_thread_finds_what_the_others_found(fault, switch):
     """In a process of its own, which such a thread might never leave."""
     switch(fault)
-    layers, rows = [Layer(Rules(count, 1, 32, 8)) for count in (1, 40, 1)], rows_of(20, Rules(hidden=32))[None]
-    want, child = run(layers, rows)[0], os.fork()
-    if not child:
-        try:
-            torch.set_num_threads(2)
-            os._exit(not all(torch.equal(run(layers, rows)[0], want) for _ in range(5)))
-        finally:
-            os._exit(1)
-    for _ in range(30 if fault == LATE else 1200):
-        time.sleep(0.05)
-        if (done := os.waitpid(child, os.WNOHANG))[0]:
-            break
-    else:
-        os.kill(child, signal.SIGKILL)
-        done = os.waitpid(child, 0)
-    assert (done[1] == 0) == (fault == "none")
+    assert in_a_fork(lambda: keeps_time(2), 1.5 if fault == LATE else 60) == (fault == "none")
 
 
 SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT, *ATTENTION, *EXPERTS}

@@ -45,7 +45,9 @@ def keeps_time(threads: int) -> bool:
 
 def test_a_fork_has_threads_of_its_own():
     """Whatever the threads of the process before were waiting for."""
-    for _ in range(3):
-        assert keeps_time(4)
-        time.sleep(0.01)  # they sleep
-        assert in_a_fork(lambda: keeps_time(3), 60)
+
+    def wakes() -> bool:
+        return all(keeps_time(threads) and time.sleep(0.005) is None for threads in (8, 4, 3, 2))
+
+    assert wakes()
+    assert in_a_fork(wakes, 60)

@@ -19,6 +19,7 @@ from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import matrix_of_weight
 from .recurrent import RecurrentDescription, is_recurrent
+from .routing import experts_of, part_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +64,10 @@ _BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 FORMS: dict[str, Form] = {
     **dict.fromkeys(("llama", "mistral", "smollm3", "granite", "seed_oss"), Form()),
     **dict.fromkeys(("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), Form(qkv_bias=True)),
-    **dict.fromkeys(("qwen3", "qwen3_vl_text"), Form(head_norms=True)),
+    **dict.fromkeys(("mixtral", "gpt_oss", "granitemoe", "granitemoeshared"), Form()),
+    "qwen2_moe": Form(qkv_bias=True),
+    "olmoe": Form(whole=True),
+    **dict.fromkeys(("qwen3", "qwen3_vl_text", "qwen3_moe"), Form(head_norms=True)),
     "phi3": Form(joined=True),
     "starcoder2": Form(layer_norm=True),
     **dict.fromkeys(("bamba", "falcon_h1"), Form(("input_layernorm", None, "pre_ff_layernorm", None))),
@@ -98,7 +102,7 @@ def head_dim_of(config: Any) -> int:
 
 
 def is_described(config: Any) -> bool:
-    """Whether the layers of a text config are of a form that is known. Experts are not."""
+    """Whether the layers of a text config are of a form that is known."""
     return config.model_type in FORMS and not getattr(config, "enable_moe_block", False)
 
 
@@ -127,11 +131,6 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
     return chain(module.parameters(), module.buffers())
 
 
-def _part(module: Any, *names: str) -> Any:
-    """The first of these that a module has. Raises AttributeError."""
-    return getattr(module, next((name for name in names if hasattr(module, name)), names[0]))
-
-
 def describe(model: "PreTrainedModel") -> "Description | None":
     """The description of a model; None if there are no kernels for its device, or if they do not support it."""
     config: Any = model.config.get_text_config()
@@ -154,6 +153,7 @@ class Description:
     image_token: what stands for images in per-layer inputs; None where there are none.
     multiplier: the factor for embeddings that are passed in.
     recurrent: what recurrent layers keep.
+    num_experts: of all layers.
     """
 
     def __init__(self, model: "PreTrainedModel"):
@@ -174,12 +174,13 @@ class Description:
         makers = [layer for layer in layers if not layer.shared_kv]
         self.kv_heads, self.head_dims = [layer.kv_heads for layer in makers], [layer.head_dim for layer in makers]
         self.num_layers = len(layers)
+        self.num_experts = sum(layer.experts.contents.count for layer in layers if getattr(layer, "experts", None))
         table, form, scale = self._embeddings(embedding)
         self._held.append(table)
         self.model = self.kernels.Model(
             layers=self._held.structures(self.kernels.Layer, layers),
             head=self._matrix(model.get_output_embeddings()),
-            final_norm=self._norm(_part(base, "norm", "final_layernorm", "norm_f", "embedding_norm")),
+            final_norm=self._norm(part_of(base, "norm", "final_layernorm", "norm_f", "embedding_norm")),
             embeddings=self.kernels.address(table),
             embedding_format=form,
             num_layers=len(layers),
@@ -248,6 +249,8 @@ class Description:
             elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj"):
                 self._attention(struct, part, index, before)
                 names = self._form.attention_norms or names
+            elif hasattr(part, "experts"):
+                self._experts(struct, part)
             else:
                 self._mlp(struct, part)
         if struct.up.data is not None and struct.q.data is None and not struct.recurrent:
@@ -262,18 +265,29 @@ class Description:
         return struct
 
     def _mlp(self, struct: Any, mlp: Any) -> None:
-        config, names = self._config, ("mlp_hidden_act", "hidden_activation", "hidden_act")
-        struct.activation = ACTIVATIONS[next(filter(None, (getattr(config, n, None) for n in names)), "silu")]
+        struct.activation = self._activation()
         if (joined := getattr(mlp, "gate_up_proj", getattr(mlp, "input_linear", None))) is not None:
             struct.gate, struct.up = self._matrices(joined, 2)
-            struct.down = self._matrix(_part(mlp, "down_proj", "output_linear"))
+            struct.down = self._matrix(part_of(mlp, "down_proj", "output_linear"))
         elif hasattr(mlp, "w1"):
             struct.gate, struct.up, struct.down = (self._matrix(getattr(mlp, name)) for name in ("w1", "w3", "w2"))
         else:
-            struct.up = self._matrix(_part(mlp, "up_proj", "c_fc"))
-            struct.down = self._matrix(_part(mlp, "down_proj", "c_proj"))
+            struct.up = self._matrix(part_of(mlp, "up_proj", "c_fc"))
+            struct.down = self._matrix(part_of(mlp, "down_proj", "c_proj"))
             if hasattr(mlp, "gate_proj"):
                 struct.gate = self._matrix(mlp.gate_proj)
+
+    def _experts(self, struct: Any, block: Any) -> None:
+        """The experts of a block, and the MLP beside them."""
+        made = experts_of(block, self._config, self._matrix, self._held, self.kernels)
+        for name in ("shared_expert", "shared_experts"):
+            if getattr(block, name, None) is not None:
+                self._mlp(struct, getattr(block, name))
+        struct.activation, struct.experts = self._activation(), self._held.pointer(made)
+
+    def _activation(self) -> int:
+        config, names = self._config, ("mlp_hidden_act", "hidden_activation", "hidden_act")
+        return ACTIVATIONS[next(filter(None, (getattr(config, n, None) for n in names)), "silu")]
 
     def _attention(self, struct: Any, attention: Any, index: int, before: list[Any]) -> None:
         config, back = self._config, index - self._key_layers[index]
@@ -290,7 +304,7 @@ class Description:
         struct.norm_whole, struct.is_gated = self._form.whole, self._form.gated
         if getattr(attention, "g_proj", None) is not None:
             raise AttributeError("one gate for each head")
-        struct.o = self._matrix(_part(attention, "o_proj", "dense", "out_proj"))
+        struct.o = self._matrix(part_of(attention, "o_proj", "dense", "out_proj"))
         if hasattr(attention, "qkv_proj"):
             struct.q, struct.kv_heads = self._matrix(attention.qkv_proj), int(config.num_key_value_heads)
         elif back:
@@ -300,6 +314,7 @@ class Description:
             struct.kv_heads = struct.k.outs // struct.head_dim
             if attention.v_proj is not None:
                 struct.v = self._matrix(attention.v_proj)
+        struct.sinks = self._held.floats(getattr(attention, "sinks", None))
         for name in ("q_norm", "k_norm", "v_norm"):
             if (norm := getattr(attention, name, getattr(attention, f"{name[0]}_layernorm", None))) is not None:
                 setattr(struct, name, self._norm(norm))

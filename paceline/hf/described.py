@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from .. import kernels
 from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding, BlockLinear
-from ..quant.packed import PackedLinear, WeightArena
+from ..quant.packed import PackedLinear, WeightArena, linear_of
 from .checkpoint import Stored
 from .describe import FORMS, Form, config_of, has_fixed_ropes, head_dim_of, is_described, key_layers_of
 from .fingerprint import identified, remember, sample
@@ -122,14 +122,6 @@ class DescribedModel(nn.Module):
 
     def _note(self, name: str, weight: Any) -> None:
         self._samples[name] = tuple(weight.shape), sample(weight)
-
-
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer with this weight."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], False, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    linear.bias = bias  # type: ignore[assignment]
-    return linear
 
 
 def outlined(

@@ -8,9 +8,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from ..quant.blocks import BlockEmbedding, BlockLinear, BlockWeights
-from ..quant.packed import PackedLinear
+from ..quant.packed import PackedLinear, linear_of
 from .checkpoint import on_meta
-from .described import DescribedModel, linear_of
+from .described import DescribedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

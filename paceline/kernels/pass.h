@@ -27,6 +27,13 @@ struct Scratch {
   Visit* visits;                // [rows]
   int64_t* waiting;             // [batch], the first of the rows before this pass that states do not hold yet
   int64_t num_waiting;
+  // Of a layer with experts. Pairs are a row and an expert that it chose; those of an expert lie in a group.
+  float *scores, *weights, *shared;  // [rows, count], [rows, chosen], [rows]
+  int32_t *chosen, *expert_of;       // [rows, chosen]; [count], of each group
+  int64_t *first_of, *row_of, *place_of;  // [count + 1], the first pair of each group; the row of each pair; [rows, chosen]
+  int32_t* num_groups;               // [num_layers]
+  float* outputs;                    // [pairs, hidden]
+  Input routed, inners;              // of pairs: what experts read, and what their second matrix reads
   float *made, *mixed;          // of recurrent layers, [rows, ring_width] and [waiting and rows, ring_width]
   Input normed, attended, mlp;
   Input inner;                  // [3][rows, INNER], the rows times the first factors of corrections
@@ -35,8 +42,11 @@ struct Scratch {
 };
 constexpr int64_t INNER = 256;  // the largest rank of a correction
 
+constexpr int32_t MOST_EXPERTS = 1024;
+
 struct Sizes {
   int64_t normed, attended, mlp, qkv, head_dim, gates, ring, state;
+  int64_t experts, chosen, inner;
   int by_32, by_256;  // parts of rows as integers
 };
 
@@ -75,6 +85,19 @@ static Sizes sizes_of(const Model* model) {
       s.state = max_(s.state, (int64_t)r.key_dim * WIDE);
       for (int k = 0; k < r.num_inputs; k++) note_format(s, r.inputs[k]);
       note_format(s, r.out);
+    }
+    if (l.experts) {
+      const Experts& e = *l.experts;
+      s.experts = max_(s.experts, e.count);
+      s.chosen = max_(s.chosen, e.chosen);
+      s.inner = max_(s.inner, e.down[0].ins);
+      for (int32_t k = 0; k < e.count; k++) {
+        if (e.gate) note_format(s, e.gate[k]);
+        note_format(s, e.up[k]);
+        note_format(s, e.down[k]);
+      }
+      note_format(s, e.router);
+      note_format(s, e.shared_gate);
     }
     s.head_dim = max_(s.head_dim, l.head_dim);
     const Matrix* all[] = {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.ple_gate, &l.ple_out};
@@ -148,6 +171,19 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
   s->mlp = allocate_input(arena, rows, sizes.mlp, sizes);
   s->inner = allocate_input(arena, pass->is_mask ? 3 * rows : 0, INNER, Sizes{});
   s->gates = arena.take<float>(rows * sizes.gates);
+  const int64_t pairs = rows * sizes.chosen;
+  s->scores = arena.take<float>(rows * sizes.experts);
+  s->weights = arena.take<float>(pairs);
+  s->shared = arena.take<float>(pairs ? rows : 0);
+  s->chosen = arena.take<int32_t>(pairs);
+  s->expert_of = arena.take<int32_t>(sizes.experts);
+  s->first_of = arena.take<int64_t>(sizes.experts + 1);
+  s->row_of = arena.take<int64_t>(pairs);
+  s->place_of = arena.take<int64_t>(pairs);
+  s->num_groups = arena.take<int32_t>(model->num_layers);
+  s->outputs = arena.take<float>(pairs * model->hidden);
+  s->routed = allocate_input(arena, rows > 1 ? pairs : 0, sizes.normed, sizes);
+  s->inners = allocate_input(arena, pairs, sizes.inner, sizes);
   s->visits = nullptr;
   s->num_waiting = 0;
   if (sizes.ring) {
@@ -174,7 +210,7 @@ int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
   return lay_out(model, pass, threads, &s, nullptr);
 }
 
-int num_phases(const Model* model) { return 24 * model->num_layers + 12; }
+int num_phases(const Model* model) { return 40 * model->num_layers + 12; }
 
 // What each row reads. A row's columns are in order as far as its ancestors lie at the depth that is their index, as in
 // a chain; from there on they are listed.
@@ -382,7 +418,7 @@ static void place_row(const Model* model, const Pass* pass, const Scratch& s, co
   for (int h = 0; h < l.heads + own; h++) {
     float* x = h < l.heads ? q + h * d : k + (h - l.heads) * d;
     if (!l.norm_whole) norm_row(h < l.heads ? l.q_norm : l.k_norm, x, x, d);
-    if (l.rotary_dim) rotate(x, cos, sin, l.rotary_dim);
+    if (l.rotary_dim) rotate(x, cos, sin, l.rotary_dim, l.rotary_pairs);
   }
   if (HAS_DP && model->cache_format == BF16) narrow_row(q, s.queries + row * l.heads * d, l.heads * d);
   const int64_t size = d * element_bytes(model->cache_format), column = pass->starts[b] + pass->old + n;
@@ -410,7 +446,7 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     const Slot slot = {(char*)pass->keys[index] + at, (char*)pass->values[index] + at, size, s.paths};
     const Reach* reach[QUERIES];
     const void* queries[QUERIES];
-    float* to[QUERIES];
+    float *to[QUERIES], sinks[QUERIES];
     int count = 0;
     const bool pairs = HAS_DP && model->cache_format == BF16;
     for (int64_t n = chunk * nodes; n < min_(s.begins[b + 1] - s.begins[b], (chunk + 1) * nodes); n++)
@@ -419,17 +455,19 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
         reach[count] = (l.window ? s.reach : s.causal) + b * (pass->old + pass->nodes) + pass->old + n;
         queries[count] = pairs ? (const void*)(s.queries + row * l.heads * d + head * d)
                                : (const void*)(s.qkv + row * width + head * d);
+        sinks[count] = l.sinks ? l.sinks[head] : -__builtin_inff();
         to[count++] = s.attended.wide + row * s.attended.stride + head * d;
       }
     if (!count) return;
     float* scores = (float*)(s.of_thread + me.id * s.thread_bytes);
     uint32_t* keys = (uint32_t*)((char*)scores + round_up(4 * QUERIES * s.width, LINE));
-    if (pairs) attend<true, BF16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
-    else if (model->cache_format == BF16)
-      attend<false, BF16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
-    else if (model->cache_format == F16)
-      attend<false, F16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
-    else attend<false, F32>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
+    const auto run = [&](auto attend) {
+      attend(slot, reach, queries, count, d, l.window, l.scale, l.softcap, sinks, scores, s.width, keys, to);
+    };
+    if (pairs) run(attend<true, BF16>);
+    else if (model->cache_format == BF16) run(attend<false, BF16>);
+    else if (model->cache_format == F16) run(attend<false, F16>);
+    else run(attend<false, F32>);
     if (l.is_gated)
       for (int q = 0; q < count; q++) {
         const int64_t row = (to[q] - s.attended.wide) / s.attended.stride;
@@ -485,6 +523,7 @@ static void add_ple(const Model* model, const Scratch& s, const Layer& l, int in
   add_product(s, l.ple_out, l.after_ple, s.mlp, 1, me, scalar);
 }
 
+#include "experts.h"
 #include "recurrent.h"
 
 // Whether the pass computes anything after the keys and values of the last layer.
@@ -518,6 +557,42 @@ static void project(const Model* model, const Pass* pass, const Scratch& s, Work
   const Matrix* one[] = {&model->project};
   product(me, s, one, 1, s.normed, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
     for (int64_t r = 0; r < count; r++) memcpy(s.x + (first + r) * s.hidden + out, sums + r * BLOCK, 4 * outs);
+  });
+}
+
+// The MLP of a layer, whose output goes to y where there are experts beside it.
+static void run_mlp(const Scratch& s, const Layer& l, float scalar, Worker& me) {
+  phase(me, (int)s.rows, [&](int row) {
+    norm_row(l.before_mlp, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
+    finish_input(s.normed, row, s.hidden);
+  });
+  if (!l.up.data) return;
+  const bool corrects = s.num_masks > 0;
+  const Matrix* both[] = {&l.gate, &l.up};
+  correct_inner(s, both, 2, s.normed, me);
+  const bool whole = s.mlp.waits_for_rows() || l.up.outs % 32;
+  phase(me, num_blocks(l.up), [&](int block) {
+    const auto times = [&](int i, auto made) {  // made(vector of sums, vector in its place)
+      multiply_block(*both[i], s.normed, s.rows, block, [&](int64_t first, int64_t count, float* sums) {
+        if (corrects && both[i]->a) correct_block(s, *both[i], i, block, first, count, sums);
+        for (int64_t r = 0; r < count; r++) {
+          const int64_t at = (first + r) * s.mlp.stride + block * BLOCK;
+          for (int k = 0; k < BLOCK; k += LANES) {
+            const vf x = made(load(sums + r * BLOCK + k), load(s.mlp.wide + at + k));
+            storeu(s.mlp.wide + at + k, x);
+            if (i == 1 && s.mlp.narrow && !whole) storeu(s.mlp.narrow + at + k, to_bf16(x));
+          }
+        }
+      });
+    };
+    if (l.gate.data) times(0, [&](vf gate, vf) { return activate(gate * l.gate_times, l.activation); });
+    times(1, [&](vf up, vf gate) { return l.gate.data ? gate * up : activate(up, l.activation); });
+  });
+  if (whole) phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, l.up.outs); });
+  if (!l.experts) return add_product(s, l.down, l.after_mlp, s.mlp, l.mlp_times, me, scalar);
+  const Matrix* one[] = {&l.down};
+  product(me, s, one, 1, s.mlp, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+    for (int64_t r = 0; r < count; r++) memcpy(s.y + (first + r) * s.hidden + out, sums + r * BLOCK, 4 * outs);
   });
 }
 
@@ -559,36 +634,11 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     attend_layer(model, pass, s, l, index - l.shared_kv, me);
     add_product(s, l.o, l.after_attention, s.attended, l.attention_times, me);
   }
-  if (ends || !l.up.data) return;
+  if (ends || !(l.up.data || l.experts)) return;
 
-  phase(me, (int)s.rows, [&](int row) {
-    norm_row(l.before_mlp, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
-    finish_input(s.normed, row, s.hidden);
-  });
-  const bool corrects = s.num_masks > 0;
-  const Matrix* both[] = {&l.gate, &l.up};
-  correct_inner(s, both, 2, s.normed, me);
-  const bool whole = s.mlp.waits_for_rows() || l.up.outs % 32;
-  phase(me, num_blocks(l.up), [&](int block) {
-    const auto times = [&](int i, auto made) {  // made(vector of sums, vector in its place)
-      multiply_block(*both[i], s.normed, s.rows, block, [&](int64_t first, int64_t count, float* sums) {
-        if (corrects && both[i]->a) correct_block(s, *both[i], i, block, first, count, sums);
-        for (int64_t r = 0; r < count; r++) {
-          const int64_t at = (first + r) * s.mlp.stride + block * BLOCK;
-          for (int k = 0; k < BLOCK; k += LANES) {
-            const vf x = made(load(sums + r * BLOCK + k), load(s.mlp.wide + at + k));
-            storeu(s.mlp.wide + at + k, x);
-            if (i == 1 && s.mlp.narrow && !whole) storeu(s.mlp.narrow + at + k, to_bf16(x));
-          }
-        }
-      });
-    };
-    if (l.gate.data) times(0, [&](vf gate, vf) { return activate(gate * l.gate_times, l.activation); });
-    times(1, [&](vf up, vf gate) { return l.gate.data ? gate * up : activate(up, l.activation); });
-  });
-  if (whole) phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, l.up.outs); });
-  const float scalar = l.scalar ? l.scalar : 1.0f;
-  add_product(s, l.down, l.after_mlp, s.mlp, l.mlp_times, me, l.ple_gate.data ? 1.0f : scalar);
+  const float scalar = l.scalar ? l.scalar : 1.0f, rest = l.ple_gate.data ? 1.0f : scalar;
+  run_mlp(s, l, rest, me);
+  if (l.experts) run_experts(pass, s, l, index, rest, me);
   if (l.ple_gate.data) add_ple(model, s, l, index, me, scalar);
 }
 

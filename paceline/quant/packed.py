@@ -206,6 +206,14 @@ def matrix_of_weight(weight: Tensor) -> Any:
     return kernels.kernels_for(weight.device).Matrix(weight, outs=len(weight), ins=weight.shape[1])
 
 
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with this weight."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # type: ignore[assignment]
+    return linear
+
+
 def pack_linears(model: nn.Module, kind: Callable[[nn.Linear, Place], nn.Module] = PackedLinear) -> int:
     """Replace every `nn.Linear` that fits by a `PackedLinear`, or another `kind`; returns how many."""
     names = [name for name, module in model.named_modules() if type(module) is nn.Linear and PackedLinear.fits(module)]

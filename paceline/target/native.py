@@ -4,6 +4,7 @@ A row reads the columns of its own path in the order of the text, and every sum 
 those of plain decoding, whatever other rows are in the pass.
 """
 
+from ctypes import c_int64
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
@@ -40,6 +41,7 @@ class NativeDecoder:
         self._table_addresses: tuple[Any, Any] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
         self._known_addresses: tuple[ref[Tensor], ref[Tensor], Any, Any] | None = None
+        self.experts_read = 0  # by the last pass, each in each layer counted once
         self._states_like = torch.empty(0, dtype=cast("torch.dtype", model.dtype), device=self._device)
         self._kv_dtype = kv_dtype or cast("torch.dtype", model.dtype)
 
@@ -97,7 +99,11 @@ class NativeDecoder:
             row_of = dict(zip(states.layers, kept[0, 0], strict=True))
             call.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
             call.state_columns, call.state_row = kept.shape[1], kept.stride(1)
+        experts = c_int64()
+        if self._described.num_experts:
+            call.num_experts = kernels.start_of(experts)
         kernels.run(self._described.model, call)
+        self.experts_read = experts.value
         if cache.recurrent is not None:
             cache.recurrent.finish()
         return logits

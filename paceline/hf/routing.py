@@ -1,0 +1,96 @@
+"""Describes layers of experts for our kernels: their weights, and how rows choose by the configs of transformers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from ..errors import IncompatibleModels
+from ..kernels.library import SCORINGS
+from ..quant.packed import matrix_of_weight
+from .experts import Experts
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How an architecture turns the logits of its router into a choice and weights.
+
+    scoring: what makes scores of logits, over all experts.
+    divides: whether weights are divided by their sum; None: as `norm_topk_prob` says.
+    least_sum, more_sum: the sum is at least the one, plus the other.
+    of_group: how many scores of a group are added up to choose groups.
+    clamped: whether inner rows are gpt-oss': gate sigmoid(alpha gate) (up + 1), both cut to a limit.
+    """
+
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    divides: bool | None = None
+    least_sum: float = 0.0
+    more_sum: float = 0.0
+    of_group: int = 0
+    clamped: bool = False
+
+
+ROUTINGS: dict[str, Routing] = {
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe"), Routing()),
+    **dict.fromkeys(("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid"), Routing(divides=True)),
+    "gpt_oss": Routing(divides=True, clamped=True),
+}
+"""By the type of the text model."""
+
+
+def part_of(module: Any, *names: str) -> Any:
+    """The first of these that a module has. Raises AttributeError."""
+    return getattr(module, next((name for name in names if hasattr(module, name)), names[0]))
+
+
+def experts_of(block: Any, config: Any, matrix: Callable[[Any], Any], held: Any, kernels: Any) -> Any:
+    """The `Experts` of a block of a model. matrix: describes a linear layer.
+
+    Raises AttributeError for experts that could not be taken apart, KeyError for an unknown way of choosing.
+    """
+    experts, router = block.experts, part_of(block, "gate", "router")
+    if not isinstance(experts, Experts):
+        raise AttributeError("experts that could not be taken apart")
+    made, weight = kernels.Experts(count=len(experts)), matrix_of_weight(router.weight.detach())
+    if weight.outs != made.count:
+        raise IncompatibleModels("a router scores another number of experts", got=weight.outs, expected=made.count)
+    held.append(weight)
+    made.router = weight.struct
+    made.router.bias = held.floats(getattr(router, "bias", None))
+    _choose(made, config, router)
+    made.choice_bias = held.floats(getattr(router, "e_score_correction_bias", None))
+    for name in ("gate", "up", "down"):
+        layers = [getattr(expert, f"{name}_proj") for expert in cast("Any", experts)]
+        if layers[0] is not None:
+            setattr(made, name, held.structures(kernels.Matrix, [matrix(layer) for layer in layers]))
+    if (gate := getattr(block, "shared_expert_gate", None)) is not None:
+        made.shared_gate = matrix(gate)
+    return made
+
+
+def _choose(struct: Any, config: Any, router: Any) -> None:
+    """Fill the fields that say how a row chooses. Raises `IncompatibleModels` for a choice that cannot be made."""
+    rule, count = ROUTINGS[config.model_type], int(struct.count)
+    struct.chosen = int(getattr(router, "top_k", None) or config.num_experts_per_tok)
+    if not 0 < struct.chosen <= count:
+        raise IncompatibleModels(
+            "rows cannot choose so many experts", got=f"{struct.chosen} of {count}", expected=f"1 to {count}",
+            fix='check "num_experts_per_tok" in config.json',
+        )  # fmt: skip
+    struct.scoring = SCORINGS[rule.scoring]
+    struct.divides = bool(getattr(config, "norm_topk_prob", False)) if rule.divides is None else rule.divides
+    struct.least_sum, struct.more_sum = rule.least_sum, rule.more_sum
+    struct.times = float(getattr(config, "routed_scaling_factor", None) or 1.0)
+    struct.alpha = 1.0
+    if rule.clamped:
+        struct.alpha, struct.limit, struct.plus = float(config.swiglu_alpha), float(config.swiglu_limit), 1.0
+    groups = int(getattr(config, "n_group", None) or 1)
+    if rule.of_group and groups > 1:
+        struct.groups, struct.chosen_groups, struct.of_group = groups, int(config.topk_group), rule.of_group
+        fits = count % groups == 0 and 0 < struct.chosen_groups <= groups
+        if not fits or struct.chosen > count // groups * struct.chosen_groups:
+            raise IncompatibleModels(
+                "experts cannot be chosen by groups",
+                got=f"{struct.chosen} of {count} experts in {struct.chosen_groups} of {groups} groups",
+                expected="groups of one size, and enough experts in those that are chosen",
+                fix='check "n_group", "topk_group" and "num_experts_per_tok" in config.json',
+            )

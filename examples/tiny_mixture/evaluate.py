@@ -16,7 +16,7 @@ from .model import active_parameters, load
 from .train import losses
 
 DRAFTERS: Mapping[str, DraftBudget] = {
-    "lookup": DraftBudget(8, 8), "self-experts": DraftBudget(3, 3), "self-int4": DraftBudget(3, 3),
+    "lookup": DraftBudget(8, 8), "self-top1": DraftBudget(3, 3), "self-int4": DraftBudget(3, 3),
 }  # fmt: skip
 
 

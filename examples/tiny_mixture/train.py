@@ -13,7 +13,7 @@ from examples.tiny_hybrid import loop
 
 from .model import make_config, save
 
-BALANCE_WEIGHT = 0.01
+BALANCE_WEIGHT = 0.05
 
 
 def losses(model: Qwen3MoeForCausalLM, ids: Tensor) -> list[Tensor]:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.kernels import compiler
 
-SANITIZED = "passes", "recurrent", "bf12", "blocks", "experts", "attention"
+SANITIZED = "passes", "recurrent", "bf12", "blocks", "experts", "attention", "latent"
 
 
 @pytest.mark.slow
@@ -36,7 +36,8 @@ from paceline.kernels import load
 assert load().library is not None, load().reason
 tests = {[str(Path(__file__).with_name(f"test_{name}.py")) for name in SANITIZED]!r}
 tests.append({str(Path(__file__).parents[1] / "hf" / "test_gguf_contradictions.py")!r})
-some = "llama or qwen3_5 or gemma2 or olmo2 or bf12 or products or largest or experts or attention or changes_of_blocks"
+some = "llama or qwen3_5 or gemma2 or olmo2 or bf12 or products or largest or changes_of_blocks"
+some += " or experts or attention or latent"
 sys.exit(pytest.main(["-n", "0", "-q", "-x", "-m", "not more and not gpu", "-k", some, *tests]))
 """
     environment = {

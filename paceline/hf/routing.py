@@ -9,6 +9,8 @@ from ..kernels.library import SCORINGS
 from ..quant.packed import matrix_of_weight
 from .experts import Experts
 
+MAX_EXPERTS = 1024
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -49,7 +51,8 @@ def part_of(module: Any, *names: str) -> Any:
 def experts_of(block: Any, config: Any, matrix: Callable[[Any], Any], held: Any, kernels: Any) -> Any:
     """The `Experts` of a block of a model. matrix: describes a linear layer.
 
-    Raises AttributeError for experts that could not be taken apart, KeyError for an unknown way of choosing.
+    Raises AttributeError for experts that could not be taken apart, KeyError for an unknown way of choosing,
+    `IncompatibleModels` for experts that contradict their router or one another.
     """
     experts, router = block.experts, part_of(block, "gate", "router")
     if not isinstance(experts, Experts):
@@ -57,6 +60,10 @@ def experts_of(block: Any, config: Any, matrix: Callable[[Any], Any], held: Any,
     made, weight = kernels.Experts(count=len(experts)), matrix_of_weight(router.weight.detach())
     if weight.outs != made.count:
         raise IncompatibleModels("a router scores another number of experts", got=weight.outs, expected=made.count)
+    if made.count > MAX_EXPERTS:
+        raise IncompatibleModels("a layer has too many experts", got=made.count, expected=f"at most {MAX_EXPERTS}")
+    if not router.weight.isfinite().all():
+        raise IncompatibleModels("a router has weights that are not finite", fix="download or convert the model again")
     held.append(weight)
     made.router = weight.struct
     made.router.bias = held.floats(getattr(router, "bias", None))
@@ -66,9 +73,23 @@ def experts_of(block: Any, config: Any, matrix: Callable[[Any], Any], held: Any,
         layers = [getattr(expert, f"{name}_proj") for expert in cast("Any", experts)]
         if layers[0] is not None:
             setattr(made, name, held.structures(kernels.Matrix, [matrix(layer) for layer in layers]))
+    _check(made, weight.ins)
     if (gate := getattr(block, "shared_expert_gate", None)) is not None:
         made.shared_gate = matrix(gate)
     return made
+
+
+def _check(struct: Any, hidden: int) -> None:
+    """Raises `IncompatibleModels` unless the experts read and make rows of this size, by as many inner numbers."""
+    inner = int(struct.up[0].outs)
+    for name, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+        for index in range(struct.count if getattr(struct, name) else 0):
+            one = getattr(struct, name)[index]
+            if (one.outs, one.ins) != shape:
+                raise IncompatibleModels(
+                    f'"{name}_proj" of expert {index} does not fit the others', got=f"[{one.outs}, {one.ins}]",
+                    expected=f"[{shape[0]}, {shape[1]}]",
+                )  # fmt: skip
 
 
 def _choose(struct: Any, config: Any, router: Any) -> None:

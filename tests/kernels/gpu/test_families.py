@@ -46,6 +46,7 @@ _FEWER = {  # layers; the last one of Gemma 4 shares keys
         "num_hidden_layers": 3, "num_kv_shared_layers": 1,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
+    "gemma4-k-is-v": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
 }  # fmt: skip
 FAULTS = {
     "a correction of the row before": (

@@ -36,7 +36,7 @@ class Form:
     plus_one: whether norms multiply by 1 + their weight.
     whole: whether q and k are normed over all heads together; head_norms: each head on its own.
     qkv_bias: whether q, k and v have biases, whatever the config says.
-    joined: whether q, k and v are one matrix, and gate and up.
+    joined, joined_mlp: whether q, k and v are one matrix; gate and up.
     layer_norm: whether norms are layer norms, and the MLP has no gate.
     attention_norms: as `norms`, in layers with attention alone.
     gated: whether the output of attention is gated, by as many more outputs of q.
@@ -57,6 +57,7 @@ class Form:
     head_norms: bool = False
     qkv_bias: bool = False
     joined: bool = False
+    joined_mlp: bool = False
     layer_norm: bool = False
     attention_norms: tuple[str | None, ...] = ()
     gated: bool = False
@@ -88,10 +89,10 @@ FORMS: dict[str, Form] = {
     "solar_open": Form(partial=True, bare_out=True),
     "minimax_m2": Form(whole=True, partial=True),
     **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), Form(pairs=True)),
-    "glm": Form(joined=True, pairs=True, partial=True),
-    "glm4": Form(_AROUND, joined=True, pairs=True, partial=True),
+    "glm": Form(joined_mlp=True, pairs=True, partial=True, bare_out=True),
+    "glm4": Form(_AROUND, joined_mlp=True, pairs=True, partial=True, bare_out=True),
     "granitemoe_swa": Form(sinks=True),
-    "phi3": Form(joined=True, partial=True),
+    "phi3": Form(joined=True, joined_mlp=True, partial=True, bare_out=True),
     "starcoder2": Form(layer_norm=True),
     **dict.fromkeys(("bamba", "falcon_h1"), Form(("input_layernorm", None, "pre_ff_layernorm", None))),
     "granitemoehybrid": Form(),

@@ -184,7 +184,8 @@ class _Layer(nn.Module):
         else:
             self.self_attn = _Attention(config, form, index, is_shared, dtype)
         if has_experts(config, index):
-            self.mlp: nn.Module = ExpertBlock(config, partial(_linear, dtype=dtype), dtype)
+            block = ExpertBlock(config, partial(_linear, dtype=dtype), dtype)
+            self.add_module(BLOCKS[config.model_type].path, block)
         else:
             self.mlp = _Mlp(config, form, 2 if is_shared and config.use_double_wide_mlp else 1, dtype)
         if form.value_norms:
@@ -221,9 +222,7 @@ class _Attention(nn.Module):
             for name in "q" if is_shared else "qk" if k_is_v else "qkv":
                 size = narrow if name != "q" else 2 * wide if form.gated else wide
                 setattr(self, f"{name}_proj", _linear(hidden, size, biased or form.qkv_bias, dtype))
-        out_biased = not (form.joined or form.bare_out) and (
-            all_biased or getattr(config, "attention_out_bias", biased)
-        )
+        out_biased = not form.bare_out and (all_biased or getattr(config, "attention_out_bias", biased))
         self.o_proj = _linear(wide, hidden, out_biased, dtype)
         if (form.whole or form.head_norms) and getattr(config, "use_qk_norm", True):
             self.q_norm = _norm(config, form, wide if form.whole else d, dtype)
@@ -249,7 +248,10 @@ class _DeltaNet(nn.Module):
         for name in ("dt_bias", "A_log"):
             self.register_parameter(name, nn.Parameter(torch.empty(self.num_v_heads, device="meta", dtype=dtype)))
         self.norm = nn.RMSNorm(self.head_v_dim, config.rms_norm_eps, device="meta", dtype=dtype)
-        for name, size in (("qkv", self.conv_dim), ("z", values), ("b", self.num_v_heads), ("a", self.num_v_heads)):
+        sizes = {"qkv": self.conv_dim, "z": values, "b": self.num_v_heads, "a": self.num_v_heads}
+        if config.model_type == "qwen3_next":
+            sizes = {"qkvz": self.conv_dim + values, "ba": 2 * self.num_v_heads}
+        for name, size in sizes.items():
             self.add_module(f"in_proj_{name}", _linear(hidden, size, False, dtype))
         self.out_proj = _linear(values, hidden, False, dtype)
 
@@ -262,7 +264,7 @@ class _Mlp(nn.Module):
         if form.layer_norm:
             self.c_fc, self.c_proj = _linear(hidden, inner, biased, dtype), _linear(inner, hidden, biased, dtype)
             return
-        if form.joined:
+        if form.joined_mlp:
             self.gate_up_proj = _linear(hidden, 2 * inner, biased, dtype)
         else:
             self.gate_proj, self.up_proj = (_linear(hidden, inner, biased, dtype) for _ in range(2))

@@ -14,6 +14,7 @@ from .experts import Expert, Experts, no_gate
 class Block:
     """The parts of a block of experts, and their names.
 
+    path: of the block in its layer.
     router: with a bias where `biased`, as the experts are then.
     correction: what is added to scores for the choice; "" where there is nothing.
     shared: the MLP beside the experts.
@@ -23,12 +24,14 @@ class Block:
     biased: bool = False
     correction: str = ""
     shared: str = ""
+    path: str = "mlp"
 
 
 BLOCKS: dict[str, Block] = {
     **dict.fromkeys(("qwen3_moe", "olmoe", "mixtral"), Block()),
     "qwen2_moe": Block(shared="shared_expert"),
     "gpt_oss": Block("router", biased=True),
+    "granitemoe": Block("router", path="block_sparse_moe"),
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text"), Block(shared="shared_expert")),
     **dict.fromkeys(("flex_olmo", "mellum"), Block()),
     **dict.fromkeys(

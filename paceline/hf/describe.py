@@ -246,7 +246,9 @@ class Description:
         return float(getattr(self._config, name, None) or 1.0)
 
     def _layer(self, layer: nn.Module, index: int, before: list[Any]) -> Any:
-        names, times = self._form.norms, float(getattr(layer, "residual_scale", self._times("residual_multiplier")))
+        names, times = self._form.norms, self._times("residual_multiplier")
+        if (depth := getattr(self._config, "scale_depth", None)) is not None:  # MiniCPM
+            times = depth / self._config.num_hidden_layers**0.5
         gate, down = getattr(self._config, "mlp_multipliers", (1.0, 1.0))
         struct = self.kernels.Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
         struct.scalar = float(getattr(layer, "layer_scalar", 0.0))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline.hf.checkpoint import Stored
+from paceline.hf.describe import rotation
 from paceline.hf.described import DescribedModel, outlined
 from paceline.hf.fingerprint import fingerprint
 from paceline.hf.load import open_checkpoint
@@ -50,11 +51,14 @@ def test_it_is_the_model_of_transformers(name, options, tmp_path):
     assert not held
     ids = torch.tensor([[5, 9, 31, 7]])
     assert torch.equal(ours.get_input_embeddings()(ids), theirs.get_input_embeddings()(ids))
-    rotary, places = theirs.base_model.rotary_emb, torch.arange(300)[None]
-    for kind in getattr(rotary, "layer_types", [None]):
-        given = torch.empty(0), places, *(() if kind is None else (kind,))
-        for got, want in zip(ours.base_model.rotary_emb(*given), rotary(*given), strict=True):
-            assert torch.equal(got, want)
+    rotaries, places = [one.base_model.rotary_emb for one in (ours, theirs)], torch.arange(300)[None]
+    for kind in getattr(rotaries[1], "layer_types", [None]):
+        made = [rotation(rotary, torch.empty(0), places, kind) for rotary in rotaries]
+        for got, want in zip(*made, strict=True):
+            if model.config.model_type == "deepseek_v2":  # which has half of them, made in another way
+                assert torch.allclose(got[..., : want.shape[-1]], want, rtol=0, atol=1e-6)
+            else:
+                assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

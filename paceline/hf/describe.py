@@ -43,6 +43,7 @@ class Form:
     gated: whether the output of attention is gated, by as many more outputs of q.
     scaled: whether embeddings are multiplied by the root of their width.
     value_norms: whether each head's values are normed, too; then scores are not scaled, and layers end in a scalar.
+    sinks: whether heads have a score of no column.
     pairs: whether neighbours are rotated together, where the config does not say it.
     """
 
@@ -59,6 +60,7 @@ class Form:
     gated: bool = False
     scaled: bool = False
     value_norms: bool = False
+    sinks: bool = False
     pairs: bool = False
 
 
@@ -67,7 +69,8 @@ _BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 FORMS: dict[str, Form] = {
     **dict.fromkeys(("llama", "mistral", "smollm3", "granite", "seed_oss"), Form()),
     **dict.fromkeys(("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), Form(qkv_bias=True)),
-    **dict.fromkeys(("mixtral", "gpt_oss", "granitemoe", "granitemoeshared"), Form()),
+    **dict.fromkeys(("mixtral", "granitemoe", "granitemoeshared"), Form()),
+    "gpt_oss": Form(sinks=True),
     "qwen2_moe": Form(qkv_bias=True),
     "olmoe": Form(whole=True),
     **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu"), Form()),

@@ -17,11 +17,11 @@ from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding, BlockLinear
 from ..quant.packed import PackedLinear, WeightArena, linear_of
 from .checkpoint import Stored
-from .describe import FORMS, Form, config_of, has_fixed_ropes, head_dim_of, is_described, key_layers_of
-from .described_experts import BLOCKS, ExpertBlock, Router, has_experts
+from .describe import FORMS, Form, config_of, head_dim_of, is_described, key_layers_of
+from .described_experts import BLOCKS, ExpertBlock, Router, has_experts, num_experts_of
 from .fingerprint import identified, remember, sample
 from .latent import LatentAttention
-from .routing import ROUTINGS
+from .rotary import has_fixed_ropes
 
 CPU = torch.device("cpu")
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -36,7 +36,7 @@ def has_kernels(config: PretrainedConfig, dtype: torch.dtype, device: torch.devi
     sees_all = getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision")
     known = known and not sees_all and dtype in FORMATS and has_fixed_ropes(config)
     found = kernels.kernels_for(device)
-    if config.model_type in ROUTINGS:
+    if num_experts_of(config):
         known = known and config.model_type in BLOCKS and hasattr(found, "Experts")
     return known and found is not None
 
@@ -225,9 +225,11 @@ class _Attention(nn.Module):
             for name in "q" if is_shared else "qk" if k_is_v else "qkv":
                 size = narrow if name != "q" else 2 * wide if form.gated else wide
                 setattr(self, f"{name}_proj", _linear(hidden, size, biased or form.qkv_bias, dtype))
-        out_biased = all_biased or getattr(config, "attention_out_bias", biased)
-        self.o_proj = _linear(wide, hidden, not form.joined and out_biased, dtype)
-        if form.whole or form.head_norms:
+        out_biased = not (form.joined or form.bare_out) and (
+            all_biased or getattr(config, "attention_out_bias", biased)
+        )
+        self.o_proj = _linear(wide, hidden, out_biased, dtype)
+        if (form.whole or form.head_norms) and getattr(config, "use_qk_norm", True):
             self.q_norm = _norm(config, form, wide if form.whole else d, dtype)
             if not is_shared:
                 self.k_norm = _norm(config, form, narrow if form.whole else d, dtype)
@@ -311,7 +313,7 @@ def _frequencies(config: Any, kind: str | None) -> tuple[Tensor, float]:
         options = {} if kind is None else {"layer_type": kind}
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"), **options)
     form = FORMS[config.model_type]
-    share = rope.get("partial_rotary_factor", 1.0) if form.joined or form.gated else 1.0
+    share = rope.get("partial_rotary_factor", 1.0) if form.partial else 1.0
     d = int(head_dim_of(config_of(config, kind)) * share)
     return 1.0 / (rope["rope_theta"] ** (torch.arange(0, d, 2, dtype=torch.float32) / d)), 1.0
 

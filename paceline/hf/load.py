@@ -38,7 +38,7 @@ from .checkpoint import (
     refused,
     weight_files,
 )
-from .describe import is_described, ropes_of
+from .describe import is_described
 from .described import DescribedModel, outlined
 from .fingerprint import note_rounded
 from .four_bits import UnlikeBlocks
@@ -47,6 +47,7 @@ from .gguf.load import open_gguf
 from .gguf.tokens import open_gguf_tokenizer
 from .mtp import find_mtp
 from .quantized import check_dtype, check_quantization, is_quantized, rounded_layers
+from .rotary import ropes_of
 from .vision import is_vlm
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from ..quant.blocks import BlockEmbedding
 from ..quant.packed import matrix_of_weight
 from .latent import is_latent, latent_of
 from .recurrent import RecurrentDescription, is_recurrent
+from .rotary import has_fixed_ropes, rotary_dim_of, rotary_of
 from .routing import BESIDE, experts_of, part_of
 
 if TYPE_CHECKING:
@@ -117,23 +118,9 @@ FORMS: dict[str, Form] = {
 }
 
 
-_FIXED_ROPES = ("default", "linear", "llama3", "yarn", "proportional")
-
-
-def ropes_of(config: Any) -> list[dict[str, Any]]:
-    """The rope parameters of a text config: one dict for each kind of layer, or one for all."""
-    ropes = getattr(config, "rope_parameters", None) or {}
-    return [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
-
-
 def head_dim_of(config: Any) -> int:
     """The size of a head, which not all families name."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def rotary_of(base: Any) -> Any:
-    """What makes cosines and sines; None where nothing is rotated."""
-    return getattr(base, "rotary_emb", getattr(base, "pos_emb", None))
 
 
 def is_described(config: Any) -> bool:
@@ -155,17 +142,6 @@ def key_layers_of(config: Any) -> list[int]:
 def config_of(config: Any, which: int | str | None) -> Any:
     """The config of a layer, or of all layers of a kind, which may have heads of their own."""
     return config if which is None or not hasattr(config, "per_layer_config") else config.per_layer_config[which]
-
-
-def has_fixed_ropes(config: Any) -> bool:
-    """Whether the rope frequencies of a text config are fixed, that is, do not depend on the length of the text."""
-    return all(rope.get("rope_type", "default") in _FIXED_ROPES for rope in ropes_of(config))
-
-
-def rotation(rotary: Any, like: Tensor, position_ids: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions by a model's module, for layers of a kind."""
-    made = rotary(like, position_ids, *(() if kind is None else (kind,)))
-    return made if isinstance(made, tuple) else (made.real, made.imag)
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
@@ -206,7 +182,7 @@ class Description:
         base: Any = model.base_model
         rotary, embedding = rotary_of(base), model.get_input_embeddings()
         kinds = getattr(rotary, "layer_types", [None])
-        self.ropes: dict[str | None, int] = {kind: self._rotary_dim(rotary, kind) for kind in kinds}
+        self.ropes: dict[str | None, int] = {kind: rotary_dim_of(rotary, kind) for kind in kinds}
         self._key_layers = key_layers_of(self._config)
         self.multiplier = self._times("embedding_multiplier")
         layers = list[Any]()
@@ -260,23 +236,14 @@ class Description:
         model.ple_size = int(base.hidden_size_per_layer_input)
         return int(self._config.pad_token_id or 0)
 
-    @staticmethod
-    def _rotary_dim(rotary: Any, kind: str | None) -> int:
-        if rotary is None:
-            return 0
-        inverse = getattr(rotary, "inv_freq", torch.empty(0))
-        positions = torch.zeros(1, 1, dtype=torch.long, device=inverse.device)
-        positions = positions.expand(3, 1, 1) if hasattr(rotary, "mrope_section") else positions
-        cos, _ = rotation(rotary, torch.empty(0), positions, kind)
-        dim = int(cos.shape[-1])
-        return 2 * dim if len(inverse) == dim else dim
-
     def _times(self, name: str) -> float:
         """A factor of the config; 1 where it has none."""
         return float(getattr(self._config, name, None) or 1.0)
 
     def _layer(self, layer: nn.Module, index: int, before: list[Any]) -> Any:
-        names, times = self._form.norms, float(getattr(layer, "residual_scale", self._times("residual_multiplier")))
+        names, times = self._form.norms, self._times("residual_multiplier")
+        if (depth := getattr(self._config, "scale_depth", None)) is not None:  # MiniCPM
+            times = depth / self._config.num_hidden_layers**0.5
         gate, down = getattr(self._config, "mlp_multipliers", (1.0, 1.0))
         struct = self.kernels.Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
         struct.scalar = float(getattr(layer, "layer_scalar", 0.0))

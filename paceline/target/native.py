@@ -15,7 +15,8 @@ from torch import Tensor
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
-from ..hf.describe import Description, rotary_of, rotation
+from ..hf.describe import Description
+from ..hf.rotary import rotary_of, rotation
 from .adapters import AttachedAdapter
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from paceline import LLM, SamplingParams
 from paceline.hf.gguf.load import FORMS, open_gguf
 from paceline.hf.gguf.writer import write_gguf
 from paceline.zoo import resolve
+from tests.gguf_files import VARIANTS
 from tests.gguf_files import write_gguf as write_as_llama_cpp
 
 from .test_gguf import opened, tiny
@@ -35,6 +36,7 @@ OPTIONS = {
     # llama.cpp knows windows of this architecture by 64 layers alone
     "exaone4": {"num_hidden_layers": 64, "layer_types": [*3 * ["sliding_attention"], "full_attention"] * 16},
     "gpt-oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},  # of YaRN it rounds the ramp's ends
+    "olmoe": {"num_key_value_heads": 4},  # it knows no other
     "phi3": {"sliding_window": None},  # which it ignores
 }
 TABLES = ("gemma", "gemma2", "gemma3", "starcoder2")  # llama.cpp looks GELU up, by 16 bits
@@ -60,7 +62,7 @@ def largest_difference(path, model) -> float:
     return worst
 
 
-@pytest.mark.parametrize("architecture", [one for one in FORMS if one != "qwen2vl"])
+@pytest.mark.parametrize("architecture", [*(one for one in FORMS if one != "qwen2vl"), *VARIANTS])
 def test_the_same_probabilities(architecture, tmp_path):
     path = write_as_llama_cpp(tmp_path / "tiny.gguf", tiny(architecture, **OPTIONS.get(architecture, {})), architecture)
     model, _ = opened(path)
@@ -87,7 +89,9 @@ def test_the_same_answer_from_a_file_that_we_wrote(weights, tmp_path):
         assert peer.run("plain", answer.prompt_token_ids, 12, 0.0).token_ids == answer.token_ids
 
 
-@pytest.mark.parametrize("architecture", [one for one in FORMS if one not in ("exaone", "exaone4", "qwen2vl")])
+@pytest.mark.parametrize(
+    "architecture", [*(one for one in FORMS if one not in ("exaone", "exaone4", "qwen2vl")), *VARIANTS]
+)
 def test_the_same_probabilities_from_a_file_that_we_wrote(architecture, tmp_path):
     """Exaone is written as llama; tiny models of exaone4 have windows that llama.cpp does not see."""
     tied = {"tie_word_embeddings": architecture.startswith("gemma")}

@@ -18,7 +18,7 @@ from paceline.hf.load import open_checkpoint
 from paceline.kernels import load
 from paceline.quant.blocks import BlockWeights
 from tests.cli.helpers import answer, refusal
-from tests.gguf_files import TINY, vocabulary
+from tests.gguf_files import TINY, VARIANTS, vocabulary
 from tests.gguf_files import write_gguf as write_as_llama_cpp
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
@@ -49,7 +49,9 @@ def folder_of(place: Path, architecture: str = "llama", dtype=torch.bfloat16, **
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("weights", [None, "f32"])
-@pytest.mark.parametrize("architecture", [*(name for name in FORMS if name != "qwen2vl"), "mistral", "olmo3"])
+@pytest.mark.parametrize(
+    "architecture", [*(name for name in FORMS if name != "qwen2vl"), "mistral", "olmo3", *VARIANTS]
+)
 def test_the_file_holds_the_model(architecture, weights, tmp_path):
     place = folder_of(tmp_path, architecture, tie_word_embeddings=architecture.startswith("gemma"))
     done = write_gguf(str(place), tmp_path / "out.gguf", weights)

@@ -44,7 +44,7 @@ FileWeights: TypeAlias = BlockMix | Literal["bf16", "f16", "f32"]
 _PLAIN = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 _TYPES = {"q5_k": "Q5_K_S", "q4_k": "Q4_K_S", "q3_k": "Q3_K_S", "q2_k": "Q2_K_S", "mxfp4": "MXFP4_MOE"}
 _ARCHITECTURES = {"mistral": "llama"} | {
-    kind: name for name, form in reversed([*FORMS.items()]) for kind in (form.model_type, form.sliding) if kind
+    kind: name for name, form in reversed([*FORMS.items()]) for kind in (form.model_type, *form.variants.values())
 }
 """llama.cpp's name of each model type; of two, the first in the table."""
 _EXACT = ("ffn_gate_inp.weight", "bias")

@@ -21,7 +21,7 @@ from tests.gguf_files import VARIANTS
 from tests.gguf_files import write_gguf as write_as_llama_cpp
 
 from .test_gguf import opened, tiny
-from .test_gguf_writer import folder_of
+from .test_gguf_writer import WIDE, folder_of
 
 PYTHON = os.environ.get("PACELINE_TEST_LLAMA_CPP", sys.executable)
 pytestmark = [
@@ -49,7 +49,7 @@ def llama_cpp(path):
         yield peer
 
 
-def largest_difference(path, model) -> float:
+def largest_difference(path, model, measure=lambda ours, theirs: (ours - theirs).abs().max()) -> float:
     """Of log-probabilities after texts of 6 and 40 tokens."""
     chance = torch.Generator().manual_seed(1)
     worst = 0.0
@@ -58,7 +58,7 @@ def largest_difference(path, model) -> float:
             ids = torch.randint(3, model.config.vocab_size, (length,), generator=chance)
             ours = model(ids[None]).logits[0, -1].log_softmax(-1)
             theirs = torch.from_numpy(peer.logprobs(ids.tolist()).copy())
-            worst = max(worst, float((ours - theirs).abs().max()))
+            worst = max(worst, float(measure(ours, theirs)))
     return worst
 
 
@@ -99,3 +99,13 @@ def test_the_same_probabilities_from_a_file_that_we_wrote(architecture, tmp_path
     path = write_gguf(str(place), tmp_path / "out.gguf", "f32").path
     model, _ = open_gguf(path, lambda _: torch.float32)
     assert largest_difference(path, model) < (1e-2 if architecture in TABLES else 1e-4)
+
+
+@pytest.mark.parametrize("weights", ["q4_k_m", "q8_0", "q4_0", "mxfp4"])
+@pytest.mark.parametrize("architecture", ["qwen3moe", "gpt-oss", "qwen2moe", "olmoe", "mixtral"])
+def test_nearly_the_same_probabilities_from_packed_experts(architecture, weights, tmp_path):
+    """In nats: llama.cpp rounds inputs to 8 bits."""
+    place = folder_of(tmp_path, architecture, torch.float32, **WIDE, **OPTIONS.get(architecture, {}))
+    path = write_gguf(str(place), tmp_path / "out.gguf", weights).path
+    model, _ = open_gguf(path, lambda _: torch.float32)
+    assert largest_difference(path, model, lambda ours, theirs: (theirs.exp() * (theirs - ours)).sum()) < 0.3

@@ -89,6 +89,8 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "qwen3": ("qwen3", {}),
     "qwen2_moe": ("qwen2_moe", {**_MOE, "shared_expert_intermediate_size": 24}),
     "qwen3_moe": ("qwen3_moe", _MOE),
+    "olmoe": ("olmoe", _MOE),
+    "granitemoe": ("granitemoe", {**_MOE, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 8, **_SLIDE}),
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 8, **_SLIDE}),

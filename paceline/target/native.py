@@ -42,7 +42,7 @@ class NativeDecoder:
         self._table_addresses: tuple[Any, Any] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
         self._known_addresses: tuple[ref[Tensor], ref[Tensor], Any, Any] | None = None
-        self.experts_read = 0  # by the last pass, each in each layer counted once
+        self.num_experts, self.experts_read = described.num_experts, 0  # of all layers; by the last pass, distinct ones
         self._states_like = torch.empty(0, dtype=cast("torch.dtype", model.dtype), device=self._device)
         self._kv_dtype = kv_dtype or cast("torch.dtype", model.dtype)
 

@@ -229,8 +229,40 @@ RECURRENT: dict[str, tuple[str, dict]] = {
 
 transformers applies `time_step_min` to texts, and not to single tokens: here it is too small to matter."""
 
+_WIDE_MLA = {  # no width is a multiple of the kernels' blocks
+    **_MLA,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "kv_lora_rank": 36,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "hidden_size": 64,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
+
+LATENT: dict[str, tuple[str, dict]] = {
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**_WIDE_MLA, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "rope_parameters": _YARN},
+    ),
+    "deepseek_v2_lite": ("deepseek_v2", {**_WIDE_MLA, "q_lora_rank": None, "topk_method": "greedy"}),
+    "minicpm3": ("minicpm3", {**_WIDE_MLA, "scale_emb": 3, "dim_model_base": 16}),
+    "glm4_lite": ("glm4_moe_lite", _WIDE_MLA),
+    "axk1": ("axk1", _WIDE_MLA),
+    "sarvam_mla": ("sarvam_mla", {**_WIDE_MLA, "q_lora_rank": None}),
+    "youtu": ("youtu", {**_WIDE_MLA, "rope_interleave": False}),
+}
+"""With latent attention, beside DeepSeek-V3."""
+
 NATIVE = [
-    name for name, (kind, more) in (ARCHITECTURES | RECURRENT).items()
+    name for name, (kind, more) in (ARCHITECTURES | RECURRENT | LATENT).items()
     if kind in FORMS and "enable_moe_block" not in more and "_moe" not in name
 ]  # fmt: skip
 """Those that native passes run."""
@@ -240,7 +272,7 @@ UNDESCRIBED = "hunyuan_v1_dense"
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> PreTrainedModel:
     """A random model of the named architecture with weights large enough to make logits differ clearly."""
-    model_type, extra = (ARCHITECTURES | RECURRENT)[name]
+    model_type, extra = (ARCHITECTURES | RECURRENT | LATENT)[name]
     base = {} if model_type in ("gpt2", "gpt_bigcode") else dict(SMALL)
     if model_type == "falcon":
         base = {key: value for key, value in base.items() if key not in ("head_dim", "num_key_value_heads")}

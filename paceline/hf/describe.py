@@ -18,6 +18,7 @@ from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import matrix_of_weight
+from .latent import is_latent, latent_of
 from .recurrent import RecurrentDescription, is_recurrent
 from .routing import experts_of, part_of
 
@@ -42,6 +43,8 @@ class Form:
     gated: whether the output of attention is gated, by as many more outputs of q.
     scaled: whether embeddings are multiplied by the root of their width.
     value_norms: whether each head's values are normed, too; then scores are not scaled, and layers end in a scalar.
+    sinks: whether heads have a score of no column.
+    pairs: whether neighbours are rotated together, where the config does not say it.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -57,6 +60,8 @@ class Form:
     gated: bool = False
     scaled: bool = False
     value_norms: bool = False
+    sinks: bool = False
+    pairs: bool = False
 
 
 _FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -64,9 +69,12 @@ _BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 FORMS: dict[str, Form] = {
     **dict.fromkeys(("llama", "mistral", "smollm3", "granite", "seed_oss"), Form()),
     **dict.fromkeys(("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), Form(qkv_bias=True)),
-    **dict.fromkeys(("mixtral", "gpt_oss", "granitemoe", "granitemoeshared"), Form()),
+    **dict.fromkeys(("mixtral", "granitemoe", "granitemoeshared"), Form()),
+    "gpt_oss": Form(sinks=True),
     "qwen2_moe": Form(qkv_bias=True),
     "olmoe": Form(whole=True),
+    **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu"), Form()),
+    "deepseek_v2": Form(pairs=True),
     **dict.fromkeys(("qwen3", "qwen3_vl_text", "qwen3_moe"), Form(head_norms=True)),
     "phi3": Form(joined=True),
     "starcoder2": Form(layer_norm=True),
@@ -127,6 +135,12 @@ def has_fixed_ropes(config: Any) -> bool:
     return all(rope.get("rope_type", "default") in _FIXED_ROPES for rope in ropes_of(config))
 
 
+def rotation(rotary: Any, like: Tensor, position_ids: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions by a model's module, for layers of a kind."""
+    made = rotary(like, position_ids, *(() if kind is None else (kind,)))
+    return made if isinstance(made, tuple) else (made.real, made.imag)
+
+
 def _weights(module: nn.Module) -> Iterator[Tensor]:
     return chain(module.parameters(), module.buffers())
 
@@ -149,7 +163,7 @@ class Description:
 
     kernels: of its device, see `kernels.kernels_for`.
     ropes: the kinds of rotary embeddings, and how many numbers of a head each rotates; layers refer to them by index.
-    kv_heads, head_dims: of the layers that make keys and values, which come first.
+    kv_heads, head_dims, value_dims: of the layers that make keys and values, which come first.
     image_token: what stands for images in per-layer inputs; None where there are none.
     multiplier: the factor for embeddings that are passed in.
     recurrent: what recurrent layers keep.
@@ -173,6 +187,7 @@ class Description:
             layers.append(self._layer(layer, index, layers))
         makers = [layer for layer in layers if not layer.shared_kv]
         self.kv_heads, self.head_dims = [layer.kv_heads for layer in makers], [layer.head_dim for layer in makers]
+        self.value_dims = [0 if getattr(layer, "latent", None) else layer.head_dim for layer in makers]
         self.num_layers = len(layers)
         self.num_experts = sum(layer.experts.contents.count for layer in layers if getattr(layer, "experts", None))
         table, form, scale = self._embeddings(embedding)
@@ -225,7 +240,7 @@ class Description:
         inverse = getattr(rotary, "inv_freq", torch.empty(0))
         positions = torch.zeros(1, 1, dtype=torch.long, device=inverse.device)
         positions = positions.expand(3, 1, 1) if hasattr(rotary, "mrope_section") else positions
-        cos, _ = rotary(torch.empty(0), positions, *(() if kind is None else (kind,)))
+        cos, _ = rotation(rotary, torch.empty(0), positions, kind)
         dim = int(cos.shape[-1])
         return 2 * dim if len(inverse) == dim else dim
 
@@ -234,7 +249,7 @@ class Description:
         return float(getattr(self._config, name, None) or 1.0)
 
     def _layer(self, layer: nn.Module, index: int, before: list[Any]) -> Any:
-        names, times = self._form.norms, self._times("residual_multiplier")
+        names, times = self._form.norms, float(getattr(layer, "residual_scale", self._times("residual_multiplier")))
         gate, down = getattr(self._config, "mlp_multipliers", (1.0, 1.0))
         struct = self.kernels.Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
         struct.scalar = float(getattr(layer, "layer_scalar", 0.0))
@@ -246,7 +261,7 @@ class Description:
                 recurrent.struct.times = times * self._times("ssm_out_multiplier")
                 struct.recurrent = self._held.pointer(recurrent.struct)
                 self.recurrent.append(recurrent.kept)
-            elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj"):
+            elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj") or is_latent(part):
                 self._attention(struct, part, index, before)
                 names = self._form.attention_norms or names
             elif hasattr(part, "experts"):
@@ -283,6 +298,8 @@ class Description:
         for name in ("shared_expert", "shared_experts"):
             if getattr(block, name, None) is not None:
                 self._mlp(struct, getattr(block, name))
+        if (norm := getattr(block, "post_mlp_layernorm", None)) is not None:
+            struct.after_mlp = self._norm(norm)
         struct.activation, struct.experts = self._activation(), self._held.pointer(made)
 
     def _activation(self) -> int:
@@ -294,7 +311,7 @@ class Description:
         everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
         kind = None if None in self.ropes else config.layer_types[index]
         into = self._times("attention_in_multiplier")
-        struct.heads, struct.head_dim = int(config.num_attention_heads), int(attention.head_dim)
+        struct.heads = int(config.num_attention_heads)
         struct.scale = float(attention.scaling) * into * into * self._times("key_multiplier")
         struct.attention_times *= into * self._times("attention_out_multiplier")
         struct.softcap = float(getattr(attention, "attn_logit_softcapping", None) or 0.0)
@@ -302,9 +319,15 @@ class Description:
         struct.rotary_dim = self.ropes[kind] if getattr(attention, "use_rope", True) else 0
         struct.rope, struct.shared_kv = [*self.ropes].index(kind), back
         struct.norm_whole, struct.is_gated = self._form.whole, self._form.gated
+        struct.rotary_pairs = getattr(config, "rope_interleave", self._form.pairs)
         if getattr(attention, "g_proj", None) is not None:
             raise AttributeError("one gate for each head")
         struct.o = self._matrix(part_of(attention, "o_proj", "dense", "out_proj"))
+        struct.sinks = self._held.floats(getattr(attention, "sinks", None))
+        if is_latent(attention):
+            latent_of(struct, attention, self._matrix, self._norm, self._held, self.kernels)
+            return
+        struct.head_dim = int(attention.head_dim)
         if hasattr(attention, "qkv_proj"):
             struct.q, struct.kv_heads = self._matrix(attention.qkv_proj), int(config.num_key_value_heads)
         elif back:
@@ -314,7 +337,6 @@ class Description:
             struct.kv_heads = struct.k.outs // struct.head_dim
             if attention.v_proj is not None:
                 struct.v = self._matrix(attention.v_proj)
-        struct.sinks = self._held.floats(getattr(attention, "sinks", None))
         for name in ("q_norm", "k_norm", "v_norm"):
             if (norm := getattr(attention, name, getattr(attention, f"{name[0]}_layernorm", None))) is not None:
                 setattr(struct, name, self._norm(norm))

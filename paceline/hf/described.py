@@ -4,6 +4,7 @@ Weights come one after another, in any order; each goes straight into the form o
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,9 @@ from ..quant.blocks import BlockEmbedding, BlockLinear
 from ..quant.packed import PackedLinear, WeightArena, linear_of
 from .checkpoint import Stored
 from .describe import FORMS, Form, config_of, has_fixed_ropes, head_dim_of, is_described, key_layers_of
+from .described_experts import BLOCKS, ExpertBlock, Router, has_experts
 from .fingerprint import identified, remember, sample
+from .routing import ROUTINGS
 
 CPU = torch.device("cpu")
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -31,7 +34,10 @@ def has_kernels(config: PretrainedConfig, dtype: torch.dtype, device: torch.devi
     known = known and type(config).__module__.startswith("transformers.")
     sees_all = getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision")
     known = known and not sees_all and dtype in FORMATS and has_fixed_ropes(config)
-    return known and kernels.kernels_for(device) is not None
+    found = kernels.kernels_for(device)
+    if config.model_type in ROUTINGS:
+        known = known and config.model_type in BLOCKS and hasattr(found, "Experts")
+    return known and found is not None
 
 
 class DescribedModel(nn.Module):
@@ -85,7 +91,7 @@ class DescribedModel(nn.Module):
             elif tuple(weight.shape) != own[name]:
                 misshapen.append((name, tuple(weight.shape), own[name]))
             else:
-                self._put(name, weight.to(self.dtype) if isinstance(weight, Tensor) else weight)
+                self._put(name, weight)
         missing = [name for name in own if name not in self._samples]
         remember(self, identified(self.config, self._samples))
         self._samples, self._place = {}, WeightArena()
@@ -95,6 +101,8 @@ class DescribedModel(nn.Module):
     def _put(self, name: str, weight: Any) -> None:
         path, _, leaf = name.rpartition(".")
         module = self.get_submodule(path)
+        if isinstance(weight, Tensor) and not (isinstance(module, Router) and weight.dtype is torch.float32):
+            weight = weight.to(self.dtype)
         if leaf == "weight" and isinstance(module, nn.Linear):
             self._put_matrix(path, weight, module.bias)
         elif not isinstance(weight, Tensor):
@@ -176,7 +184,10 @@ class _Layer(nn.Module):
             self.linear_attn = _DeltaNet(config, dtype)
         else:
             self.self_attn = _Attention(config, form, index, is_shared, dtype)
-        self.mlp = _Mlp(config, form, 2 if is_shared and config.use_double_wide_mlp else 1, dtype)
+        if has_experts(config, index):
+            self.mlp: nn.Module = ExpertBlock(config, partial(_linear, dtype=dtype), dtype)
+        else:
+            self.mlp = _Mlp(config, form, 2 if is_shared and config.use_double_wide_mlp else 1, dtype)
         if form.value_norms:
             self.layer_scalar = nn.Parameter(torch.empty(1, dtype=dtype, device="meta"), requires_grad=False)
         if size := getattr(config, "hidden_size_per_layer_input", 0):
@@ -217,6 +228,8 @@ class _Attention(nn.Module):
             self.q_norm = _norm(config, form, wide if form.whole else d, dtype)
             if not is_shared:
                 self.k_norm = _norm(config, form, narrow if form.whole else d, dtype)
+        if form.sinks:
+            self.sinks = nn.Parameter(torch.empty(config.num_attention_heads, dtype=dtype, device="meta"))
         if form.value_norms and not is_shared:
             self.v_norm = nn.RMSNorm(d, config.rms_norm_eps, elementwise_affine=False)
 

@@ -16,6 +16,11 @@ Gated = Callable[[Tensor | None, Tensor], Tensor]
 """Makes the inner row of an expert from what its gate (None: it has none) and its up projection give."""
 
 
+def no_gate(gate: Tensor | None, up: Tensor) -> Tensor:
+    """Of experts that only kernels run."""
+    raise NotImplementedError
+
+
 class Expert(nn.Module):
     """An MLP: down(gated(gate(x), up(x)))."""
 
@@ -107,7 +112,11 @@ def _split(module: Any) -> Experts:
         gate, up = (linear("gate_up_proj", index, cut) for cut in cuts)
         return Expert(gate, up, linear("down_proj", index))
 
-    experts = [expert(index) for index in range(len(weights["down_proj"]))]
-    for name in [*weights, *(f"{name}_bias" for name, bias in biases.items() if bias is not None)]:
-        delattr(module, name)
-    return Experts(experts, _Rule(module))
+    return in_place_of(module, [expert(index) for index in range(len(weights["down_proj"]))])
+
+
+def in_place_of(stacked: Any, experts: Iterable[Any]) -> Experts:
+    """Experts that make inner rows as a module of transformers does, whose own weights are dropped."""
+    for name, _ in list(stacked.named_parameters()):
+        delattr(stacked, name)
+    return Experts(experts, _Rule(stacked))

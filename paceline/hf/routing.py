@@ -33,6 +33,10 @@ ROUTINGS: dict[str, Routing] = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe"), Routing()),
     **dict.fromkeys(("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid"), Routing(divides=True)),
     "gpt_oss": Routing(divides=True, clamped=True),
+    "deepseek_v2": Routing(divides=False, of_group=1),
+    **dict.fromkeys(
+        ("axk1", "deepseek_v3", "glm4_moe_lite", "sarvam_mla"), Routing("sigmoid", more_sum=1e-20, of_group=2)
+    ),
 }
 """By the type of the text model."""
 
@@ -84,7 +88,7 @@ def _choose(struct: Any, config: Any, router: Any) -> None:
     if rule.clamped:
         struct.alpha, struct.limit, struct.plus = float(config.swiglu_alpha), float(config.swiglu_limit), 1.0
     groups = int(getattr(config, "n_group", None) or 1)
-    if rule.of_group and groups > 1:
+    if rule.of_group and groups > 1 and getattr(router, "topk_method", None) != "greedy":
         struct.groups, struct.chosen_groups, struct.of_group = groups, int(config.topk_group), rule.of_group
         fits = count % groups == 0 and 0 < struct.chosen_groups <= groups
         if not fits or struct.chosen > count // groups * struct.chosen_groups:

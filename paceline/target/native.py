@@ -15,7 +15,7 @@ from torch import Tensor
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
-from ..hf.describe import Description
+from ..hf.describe import Description, rotation
 from .adapters import AttachedAdapter
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class NativeDecoder:
 
     def _cache_addresses(self, cache: SlotCache) -> tuple[Any, Any]:
         described, addresses = self._described, self._kernels.addresses
-        keys, values = cache.tensors(described.kv_heads, described.head_dims, self._kv_dtype, self._device)
+        widths = zip(described.head_dims, described.value_dims, strict=True)
+        keys, values = cache.tensors(described.kv_heads, [*widths], self._kv_dtype, self._device)
         known = self._known_addresses
         if known is None or known[0]() is not keys[0] or known[1]() is not values[-1]:  # all of them change together
             known = self._known_addresses = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))
@@ -157,7 +158,7 @@ class NativeDecoder:
         return self._table_addresses
 
     def _rotation(self, kind: str | None, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._rotary(torch.empty(0, device=self._device), position_ids, *(() if kind is None else (kind,)))
+        cos, sin = rotation(self._rotary, torch.empty(0, device=self._device), position_ids, kind)
         times = self._described.ropes[kind] // cos.shape[-1]  # some models return only the half that is repeated
         return cos[0].repeat(1, times).contiguous(), sin[0].repeat(1, times).contiguous()
 

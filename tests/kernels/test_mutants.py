@@ -46,6 +46,10 @@ RECURRENT = (
     "the copy of the node before", "a convolution one token late", "a decay applied twice", "a draft in the state",
     "waiting rows backwards", "the heir before its siblings", "a row that the ring lacks", "the gate of the first head",
 )  # fmt: skip
+LATENT = (
+    "latents that are not normed", "queries of the head before", "keys that are not rotated", "values behind the first",
+    "halves rotated, not neighbours", "a column that is not written", "rows of all heads in one place",
+)  # fmt: skip
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -145,6 +149,17 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     ),
     RECURRENT[6]: ("recurrent.h", "column >= pass->bases[b] +", "column >= FAULT + pass->bases[b] +"),
     RECURRENT[7]: ("pass.h", "s.gates + row * l.heads * d + (", "s.gates + row * l.heads * d + (FAULT ? 0 : "),
+    LATENT[0]: ("latent.h", "norm_row(m.kv_norm, column", "if (!FAULT) norm_row(m.kv_norm, column"),
+    LATENT[1]: (
+        "latent.h",
+        "const Matrix& m = matrices[head];",
+        "const Matrix& m = matrices[FAULT && head ? head - 1 : head];",
+    ),
+    LATENT[2]: ("latent.h", "rotate_row(pass, s, l, row, column", "if (!FAULT) rotate_row(pass, s, l, row, column"),
+    LATENT[3]: ("pass.h", "pass->values)[index] + at,", "pass->values)[index] + at + FAULT * 4 * l.rotary_dim,"),
+    LATENT[4]: ("latent.h", "l.rotary_dim, l.rotary_pairs)", "l.rotary_dim, !FAULT && l.rotary_pairs)"),
+    LATENT[5]: ("latent.h", "  store_row((char*)", "  if (!FAULT || !n || n % 3) store_row((char*)"),
+    LATENT[6]: ("latent.h", "from_row(s.by_head, head * s.rows)", "from_row(s.by_head, FAULT ? 0 : head * s.rows)"),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -293,7 +308,13 @@ def test_faults_of_layers_that_share_are_seen(fault, switch):
     assert right == (fault == "none")
 
 
-SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT}
+@pytest.mark.parametrize("fault", ["none", *LATENT])
+def test_faults_of_latent_attention_are_seen(fault, switch):
+    switch(fault)
+    assert has_the_bits_of_plain_decoding(2, "deepseek_v2") == (fault == "none")
+
+
+SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT, *LATENT}
 
 
 @pytest.mark.parametrize("fault", [name for name in NAMES if name not in SEEN])

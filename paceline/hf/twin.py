@@ -8,9 +8,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from ..quant.blocks import BlockEmbedding, BlockLinear, BlockWeights
-from ..quant.packed import PackedLinear
+from ..quant.packed import PackedLinear, linear_of
 from .checkpoint import on_meta
-from .described import DescribedModel, linear_of
+from .described import DescribedModel
+from .experts import Experts, in_place_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +37,9 @@ def plain_twin(model: DescribedModel) -> "PreTrainedModel":
     base = twin.base_model
     base.rotary_emb = type(base.rotary_emb)(model.config)  # its frequencies are not among the weights
     for path, module in list(model.named_modules()):
-        if isinstance(module, PackedLinear | BlockLinear | BlockEmbedding):
+        if isinstance(module, Experts):
+            twin.set_submodule(path, in_place_of(twin.get_submodule(path), module))
+        elif isinstance(module, PackedLinear | BlockLinear | BlockEmbedding):
             twin.set_submodule(path, module)
     twin.load_state_dict(model.state_dict(), strict=False, assign=True)
     for module in base.children():

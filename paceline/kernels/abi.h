@@ -10,6 +10,7 @@ enum BlockFormats {  // see block_formats.h; those of llama.cpp's files have its
 enum NormKind { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
 enum Activation { SILU = 0, GELU_TANH = 1, RELU_SQUARED = 2 };
 enum Recurrence { DELTA_RULE = 0, STATE_SPACE = 1, SHORT_CONV = 2 };
+enum Scoring { SOFTMAX = 0, SIGMOID = 1 };
 
 // A linear layer [outs, ins] in blocks of 32 outputs; the layout of each format is told in `packing.py`.
 struct Matrix {
@@ -49,6 +50,31 @@ struct Recurrent {
   float beta_scale, least_step, most_step, times;          // times: of the layer's output
 };
 
+// The experts of a layer, MLPs of which each row takes those `chosen` whose scores are best; on a tie the first. An output
+// counts as much as its score, divided by the sum of the chosen where `divides`, times `times`.
+struct Experts {
+  struct Matrix router;                   // [count, hidden]
+  struct Matrix shared_gate;              // [1, hidden] whose sigmoid is a factor of the MLP beside the experts, or null
+  const struct Matrix *gate, *up, *down;  // [count] each; gate null: plain MLPs
+  const float* choice_bias;               // [count] what is added to scores for the choice alone, or null
+  const float* scale;                     // [count] a factor of the score of an expert that was chosen, or null
+  // Of what the router and the experts read, where it is not what the MLP reads; of the outputs of the MLP and the experts.
+  struct Norm router_norm, experts_norm, after_shared, after_experts;
+  int32_t count, chosen, scoring, divides;
+  int32_t groups, chosen_groups, of_group;  // 0, or only those in the groups with the best sums of `of_group` scores
+  float least_sum, more_sum, times;         // the sum is at least `least_sum`, plus `more_sum`
+  float alpha, limit, plus;  // an expert's inner row: gate sigmoid(alpha gate) (up + plus), both cut to `limit` unless it is 0
+};
+
+// Latent attention (MLA), see latent.h: a column of the cache is one vector for all heads, `rank` numbers of which keys and
+// values are made, and `rope_dim` of a rotated key. There are no values.
+struct Latent {
+  struct Matrix q_in, kv;        // q_in: what the layer's q reads, or null
+  struct Norm q_norm, kv_norm;   // of the output of q_in; of the `rank` numbers
+  const struct Matrix *k, *v;    // [heads] of [rank, nope_dim] and [value_dim, rank], not in blocks
+  int32_t rank, nope_dim, rope_dim, value_dim;
+};
+
 struct Layer {
   struct Matrix q, k, v, o, gate, up, down;  // gate null: a plain MLP; k, v null: q holds all three; v null: k is both
   struct Matrix ple_gate, ple_out;           // of the per-layer input, or null
@@ -60,11 +86,15 @@ struct Layer {
   int32_t norm_whole;  // q_norm and k_norm over all heads together
   int32_t activation;
   int32_t norm_before_residual;  // EAGLE-3: the residual is hidden_norm(row); 0: the row itself
+  int32_t rotary_pairs;  // neighbours are rotated together, not the halves of a head
   int32_t is_gated;   // the output of each head is gated: q holds each head's queries and then its gate
   int32_t shared_kv;  // 0: it makes keys and values; else it reads those of the layer so many before, and has no k and v
   float scale, softcap;
   float attention_times, gate_times, mlp_times;  // of what each adds to the residual stream, and of the gate
   float scalar;  // what its output is multiplied with, 0: nothing
+  const float* sinks;  // [heads] a score of no column, or null
+  const struct Latent* latent;    // null: none. Else kv_heads is 1, head_dim that of the cache, and k and v are null
+  const struct Experts* experts;  // null: none. up null: no MLP beside them
   const struct Recurrent* recurrent;  // null: none. q null: no attention; both: side by side. up null: no MLP
 };
 
@@ -107,7 +137,7 @@ struct Pass {
   int64_t max_position;    // positions are cut to this; -1: cos, sin hold one row for each row of the pass
   int64_t windowed_blocks;  // whether only layers with a window obey `block_ends`
   void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim]
-  void* const* values;
+  void* const* values;     // ... which latent attention has none of
   int64_t capacity;
   const int64_t* bases;    // recurrent layers only: [batch] the columns that states hold ...
   const int64_t* steps;    // ... and how many more they take in
@@ -123,6 +153,7 @@ struct Pass {
   int64_t head_rows;       // of the last nodes of each row
   int64_t top;             // so many of the largest logits of each of them are found, 0: none
   const float* noise;      // [batch, vocabulary] what is added to the logits of all rows before, or null
+  int64_t* num_experts;    // the distinct experts that the pass reads, added up over layers, or null
   int32_t* top_ids;        // [batch, head_rows, top], largest first, on a tie the first; NaN and infinity count as lowest
   float* top_logps;        // ... and their log-probabilities
 };

@@ -375,9 +375,15 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
   if (in.by_256.codes) round_row(x, in.stride, row, 256, in.by_256);
 }
 
-INLINE void rotate(float* x, const float* cos, const float* sin, int64_t size) {
+// pairs: whether neighbours are rotated together, not the halves.
+INLINE void rotate(float* x, const float* cos, const float* sin, int64_t size, bool pairs) {
   const int64_t half = size / 2;
-  for (int64_t i = 0; i < half; i++) {
+  for (int64_t i = 0; pairs && i < half; i++) {
+    const float a = x[2 * i], b = x[2 * i + 1];
+    x[2 * i] = a * cos[i] - b * sin[i];
+    x[2 * i + 1] = b * cos[i] + a * sin[i];
+  }
+  for (int64_t i = 0; !pairs && i < half; i++) {
     const float a = x[i], b = x[i + half];
     x[i] = a * cos[i] - b * sin[i];
     x[i + half] = b * cos[i + half] + a * sin[i + half];
@@ -533,8 +539,8 @@ static void score_all(const uint32_t* keys, const void* const* queries, int coun
 }
 
 // Scores [from, count) to weights that add up to 1 before `scale_out` is applied; columns are counted from 0, so that
-// lane and place of a column in the sum are always the same. Returns 1 / sum.
-static float soften(float* s, int64_t from, int64_t count, float scale, float softcap) {
+// lane and place of a column in the sum are always the same. sink: the score of no column. Returns 1 / sum.
+static float soften(float* s, int64_t from, int64_t count, float scale, float softcap, float sink) {
   const int64_t first = from / COLUMNS * COLUMNS, end = round_up(count, COLUMNS);
   for (int64_t i = first; i < end; i += LANES) {
     vf x = load(s + i) * scale;
@@ -548,7 +554,8 @@ static float soften(float* s, int64_t from, int64_t count, float scale, float so
     const vf x = load(s + i);
     top = x > top || x != x ? x : top;
   }
-  const float most = max_lanes(top);
+  float most = max_lanes(top);
+  if (sink > most) most = sink;
   constexpr int V = COLUMNS / LANES;
   vf sums[V];
   UNROLL for (int v = 0; v < V; v++) sums[v] = zero();
@@ -559,7 +566,7 @@ static float soften(float* s, int64_t from, int64_t count, float scale, float so
       sums[v] += e;
     }
   UNROLL for (int v = 1; v < V; v++) sums[0] += sums[v];
-  return 1.0f / sum_lanes(sums[0]);
+  return 1.0f / (sum_lanes(sums[0]) + expf(sink - most));
 }
 
 struct Slot {  // one sequence's columns of one layer and key head
@@ -622,10 +629,12 @@ INLINE void mean(const Slot& slot, const Reach* const* reach, float* const* weig
     }
 }
 
-// Attention of `count` queries of one sequence and key head; `queries` as `score` reads them.
+// Attention of `count` queries of one sequence and key head; `queries` as `score` reads them. values: numbers of a value.
+// sinks: of each, see `soften`.
 template <bool PAIRS, int FORMAT>
 static void attend(const Slot& slot, const Reach* const* reach, const void* const* queries, int count, int64_t d,
-                   int window, float scale, float softcap, float* scores, int64_t width, uint32_t* keys, float* const* to) {
+                   int64_t values, int window, float scale, float softcap, const float* sinks, float* scores, int64_t width,
+                   uint32_t* keys, float* const* to) {
   int64_t from[QUERIES], begin = 1 << 30, end = 0, shared = 1 << 30;
   float* rows[QUERIES];
   for (int q = 0; q < count; q++) {
@@ -659,14 +668,14 @@ static void attend(const Slot& slot, const Reach* const* reach, const void* cons
     q += same;
   }
   float factors[QUERIES];
-  for (int q = 0; q < count; q++) factors[q] = soften(rows[q], from[q], reach[q]->count, scale, softcap);
+  for (int q = 0; q < count; q++) factors[q] = soften(rows[q], from[q], reach[q]->count, scale, softcap, sinks[q]);
   constexpr int N = LANES >= 8 ? 6 : 2;
   int q = 0;
-  for (; q + N <= count; q += N) mean<FORMAT, N>(slot, reach + q, rows + q, from + q, d, to + q);
-  for (; q + 3 <= count && N >= 3; q += 3) mean<FORMAT, 3>(slot, reach + q, rows + q, from + q, d, to + q);
-  for (; q < count; q++) mean<FORMAT, 1>(slot, reach + q, rows + q, from + q, d, to + q);
+  for (; q + N <= count; q += N) mean<FORMAT, N>(slot, reach + q, rows + q, from + q, values, to + q);
+  for (; q + 3 <= count && N >= 3; q += 3) mean<FORMAT, 3>(slot, reach + q, rows + q, from + q, values, to + q);
+  for (; q < count; q++) mean<FORMAT, 1>(slot, reach + q, rows + q, from + q, values, to + q);
   for (int s = 0; s < count; s++)
-    for (int64_t k = 0; k < d; k++) to[s][k] *= factors[s];
+    for (int64_t k = 0; k < values; k++) to[s][k] *= factors[s];
 }
 
 #include "pass.h"

@@ -177,7 +177,8 @@ int paceline_select(const char* name) {
 }
 
 int64_t paceline_struct_bytes(int which) {
-  const int64_t sizes[] = {sizeof(Matrix), sizeof(Norm), sizeof(Recurrent), sizeof(Layer), sizeof(Model), sizeof(Pass)};
+  const int64_t sizes[] = {sizeof(Matrix), sizeof(Norm),  sizeof(Recurrent), sizeof(Experts),
+                           sizeof(Latent), sizeof(Layer), sizeof(Model),     sizeof(Pass)};
   return sizes[which];
 }
 

@@ -65,6 +65,7 @@ class BlockFormat(IntEnum):
 
 
 FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
+SCORINGS = {"softmax": 0, "sigmoid": 1}
 RECURRENCES = {"delta_rule": 0, "state_space": 1, "short_conv": 2}
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1, "relu2": 2}
 
@@ -110,6 +111,33 @@ class Recurrent(ctypes.Structure):
     ]
 
 
+_CHOICE = ("count", "chosen", "scoring", "divides", "groups", "chosen_groups", "of_group")
+
+
+class Experts(ctypes.Structure):
+    """The experts of a layer."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("router", "shared_gate")),
+        *((name, POINTER(Matrix)) for name in ("gate", "up", "down")),
+        *((name, c_void_p) for name in ("choice_bias", "scale")),
+        *((name, Norm) for name in ("router_norm", "experts_norm", "after_shared", "after_experts")),
+        *((name, c_int32) for name in _CHOICE),
+        *((name, c_float) for name in ("least_sum", "more_sum", "times", "alpha", "limit", "plus")),
+    ]
+
+
+class Latent(ctypes.Structure):
+    """Latent attention."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("q_in", "kv")),
+        *((name, Norm) for name in ("q_norm", "kv_norm")),
+        *((name, POINTER(Matrix)) for name in ("k", "v")),
+        *((name, c_int32) for name in ("rank", "nope_dim", "rope_dim", "value_dim")),
+    ]
+
+
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down", "ple_gate", "ple_out")
 _NORMS = (
     *("input", "after_attention", "before_mlp", "after_mlp", "after_ple"),
@@ -117,7 +145,7 @@ _NORMS = (
 )
 _LAYER = (
     *("heads", "kv_heads", "head_dim", "rotary_dim", "window", "rope", "norm_whole", "activation"),
-    *("norm_before_residual", "is_gated", "shared_kv"),
+    *("norm_before_residual", "rotary_pairs", "is_gated", "shared_kv"),
 )
 
 
@@ -129,6 +157,7 @@ class Layer(ctypes.Structure):
         *((name, Norm) for name in _NORMS),
         *((name, c_int32) for name in _LAYER),
         *((name, c_float) for name in ("scale", "softcap", "attention_times", "gate_times", "mlp_times", "scalar")),
+        *(("sinks", c_void_p), ("latent", POINTER(Latent)), ("experts", POINTER(Experts))),
         ("recurrent", POINTER(Recurrent)),
     ]
 
@@ -168,7 +197,7 @@ class Pass(ctypes.Structure):
         *((name, c_int64) for name in ("state_columns", "state_row")),
         *((name, c_void_p) for name in ("deepstack", "last_hidden", "logits")),
         *((name, c_int64) for name in ("head_rows", "top")),
-        *((name, c_void_p) for name in ("noise", "top_ids", "top_logps")),
+        *((name, c_void_p) for name in ("noise", "num_experts", "top_ids", "top_logps")),
     ]
 
 
@@ -194,7 +223,7 @@ def library() -> Any:
     native.paceline_record_bytes.restype = c_int64
     native.paceline_advise.argtypes = [c_void_p, c_int64]
     native.paceline_struct_bytes.restype = c_int64
-    for which, kind in enumerate((Matrix, Norm, Recurrent, Layer, Model, Pass)):
+    for which, kind in enumerate((Matrix, Norm, Recurrent, Experts, Latent, Layer, Model, Pass)):
         assert native.paceline_struct_bytes(which) == ctypes.sizeof(kind), kind
     return native
 

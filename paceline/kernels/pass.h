@@ -21,12 +21,20 @@ struct Scratch {
   float* x;                     // [rows, hidden], the residual stream
   float* y;                     // [rows, hidden], what a norm behind a product reads
   float* ple;                   // [rows, num_layers ple_size], per-layer inputs
-  float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim]
+  float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim], see also latent.h
   half_t* queries;              // [rows, heads head_dim] in bfloat16
+  Input by_head;                // [heads rows] of latent attention: what k of each head reads, then what v does
   float* gates;                 // [rows, heads head_dim] of gated attention
   Visit* visits;                // [rows]
   int64_t* waiting;             // [batch], the first of the rows before this pass that states do not hold yet
   int64_t num_waiting;
+  // Of a layer with experts. Pairs are a row and an expert that it chose; those of an expert lie in a group.
+  float *scores, *weights, *shared;  // [rows, count], [rows, chosen], [rows]
+  int32_t *chosen, *expert_of;       // [rows, chosen]; [count], of each group
+  int64_t *first_of, *row_of, *place_of;  // [count + 1], the first pair of each group; the row of each pair; [rows, chosen]
+  int32_t* num_groups;               // [num_layers]
+  float* outputs;                    // [pairs, hidden]
+  Input routed, inners;              // of pairs: what experts read, and what their second matrix reads
   float *made, *mixed;          // of recurrent layers, [rows, ring_width] and [waiting and rows, ring_width]
   Input normed, attended, mlp;
   Input inner;                  // [3][rows, INNER], the rows times the first factors of corrections
@@ -35,8 +43,12 @@ struct Scratch {
 };
 constexpr int64_t INNER = 256;  // the largest rank of a correction
 
+constexpr int32_t MOST_EXPERTS = 1024;
+
 struct Sizes {
-  int64_t normed, attended, mlp, qkv, head_dim, gates, ring, state;
+  int64_t normed, attended, mlp, qkv, queries, head_dim, gates, ring, state;
+  int64_t latent_heads, by_head;
+  int64_t experts, chosen, inner;
   int by_32, by_256;  // parts of rows as integers
 };
 
@@ -54,7 +66,10 @@ INLINE int64_t padded(int64_t x) { return round_up(x, WIDE); }
 // The numbers of a row of a recurrent layer in its ring, and after the convolution: channels, two for each head.
 INLINE int64_t ring_width(const Recurrent& r) { return padded(r.channels) + 2 * padded(r.heads); }
 
-INLINE int64_t qkv_width(const Layer& l) { return (int64_t)(l.heads * (l.is_gated ? 2 : 1) + 2 * l.kv_heads) * l.head_dim; }
+INLINE int64_t qkv_width(const Layer& l) {
+  if (l.latent) return (l.heads + 1) * (int64_t)l.head_dim + l.heads * (l.latent->nope_dim + l.latent->rope_dim);
+  return (int64_t)(l.heads * (l.is_gated ? 2 : 1) + 2 * l.kv_heads) * l.head_dim;
+}
 
 static Sizes sizes_of(const Model* model) {
   Sizes s = {};
@@ -62,10 +77,18 @@ static Sizes sizes_of(const Model* model) {
   for (int i = 0; i < model->num_layers; i++) {
     const Layer& l = model->layers[i];
     s.normed = max_(s.normed, l.q.ins);
-    s.attended = max_(s.attended, (int64_t)l.heads * l.head_dim);
+    s.attended = max_(s.attended, (int64_t)l.heads * (l.latent ? l.latent->value_dim : l.head_dim));
+    s.queries = max_(s.queries, (int64_t)l.heads * l.head_dim);
     s.mlp = max_(s.mlp, max_(l.down.ins, l.ple_out.ins));
     s.qkv = max_(s.qkv, qkv_width(l));
     if (l.is_gated) s.gates = max_(s.gates, (int64_t)l.heads * l.head_dim);
+    if (l.latent) {
+      s.attended = max_(s.attended, l.q.ins);
+      s.latent_heads = max_(s.latent_heads, l.heads);
+      s.by_head = max_(s.by_head, max_(l.latent->rank, l.latent->nope_dim));
+      note_format(s, l.latent->q_in);
+      note_format(s, l.latent->kv);
+    }
     if (l.recurrent) {
       const Recurrent& r = *l.recurrent;
       s.normed = max_(s.normed, r.inputs[0].ins);
@@ -75,6 +98,19 @@ static Sizes sizes_of(const Model* model) {
       s.state = max_(s.state, (int64_t)r.key_dim * WIDE);
       for (int k = 0; k < r.num_inputs; k++) note_format(s, r.inputs[k]);
       note_format(s, r.out);
+    }
+    if (l.experts) {
+      const Experts& e = *l.experts;
+      s.experts = max_(s.experts, e.count);
+      s.chosen = max_(s.chosen, e.chosen);
+      s.inner = max_(s.inner, e.down[0].ins);
+      for (int32_t k = 0; k < e.count; k++) {
+        if (e.gate) note_format(s, e.gate[k]);
+        note_format(s, e.up[k]);
+        note_format(s, e.down[k]);
+      }
+      note_format(s, e.router);
+      note_format(s, e.shared_gate);
     }
     s.head_dim = max_(s.head_dim, l.head_dim);
     const Matrix* all[] = {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.ple_gate, &l.ple_out};
@@ -142,12 +178,26 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
   s->y = arena.take<float>(rows * model->hidden);
   s->ple = arena.take<float>(rows * model->ple_project.outs + BLOCK);
   s->qkv = arena.take<float>(rows * sizes.qkv);
-  s->queries = arena.take<half_t>(rows * sizes.attended + 32);
+  s->queries = arena.take<half_t>(rows * sizes.queries + 32);
+  s->by_head = allocate_input(arena, rows * sizes.latent_heads, sizes.by_head, Sizes{});
   s->normed = allocate_input(arena, rows, sizes.normed, sizes);
   s->attended = allocate_input(arena, rows, sizes.attended, sizes);
   s->mlp = allocate_input(arena, rows, sizes.mlp, sizes);
   s->inner = allocate_input(arena, pass->is_mask ? 3 * rows : 0, INNER, Sizes{});
   s->gates = arena.take<float>(rows * sizes.gates);
+  const int64_t pairs = rows * sizes.chosen;
+  s->scores = arena.take<float>(rows * sizes.experts);
+  s->weights = arena.take<float>(pairs);
+  s->shared = arena.take<float>(pairs ? rows : 0);
+  s->chosen = arena.take<int32_t>(pairs);
+  s->expert_of = arena.take<int32_t>(sizes.experts);
+  s->first_of = arena.take<int64_t>(sizes.experts + 1);
+  s->row_of = arena.take<int64_t>(pairs);
+  s->place_of = arena.take<int64_t>(pairs);
+  s->num_groups = arena.take<int32_t>(model->num_layers);
+  s->outputs = arena.take<float>(pairs * model->hidden);
+  s->routed = allocate_input(arena, rows > 1 ? pairs : 0, sizes.normed, sizes);
+  s->inners = allocate_input(arena, pairs, sizes.inner, sizes);
   s->visits = nullptr;
   s->num_waiting = 0;
   if (sizes.ring) {
@@ -174,7 +224,7 @@ int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
   return lay_out(model, pass, threads, &s, nullptr);
 }
 
-int num_phases(const Model* model) { return 24 * model->num_layers + 12; }
+int num_phases(const Model* model) { return 40 * model->num_layers + 12; }
 
 // What each row reads. A row's columns are in order as far as its ancestors lie at the depth that is their index, as in
 // a chain; from there on they are listed.
@@ -382,7 +432,7 @@ static void place_row(const Model* model, const Pass* pass, const Scratch& s, co
   for (int h = 0; h < l.heads + own; h++) {
     float* x = h < l.heads ? q + h * d : k + (h - l.heads) * d;
     if (!l.norm_whole) norm_row(h < l.heads ? l.q_norm : l.k_norm, x, x, d);
-    if (l.rotary_dim) rotate(x, cos, sin, l.rotary_dim);
+    if (l.rotary_dim) rotate(x, cos, sin, l.rotary_dim, l.rotary_pairs);
   }
   if (HAS_DP && model->cache_format == BF16) narrow_row(q, s.queries + row * l.heads * d, l.heads * d);
   const int64_t size = d * element_bytes(model->cache_format), column = pass->starts[b] + pass->old + n;
@@ -396,7 +446,8 @@ static void place_row(const Model* model, const Pass* pass, const Scratch& s, co
 
 static void attend_layer(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, Worker& me) {
   const int64_t d = l.head_dim, groups = l.heads / l.kv_heads, sequences = pass->batch * l.kv_heads;
-  const int64_t threads = me.team->threads, width = qkv_width(l);
+  const int64_t threads = me.team->threads, width = qkv_width(l), value_dim = l.latent ? l.latent->rank : d;
+  const Input& out = l.latent ? s.by_head : s.attended;
   int64_t parts = (groups + QUERIES - 1) / QUERIES;  // of the queries of one row and key head
   if (sequences * pass->nodes < threads) parts = max_(parts, min_(groups, threads / (sequences * pass->nodes)));
   const int64_t each = (groups + parts - 1) / parts;
@@ -407,10 +458,10 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     const int64_t b = sequence / l.kv_heads, h = sequence % l.kv_heads;
     const int64_t size = d * element_bytes(model->cache_format);
     const int64_t at = (pass->slots[b] * l.kv_heads + h) * pass->capacity * size;
-    const Slot slot = {(char*)pass->keys[index] + at, (char*)pass->values[index] + at, size, s.paths};
+    const Slot slot = {(char*)pass->keys[index] + at, (char*)(l.latent ? pass->keys : pass->values)[index] + at, size, s.paths};
     const Reach* reach[QUERIES];
     const void* queries[QUERIES];
-    float* to[QUERIES];
+    float *to[QUERIES], sinks[QUERIES];
     int count = 0;
     const bool pairs = HAS_DP && model->cache_format == BF16;
     for (int64_t n = chunk * nodes; n < min_(s.begins[b + 1] - s.begins[b], (chunk + 1) * nodes); n++)
@@ -419,17 +470,19 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
         reach[count] = (l.window ? s.reach : s.causal) + b * (pass->old + pass->nodes) + pass->old + n;
         queries[count] = pairs ? (const void*)(s.queries + row * l.heads * d + head * d)
                                : (const void*)(s.qkv + row * width + head * d);
-        to[count++] = s.attended.wide + row * s.attended.stride + head * d;
+        sinks[count] = l.sinks ? l.sinks[head] : -__builtin_inff();
+        to[count++] = out.wide + (l.latent ? (head * s.rows + row) * out.stride : row * out.stride + head * d);
       }
     if (!count) return;
     float* scores = (float*)(s.of_thread + me.id * s.thread_bytes);
     uint32_t* keys = (uint32_t*)((char*)scores + round_up(4 * QUERIES * s.width, LINE));
-    if (pairs) attend<true, BF16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
-    else if (model->cache_format == BF16)
-      attend<false, BF16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
-    else if (model->cache_format == F16)
-      attend<false, F16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
-    else attend<false, F32>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
+    const auto run = [&](auto attend) {
+      attend(slot, reach, queries, count, d, value_dim, l.window, l.scale, l.softcap, sinks, scores, s.width, keys, to);
+    };
+    if (pairs) run(attend<true, BF16>);
+    else if (model->cache_format == BF16) run(attend<false, BF16>);
+    else if (model->cache_format == F16) run(attend<false, F16>);
+    else run(attend<false, F32>);
     if (l.is_gated)
       for (int q = 0; q < count; q++) {
         const int64_t row = (to[q] - s.attended.wide) / s.attended.stride;
@@ -438,10 +491,12 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
         for (; i + LANES <= d; i += LANES) storeu(to[q] + i, load(to[q] + i) / (exp_(-load(gate + i)) + 1.0f));
         for (; i < d; i++) to[q][i] /= expf(-gate[i]) + 1.0f;
       }
-    if (s.attended.narrow && !s.attended.waits_for_rows())
+    if (l.latent)
+      for (int q = 0; q < count; q++) finish_input(out, (to[q] - out.wide) / out.stride, value_dim);
+    else if (s.attended.narrow && !s.attended.waits_for_rows())
       for (int q = 0; q < count; q++) narrow_row(to[q], s.attended.narrow + (to[q] - s.attended.wide), d);
   });
-  if (s.attended.waits_for_rows() || l.heads * d % 32)
+  if (!l.latent && (s.attended.waits_for_rows() || l.heads * d % 32))
     phase(me, (int)s.rows, [&](int row) { finish_input(s.attended, row, l.heads * d); });
 }
 
@@ -485,6 +540,8 @@ static void add_ple(const Model* model, const Scratch& s, const Layer& l, int in
   add_product(s, l.ple_out, l.after_ple, s.mlp, 1, me, scalar);
 }
 
+#include "experts.h"
+#include "latent.h"
 #include "recurrent.h"
 
 // Whether the pass computes anything after the keys and values of the last layer.
@@ -521,50 +578,13 @@ static void project(const Model* model, const Pass* pass, const Scratch& s, Work
   });
 }
 
-// ends: whether nothing is wanted of the layer but its keys and values.
-static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, bool ends, Worker& me) {
-  const Layer& l = model->layers[index];
-  const bool has_hidden_norm = l.hidden_norm.kind != NO_NORM;
-  const int64_t ins = l.recurrent ? l.recurrent->inputs[0].ins : l.q.data ? l.q.ins : l.up.ins;
-  phase(me, (int)s.rows, [&](int row) {
-    float* x = s.x + row * s.hidden;
-    const int64_t place = s.place[row];
-    if (index == 0 && pass->rows) memcpy(x, pass->rows + place * s.hidden, 4 * s.hidden);
-    else if (index == 0 && !pass->inputs) embed(model, pass, place, x);
-    else if (index > 0 && pass->deepstack && pass->deepstack[index - 1])
-      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deepstack[index - 1][place * s.hidden + i];
-    keep_state(model, pass, s, index, row, x);
-    float* to = s.normed.wide + row * s.normed.stride;
-    if (has_hidden_norm) {
-      embed(model, pass, place, to);
-      norm_row(l.input, to, to, s.hidden);
-      norm_row(l.hidden_norm, x, to + s.hidden, s.hidden);
-      if (l.norm_before_residual) memcpy(x, to + s.hidden, 4 * s.hidden);
-    } else {
-      norm_row(l.input, x, to, s.hidden);
-    }
-    finish_input(s.normed, row, ins);
-  });
-  if (l.recurrent) run_recurrent(pass, s, l, index, ends, me);
-  if (l.q.data) {
-    const Matrix* qkv[] = {&l.q, &l.k, &l.v};
-    const int64_t width = qkv_width(l);
-    product(me, s, qkv, l.v.data ? 3 : l.k.data ? 2 : 1, s.normed, s.rows,
-            [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
-              for (int64_t r = 0; r < count; r++)
-                memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
-            });
-    phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
-    if (ends) return;
-    attend_layer(model, pass, s, l, index - l.shared_kv, me);
-    add_product(s, l.o, l.after_attention, s.attended, l.attention_times, me);
-  }
-  if (ends || !l.up.data) return;
-
+// The MLP of a layer, whose output goes to y where there are experts beside it.
+static void run_mlp(const Scratch& s, const Layer& l, float scalar, Worker& me) {
   phase(me, (int)s.rows, [&](int row) {
     norm_row(l.before_mlp, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
     finish_input(s.normed, row, s.hidden);
   });
+  if (!l.up.data) return;
   const bool corrects = s.num_masks > 0;
   const Matrix* both[] = {&l.gate, &l.up};
   correct_inner(s, both, 2, s.normed, me);
@@ -587,8 +607,58 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     times(1, [&](vf up, vf gate) { return l.gate.data ? gate * up : activate(up, l.activation); });
   });
   if (whole) phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, l.up.outs); });
-  const float scalar = l.scalar ? l.scalar : 1.0f;
-  add_product(s, l.down, l.after_mlp, s.mlp, l.mlp_times, me, l.ple_gate.data ? 1.0f : scalar);
+  if (!l.experts) return add_product(s, l.down, l.after_mlp, s.mlp, l.mlp_times, me, scalar);
+  const Matrix* one[] = {&l.down};
+  product(me, s, one, 1, s.mlp, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+    for (int64_t r = 0; r < count; r++) memcpy(s.y + (first + r) * s.hidden + out, sums + r * BLOCK, 4 * outs);
+  });
+}
+
+// ends: whether nothing is wanted of the layer but its keys and values.
+static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, bool ends, Worker& me) {
+  const Layer& l = model->layers[index];
+  const bool has_hidden_norm = l.hidden_norm.kind != NO_NORM;
+  const int64_t ins = l.recurrent ? l.recurrent->inputs[0].ins : l.latent ? s.hidden : l.q.data ? l.q.ins : l.up.ins;
+  phase(me, (int)s.rows, [&](int row) {
+    float* x = s.x + row * s.hidden;
+    const int64_t place = s.place[row];
+    if (index == 0 && pass->rows) memcpy(x, pass->rows + place * s.hidden, 4 * s.hidden);
+    else if (index == 0 && !pass->inputs) embed(model, pass, place, x);
+    else if (index > 0 && pass->deepstack && pass->deepstack[index - 1])
+      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deepstack[index - 1][place * s.hidden + i];
+    keep_state(model, pass, s, index, row, x);
+    float* to = s.normed.wide + row * s.normed.stride;
+    if (has_hidden_norm) {
+      embed(model, pass, place, to);
+      norm_row(l.input, to, to, s.hidden);
+      norm_row(l.hidden_norm, x, to + s.hidden, s.hidden);
+      if (l.norm_before_residual) memcpy(x, to + s.hidden, 4 * s.hidden);
+    } else {
+      norm_row(l.input, x, to, s.hidden);
+    }
+    finish_input(s.normed, row, ins);
+  });
+  if (l.recurrent) run_recurrent(pass, s, l, index, ends, me);
+  if (l.latent) {
+    run_latent(model, pass, s, l, index, ends, me);
+  } else if (l.q.data) {
+    const Matrix* qkv[] = {&l.q, &l.k, &l.v};
+    const int64_t width = qkv_width(l);
+    product(me, s, qkv, l.v.data ? 3 : l.k.data ? 2 : 1, s.normed, s.rows,
+            [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+              for (int64_t r = 0; r < count; r++)
+                memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
+            });
+    phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
+    if (!ends) attend_layer(model, pass, s, l, index - l.shared_kv, me);
+  }
+  if (ends) return;
+  if (l.q.data) add_product(s, l.o, l.after_attention, s.attended, l.attention_times, me);
+  if (!(l.up.data || l.experts)) return;
+
+  const float scalar = l.scalar ? l.scalar : 1.0f, rest = l.ple_gate.data ? 1.0f : scalar;
+  run_mlp(s, l, rest, me);
+  if (l.experts) run_experts(pass, s, l, index, rest, me);
   if (l.ple_gate.data) add_ple(model, s, l, index, me, scalar);
 }
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.described import DescribedModel
+from ..hf.experts import split_experts
 from ..hf.fingerprint import came_rounded, identity, note_rounded, remember
 from ..hf.load import KV_CACHE, WINDOWS, check_architecture, context_of, eos_ids_of, is_recurrent, open_checkpoint
 from ..hf.quantized import has_shared_outliers
@@ -29,6 +30,7 @@ from ..quant.packed import PackedLinear, has_kernels, pack_linears
 from ..system.hardware import uncollected
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
+from .native import NativeDecoder
 from .recurrent_layers import put_in_waves, recurrent_layers
 from .self_test import check, learned, own_reference, plain_image_reference, plain_reference
 from .verdicts import has_passed, keep
@@ -208,6 +210,8 @@ def _prepare_text(
     attends = _route_attention(model)
     if not attends and any(kind in WINDOWS for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
+    if not is_plain and has_kernels(cast("torch.device", model.device)):
+        split_experts(model)
     is_packed = (not is_plain and pack_linears(model) > 0) or any(
         isinstance(part, PackedLinear | BlockLinear) for part in model.modules()
     )
@@ -264,7 +268,8 @@ def _loaded(
     reference: list[Tensor],
     is_plain: bool = False,
 ) -> LoadedModel:
-    config = model.config.get_text_config()
+    config, decoder = model.config.get_text_config(), decoder_of(model, attends, is_plain=is_plain)
+    has_experts = any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -276,8 +281,8 @@ def _loaded(
         is_rounded=came_rounded(model),
         eos_ids=eos_ids_of(model),
         attends_trees=attends,
-        mixes_rows=any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS) or has_shared_outliers(model.config),
-        decoder=decoder_of(model, attends, is_plain=is_plain),
+        mixes_rows=(has_experts and not isinstance(decoder, NativeDecoder)) or has_shared_outliers(model.config),
+        decoder=decoder,
         reference=reference,
         opener=open_model,
     )

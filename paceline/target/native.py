@@ -4,6 +4,7 @@ A row reads the columns of its own path in the order of the text, and every sum 
 those of plain decoding, whatever other rows are in the pass.
 """
 
+from ctypes import c_int64
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
@@ -15,6 +16,7 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
 from ..hf.describe import Description
+from ..hf.rotary import rotary_of, rotation
 from .adapters import AttachedAdapter
 
 if TYPE_CHECKING:
@@ -35,11 +37,12 @@ class NativeDecoder:
         self._model, self._described, self._kernels = model, described, described.kernels
         self._device = cast("torch.device", model.device)
         base: Any = model.base_model
-        self._rotary: Any = getattr(base, "rotary_emb", None)
+        self._rotary: Any = rotary_of(base)
         self._tables: list[tuple[Tensor, Tensor]] = []  # cosines and sines by position, for each kind of layer
         self._table_addresses: tuple[Any, Any] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
         self._known_addresses: tuple[ref[Tensor], ref[Tensor], Any, Any] | None = None
+        self.num_experts, self.experts_read = described.num_experts, 0  # of all layers; by the last pass, distinct ones
         self._states_like = torch.empty(0, dtype=cast("torch.dtype", model.dtype), device=self._device)
         self._kv_dtype = kv_dtype or cast("torch.dtype", model.dtype)
 
@@ -97,7 +100,11 @@ class NativeDecoder:
             row_of = dict(zip(states.layers, kept[0, 0], strict=True))
             call.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
             call.state_columns, call.state_row = kept.shape[1], kept.stride(1)
+        experts = c_int64()
+        if self._described.num_experts:
+            call.num_experts = kernels.start_of(experts)
         kernels.run(self._described.model, call)
+        self.experts_read = experts.value
         if cache.recurrent is not None:
             cache.recurrent.finish()
         return logits
@@ -122,7 +129,8 @@ class NativeDecoder:
 
     def _cache_addresses(self, cache: SlotCache) -> tuple[Any, Any]:
         described, addresses = self._described, self._kernels.addresses
-        keys, values = cache.tensors(described.kv_heads, described.head_dims, self._kv_dtype, self._device)
+        widths = zip(described.head_dims, described.value_dims, strict=True)
+        keys, values = cache.tensors(described.kv_heads, [*widths], self._kv_dtype, self._device)
         known = self._known_addresses
         if known is None or known[0]() is not keys[0] or known[1]() is not values[-1]:  # all of them change together
             known = self._known_addresses = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))
@@ -151,7 +159,7 @@ class NativeDecoder:
         return self._table_addresses
 
     def _rotation(self, kind: str | None, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._rotary(torch.empty(0, device=self._device), position_ids, *(() if kind is None else (kind,)))
+        cos, sin = rotation(self._rotary, torch.empty(0, device=self._device), position_ids, kind)
         times = self._described.ropes[kind] // cos.shape[-1]  # some models return only the half that is repeated
         return cos[0].repeat(1, times).contiguous(), sin[0].repeat(1, times).contiguous()
 

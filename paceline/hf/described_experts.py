@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .experts import Expert, Experts, no_gate
+from .experts import Expert, Experts, no_gate, num_experts_of
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,6 @@ class ExpertBlock(nn.Module):
             self.shared_expert_gate = linear(hidden, 1, False)
         elif names.shared and (shared := _num_shared(config)):
             self.add_module(names.shared, mlp(inner * shared))
-
-
-def num_experts_of(config: Any) -> int:
-    """The experts of a layer, which families name differently; 0 where there are none."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return next((count for name in names if (count := getattr(config, name, None))), 0)
 
 
 def _num_shared(config: Any) -> int:

@@ -1,15 +1,17 @@
 """Describes layers of experts for our kernels: their weights, and how rows choose by the configs of transformers."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, cast
 
 from torch import nn
 
-from ..errors import IncompatibleModels
+from ..errors import IncompatibleModels, NumericsError
 from ..kernels.library import SCORINGS
 from ..quant.packed import matrix_of_weight
-from .experts import Experts
+from .experts import Experts, num_experts_of
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,21 @@ def experts_of(
         scale = router.scale.detach().float() * router.scalar_root_size
         made.router_norm = kernels.Norm(held.floats(scale), None, float(router.eps), 1)
     return made
+
+
+_ROUTER = re.compile(r"(.*\.)?(gate|router)(\.wg|\.layer|\.proj|\.gate|\.moe_statics)?\.\w+")
+
+
+def check_routers(name: str, model: nn.Module) -> None:
+    """Raise `NumericsError` for NaN and infinity in what experts are chosen by."""
+    held = chain(model.named_parameters(), model.named_buffers())
+    if num_experts_of(cast("Any", model).config.get_text_config()):
+        for path, weight in held:
+            if (_ROUTER.fullmatch(path) or path.endswith(_CORRECTIONS)) and not bool(weight.isfinite().all()):
+                raise NumericsError(
+                    f"a router of {name!r} holds NaN or infinity", got=path, expected="finite numbers",
+                    fix="fetch the weights again",
+                )  # fmt: skip
 
 
 def _choose(struct: Any, config: Any, router: Any) -> None:

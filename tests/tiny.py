@@ -89,6 +89,8 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "qwen3": ("qwen3", {}),
     "qwen2_moe": ("qwen2_moe", {**_MOE, "shared_expert_intermediate_size": 24}),
     "qwen3_moe": ("qwen3_moe", _MOE),
+    "olmoe": ("olmoe", _MOE),
+    "granitemoe": ("granitemoe", {**_MOE, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 8, **_SLIDE}),
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 8, **_SLIDE}),
@@ -229,8 +231,40 @@ RECURRENT: dict[str, tuple[str, dict]] = {
 
 transformers applies `time_step_min` to texts, and not to single tokens: here it is too small to matter."""
 
+_WIDTHS = {  # none is a multiple of the kernels' blocks
+    "hidden_size": 64,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 36,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 12,
+}
+_GROUPS = {**_MLA, **_WIDTHS, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
+
+LATENT: dict[str, tuple[str, dict]] = {
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**_GROUPS, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "rope_parameters": _YARN},
+    ),
+    "deepseek_v2_lite": ("deepseek_v2", {**_GROUPS, "q_lora_rank": None, "topk_method": "greedy"}),
+    "minicpm3": ("minicpm3", {**_WIDTHS, "scale_emb": 3, "dim_model_base": 16}),
+    "glm4_lite": ("glm4_moe_lite", _GROUPS),
+    "axk1": ("axk1", _GROUPS),
+    "sarvam_mla": ("sarvam_mla", {**_GROUPS, "q_lora_rank": None}),
+    "youtu": ("youtu", {**_WIDTHS, "rope_interleave": False, "pad_token_id": None}),  # whose row transformers empties
+}
+"""With latent attention, beside DeepSeek-V3."""
+
 NATIVE = [
-    name for name, (kind, more) in (ARCHITECTURES | RECURRENT).items()
+    name for name, (kind, more) in (ARCHITECTURES | RECURRENT | LATENT).items()
     if kind in FORMS and "enable_moe_block" not in more and "_moe" not in name
 ]  # fmt: skip
 """Those that native passes run."""
@@ -240,7 +274,7 @@ UNDESCRIBED = "hunyuan_v1_dense"
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> PreTrainedModel:
     """A random model of the named architecture with weights large enough to make logits differ clearly."""
-    model_type, extra = (ARCHITECTURES | RECURRENT)[name]
+    model_type, extra = (ARCHITECTURES | RECURRENT | LATENT)[name]
     base = {} if model_type in ("gpt2", "gpt_bigcode") else dict(SMALL)
     if model_type == "falcon":
         base = {key: value for key, value in base.items() if key not in ("head_dim", "num_key_value_heads")}

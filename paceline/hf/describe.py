@@ -18,7 +18,9 @@ from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import matrix_of_weight
+from .latent import is_latent, latent_of
 from .recurrent import RecurrentDescription, is_recurrent
+from .rotary import has_fixed_ropes, rotary_dim_of, rotary_of
 from .routing import BESIDE, experts_of, part_of
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class Form:
     scaled: whether embeddings are multiplied by the root of their width.
     value_norms: whether each head's values are normed, too; then scores are not scaled, and layers end in a scalar.
     sinks: whether heads have a score of no column.
-    pairs: whether neighbours in a head are rotated together, and not its halves.
+    pairs: whether neighbours in a head are rotated together, and not its halves, where the config does not say it.
     partial: whether a part of each head may be rotated.
     windows_rotate: whether layers without a window are not rotated where others have one.
     bare_out: whether the output of attention has no bias, whatever the config says.
@@ -80,6 +82,8 @@ FORMS: dict[str, Form] = {
     "gpt_oss": Form(sinks=True),
     "qwen2_moe": Form(qkv_bias=True),
     "olmoe": Form(whole=True),
+    **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu"), Form()),
+    "deepseek_v2": Form(pairs=True),
     **dict.fromkeys(("qwen3", "qwen3_vl_text"), Form(head_norms=True)),
     **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"), Form(head_norms=True)),
     **dict.fromkeys(("dots1", "hy_v3", "mellum"), Form(head_norms=True)),
@@ -114,23 +118,9 @@ FORMS: dict[str, Form] = {
 }
 
 
-_FIXED_ROPES = ("default", "linear", "llama3", "yarn", "proportional")
-
-
-def ropes_of(config: Any) -> list[dict[str, Any]]:
-    """The rope parameters of a text config: one dict for each kind of layer, or one for all."""
-    ropes = getattr(config, "rope_parameters", None) or {}
-    return [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
-
-
 def head_dim_of(config: Any) -> int:
     """The size of a head, which not all families name."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def rotary_of(base: Any) -> Any:
-    """What makes cosines and sines; None where nothing is rotated."""
-    return getattr(base, "rotary_emb", getattr(base, "pos_emb", None))
 
 
 def is_described(config: Any) -> bool:
@@ -152,11 +142,6 @@ def key_layers_of(config: Any) -> list[int]:
 def config_of(config: Any, which: int | str | None) -> Any:
     """The config of a layer, or of all layers of a kind, which may have heads of their own."""
     return config if which is None or not hasattr(config, "per_layer_config") else config.per_layer_config[which]
-
-
-def has_fixed_ropes(config: Any) -> bool:
-    """Whether the rope frequencies of a text config are fixed, that is, do not depend on the length of the text."""
-    return all(rope.get("rope_type", "default") in _FIXED_ROPES for rope in ropes_of(config))
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
@@ -181,7 +166,7 @@ class Description:
 
     kernels: of its device, see `kernels.kernels_for`.
     ropes: the kinds of rotary embeddings, and how many numbers of a head each rotates; layers refer to them by index.
-    kv_heads, head_dims: of the layers that make keys and values, which come first.
+    kv_heads, head_dims, value_dims: of the layers that make keys and values, which come first.
     image_token: what stands for images in per-layer inputs; None where there are none.
     multiplier: the factor for embeddings that are passed in.
     recurrent: what recurrent layers keep.
@@ -197,7 +182,7 @@ class Description:
         base: Any = model.base_model
         rotary, embedding = rotary_of(base), model.get_input_embeddings()
         kinds = getattr(rotary, "layer_types", [None])
-        self.ropes: dict[str | None, int] = {kind: self._rotary_dim(rotary, kind) for kind in kinds}
+        self.ropes: dict[str | None, int] = {kind: rotary_dim_of(rotary, kind) for kind in kinds}
         self._key_layers = key_layers_of(self._config)
         self.multiplier = self._times("embedding_multiplier")
         layers = list[Any]()
@@ -205,6 +190,7 @@ class Description:
             layers.append(self._layer(layer, index, layers))
         makers = [layer for layer in layers if not layer.shared_kv]
         self.kv_heads, self.head_dims = [layer.kv_heads for layer in makers], [layer.head_dim for layer in makers]
+        self.value_dims = [0 if getattr(layer, "latent", None) else layer.head_dim for layer in makers]
         self.num_layers = len(layers)
         self.num_experts = sum(layer.experts.contents.count for layer in layers if getattr(layer, "experts", None))
         table, form, scale = self._embeddings(embedding)
@@ -250,23 +236,14 @@ class Description:
         model.ple_size = int(base.hidden_size_per_layer_input)
         return int(self._config.pad_token_id or 0)
 
-    @staticmethod
-    def _rotary_dim(rotary: Any, kind: str | None) -> int:
-        if rotary is None:
-            return 0
-        inverse = getattr(rotary, "inv_freq", torch.empty(0))
-        positions = torch.zeros(1, 1, dtype=torch.long, device=inverse.device)
-        positions = positions.expand(3, 1, 1) if hasattr(rotary, "mrope_section") else positions
-        cos, _ = rotary(torch.empty(0), positions, *(() if kind is None else (kind,)))
-        dim = int(cos.shape[-1])
-        return 2 * dim if len(inverse) == dim else dim
-
     def _times(self, name: str) -> float:
         """A factor of the config; 1 where it has none."""
         return float(getattr(self._config, name, None) or 1.0)
 
     def _layer(self, layer: nn.Module, index: int, before: list[Any]) -> Any:
         names, times = self._form.norms, self._times("residual_multiplier")
+        if (depth := getattr(self._config, "scale_depth", None)) is not None:  # MiniCPM
+            times = depth / self._config.num_hidden_layers**0.5
         gate, down = getattr(self._config, "mlp_multipliers", (1.0, 1.0))
         struct = self.kernels.Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
         struct.scalar = float(getattr(layer, "layer_scalar", 0.0))
@@ -278,7 +255,7 @@ class Description:
                 recurrent.struct.times = times * self._times("ssm_out_multiplier")
                 struct.recurrent = self._held.pointer(recurrent.struct)
                 self.recurrent.append(recurrent.kept)
-            elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj"):
+            elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj") or is_latent(part):
                 self._attention(struct, part, index, before)
                 names = self._form.attention_norms or names
             elif hasattr(part, "experts"):
@@ -317,6 +294,8 @@ class Description:
         for name in ("shared_expert", "shared_experts"):
             if getattr(block, name, None) is not None:
                 self._mlp(struct, getattr(block, name))
+        if (norm := getattr(block, "post_mlp_layernorm", None)) is not None:
+            struct.after_mlp = self._norm(norm)
         struct.activation, struct.experts = self._activation(), self._held.pointer(made)
 
     def _activation(self) -> int:
@@ -328,7 +307,7 @@ class Description:
         everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
         kind = None if None in self.ropes else config.layer_types[index]
         into = self._times("attention_in_multiplier")
-        struct.heads, struct.head_dim = int(config.num_attention_heads), int(attention.head_dim)
+        struct.heads = int(config.num_attention_heads)
         struct.scale = float(attention.scaling) * into * into * self._times("key_multiplier")
         struct.attention_times *= into * self._times("attention_out_multiplier")
         struct.softcap = float(getattr(attention, "attn_logit_softcapping", None) or 0.0)
@@ -336,12 +315,17 @@ class Description:
         struct.window = (getattr(attention, "sliding_window", everywhere) or 0) if slides else 0
         rotates = struct.window or not (self._form.windows_rotate and config.sliding_window)
         struct.rotary_dim = self.ropes[kind] if rotates and getattr(attention, "use_rope", True) else 0
-        struct.rotary_pairs = self._form.pairs
         struct.rope, struct.shared_kv = [*self.ropes].index(kind), back
         struct.norm_whole, struct.is_gated = self._form.whole, self._form.gated
+        struct.rotary_pairs = getattr(config, "rope_interleave", self._form.pairs)
         if getattr(attention, "g_proj", None) is not None:
             raise AttributeError("one gate for each head")
         struct.o = self._matrix(part_of(attention, "o_proj", "dense", "out_proj"))
+        struct.sinks = self._held.floats(getattr(attention, "sinks", None))
+        if is_latent(attention):
+            latent_of(struct, attention, self._matrix, self._norm, self._held, self.kernels)
+            return
+        struct.head_dim = int(attention.head_dim)
         if hasattr(attention, "qkv_proj"):
             struct.q, struct.kv_heads = self._matrix(attention.qkv_proj), int(config.num_key_value_heads)
         elif back:
@@ -351,7 +335,6 @@ class Description:
             struct.kv_heads = struct.k.outs // struct.head_dim
             if attention.v_proj is not None:
                 struct.v = self._matrix(attention.v_proj)
-        struct.sinks = self._held.floats(getattr(attention, "sinks", None))
         for name in ("q_norm", "k_norm", "v_norm"):
             if (norm := getattr(attention, name, getattr(attention, f"{name[0]}_layernorm", None))) is not None:
                 setattr(struct, name, self._norm(norm))

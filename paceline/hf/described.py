@@ -17,10 +17,12 @@ from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding, BlockLinear
 from ..quant.packed import PackedLinear, WeightArena, linear_of
 from .checkpoint import Stored
-from .describe import FORMS, Form, config_of, has_fixed_ropes, head_dim_of, is_described, key_layers_of
+from .describe import FORMS, Form, config_of, head_dim_of, is_described, key_layers_of
 from .described_experts import BLOCKS, ExpertBlock, Router, has_experts
 from .experts import num_experts_of
 from .fingerprint import identified, remember, sample
+from .latent import LatentAttention
+from .rotary import has_fixed_ropes
 
 CPU = torch.device("cpu")
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -162,7 +164,7 @@ class _Decoder(nn.Module):
     def __init__(self, config: Any, dtype: torch.dtype):
         super().__init__()
         form = FORMS[config.model_type]
-        scale = config.hidden_size**0.5 if form.scaled else None
+        scale = config.hidden_size**0.5 if form.scaled else getattr(config, "scale_emb", None)
         self.shared_layers = [layer for layer, other in enumerate(key_layers_of(config)) if other != layer]
         self.embed_tokens: Any = Embedding(config.vocab_size, config.hidden_size, scale, dtype)
         self.layers = nn.ModuleList(_Layer(config, form, index, dtype) for index in range(config.num_hidden_layers))
@@ -182,6 +184,8 @@ class _Layer(nn.Module):
         is_shared, kinds = key_layers_of(config)[index] != index, getattr(config, "layer_types", None)
         if kinds is not None and kinds[index] == "linear_attention":
             self.linear_attn = _DeltaNet(config, dtype)
+        elif getattr(config, "kv_lora_rank", None):
+            self.self_attn: nn.Module = LatentAttention(config, partial(_linear, dtype=dtype), dtype)
         else:
             self.self_attn = _Attention(config, form, index, is_shared, dtype)
         if has_experts(config, index):

@@ -35,9 +35,10 @@ BLOCKS: dict[str, Block] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text"), Block(shared="shared_expert")),
     **dict.fromkeys(("flex_olmo", "mellum"), Block()),
     **dict.fromkeys(
-        ("glm4_moe", "dots1", "solar_open", "exaone_moe"),
+        ("glm4_moe", "dots1", "solar_open", "exaone_moe", "deepseek_v3", "glm4_moe_lite", "sarvam_mla"),
         Block(correction="gate.e_score_correction_bias", shared="shared_experts"),
     ),
+    "deepseek_v2": Block(shared="shared_experts"),
     "ernie4_5_moe": Block(correction="gate.moe_statics.e_score_correction_bias", shared="shared_experts"),
     "minimax_m2": Block(correction="e_score_correction_bias"),
     "hy_v3": Block(correction="e_score_correction_bias", shared="shared_experts"),

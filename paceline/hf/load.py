@@ -38,7 +38,7 @@ from .checkpoint import (
     refused,
     weight_files,
 )
-from .describe import is_described, ropes_of
+from .describe import is_described
 from .described import DescribedModel, outlined
 from .expert_files import by_expert, holds_blocks
 from .fingerprint import note_rounded
@@ -48,6 +48,7 @@ from .gguf.load import open_gguf
 from .gguf.tokens import open_gguf_tokenizer
 from .mtp import find_mtp
 from .quantized import check_dtype, check_quantization, is_quantized, rounded_layers
+from .rotary import ropes_of
 from .vision import is_vlm
 
 if TYPE_CHECKING:

@@ -40,6 +40,8 @@ ROUTINGS: dict[str, Routing] = {
     **dict.fromkeys(("mixtral", "granitemoe", "granitemoeshared", "granitemoehybrid"), Routing(divides=True)),
     **dict.fromkeys(("granitemoe_swa", "gemma4_text", "gemma4_unified_text", "ernie4_5_moe"), Routing(divides=True)),
     "gpt_oss": Routing(divides=True, clamped=True),
+    "deepseek_v2": Routing(divides=False, of_group=1),
+    **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "sarvam_mla"), _DEEPSEEK),
     **dict.fromkeys(("glm4_moe", "dots1", "solar_open", "exaone_moe", "nemotron_h"), _DEEPSEEK),
     "hy_v3": Routing("sigmoid", divides=True, more_sum=1e-20),
     "minimax_m2": Routing("sigmoid", divides=True),
@@ -129,7 +131,7 @@ def _choose(struct: Any, config: Any, router: Any) -> None:
     if rule.clamped:
         struct.alpha, struct.limit, struct.plus = float(config.swiglu_alpha), float(config.swiglu_limit), 1.0
     groups = int(getattr(config, "n_group", None) or 1)
-    if rule.of_group and groups > 1:
+    if rule.of_group and groups > 1 and getattr(router, "topk_method", None) != "greedy":
         struct.groups, struct.chosen_groups, struct.of_group = groups, int(config.topk_group), rule.of_group
         fits = count % groups == 0 and 0 < struct.chosen_groups <= groups
         if not fits or struct.chosen > count // groups * struct.chosen_groups:

@@ -6,58 +6,56 @@
 
 INLINE float sigmoid(float x) { return 1.0f / (expf(-x) + 1.0f); }
 
-// Which is the best of x[0 .. size), of those that are not `taken`; on a tie the first, and NaN last.
-static int32_t best_of(const float* x, int32_t size, const uint8_t* taken) {
-  int32_t best = -1;
-  for (int32_t i = 0; i < size; i++)
-    if (!taken[i] && (best < 0 || x[i] > x[best] || (x[best] != x[best] && x[i] == x[i]))) best = i;
-  return best;
+// Whether x is better than y, which comes before it: NaN is worst.
+INLINE bool is_better(float x, float y) { return x > y || (y != y && x == x); }
+
+// The best `count` of x[0 .. size), best first, without those that are `out`, where it is given; on a tie the first.
+static void choose_best(const float* x, int32_t size, const uint8_t* out, int32_t count, int32_t* best) {
+  int32_t found = 0;
+  for (int32_t i = 0; i < size; i++) {
+    if ((out && out[i]) || (found == count && !is_better(x[i], x[best[count - 1]]))) continue;
+    int32_t at = found < count ? found++ : count - 1;
+    for (; at > 0 && is_better(x[i], x[best[at - 1]]); at--) best[at] = best[at - 1];
+    best[at] = i;
+  }
 }
 
-// Takes all but the best groups out of the choice.
-static void choose_groups(const Experts& e, const float* keys, uint8_t* taken) {
-  const int32_t size = e.count / e.groups;
-  uint8_t within[MOST_EXPERTS] = {}, gone[MOST_EXPERTS] = {};
-  float best[MOST_EXPERTS];
+// Marks all experts but those of the best groups.
+static void choose_groups(const Experts& e, const float* keys, uint8_t* out) {
+  const int32_t size = e.count / e.groups, of_group = (int32_t)min_(e.of_group, size);
+  float sums[MOST_EXPERTS];
+  int32_t best[MOST_EXPERTS];
   for (int32_t g = 0; g < e.groups; g++) {
-    best[g] = 0;
-    for (int32_t k = 0; k < min_(e.of_group, size); k++) {
-      const int32_t i = best_of(keys + g * size, size, within + g * size);
-      within[g * size + i] = 1;
-      best[g] += keys[g * size + i];
-    }
+    choose_best(keys + g * size, size, nullptr, of_group, best);
+    sums[g] = 0;
+    for (int32_t k = 0; k < of_group; k++) sums[g] += keys[g * size + best[k]];
   }
-  memset(taken, 1, e.count);
-  for (int32_t k = 0; k < e.chosen_groups; k++) {
-    const int32_t g = best_of(best, e.groups, gone);
-    gone[g] = 1;
-    memset(taken + g * size, 0, size);
-  }
+  choose_best(sums, e.groups, nullptr, e.chosen_groups, best);
+  memset(out, 1, e.count);
+  for (int32_t k = 0; k < e.chosen_groups; k++) memset(out + best[k] * size, 0, size);
 }
 
-// Chooses a row's experts by its logits, which become scores, and what each counts.
-static void choose(const Experts& e, float* scores, int32_t* chosen, float* weights) {
-  float keys[MOST_EXPERTS];
-  uint8_t taken[MOST_EXPERTS] = {};
-  memcpy(keys, scores, 4 * e.count);
+// Chooses a row's experts by its logits, and what each counts.
+static void choose(const Experts& e, const float* logits, int32_t* chosen, float* weights) {
+  float keys[MOST_EXPERTS + LANES], scores[MOST_EXPERTS + LANES], sum = 0;
+  uint8_t out[MOST_EXPERTS];
+  memcpy(keys, logits, 4 * e.count);
+  memset(keys + e.count, 0, sizeof(vf));
   if (e.scoring == SIGMOID)
-    for (int32_t i = 0; i < e.count; i++) scores[i] = sigmoid(scores[i]);
+    for (int32_t i = 0; i < e.count; i += LANES) storeu(scores + i, 1.0f / (exp_(-load(keys + i)) + 1.0f));
   else {
-    float sum = 0;
-    const float top = keys[best_of(keys, e.count, taken)];
-    for (int32_t i = 0; i < e.count; i++) sum += scores[i] = expf(scores[i] - top);
+    choose_best(keys, e.count, nullptr, 1, chosen);
+    for (int32_t i = 0; i < e.count; i += LANES) storeu(scores + i, exp_(load(keys + i) - keys[chosen[0]]));
+    for (int32_t i = 0; i < e.count; i++) sum += scores[i];
     for (int32_t i = 0; i < e.count; i++) scores[i] /= sum;
   }
   // Scores round, so that logits tell more of them apart.
   if (e.choice_bias)
     for (int32_t i = 0; i < e.count; i++) keys[i] = scores[i] + e.choice_bias[i];
-  if (e.groups) choose_groups(e, e.scoring == SIGMOID && !e.choice_bias ? scores : keys, taken);
-  float sum = 0;
-  for (int32_t k = 0; k < e.chosen; k++) {
-    const int32_t i = chosen[k] = best_of(keys, e.count, taken);
-    taken[i] = 1;
-    sum += weights[k] = scores[i];
-  }
+  if (e.groups) choose_groups(e, e.choice_bias || e.of_group == 1 ? keys : scores, out);
+  choose_best(keys, e.count, e.groups ? out : nullptr, e.chosen, chosen);
+  sum = 0;
+  for (int32_t k = 0; k < e.chosen; k++) sum += weights[k] = scores[chosen[k]];
   const float factor = e.times / (e.divides ? (sum > e.least_sum ? sum : sum == sum ? e.least_sum : sum) + e.more_sum : 1.0f);
   for (int32_t k = 0; k < e.chosen; k++) weights[k] *= factor * (e.scale ? e.scale[chosen[k]] : 1.0f);
 }
@@ -141,9 +139,8 @@ static void inner_block(const Layer& l, int32_t expert, const Input& in, int64_t
   multiply_block(e.up[expert], in, rows, block, store([&](vf up, vf gate) { return inner_of(e, l.activation, gate, up); }));
 }
 
-// Renews what products read, where a norm asks for it.
+// Renews what products read.
 static void norm_again(const Scratch& s, const Norm& norm, Worker& me) {
-  if (norm.kind == NO_NORM) return;
   phase(me, (int)s.rows, [&](int row) {
     norm_row(norm, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
     finish_input(s.normed, row, s.hidden);
@@ -161,7 +158,8 @@ static void run_experts(const Pass* pass, const Scratch& s, const Layer& l, int 
       for (int64_t r = 0; r < count; r++) s.shared[first + r] = sigmoid(sums[r * BLOCK]);
     });
   }
-  norm_again(s, e.router_norm, me);
+  const bool renews = e.router_norm.kind != NO_NORM;
+  if (renews) norm_again(s, e.router_norm, me);
   product(me, s, scored + 1, 1, s.normed, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
     for (int64_t r = 0; r < count; r++) memcpy(s.scores + (first + r) * e.count + out, sums + r * BLOCK, 4 * outs);
   });
@@ -169,7 +167,8 @@ static void run_experts(const Pass* pass, const Scratch& s, const Layer& l, int 
     choose(e, s.scores + row * e.count, s.chosen + row * e.chosen, s.weights + row * e.chosen);
   });
   phase(me, 1, [&](int) { group_rows(e, pass, s, index); });
-  norm_again(s, e.experts_norm, me);
+  if (e.experts_norm.kind != NO_NORM) norm_again(s, e.experts_norm, me);
+  else if (renews) norm_again(s, l.before_mlp, me);
   // A thread that is late may read this when the others are layers further, so that each layer has its own.
   const int groups = s.num_groups[index];
   if (s.rows > 1)

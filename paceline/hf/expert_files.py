@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..kernels.library import BlockFormat
 from ..kernels.packing import Blocks
 from .checkpoint import Stored
@@ -61,7 +62,10 @@ class Part(Stored):
 
 
 def by_expert(model_type: str, stored: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The tensors of a checkpoint as if each expert had its own, by transformers' names."""
+    """The tensors of a checkpoint as if each expert had its own, by transformers' names.
+
+    Raises `ConfigError` for blocks without scales.
+    """
     renamed = dict[str, Stored]()
     for name, tensor in stored.items():
         for pattern, by in _NAMES.get(model_type, {}).items():
@@ -74,9 +78,13 @@ def by_expert(model_type: str, stored: Mapping[str, Stored]) -> dict[str, Stored
         found = _STACKED.fullmatch(name)
         if found is None:
             apart[name] = tensor
+        elif found["end"] == "_blocks":
+            scales = renamed.get(name.replace("_blocks", "_scales"), tensor)
+            if scales.shape != tensor.shape[:-1]:
+                raise ConfigError(f"{name} has no scales of its shape", fix="fetch the model again")
+            apart.update(_parts(found["path"], found["name"], found["end"], (tensor, scales)))
         elif found["end"] != "_scales":
-            of = (tensor,) if found["end"] != "_blocks" else (tensor, renamed[name.replace("_blocks", "_scales")])
-            apart.update(_parts(found["path"], found["name"], found["end"], of))
+            apart.update(_parts(found["path"], found["name"], found["end"], (tensor,)))
     return apart
 
 

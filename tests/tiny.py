@@ -126,13 +126,17 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
 }
 
-_DEEPSEEK = {**_MLA, "num_experts": 4, "norm_topk_prob": True, "routed_scaling_factor": 1.5}
+_DEEPSEEK = {
+    **{key: _MLA[key] for key in ("n_routed_experts", "n_shared_experts", "n_group", "topk_group")},
+    **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1},
+    **{"norm_topk_prob": True, "routed_scaling_factor": 1.5},
+}
 _SPARSE = {"mlp_layer_types": ["dense", "sparse"]}
 EXPERTS: dict[str, tuple[str, dict]] = {
     "glm4_moe": ("glm4_moe", {**_DEEPSEEK, "use_qk_norm": True, "attention_bias": True}),
     "dots1": ("dots1", {**_DEEPSEEK, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
     "solar_open": ("solar_open", _DEEPSEEK),
-    "exaone_moe": ("exaone_moe", {**_DEEPSEEK, **_SLIDE, **_SPARSE, "num_shared_experts": 1}),
+    "exaone_moe": ("exaone_moe", {**_DEEPSEEK, **_SLIDE, **_SPARSE, "num_experts": 4, "num_shared_experts": 1}),
     "hy_v3": ("hy_v3", {**_MOE, **_SPARSE, "num_shared_experts": 1, "router_scaling_factor": 1.7}),
     "ernie4_5_moe": (
         "ernie4_5_moe",

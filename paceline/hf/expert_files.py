@@ -22,6 +22,7 @@ from ..errors import ConfigError
 from ..kernels.library import BlockFormat
 from ..kernels.packing import Blocks
 from .checkpoint import Stored
+from .experts import num_experts_of
 
 _MIXTRAL = {
     r"\.block_sparse_moe\.": ".mlp.", r"(\.experts\.\d+)\.w1\.": r"\1.gate_proj.",
@@ -38,6 +39,8 @@ _NAMES: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 """By the type of the model: what is replaced in names, by what transformers calls it."""
+_NAN = 255  # among scales, which are exponents
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 _STACKS = ("granitemoe", "gpt_oss")
 _STACKED = re.compile(
     r"(?P<path>.*\.(?:block_sparse_moe|mlp))(?:\.experts)?"
@@ -88,6 +91,22 @@ def by_expert(model_type: str, stored: Mapping[str, Stored]) -> dict[str, Stored
     return apart
 
 
+def check_experts(name: str, config: Any, stored: Mapping[str, Stored]) -> None:
+    """Raise `ConfigError` where layers do not have the experts that config.json tells."""
+    count, held = num_experts_of(config), dict[tuple[str, str], set[int]]()
+    for key in stored:
+        if (found := _EXPERT.fullmatch(key)) is not None:
+            held.setdefault((found[1], found[3]), set()).add(int(found[2]))
+    for (path, leaf), have in held.items() if isinstance(count, int) and count else ():
+        if wrong := sorted(have.symmetric_difference(range(count))):
+            fault = "without" if wrong[0] < count else "with"
+            raise ConfigError(
+                f"{name!r} does not hold the experts that its config.json tells",
+                got=f"{len(have)} {path}, {fault} {path}.{wrong[0]}.{leaf}", expected=f"{count} in each layer",
+                fix="fetch the model again",
+            )  # fmt: skip
+
+
 def holds_blocks(stored: Mapping[str, Stored]) -> bool:
     """Whether some experts are in blocks."""
     return any(isinstance(tensor, Part) and len(tensor.of) > 1 for tensor in stored.values())
@@ -119,7 +138,6 @@ def _blocks(codes: Tensor, scales: Tensor) -> Blocks:
     """Blocks from codes [out, in / 32, 16] and scales [out, in / 32]. Raises `ValueError` for scales of NaN."""
     numbers = torch.stack((codes & 15, codes >> 4), -1).flatten(2)
     packed = torch.cat((scales[..., None], numbers[..., :16] | numbers[..., 16:] << 4), -1).flatten(1)
-    blocks = Blocks.of(BlockFormat.MXFP4, (len(codes), 32 * codes.shape[1]), lambda some: packed[some])
-    if not blocks.is_finite:
+    if bool((scales == _NAN).any()):
         raise ValueError("scales are not finite")
-    return blocks
+    return Blocks.of(BlockFormat.MXFP4, (len(codes), 32 * codes.shape[1]), lambda some: packed[some])

@@ -89,6 +89,8 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "qwen3": ("qwen3", {}),
     "qwen2_moe": ("qwen2_moe", {**_MOE, "shared_expert_intermediate_size": 24}),
     "qwen3_moe": ("qwen3_moe", _MOE),
+    "olmoe": ("olmoe", _MOE),
+    "granitemoe": ("granitemoe", {**_MOE, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 8, **_SLIDE}),
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 8, **_SLIDE}),
@@ -229,16 +231,16 @@ RECURRENT: dict[str, tuple[str, dict]] = {
 
 transformers applies `time_step_min` to texts, and not to single tokens: here it is too small to matter."""
 
-_WIDE_MLA = {  # no width is a multiple of the kernels' blocks
-    **_MLA,
-    "n_routed_experts": 8,
-    "n_group": 4,
-    "topk_group": 2,
+_WIDTHS = {  # none is a multiple of the kernels' blocks
+    "hidden_size": 64,
+    "num_key_value_heads": 4,
     "kv_lora_rank": 36,
     "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 12,
-    "hidden_size": 64,
+    "v_head_dim": 12,
 }
+_GROUPS = {**_MLA, **_WIDTHS, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
 _YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -250,14 +252,14 @@ _YARN = {
 LATENT: dict[str, tuple[str, dict]] = {
     "deepseek_v2": (
         "deepseek_v2",
-        {**_WIDE_MLA, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "rope_parameters": _YARN},
+        {**_GROUPS, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "rope_parameters": _YARN},
     ),
-    "deepseek_v2_lite": ("deepseek_v2", {**_WIDE_MLA, "q_lora_rank": None, "topk_method": "greedy"}),
-    "minicpm3": ("minicpm3", {**_WIDE_MLA, "scale_emb": 3, "dim_model_base": 16}),
-    "glm4_lite": ("glm4_moe_lite", _WIDE_MLA),
-    "axk1": ("axk1", _WIDE_MLA),
-    "sarvam_mla": ("sarvam_mla", {**_WIDE_MLA, "q_lora_rank": None}),
-    "youtu": ("youtu", {**_WIDE_MLA, "rope_interleave": False}),
+    "deepseek_v2_lite": ("deepseek_v2", {**_GROUPS, "q_lora_rank": None, "topk_method": "greedy"}),
+    "minicpm3": ("minicpm3", {**_WIDTHS, "scale_emb": 3, "dim_model_base": 16}),
+    "glm4_lite": ("glm4_moe_lite", _GROUPS),
+    "axk1": ("axk1", _GROUPS),
+    "sarvam_mla": ("sarvam_mla", {**_GROUPS, "q_lora_rank": None}),
+    "youtu": ("youtu", {**_WIDTHS, "rope_interleave": False, "pad_token_id": None}),  # whose row transformers empties
 }
 """With latent attention, beside DeepSeek-V3."""
 

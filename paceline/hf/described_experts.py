@@ -14,6 +14,7 @@ from .experts import Expert, Experts, no_gate
 class Block:
     """The parts of a block of experts, and their names.
 
+    path: of the block in its layer.
     router: with a bias where `biased`, as the experts are then.
     correction: what is added to scores for the choice; "" where there is nothing.
     shared: the MLP beside the experts.
@@ -23,12 +24,24 @@ class Block:
     biased: bool = False
     correction: str = ""
     shared: str = ""
+    path: str = "mlp"
 
 
 BLOCKS: dict[str, Block] = {
     **dict.fromkeys(("qwen3_moe", "olmoe", "mixtral"), Block()),
     "qwen2_moe": Block(shared="shared_expert"),
     "gpt_oss": Block("router", biased=True),
+    "granitemoe": Block("router", path="block_sparse_moe"),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text"), Block(shared="shared_expert")),
+    **dict.fromkeys(("flex_olmo", "mellum"), Block()),
+    **dict.fromkeys(
+        ("glm4_moe", "dots1", "solar_open", "exaone_moe", "deepseek_v3", "glm4_moe_lite", "sarvam_mla"),
+        Block(correction="gate.e_score_correction_bias", shared="shared_experts"),
+    ),
+    "deepseek_v2": Block(shared="shared_experts"),
+    "ernie4_5_moe": Block(correction="gate.moe_statics.e_score_correction_bias", shared="shared_experts"),
+    "minimax_m2": Block(correction="e_score_correction_bias"),
+    "hy_v3": Block(correction="e_score_correction_bias", shared="shared_experts"),
 }
 """By the type of the text model."""
 
@@ -89,9 +102,9 @@ class ExpertBlock(nn.Module):
 
 
 def num_experts_of(config: Any) -> int:
-    """The experts of a layer, which families name differently."""
+    """The experts of a layer, which families name differently; 0 where there are none."""
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return next(count for name in names if (count := getattr(config, name, None)))
+    return next((count for name in names if (count := getattr(config, name, None))), 0)
 
 
 def _num_shared(config: Any) -> int:

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
-from ..hf.describe import Description, rotation
+from ..hf.describe import Description
+from ..hf.rotary import rotary_of, rotation
 from .adapters import AttachedAdapter
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class NativeDecoder:
         self._model, self._described, self._kernels = model, described, described.kernels
         self._device = cast("torch.device", model.device)
         base: Any = model.base_model
-        self._rotary: Any = getattr(base, "rotary_emb", None)
+        self._rotary: Any = rotary_of(base)
         self._tables: list[tuple[Tensor, Tensor]] = []  # cosines and sines by position, for each kind of layer
         self._table_addresses: tuple[Any, Any] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.

@@ -156,13 +156,13 @@ def test_ignoring_experts_trees_are_slower(ignoring):
 # Estimates
 
 
-def known(each: float = 0.0008, **given) -> tuple[Experts, RoundSeconds]:
-    """A mixture as `MANY`, measured at 1 and 16 rows."""
+def known(each: float = MANY.each) -> tuple[Experts, RoundSeconds]:
+    """A mixture as `MANY`, measured at 1 and 16 rows. each: the seconds that its experts are held to take."""
     read = {1: MANY.chosen, 16: round(MANY.plain(16))}
-    experts = Experts(TargetExperts(MANY.count, lambda: 0, lambda rows: 0.0), Profile(pass_experts=read, **given))
-    experts.seconds = experts._begun = each
-    curve = PassCurve({n: other(n) + 0.0008 * read[n] for n in read}, read)
-    return experts, RoundSeconds(curve, 1, pads_trees=False, experts=experts)
+    seconds = {n: other(n) + MANY.each * read[n] for n in read}
+    profile = Profile(pass_seconds=seconds, pass_experts=read, expert_seconds=each)
+    experts = Experts(TargetExperts(MANY.count, lambda: 0, lambda rows: 0.0), profile)
+    return experts, RoundSeconds(PassCurve(seconds, read), 1, pads_trees=False, experts=experts)
 
 
 def test_what_an_expert_takes_is_measured():
@@ -179,20 +179,20 @@ def test_what_an_expert_takes_is_measured():
 def test_a_pass_takes_its_experts():
     experts, seconds = known()
     assert seconds.of_pass(15, experts.read[16]) == pytest.approx(seconds.curve.seconds(16))
-    assert seconds.of_pass(7, 20) == pytest.approx(other(8) + 0.0008 * 20)
-    assert seconds.of(7, 0.5) < seconds.of(7) == pytest.approx(other(8) + 0.0008 * MANY.plain(8))
-    assert seconds.of(0) == pytest.approx(other(1) + 0.0008 * 8)
+    assert seconds.of_pass(7, 20) == pytest.approx(other(8) + MANY.each * 20)
+    assert seconds.of(7, 0.5) < seconds.of(7) == pytest.approx(other(8) + MANY.each * MANY.plain(8))
+    assert seconds.of(0) == pytest.approx(other(1) + MANY.each * MANY.chosen)
 
 
 @pytest.mark.parametrize("factor", [3.0, 0.3])
 def test_a_wrong_belief_about_experts_is_put_right(factor):
     """Such as that they lie in memory; rounds of as many rows that read more or fewer tell."""
-    experts, seconds = known(factor * 0.0008)
+    experts, seconds = known(factor * MANY.each)
     rng = random.Random(0)
     for _ in range(300):
         read = rng.randint(10, 40)
-        seconds.observe(5, (other(6) + 0.0008 * read) * rng.uniform(0.95, 1.05), read)
-    assert abs(experts.seconds - 0.0008) < 0.4 * abs(factor - 1) * 0.0008
+        seconds.observe(5, (other(6) + MANY.each * read) * rng.uniform(0.95, 1.05), read)
+    assert abs(experts.seconds / MANY.each - 1) < 0.4 * abs(factor - 1)
 
 
 def test_novelty_is_learnt_for_each_drafter():
@@ -231,9 +231,9 @@ def test_profile_carries_experts():
     assert first.num_drafted >= 4  # no cautious beginning
 
 
-@pytest.mark.parametrize("broken", [{"pass_experts": {}}, {"pass_experts": {1: 8, 2: 999}}], ids=["none", "too many"])
-def test_a_profile_of_another_target_is_measured_anew(broken):
-    profile = Profile(pass_seconds={1: 1.0, 2: 9.0}, **broken)
+@pytest.mark.parametrize("read", [{}, {1: 8}, {1: 8, 2: 999}], ids=["none", "not all", "too many"])
+def test_a_profile_of_another_target_is_measured_anew(read):
+    profile = Profile(pass_seconds={1: 1.0, 2: 9.0}, pass_experts=read)
     policy = list[CostModel]()
     simulate(
         lambda clock: policy.append(CostModel(profile=profile, clock=clock)) or policy[0],

@@ -13,6 +13,8 @@ from ..kernels.library import SCORINGS
 from ..quant.packed import matrix_of_weight
 from .experts import Experts, num_experts_of
 
+MAX_EXPERTS = 1024
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -67,7 +69,8 @@ def experts_of(
 ) -> Any:
     """The `Experts` of a block of a model. matrix, norm: describe a linear layer, and a norm.
 
-    Raises AttributeError for experts that could not be taken apart, KeyError for an unknown way of choosing.
+    Raises AttributeError for experts that could not be taken apart, KeyError for an unknown way of choosing,
+    `IncompatibleModels` for experts that contradict their router or one another.
     """
     experts, router = block.experts, part_of(block, "gate", "router")
     if not isinstance(experts, Experts):
@@ -78,6 +81,8 @@ def experts_of(
     made, weight = kernels.Experts(count=len(experts)), matrix_of_weight(scored.weight.detach())
     if weight.outs != made.count:
         raise IncompatibleModels("a router scores another number of experts", got=weight.outs, expected=made.count)
+    if made.count > MAX_EXPERTS:
+        raise IncompatibleModels("a layer has too many experts", got=made.count, expected=f"at most {MAX_EXPERTS}")
     held.append(weight)
     made.router = weight.struct
     made.router.bias = held.floats(getattr(scored, "bias", None))
@@ -90,6 +95,7 @@ def experts_of(
         layers = [getattr(expert, f"{name}_proj") for expert in cast("Any", experts)]
         if layers[0] is not None:
             setattr(made, name, held.structures(kernels.Matrix, [matrix(layer) for layer in layers]))
+    _check(made, weight.ins)
     if (gate := getattr(block, "shared_expert_gate", None)) is not None:
         made.shared_gate = matrix(gate)
     if hasattr(block, BESIDE[0]):
@@ -123,6 +129,19 @@ def _check_chosen(chosen: int, count: int) -> None:
             "rows cannot choose so many experts", got=f"{chosen} of {count}", expected=f"1 to {count}",
             fix='check "num_experts_per_tok" in config.json',
         )  # fmt: skip
+
+
+def _check(struct: Any, hidden: int) -> None:
+    """Raises `IncompatibleModels` unless the experts read and make rows of this size, by as many inner numbers."""
+    inner = int(struct.up[0].outs)
+    for name, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+        for index in range(struct.count if getattr(struct, name) else 0):
+            one = getattr(struct, name)[index]
+            if (one.outs, one.ins) != shape:
+                raise IncompatibleModels(
+                    f'"{name}_proj" of expert {index} does not fit the others', got=f"[{one.outs}, {one.ins}]",
+                    expected=f"[{shape[0]}, {shape[1]}]",
+                )  # fmt: skip
 
 
 def _choose(struct: Any, config: Any, router: Any) -> None:

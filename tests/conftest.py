@@ -21,17 +21,17 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items) -> None:
     """`diagonal`: value i of the longest parameter goes with value i, modulo their number, of the others.
 
-    With `more` each of its values meets each of every other parameter; three or more in all combinations are `slow`.
+    With `more` each pair of two parameters' values; other combinations of three or more are `slow`.
     """
     for item in items:
         if item.get_closest_marker("diagonal"):
             axes = [mark.args[:2] for mark in item.iter_markers("parametrize")]
             places = [(len(values), _place(item.callspec.params, names, values)) for names, values in axes]
-            (_, first), (length, second), *rest = sorted(places, reverse=True)
-            shift = (second - first) % length
-            meets = all((first + shift) % length == place for length, place in rest)
-            if shift or not meets:
-                item.add_marker("more" if meets else "slow")
+            (_, first), *others = sorted(places, reverse=True)
+            (length, second), *rest = others
+            if any(first % size != place for size, place in others):
+                is_pair = all((second + first // length) % size == place for size, place in rest)
+                item.add_marker("more" if is_pair else "slow")
 
 
 def _place(params, names, values) -> int:

@@ -30,6 +30,7 @@ _PARTS = {
     "mlp.c_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
@@ -43,9 +44,11 @@ _FOUR_NORMS = {
 
 
 TINY = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "exaone": "llama"}
+VARIANTS = {"mixtral": "llama"}
+"""Tiny models that share an architecture with others."""
 """The tiny model of an architecture that llama.cpp calls otherwise."""
 _POST_NORMS = ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss")
-_PAIRED = ("llama", "granite", "smollm3")
+_PAIRED = ("llama", "granite", "granitemoe", "smollm3")
 
 
 def vocabulary() -> list[str]:
@@ -127,14 +130,14 @@ def _layers(config: Any, architecture: str) -> dict[str, Any]:
         if architecture in ("gemma2", "gemma3", "olmo2", "exaone4"):
             kinds = [kind == "sliding_attention" for kind in config.layer_types]
             layers["attention.sliding_window_pattern"] = kinds
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         layers |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
         layers |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
-    if architecture in ("qwen2moe", "qwen3moe", "gpt-oss"):
+    if getattr(config, "num_local_experts", 0):
         layers |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
-        layers["expert_feed_forward_length"] = (
-            config.intermediate_size if architecture == "gpt-oss" else config.moe_intermediate_size
-        )
+    if architecture in ("qwen2moe", "qwen3moe", "gpt-oss"):
+        size = config.intermediate_size if architecture == "gpt-oss" else config.moe_intermediate_size
+        layers["expert_feed_forward_length"] = size
     if architecture == "qwen2moe":
         layers["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     return layers
@@ -183,7 +186,7 @@ def write_gguf(
     tensors: in place of the model's.
     per_part: tensors in each part of a split file, whose first part's path is returned. empty_first: it has none.
     """
-    names = vocabulary()
+    names, architecture = vocabulary(), VARIANTS.get(architecture, architecture)
     metadata = {f"{architecture}.{key}": value for key, value in _layers(model.config, architecture).items()} | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
@@ -203,13 +206,18 @@ def write_gguf(
         add_entry(writer, key, value)
     formats = cycle([quantized] if isinstance(quantized, str) else quantized or [""])
     for name, weight in (gguf_tensors(model, architecture) if tensors is None else tensors).items():
-        if quantized is None or weight.dim() == 1 or name.endswith("bias") or weight.shape[-1] % 32:
+        is_exact = weight.dim() == 1 or name.endswith(("bias", "ffn_gate_inp.weight"))  # as llama.cpp keeps them
+        if quantized is None or is_exact or weight.shape[-1] % 32:
             writer.add_tensor(name, weight.numpy())
             continue
         form = next(formats)
         kind = GGMLQuantizationType[form]
         is_random = form.endswith("_K") or form.startswith("IQ")
-        blocks = random_blocks(form, *weight.shape, size=1e-3) if is_random else quantize(weight.numpy(), kind)
+        if is_random:
+            blocks = random_blocks(form, weight[..., 0].numel(), weight.shape[-1], size=1e-3)
+            blocks = blocks.reshape(*weight.shape[:-1], -1)
+        else:
+            blocks = quantize(weight.numpy(), kind)
         writer.add_tensor(name, blocks, raw_dtype=kind)
     return finish(writer, path)
 

@@ -129,9 +129,10 @@ def _to_blocks(model: "PreTrainedModel", weights: str) -> QuantReport:
             layers.append(BlockLinear(blocks, linear.bias, weight.dtype))
             model.set_submodule(path, layers[-1])
 
+    has_experts = any(".experts." in path for path, _ in model.named_modules())
     for path, module in list(model.named_modules()):
         if isinstance(module, Dense) and module is not head:
-            form = layer_format(weights, path, config.num_hidden_layers, module.in_features)
+            form = layer_format(weights, path, config.num_hidden_layers, module.in_features, has_experts)
             put(path, module, weight := cast("Tensor", module.weight), in_blocks(path, weight, form))
     if not layers:
         raise IncompatibleModels(
@@ -142,7 +143,9 @@ def _to_blocks(model: "PreTrainedModel", weights: str) -> QuantReport:
     top = in_blocks(path, weight, head_format(weights, weight.shape[1]))
     is_tied = table.shape == weight.shape and torch.equal(table, weight)
     put(path, head, weight, top)
-    below = top if is_tied else in_blocks("embeddings", table, layer_format(weights, "", 0, table.shape[1]))
+    below = (
+        top if is_tied else in_blocks("embeddings", table, layer_format(weights, "", 0, table.shape[1], has_experts))
+    )
     if below is not None:
         scale = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", None))
         model.set_input_embeddings(BlockEmbedding(below, table.dtype, scale))

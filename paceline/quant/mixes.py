@@ -59,13 +59,15 @@ def is_block_weights(weights: str) -> bool:
     return weights in _MIXES
 
 
-def layer_format(weights: str, path: str, layers: int, inputs: int) -> BlockFormat | None:
+def layer_format(weights: str, path: str, layers: int, inputs: int, is_mixture: bool = False) -> BlockFormat | None:
     """The format of a linear layer, or of embeddings that the output layer does not share.
 
     path: its name in transformers. layers: how many the model has. inputs: of the matrix, which decide what fits; None
-    is returned where nothing does.
+    is returned where nothing does. is_mixture: whether the model has experts, which alone take MXFP4.
     """
     mix, match = _MIXES[weights], _PART.search(path)
+    if mix.most is BlockFormat.MXFP4 and is_mixture and ".experts." not in path:
+        return _fitting(BlockFormat.Q8_0, inputs)
     rule = mix.parts.get(match[2]) if match else None
     wanted = rule and match and rule(int(match[1]), layers)
     return _fitting(wanted or mix.most, inputs)

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
-from ..hf.describe import Description, rotation
+from ..hf.describe import Description
+from ..hf.rotary import rotary_of, rotation
 from .adapters import AttachedAdapter
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ class NativeDecoder:
         self._model, self._described, self._kernels = model, described, described.kernels
         self._device = cast("torch.device", model.device)
         base: Any = model.base_model
-        self._rotary: Any = getattr(base, "rotary_emb", None)
+        self._rotary: Any = rotary_of(base)
         self._tables: list[tuple[Tensor, Tensor]] = []  # cosines and sines by position, for each kind of layer
         self._table_addresses: tuple[Any, Any] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
         self._known_addresses: tuple[ref[Tensor], ref[Tensor], Any, Any] | None = None
-        self.experts_read = 0  # by the last pass, each in each layer counted once
+        self.num_experts, self.experts_read = described.num_experts, 0  # of all layers; by the last pass, distinct ones
         self._states_like = torch.empty(0, dtype=cast("torch.dtype", model.dtype), device=self._device)
         self._kv_dtype = kv_dtype or cast("torch.dtype", model.dtype)
 

@@ -18,7 +18,7 @@ from paceline.hf.image_prompts import encode
 from paceline.hf.load import load_tokenizer, open_checkpoint
 from paceline.methods import PromptLookup
 from tests.cli.helpers import answer, refusal
-from tests.gguf_files import TEMPLATE, TINY, gguf_tensors, vocabulary, write_gguf
+from tests.gguf_files import TEMPLATE, TINY, VARIANTS, gguf_tensors, vocabulary, write_gguf
 from tests.tiny import tiny_model
 
 IDS = torch.arange(1, 25)[None]
@@ -27,7 +27,7 @@ OPTIONS = {
     "gemma2": {"query_pre_attn_scalar": 8},
     "gemma3": {"query_pre_attn_scalar": 8},
     "phi3": {"sliding_window": 8},
-    "granite": {"attention_multiplier": 0.3, "embedding_multiplier": 3.0},
+    **{name: {"attention_multiplier": 0.3, "embedding_multiplier": 3.0} for name in ("granite", "granitemoe")},
     "starcoder2": {"sliding_window": None},
     "qwen3moe": {"norm_topk_prob": True},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": None},
@@ -49,7 +49,9 @@ def opened(path: Path):
     return open_gguf(path, lambda config: None)
 
 
-@pytest.mark.parametrize("architecture", sorted(FORMS.keys() - {"qwen2vl"}))  # which is half of a model
+@pytest.mark.parametrize(
+    "architecture", sorted(FORMS.keys() - {"qwen2vl"} | VARIANTS.keys())
+)  # which is half of a model
 def test_the_model_is_the_one_that_was_written(architecture, tmp_path):
     path, expected = written(tmp_path, architecture)
     model, _ = opened(path)

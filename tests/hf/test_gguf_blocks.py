@@ -7,28 +7,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader, dequantize
 
 from paceline import LLM, SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.errors import IncompatibleModels, PacelineError
 from paceline.hf.describe import FORMS as NATIVE_FORMS
+from paceline.hf.described_experts import BLOCKS
+from paceline.hf.experts import split_experts
 from paceline.hf.fingerprint import fingerprint
 from paceline.hf.gguf.load import FORMS, open_gguf
+from paceline.hf.routing import ROUTINGS
 from paceline.hf.twin import in_float32, plain_twin
 from paceline.kernels import load
 from paceline.kernels.packing import Blocks
 from paceline.quant.blocks import BlockEmbedding, BlockLinear, BlockWeights
 from paceline.quant.packed import PackedLinear
 from paceline.target import ModelRunner, load_model
-from tests.gguf_files import TINY, gguf_tensors, write_gguf
+from tests.gguf_files import TINY, VARIANTS, gguf_tensors, write_gguf
 from tests.kernels.test_passes import random_tree, rows
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4, "vocab_size": 300}
+SIZES |= {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
 MIXED = ["Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q4_1"]
-NATIVE = [name for name, form in FORMS.items() if form.model_type in NATIVE_FORMS and name != "qwen2vl"]
+KNOWN = NATIVE_FORMS.keys() - (ROUTINGS.keys() - BLOCKS.keys())
+NATIVE = [*(name for name, form in FORMS.items() if form.model_type in KNOWN and name != "qwen2vl"), *VARIANTS]
+MIXTURES = ["qwen3moe", "gpt-oss", "mixtral"]
 IDS = torch.tensor([[5, 9, 31, 7, 100, 3]])
 
 
@@ -51,14 +58,16 @@ def in_32_bits(path: Path):
 def test_nothing_is_rounded_again(architecture, tmp_path):
     path = written(tmp_path, architecture)
     model, want = packed(path), in_32_bits(path)
+    split_experts(want)
     layers = {name: one for name, one in model.named_modules() if isinstance(one, BlockWeights)}
     assert {type(one) for one in layers.values()} == {BlockLinear, BlockEmbedding}
     assert not [one for one in model.modules() if type(one) is torch.nn.Linear]
     exact = plain_twin(in_float32(model))
     for name in layers:
         assert torch.equal(exact.get_submodule(name).weight, want.get_submodule(name).weight), name
+    most = 0.05 if architecture == "qwen2moe" else 0.01  # the gate of its shared expert becomes bfloat16
     with torch.inference_mode():
-        torch.testing.assert_close(exact(IDS).logits, want(IDS).logits, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(exact(IDS).logits, want(IDS).logits, rtol=1e-2, atol=most)
 
 
 def test_the_fingerprint_is_that_of_the_same_file_in_16_bits(tmp_path):
@@ -73,7 +82,7 @@ def test_a_tied_output_layer_shares_the_embeddings(tmp_path):
     assert packed(written(tmp_path, "llama")).get_output_embeddings().data.data_ptr() != embedding.data.data_ptr()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "granite", "starcoder2", "olmo2", "smollm3"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "granite", "starcoder2", "olmo2", "smollm3", *MIXTURES])
 def test_a_row_has_the_same_bits_in_every_pass(architecture, tmp_path):
     rng = random.Random(architecture)
     runner = ModelRunner(load_model(str(written(tmp_path, architecture))), 2, 200)
@@ -143,6 +152,38 @@ def test_bad_weights_are_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(PacelineError, match="finite"):
         packed(path)
+
+
+@pytest.mark.parametrize(
+    ("side", "cut", "message"),
+    [
+        ("up", lambda all: all[:3], r"ffn_up_exps.*\[3, 256, 256\].*\[4, 256, 256\]"),
+        ("up", lambda all: torch.cat([all, all[:1]]), r"ffn_up_exps.*\[5, 256, 256\].*\[4, 256, 256\]"),
+        ("down", lambda all: all[:, :32], r"ffn_down_exps.*\[4, 32, 256\].*\[4, 256, 256\]"),
+        ("down", None, r"lacks weights.*experts\.0\.down_proj"),
+    ],
+)
+def test_experts_that_are_not_whole_are_refused(side, cut, message, tmp_path):
+    model, name = tiny_model("qwen3_moe", **SIZES), f"blk.1.ffn_{side}_exps.weight"
+    tensors = gguf_tensors(model, "qwen3moe")
+    whole = tensors.pop(name)
+    tensors |= {} if cut is None else {name: cut(whole).contiguous()}
+    with pytest.raises(PacelineError, match=message):
+        packed(write_gguf(tmp_path / "tiny.gguf", model, "qwen3moe", quantized="Q8_0", tensors=tensors))
+
+
+def test_every_expert_has_the_bytes_of_the_file(tmp_path):
+    path = written(tmp_path, "gpt-oss", ["MXFP4", "Q8_0"])
+    held = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    experts = packed(path).model.layers[1].mlp.experts
+    for side in ("gate", "up", "down"):
+        tensor, bias = held[f"blk.1.ffn_{side}_exps.weight"], held[f"blk.1.ffn_{side}_exps.bias"]
+        for index, expert in enumerate(experts):
+            layer = getattr(expert, f"{side}_proj")
+            assert layer.form.name == tensor.tensor_type.name
+            values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)[index])
+            assert torch.equal(layer.blocks.rows(range(len(values))), values)
+            assert torch.equal(layer.bias, torch.from_numpy(bias.data[index].copy()).bfloat16())
 
 
 def test_a_copy_in_float32_leaves_the_model_alone(tmp_path):

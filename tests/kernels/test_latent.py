@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from paceline.core.tree import TokenTree
+from paceline.hf.described import DescribedModel
 from paceline.hf.experts import split_experts
 from paceline.kernels import load
 from paceline.quant.packed import QuantizedLinear
-from paceline.target import ModelRunner, wrap_model
+from paceline.target import ModelRunner, load_model, wrap_model
 from paceline.target.load import with_activations, with_weights
-from tests.helpers import loaded, prompt
+from tests.helpers import loaded, prompt, tokenizer
 from tests.kernels.test_passes import rows
 from tests.tiny import LATENT, tiny_model
 
@@ -39,6 +40,19 @@ def test_a_column_takes_one_latent_and_one_rotated_key(name):
     assert sum(part.numel() for pair in page for part in pair) == 300 * per_column
     runner.cache.restore(slots[1], [page], 300)
     assert torch.equal(*(runner.forward([slot], TokenTree.chain([[7, 8]])) for slot in slots))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", *(name for name in LATENT if name != "axk1")])
+def test_a_checkpoint_is_read_into_the_form_of_the_kernels(name, tmp_path):
+    """With the bits of the model that was saved. DeepSeek-V2's sines come from complex numbers, rounded otherwise."""
+    model = tiny_model(name)
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    both, tree = (load_model(str(tmp_path), device="cpu"), wrap_model(model)), TokenTree.chain([prompt(20)])
+    assert isinstance(both[0].model, DescribedModel)
+    runners = [ModelRunner(one, 1, 64) for one in both]
+    read, saved = (on.forward([on.cache.allocate()], tree) for on in runners)
+    assert torch.allclose(read, saved, atol=1e-4) if "v2" in name else torch.equal(read, saved)
 
 
 @pytest.mark.diagonal

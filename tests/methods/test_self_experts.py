@@ -10,6 +10,7 @@ from paceline.errors import ConfigError
 from paceline.hf.load import KV_CACHE
 from paceline.methods import self_experts
 from paceline.target import ModelRunner
+from tests.cli.helpers import answer, save
 from tests.helpers import REPEATING, assert_identical, loaded, prompt, reading_apart, run, runner, sequence
 from tests.tiny import tiny_model
 
@@ -61,6 +62,14 @@ def test_answers_are_those_of_the_target(name, make):
     assert any(record.num_accepted for seq in seqs for record in seq.rounds)
 
 
+def test_the_draft_takes_no_memory():
+    drafter = SelfExperts()
+    llm = LLM(tiny_model("qwen3_moe"), drafter=drafter)
+    models = drafter._runner.loaded.model, llm.loaded.model
+    draft, target = ({id(tensor) for tensor in (*model.parameters(), *model.buffers())} for model in models)
+    assert draft == target
+
+
 def test_int4_experts_of_which_fewer_are_chosen():
     drafter = SelfQuantized(lm_head="shared", experts=2)
     llm = LLM(tiny_model("qwen3_moe", moe_intermediate_size=32, **MANY), drafter=drafter, policy=Fixed(3))
@@ -89,3 +98,11 @@ def test_names():
     assert (both.name, both.drafter.build().experts) == ("self-int3-top1", 1)
     with pytest.raises(ConfigError, match="experts"):
         parse({"method": "self_top1", "experts": 0})
+
+
+@pytest.mark.more
+def test_tune_tries_it_with_a_mixture(tmp_path):
+    folder = save(tmp_path / "mixture", tiny_model("qwen3_moe"))
+    tried = "tune", folder, "--num-prompts", "1", "--max-tokens", "8", "--out", str(tmp_path / "tuned.json")
+    names = [one["drafter"] for one in answer(*tried)["candidates"]]
+    assert names[-2:] == ["self-top1", "suffix+recycling+self-int4+self-top1"]

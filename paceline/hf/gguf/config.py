@@ -27,7 +27,7 @@ _SIZE = Annotated[int, Field(ge=1, le=1 << 40)]
 class Form:
     """How files of an architecture differ from the model in transformers.
 
-    sliding: the type of models with windows, if it is another one.
+    variants: entries that make it another type of model, unless they are 0.
     entries: of the metadata, beside those that all have.
     epsilon: the entry that holds it, and its name in the config.
     settings: of the config, which no entry says. rope: the same of a scaled rotation.
@@ -37,7 +37,7 @@ class Form:
 
     model_type: str
     entries: Mapping[str, _Entry] = field(default_factory=dict[str, _Entry])
-    sliding: str | None = None
+    variants: Mapping[str, str] = field(default_factory=dict[str, str])
     epsilon: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rope: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -61,33 +61,33 @@ _SCALES: Mapping[str, _Entry] = {
     "logit_scale": ("logits_scaling", Positive),
     _FINETUNED: (None, Literal[True]),  # False: no rotation at all
 }
-_EXPERTS: Mapping[str, _Entry] = {
-    "expert_count": ("num_experts", _SIZE),
-    "expert_used_count": ("num_experts_per_tok", _SIZE),
-    "expert_feed_forward_length": ("moe_intermediate_size", _SIZE),
-}
-_SHARED: Mapping[str, _Entry] = {"expert_shared_feed_forward_length": ("shared_expert_intermediate_size", _SIZE)}
-_OSS: Mapping[str, _Entry] = {
-    "expert_count": ("num_local_experts", _SIZE), "expert_feed_forward_length": ("intermediate_size", _SIZE),
+_OWN: Mapping[str, _Entry] = {
+    "expert_count": ("num_experts", _SIZE), "expert_used_count": ("num_experts_per_tok", _SIZE),
 }  # fmt: skip
+_LOCAL: Mapping[str, _Entry] = {**_OWN, "expert_count": ("num_local_experts", _SIZE)}
+_EXPERTS: Mapping[str, _Entry] = {**_OWN, "expert_feed_forward_length": ("moe_intermediate_size", _SIZE)}
+_SHARED: Mapping[str, _Entry] = {"expert_shared_feed_forward_length": ("shared_expert_intermediate_size", _SIZE)}
+_OSS: Mapping[str, _Entry] = {**_LOCAL, "expert_feed_forward_length": ("intermediate_size", _SIZE)}
 FORMS: Mapping[str, Form] = {
-    "llama": Form("llama", interleaved=True),
+    "llama": Form("llama", _LOCAL, {"expert_count": "mixtral"}, interleaved=True),
     "qwen2": Form("qwen2"),
     "qwen2vl": Form("qwen2_vl_text", {_SECTIONS: (None, Annotated[list[int], Field(min_length=3, max_length=4)])}),
     "qwen2moe": Form("qwen2_moe", {**_EXPERTS, **_SHARED}, settings={"norm_topk_prob": False}),
     "qwen3": Form("qwen3"),
     "qwen3moe": Form("qwen3_moe", _EXPERTS, settings={"norm_topk_prob": True}),
+    "olmoe": Form("olmoe", _OWN, settings={"norm_topk_prob": False}),
     "phi3": Form("phi3", {_WINDOW: ("sliding_window", Annotated[int, Field(ge=0)])}),
     "gemma": Form("gemma", plus_one=True),
     "gemma2": Form("gemma2", {**_WINDOWS, **_CAPS}, plus_one=True),
     "gemma3": Form("gemma3_text", {**_WINDOWS, _LOCAL_BASE: (None, Positive)}, plus_one=True),
     "granite": Form("granite", _SCALES, interleaved=True),
+    "granitemoe": Form("granitemoe", {**_SCALES, **_LOCAL}, interleaved=True),
     "starcoder2": Form("starcoder2", epsilon=(_LAYER_NORM, "norm_epsilon")),
-    "olmo2": Form("olmo2", {**_WINDOWS, _LOCAL_BASE: (None, Positive)}, sliding="olmo3"),
+    "olmo2": Form("olmo2", {**_WINDOWS, _LOCAL_BASE: (None, Positive)}, {_WINDOW: "olmo3"}),
     "smollm3": Form("smollm3", settings={"no_rope_layer_interval": 4}, interleaved=True),
     "exaone": Form("llama", {_LAYER_NORM: (None, Positive)}),
     "exaone4": Form("exaone4", _WINDOWS, settings={"sliding_window": None}),
-    "gpt-oss": Form("gpt_oss", {**_WINDOWS, **_EXPERTS, **_OSS}, rope={"truncate": False}, mixed=True),
+    "gpt-oss": Form("gpt_oss", {**_WINDOWS, **_OSS}, rope={"truncate": False}, mixed=True),
 }
 """The architectures that are read, by llama.cpp's name."""
 _FACTORS = ("rope.scaling.factor", "rope.scale_linear")  # the latter in older files
@@ -139,7 +139,7 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     heads, layers = settings["num_attention_heads"], settings["num_hidden_layers"]
     if layers > len(names):
         not_understood(file, f"{layers:,} layers", f"at most {len(names):,}, the number of tensors")
-    model_type = form.sliding if form.sliding and settings.get("sliding_window") else form.model_type
+    model_type = next((kind for key, kind in form.variants.items() if about.get(key)), form.model_type)
     plain = AutoConfig.for_model(model_type)
     settings.setdefault("num_key_value_heads", heads)
     head_dim = settings.setdefault("head_dim", settings["hidden_size"] // heads)
@@ -162,7 +162,7 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     if file.architecture in ("gemma2", "gemma3"):
         wide = (file.architecture, layers) in _WIDEST
         settings["query_pre_attn_scalar"] = settings["hidden_size"] // heads if wide else head_dim
-    if file.architecture == "granite":
+    if file.architecture.startswith("granite"):
         settings.setdefault("attention_multiplier", head_dim**-0.5)
     if not hasattr(plain, "head_dim") and head_dim == settings["hidden_size"] // heads:
         del settings["head_dim"]  # as in the checkpoints of these families
@@ -194,7 +194,10 @@ def _about(file: GGUFFile) -> dict[str, Any]:
     others = [key for key in file.metadata if not key.startswith(prefix) and key.partition(".")[2] in entries]
     if unknown := [f"{prefix}{key}" for key in about.keys() - entries.keys()] + others:
         not_understood(file, f"{min(unknown)} {brief(file.metadata[min(unknown)])}")
-    required = _REQUIRED | {FORMS[file.architecture].epsilon[0]} | {key for key in entries if key.startswith("expert_")}
+    form = FORMS[file.architecture]
+    required = _REQUIRED | {form.epsilon[0]}
+    if "expert_count" not in form.variants or "expert_count" in about:
+        required |= {key for key in entries if key.startswith("expert_")}
     required |= {_WINDOW} if file.architecture in _SLIDING else set()
     if missing := required - about.keys():
         not_understood(file, f"no {prefix}{min(missing)}")

@@ -1,7 +1,9 @@
 """The tensors of a GGUF file under their names in transformers."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -15,12 +17,15 @@ from ...quant.packed import WeightArena, blocks_of
 from ...system.files import Progress
 from ..describe import head_dim_of
 from ..described import CPU
+from ..experts import num_experts_of
 from .config import FORMS, ROPE_FACTORS, not_understood
 from .file import GGUFFile, GGUFTensor
 
 _Part = Callable[[Tensor], Tensor]
 Shape: TypeAlias = tuple[int, ...]
-_EXPERTS = ".experts."
+ROUTER = "ffn_gate_inp.weight"
+_EXPERTS, _EACH = ".experts.", "{}"
+_EXPERT = re.compile(r"(.+\.experts\.)\d+(\.(gate|up|down)_proj\.(weight|bias))")
 
 
 def read_weights(
@@ -34,6 +39,8 @@ def read_weights(
 ) -> Iterator[tuple[str, Any]]:
     """Every tensor in `dtype`, or in blocks of the kept formats, with its name in transformers, one after another.
 
+    Beside blocks, routers stay float32: what is near decides which experts a row takes.
+
     shapes: of all weights, by these names. device: of whose kernels the blocks are.
     Raises `ConfigError` for a tensor that has no name.
     """
@@ -43,54 +50,76 @@ def read_weights(
     filled: Counter[str] = Counter()
     arena = WeightArena()
     for done, tensor in enumerate(file.tensors, start=1):
+        is_router = tensor.name.endswith(ROUTER)
+        kind = torch.float32 if is_router and kept and tensor.kind.name == "F32" else dtype
         if tensor.name == ROPE_FACTORS:  # read by the config
             continue
         if tensor.name not in places:
             not_understood(file, f"a tensor {tensor.name!r}", f"those of {file.architecture}")
-        name, part = places[tensor.name]
-        order = None
-        if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
-            order = rotary_order(tensor.shape[0], head_dim_of(config))
-        if len(tensor.shape) == 2 and tensor.kind.name in kept:
-            weight: Any = _blocks(file, tensor, order, kept, device, arena)
-            is_finite = weight.is_finite
-        else:
-            minus = 1 if form.plus_one and tensor.name.endswith("norm.weight") else 0
-            weight = torch.cat([(rows - minus).to(dtype) for rows in file.values(tensor)]).view(tensor.shape)
-            weight = weight if order is None else weight[order]
-            is_finite = bool(weight.isfinite().all())
-        if not is_finite:
-            raise ConfigError(
-                f"the tensor {tensor.name!r} of {str(file.path)!r} holds other than finite numbers",
-                fix="fetch it again",
-            )
-        if part is None or not isinstance(weight, Tensor):
-            yield name, weight
-        else:
-            whole = parts.setdefault(name, torch.empty(shapes[name], dtype=dtype))
-            target = part(whole)
-            if tuple(target.shape) != tensor.shape:
-                not_understood(file, f"{tensor.name!r} of shape {list(tensor.shape)}", f"{list(target.shape)}")
-            filled[name] += target.copy_(weight).numel()
-            if filled[name] == whole.numel():
-                yield name, parts.pop(name)
+        place, part = places[tensor.name]
+        if _EACH in place:
+            whole = num_experts_of(config), *shapes[place.replace(_EACH, "0")]
+            if tensor.shape != whole:
+                not_understood(file, f"{tensor.name!r} of shape {list(tensor.shape)}", f"{list(whole)}")
+        for name, one in _each_expert(place, tensor):
+            order = None
+            if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
+                order = rotary_order(one.shape[0], head_dim_of(config))
+            if len(one.shape) == 2 and one.kind.name in kept and not is_router:
+                weight: Any = _blocks(file, one, order, kept, device, arena)
+                is_finite = weight.is_finite
+            else:
+                minus = 1 if form.plus_one and one.name.endswith("norm.weight") else 0
+                weight = torch.cat([(rows - minus).to(kind) for rows in file.values(one)]).view(one.shape)
+                weight = weight if order is None else weight[order]
+                is_finite = bool(weight.isfinite().all())
+            if not is_finite:
+                raise ConfigError(
+                    f"the tensor {tensor.name!r} of {str(file.path)!r} holds other than finite numbers",
+                    fix="fetch it again",
+                )
+            if part is None or not isinstance(weight, Tensor):
+                yield name, weight
+            else:
+                all = parts.setdefault(name, torch.empty(shapes[name], dtype=dtype))
+                target = part(all)
+                if tuple(target.shape) != one.shape:
+                    not_understood(file, f"{one.name!r} of shape {list(one.shape)}", f"{list(target.shape)}")
+                filled[name] += target.copy_(weight).numel()
+                if filled[name] == all.numel():
+                    yield name, parts.pop(name)
         progress("convert", done, len(file.tensors))
+
+
+def _each_expert(name: str, tensor: GGUFTensor) -> Iterator[tuple[str, GGUFTensor]]:
+    """A tensor and its name; of one that holds those of all experts, each expert's."""
+    if _EACH not in name:
+        yield name, tensor
+        return
+    size = tensor.num_bytes // tensor.shape[0]
+    for index in range(tensor.shape[0]):
+        start = tensor.start + index * size
+        yield name.replace(_EACH, str(index)), replace(tensor, shape=tensor.shape[1:], start=start, num_bytes=size)
 
 
 def places_of(architecture: str, config: Any, shapes: Mapping[str, Shape]) -> dict[str, tuple[str, _Part | None]]:
     """Of each tensor that a file may have: its name in transformers, and what part of that one it is, None: all.
 
-    shapes: of the model's tensors. One that files have no place for is under "None".
+    shapes: of the model's tensors. One that files have no place for is under "None". A name with {} stands for those of
+    all experts, which the tensor holds one after another.
     """
     (number,) = [number for number, name in MODEL_ARCH_NAMES.items() if name == architecture]
     names = get_tensor_name_map(number, config.num_hidden_layers)
     places: dict[str, tuple[str, _Part | None]] = {}
     for name, shape in shapes.items():
         stem, _, leaf = name.rpartition(".")
-        if _EXPERTS in name:
+        if each := _EXPERT.fullmatch(name):
+            place = f"blk.{stem.split('.')[2]}.ffn_{each[3]}_exps.{leaf}"
+            places[place] = f"{each[1]}{_EACH}{each[2]}", None
+        elif _EXPERTS in name:
             block = f"blk.{stem.split('.')[2]}"
             places |= {f"{block}.{key}": (name, part) for key, part in _stacked(leaf, FORMS[architecture].mixed)}
-        elif (known := names.get_name(stem)) is not None:
+        elif (known := names.get_name(stem) or names.get_name(f"{stem}.layer")) is not None:
             places[f"{known}.{leaf}"] = name, _only if shape[0] == 1 else None
         else:  # a parameter of its own
             places[f"{names.get_name(name)}.weight"] = name, None

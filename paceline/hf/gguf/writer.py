@@ -44,7 +44,7 @@ FileWeights: TypeAlias = BlockMix | Literal["bf16", "f16", "f32"]
 _PLAIN = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 _TYPES = {"q5_k": "Q5_K_S", "q4_k": "Q4_K_S", "q3_k": "Q3_K_S", "q2_k": "Q2_K_S", "mxfp4": "MXFP4_MOE"}
 _ARCHITECTURES = {"mistral": "llama"} | {
-    kind: name for name, form in reversed([*FORMS.items()]) for kind in (form.model_type, form.sliding) if kind
+    kind: name for name, form in reversed([*FORMS.items()]) for kind in (form.model_type, *form.variants.values())
 }
 """llama.cpp's name of each model type; of two, the first in the table."""
 _EXACT = ("ffn_gate_inp.weight", "bias")
@@ -157,6 +157,7 @@ def _file_type(stored: str) -> int:
 def _tensors(architecture: str, model: "PreTrainedModel", stored: str) -> Iterator[_Tensor]:
     """All tensors under their names in files, matrices in the order of their rows there."""
     form, config, state = FORMS[architecture], cast("Any", model.config), model.state_dict()
+    has_experts = any(".experts." in name for name in state)
     for stored_name, (name, part) in places_of(
         architecture, config, {name: tuple(tensor.shape) for name, tensor in state.items()}
     ).items():
@@ -174,7 +175,7 @@ def _tensors(architecture: str, model: "PreTrainedModel", stored: str) -> Iterat
             values = values.float() + 1
         kind = GGMLQuantizationType.F32
         if values.dim() > 1 and not stored_name.endswith(_EXACT):
-            kind = GGMLQuantizationType[_kind(name, values, stored, config)]
+            kind = GGMLQuantizationType[_kind(name, values, stored, config, has_experts)]
         yield _Tensor(stored_name, kind, values)
     rope = config.rope_parameters or {}
     if rope.get("rope_type") == "llama3":
@@ -183,12 +184,12 @@ def _tensors(architecture: str, model: "PreTrainedModel", stored: str) -> Iterat
         yield _Tensor(ROPE_FACTORS, GGMLQuantizationType.F32, plain / scaled)
 
 
-def _kind(name: str, values: Tensor, stored: str, config: Any) -> str:
+def _kind(name: str, values: Tensor, stored: str, config: Any, has_experts: bool) -> str:
     if stored in _PLAIN:
         return stored.upper()
     path, inputs, layers = name.removesuffix(".weight"), values.shape[-1], config.num_hidden_layers
     is_head = name == "lm_head.weight" or (name.endswith("embed_tokens.weight") and config.tie_word_embeddings)
-    form = head_format(stored, inputs) if is_head else layer_format(stored, path, layers, inputs)
+    form = head_format(stored, inputs) if is_head else layer_format(stored, path, layers, inputs, has_experts)
     own = {dtype: name.upper() for name, dtype in _PLAIN.items()}
     return form.name if form is not None else own[values.dtype]
 

@@ -49,7 +49,7 @@ def _once_a_launch(patch: Callable[..., Any]) -> Callable[..., Any]:
 def _once_a_type(of: Callable[..., Any]) -> Callable[..., Any]:
     known = functools.cache(of)
     pointer = of(tl.pointer_type(tl.int32))
-    return lambda kind: pointer if isinstance(kind, tl.pointer_type) else known(kind.scalar)
+    return lambda kind: pointer if isinstance(kind.scalar, tl.pointer_type) else known(kind.scalar)
 
 
 @functools.cache

@@ -224,7 +224,15 @@ int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
   return lay_out(model, pass, threads, &s, nullptr);
 }
 
-int num_phases(const Model* model) { return 40 * model->num_layers + 12; }
+// At least as many as a pass goes through.
+int num_phases(const Model* model) {
+  int phases = 12;
+  for (int i = 0; i < model->num_layers; i++) {
+    const Layer& l = model->layers[i];
+    phases += 16 + (l.latent ? 8 : 0) + (l.recurrent ? 12 : 0) + (l.experts ? 16 : 0) + (l.ple_gate.data ? 8 : 0);
+  }
+  return phases;
+}
 
 // What each row reads. A row's columns are in order as far as its ancestors lie at the depth that is their index, as in
 // a chain; from there on they are listed.

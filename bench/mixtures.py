@@ -1,12 +1,12 @@
 """Mixtures of experts beside llama.cpp, on random weights at the shapes of real models with fewer layers.
 
-    python -m bench.mixtures --peer llama.cpp=PYTHON [--shape qwen3-30b-a3b] [--layers 4] [--weights q4_k] [--keep FOLDER]
-    python -m bench.mixtures --quick                   one layer, small vocabulary, few turns
+    python -m bench.mixtures --peer llama.cpp=PYTHON [--shape qwen3-30b-a3b] [--layers 4] [--keep FOLDER]
+    python -m bench.mixtures --quick                   one layer and two turns
 
-Writes each model as a GGUF file, a tensor at a time, and prints plain decoding of both engines on it, in turns, and what a
-pass over 1 to 16 rows takes, beside the distinct experts that it reads and the floor: the bytes of these experts and of all
-other matrices over the bandwidth of the memory. Rows are random tokens, so their experts hardly coincide: texts do better.
-The last line is JSON; --machine NAME keeps records in bench/results/.
+Writes each model as a GGUF file, a tensor at a time, and prints plain decoding of both engines on it, in turns, and
+what a pass over 1 to 16 rows takes, beside the distinct experts that it reads and the floor: the bytes of these experts
+and of all other matrices over the bandwidth of the memory. Rows are random tokens, so their experts hardly coincide:
+those of texts do better. The last line is JSON; --machine NAME keeps records in bench/results/.
 """
 
 import argparse
@@ -128,7 +128,8 @@ def bytes_read(path: Path) -> tuple[int, int]:
 def passes(llm: LLM, path: Path, repeats: int) -> list[list[Any]]:
     """Of passes by rows: median ms, mean distinct experts, and the floor in ms. Each repetition has other tokens."""
     runner, chance = ModelRunner(llm.loaded, 1, 1024), np.random.default_rng(1)
-    slot, bandwidth, (dense, expert) = runner.cache.allocate(), read_bandwidth(), bytes_read(path)
+    slot, (dense, expert) = runner.cache.allocate(), bytes_read(path)
+    bandwidth = max(read_bandwidth() for _ in range(3))
     runner.extend_cache(slot, chance.integers(3, 4096, CONTEXT).tolist())
     found = list[list[Any]]()
     for rows in ROWS:

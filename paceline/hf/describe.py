@@ -318,6 +318,8 @@ class Description:
         struct.rope, struct.shared_kv = [*self.ropes].index(kind), back
         struct.norm_whole, struct.is_gated = self._form.whole, self._form.gated
         struct.rotary_pairs = getattr(config, "rope_interleave", self._form.pairs)
+        if struct.rotary_pairs and not hasattr(self.kernels.Layer, "rotary_pairs"):
+            raise AttributeError("kernels that rotate halves")
         if getattr(attention, "g_proj", None) is not None:
             raise AttributeError("one gate for each head")
         struct.o = self._matrix(part_of(attention, "o_proj", "dense", "out_proj"))

@@ -18,7 +18,8 @@ from ..quant.blocks import BlockEmbedding, BlockLinear
 from ..quant.packed import PackedLinear, WeightArena, linear_of
 from .checkpoint import Stored
 from .describe import FORMS, Form, config_of, head_dim_of, is_described, key_layers_of
-from .described_experts import BLOCKS, ExpertBlock, Router, has_experts, num_experts_of
+from .described_experts import BLOCKS, ExpertBlock, Router, has_experts
+from .experts import num_experts_of
 from .fingerprint import identified, remember, sample
 from .latent import LatentAttention
 from .rotary import has_fixed_ropes

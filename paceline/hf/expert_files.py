@@ -18,9 +18,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..kernels.library import BlockFormat
 from ..kernels.packing import Blocks
 from .checkpoint import Stored
+from .experts import num_experts_of
 
 _MIXTRAL = {
     r"\.block_sparse_moe\.": ".mlp.", r"(\.experts\.\d+)\.w1\.": r"\1.gate_proj.",
@@ -37,6 +39,8 @@ _NAMES: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 """By the type of the model: what is replaced in names, by what transformers calls it."""
+_NAN = 255  # among scales, which are exponents
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 _STACKS = ("granitemoe", "gpt_oss")
 _STACKED = re.compile(
     r"(?P<path>.*\.(?:block_sparse_moe|mlp))(?:\.experts)?"
@@ -61,7 +65,10 @@ class Part(Stored):
 
 
 def by_expert(model_type: str, stored: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The tensors of a checkpoint as if each expert had its own, by transformers' names."""
+    """The tensors of a checkpoint as if each expert had its own, by transformers' names.
+
+    Raises `ConfigError` for blocks without scales.
+    """
     renamed = dict[str, Stored]()
     for name, tensor in stored.items():
         for pattern, by in _NAMES.get(model_type, {}).items():
@@ -74,10 +81,30 @@ def by_expert(model_type: str, stored: Mapping[str, Stored]) -> dict[str, Stored
         found = _STACKED.fullmatch(name)
         if found is None:
             apart[name] = tensor
+        elif found["end"] == "_blocks":
+            scales = renamed.get(name.replace("_blocks", "_scales"), tensor)
+            if scales.shape != tensor.shape[:-1]:
+                raise ConfigError(f"{name} has no scales of its shape", fix="fetch the model again")
+            apart.update(_parts(found["path"], found["name"], found["end"], (tensor, scales)))
         elif found["end"] != "_scales":
-            of = (tensor,) if found["end"] != "_blocks" else (tensor, renamed[name.replace("_blocks", "_scales")])
-            apart.update(_parts(found["path"], found["name"], found["end"], of))
+            apart.update(_parts(found["path"], found["name"], found["end"], (tensor,)))
     return apart
+
+
+def check_experts(name: str, config: Any, stored: Mapping[str, Stored]) -> None:
+    """Raise `ConfigError` where layers do not have the experts that config.json tells."""
+    count, held = num_experts_of(config), dict[tuple[str, str], set[int]]()
+    for key in stored:
+        if (found := _EXPERT.fullmatch(key)) is not None:
+            held.setdefault((found[1], found[3]), set()).add(int(found[2]))
+    for (path, leaf), have in held.items() if isinstance(count, int) and count else ():
+        if wrong := sorted(have.symmetric_difference(range(count))):
+            fault = "without" if wrong[0] < count else "with"
+            raise ConfigError(
+                f"{name!r} does not hold the experts that its config.json tells",
+                got=f"{len(have)} {path}, {fault} {path}.{wrong[0]}.{leaf}", expected=f"{count} in each layer",
+                fix="fetch the model again",
+            )  # fmt: skip
 
 
 def holds_blocks(stored: Mapping[str, Stored]) -> bool:
@@ -111,7 +138,6 @@ def _blocks(codes: Tensor, scales: Tensor) -> Blocks:
     """Blocks from codes [out, in / 32, 16] and scales [out, in / 32]. Raises `ValueError` for scales of NaN."""
     numbers = torch.stack((codes & 15, codes >> 4), -1).flatten(2)
     packed = torch.cat((scales[..., None], numbers[..., :16] | numbers[..., 16:] << 4), -1).flatten(1)
-    blocks = Blocks.of(BlockFormat.MXFP4, (len(codes), 32 * codes.shape[1]), lambda some: packed[some])
-    if not blocks.is_finite:
+    if bool((scales == _NAN).any()):
         raise ValueError("scales are not finite")
-    return blocks
+    return Blocks.of(BlockFormat.MXFP4, (len(codes), 32 * codes.shape[1]), lambda some: packed[some])

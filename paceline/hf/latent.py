@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import IncompatibleModels
 from ..quant.packed import PackedLinear, linear_of
 
 
@@ -20,12 +21,16 @@ def latent_of(
 ) -> None:
     """Fill the fields of a `Layer` that differ from those of other attention; the rotation is known.
 
-    matrix, norm, held, kernels: as of `describe.Description`. Raises AttributeError for a layer of another kind.
+    matrix, norm, held, kernels: as of `describe.Description`. Raises AttributeError for a layer of another kind,
+    `IncompatibleModels` for an adapter of `kv_b_proj`.
     """
-    if getattr(attention, "indexer", None) is not None or hasattr(attention.kv_b_proj, "base"):
-        raise AttributeError("columns that are chosen, or an adapter of what makes keys and values")
     nope, rope, value = (int(getattr(attention, f"{name}_head_dim")) for name in ("qk_nope", "qk_rope", "v"))
     latent = kernels.Latent(rank=int(attention.kv_lora_rank), nope_dim=nope, rope_dim=rope, value_dim=value)
+    if hasattr(attention.kv_b_proj, "base"):
+        raise IncompatibleModels(
+            "a SPACE adapter changes what all columns are read with", got="kv_b_proj among its layers",
+            fix="train it without this layer",
+        )  # fmt: skip
     latent.kv, latent.kv_norm = matrix(attention.kv_a_proj_with_mqa), norm(attention.kv_a_layernorm)
     if attention.q_lora_rank is None:
         struct.q = matrix(attention.q_proj)

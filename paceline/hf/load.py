@@ -40,7 +40,7 @@ from .checkpoint import (
 )
 from .describe import is_described
 from .described import DescribedModel, outlined
-from .expert_files import by_expert, holds_blocks
+from .expert_files import by_expert, check_experts, holds_blocks
 from .fingerprint import note_rounded
 from .four_bits import UnlikeBlocks
 from .gguf.file import SUFFIX
@@ -159,6 +159,7 @@ def open_checkpoint(
     stored = {key: tensor for key, tensor in stored.items() if not key.startswith(beside)}
     came_rounded = is_quantized(config)
     apart = by_expert(config.model_type, stored) if packs else stored
+    check_experts(name_or_path, config.get_text_config(), apart)
     rounded, in_blocks = rounded_layers(config, apart) if packs else None, holds_blocks(apart)
     if rounded is None and not in_blocks:
         check_quantization(name_or_path, config)

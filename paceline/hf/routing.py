@@ -1,15 +1,20 @@
 """Describes layers of experts for our kernels: their weights, and how rows choose by the configs of transformers."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, cast
 
 from torch import nn
 
-from ..errors import IncompatibleModels
-from ..kernels.library import SCORINGS
+from ..errors import IncompatibleModels, NumericsError
+from ..kernels.library import SCORINGS, BlockFormat
 from ..quant.packed import matrix_of_weight
-from .experts import Experts
+from .experts import Experts, num_experts_of
+
+MAX_EXPERTS = 1024
+_BLOCKS = frozenset(map(int, BlockFormat))
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ ROUTINGS: dict[str, Routing] = {
 BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 """The norms of experts beside an MLP: of its output, and of what they read and give."""
 _CORRECTIONS = ("e_score_correction_bias", "expert_bias")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
 _FACTORS = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
 
 
@@ -64,7 +70,8 @@ def experts_of(
 ) -> Any:
     """The `Experts` of a block of a model. matrix, norm: describe a linear layer, and a norm.
 
-    Raises AttributeError for experts that could not be taken apart, KeyError for an unknown way of choosing.
+    Raises AttributeError for experts that could not be taken apart, KeyError for an unknown way of choosing,
+    `IncompatibleModels` for experts that contradict their router or one another.
     """
     experts, router = block.experts, part_of(block, "gate", "router")
     if not isinstance(experts, Experts):
@@ -75,6 +82,8 @@ def experts_of(
     made, weight = kernels.Experts(count=len(experts)), matrix_of_weight(scored.weight.detach())
     if weight.outs != made.count:
         raise IncompatibleModels("a router scores another number of experts", got=weight.outs, expected=made.count)
+    if made.count > MAX_EXPERTS:
+        raise IncompatibleModels("a layer has too many experts", got=made.count, expected=f"at most {MAX_EXPERTS}")
     held.append(weight)
     made.router = weight.struct
     made.router.bias = held.floats(getattr(scored, "bias", None))
@@ -87,6 +96,7 @@ def experts_of(
         layers = [getattr(expert, f"{name}_proj") for expert in cast("Any", experts)]
         if layers[0] is not None:
             setattr(made, name, held.structures(kernels.Matrix, [matrix(layer) for layer in layers]))
+    _check(made, weight.ins)
     if (gate := getattr(block, "shared_expert_gate", None)) is not None:
         made.shared_gate = matrix(gate)
     if hasattr(block, BESIDE[0]):
@@ -96,16 +106,56 @@ def experts_of(
     return made
 
 
+_ROUTER = re.compile(r"(.*\.)?(gate|router)(\.wg|\.layer|\.proj|\.gate|\.moe_statics)?\.\w+")
+
+
+def check_routers(name: str, model: nn.Module) -> None:
+    """Raise `IncompatibleModels` for more experts of a row than there are, `NumericsError` for NaN in a router."""
+    config, held = cast("Any", model).config.get_text_config(), chain(model.named_parameters(), model.named_buffers())
+    if count := num_experts_of(config):
+        chosen = next(filter(None, (getattr(config, key, None) for key in _CHOSEN)), 1)
+        if isinstance(count, int) and isinstance(chosen, int):
+            _check_chosen(chosen, count)
+        for path, weight in held:
+            if (_ROUTER.fullmatch(path) or path.endswith(_CORRECTIONS)) and not bool(weight.isfinite().all()):
+                raise NumericsError(
+                    f"a router of {name!r} holds NaN or infinity", got=path, expected="finite numbers",
+                    fix="fetch the weights again",
+                )  # fmt: skip
+
+
+def _check_chosen(chosen: int, count: int) -> None:
+    if not 0 < chosen <= count:
+        raise IncompatibleModels(
+            "rows cannot choose so many experts", got=f"{chosen} of {count}", expected=f"1 to {count}",
+            fix='check "num_experts_per_tok" in config.json',
+        )  # fmt: skip
+
+
+def _check(struct: Any, hidden: int) -> None:
+    """Raises `IncompatibleModels` unless the experts read and make rows of this size, in one format."""
+    inner = int(struct.up[0].outs)
+    for name, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+        if matrices := getattr(struct, name):
+            expected = (*shape, *_blocks(matrices[0]))
+            for index in range(struct.count):
+                one = matrices[index]
+                if (got := (one.outs, one.ins, *_blocks(one))) != expected:
+                    message = f'"{name}_proj" of expert {index} does not fit the others'
+                    about = "[{}, {}] in format {} for inputs in {} bits"
+                    raise IncompatibleModels(message, got=about.format(*got), expected=about.format(*expected))
+
+
+def _blocks(matrix: Any) -> tuple[int, int]:
+    return (matrix.format, matrix.input_bits) if matrix.format in _BLOCKS else (0, 0)
+
+
 def _choose(struct: Any, config: Any, router: Any) -> None:
     """Fill the fields that say how a row chooses. Raises `IncompatibleModels` for a choice that cannot be made."""
     rule, count = ROUTINGS[config.model_type], int(struct.count)
     chosen = getattr(router, "top_k", None) or getattr(config, "top_k_experts", None)
     struct.chosen = int(chosen or config.num_experts_per_tok)
-    if not 0 < struct.chosen <= count:
-        raise IncompatibleModels(
-            "rows cannot choose so many experts", got=f"{struct.chosen} of {count}", expected=f"1 to {count}",
-            fix='check "num_experts_per_tok" in config.json',
-        )  # fmt: skip
+    _check_chosen(struct.chosen, count)
     struct.scoring = SCORINGS[rule.scoring]
     struct.divides = bool(getattr(config, "norm_topk_prob", False)) if rule.divides is None else rule.divides
     struct.least_sum, struct.more_sum = float(getattr(config, "moe_norm_min", 0.0)), rule.more_sum

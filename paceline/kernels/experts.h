@@ -126,17 +126,21 @@ INLINE vf inner_of(const Experts& e, int activation, vf gate, vf up) {
 // One block of an expert's inner rows. rows: at most GROUP at once, so that a block's gates can wait for it.
 static void inner_block(const Layer& l, int32_t expert, const Input& in, int64_t rows, int64_t block, const Input& to) {
   const Experts& e = *l.experts;
-  const auto store = [&](auto made) {
-    return [=](int64_t first, int64_t count, float* sums) {
+  const auto store = [&](const Matrix& m, auto made) {
+    multiply_block(m, in, rows, block, [&](int64_t first, int64_t count, float* sums) {
       for (int64_t r = 0; r < count; r++) {
-        float* at = to.wide + (first + r) * to.stride + block * BLOCK;
-        for (int k = 0; k < BLOCK; k += LANES) storeu(at + k, made(load(sums + r * BLOCK + k), load(at + k)));
+        const int64_t at = (first + r) * to.stride + block * BLOCK;
+        for (int k = 0; k < BLOCK; k += LANES) {
+          const vf x = made(load(sums + r * BLOCK + k), load(to.wide + at + k));
+          storeu(to.wide + at + k, x);
+          if (to.narrow) storeu(to.narrow + at + k, to_bf16(x));
+        }
       }
-    };
+    });
   };
-  if (!e.gate) return multiply_block(e.up[expert], in, rows, block, store([&](vf up, vf) { return activate(up, l.activation); }));
-  multiply_block(e.gate[expert], in, rows, block, store([](vf gate, vf) { return gate; }));
-  multiply_block(e.up[expert], in, rows, block, store([&](vf up, vf gate) { return inner_of(e, l.activation, gate, up); }));
+  if (!e.gate) return store(e.up[expert], [&](vf up, vf) { return activate(up, l.activation); });
+  store(e.gate[expert], [](vf gate, vf) { return gate; });
+  store(e.up[expert], [&](vf up, vf gate) { return inner_of(e, l.activation, gate, up); });
 }
 
 // Renews what products read.
@@ -165,8 +169,9 @@ static void run_experts(const Pass* pass, const Scratch& s, const Layer& l, int 
   });
   phase(me, (int)s.rows, [&](int row) {
     choose(e, s.scores + row * e.count, s.chosen + row * e.chosen, s.weights + row * e.chosen);
+    if (s.rows == 1) group_rows(e, pass, s, index);
   });
-  phase(me, 1, [&](int) { group_rows(e, pass, s, index); });
+  if (s.rows > 1) phase(me, 1, [&](int) { group_rows(e, pass, s, index); });
   if (e.experts_norm.kind != NO_NORM) norm_again(s, e.experts_norm, me);
   else if (renews) norm_again(s, l.before_mlp, me);
   // A thread that is late may read this when the others are layers further, so that each layer has its own.
@@ -183,7 +188,8 @@ static void run_experts(const Pass* pass, const Scratch& s, const Layer& l, int 
     const int64_t first = s.first_of[group], count = s.first_of[group + 1] - first;
     inner_block(l, s.expert_of[group], rows_of_group(s, group, count), count, piece % inner_blocks, from_row(s.inners, first));
   });
-  phase(me, (int)pairs, [&](int at) { finish_input(s.inners, at, e.up[0].outs); });
+  if (s.inners.waits_for_rows() || e.up[0].outs % 32)
+    phase(me, (int)pairs, [&](int at) { finish_input(s.inners, at, e.up[0].outs); });
   phase(me, groups * out_blocks, [&](int piece) {
     const int group = piece / out_blocks, block = piece % out_blocks;
     const int64_t first = s.first_of[group], rows = s.first_of[group + 1] - first;
@@ -194,23 +200,30 @@ static void run_experts(const Pass* pass, const Scratch& s, const Layer& l, int 
         memcpy(s.outputs + (first + from + r) * s.hidden + block * BLOCK, sums + r * BLOCK, 4 * outs);
     });
   });
-  phase(me, (int)s.rows, [&](int row) {
-    float *x = s.x + row * s.hidden, *y = s.y + row * s.hidden;
-    float* sum = s.outputs + s.place_of[row * e.chosen] * s.hidden;  // the first of them
-    for (int32_t k = 0; k < e.chosen; k++) {
-      const float* out = s.outputs + s.place_of[row * e.chosen + k] * s.hidden;
-      const float weight = s.weights[row * e.chosen + k];
-      for (int64_t i = 0; i < s.hidden; i++) sum[i] = k ? sum[i] + weight * out[i] : weight * out[i];
+  // Where nothing is normed, columns are added up by themselves, so that all threads have some of a row.
+  const bool by_columns = !e.after_experts.kind && !e.after_shared.kind && !l.after_mlp.kind;
+  const int parts = by_columns && s.rows < me.team->threads ? (int)min_(me.team->threads, num_blocks(e.down[0])) : 1;
+  phase(me, (int)s.rows * parts, [&](int piece) {
+    const int64_t row = piece / parts, begin = s.hidden * (piece % parts) / parts;
+    const int64_t size = s.hidden * (piece % parts + 1) / parts - begin;
+    float *x = s.x + row * s.hidden + begin, *y = s.y + row * s.hidden + begin;
+    const int64_t* places = s.place_of + row * e.chosen;
+    const float* weights = s.weights + row * e.chosen;
+    float* sum = s.outputs + places[0] * s.hidden + begin;
+    for (int64_t i = 0; i < size; i++) sum[i] *= weights[0];
+    for (int32_t k = 1; k < e.chosen; k++) {
+      const float *out = s.outputs + places[k] * s.hidden + begin, weight = weights[k];
+      for (int64_t i = 0; i < size; i++) sum[i] += weight * out[i];
     }
-    norm_row(e.after_experts, sum, sum, s.hidden);
+    norm_row(e.after_experts, sum, sum, size);
     if (l.up.data) {
       const float factor = e.shared_gate.data ? s.shared[row] : 1.0f;
-      norm_row(e.after_shared, y, y, s.hidden);
-      for (int64_t i = 0; i < s.hidden; i++) y[i] = sum[i] + factor * y[i];
+      norm_row(e.after_shared, y, y, size);
+      for (int64_t i = 0; i < size; i++) y[i] = sum[i] + factor * y[i];
     } else {
-      memcpy(y, sum, 4 * s.hidden);
+      memcpy(y, sum, 4 * size);
     }
-    norm_row(l.after_mlp, y, y, s.hidden);
-    for (int64_t i = 0; i < s.hidden; i++) x[i] = (x[i] + l.mlp_times * y[i]) * scalar;
+    norm_row(l.after_mlp, y, y, size);
+    for (int64_t i = 0; i < size; i++) x[i] = (x[i] + l.mlp_times * y[i]) * scalar;
   });
 }

@@ -104,11 +104,9 @@ static Sizes sizes_of(const Model* model) {
       s.experts = max_(s.experts, e.count);
       s.chosen = max_(s.chosen, e.chosen);
       s.inner = max_(s.inner, e.down[0].ins);
-      for (int32_t k = 0; k < e.count; k++) {
-        if (e.gate) note_format(s, e.gate[k]);
-        note_format(s, e.up[k]);
-        note_format(s, e.down[k]);
-      }
+      if (e.gate) note_format(s, *e.gate);
+      note_format(s, *e.up);
+      note_format(s, *e.down);
       note_format(s, e.router);
       note_format(s, e.shared_gate);
     }
@@ -224,7 +222,15 @@ int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
   return lay_out(model, pass, threads, &s, nullptr);
 }
 
-int num_phases(const Model* model) { return 40 * model->num_layers + 12; }
+// At least as many as a pass goes through.
+int num_phases(const Model* model) {
+  int phases = 12;
+  for (int i = 0; i < model->num_layers; i++) {
+    const Layer& l = model->layers[i];
+    phases += 16 + (l.latent ? 8 : 0) + (l.recurrent ? 12 : 0) + (l.experts ? 16 : 0) + (l.ple_gate.data ? 8 : 0);
+  }
+  return phases;
+}
 
 // What each row reads. A row's columns are in order as far as its ancestors lie at the depth that is their index, as in
 // a chain; from there on they are listed.

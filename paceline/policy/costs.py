@@ -122,7 +122,9 @@ class RoundSeconds:
 
     def _pass_seconds(self, rows: int, read: float) -> float:
         seconds = self.curve.seconds(rows)
-        return seconds + self.experts.seconds * (read - self.curve.experts(rows)) if self.experts else seconds
+        if self.experts:
+            seconds += self.experts.seconds * (read - self.curve.experts(rows))
+        return max(seconds, self.curve.seconds(1))
 
     def price(self, novelty: float = 1.0) -> float:
         """The tokens that one more node of a row must bring at least: what the batch emits in the time of its row.
@@ -170,7 +172,7 @@ class Costs:
 
     def __init__(self, given: Profile, pads_trees: bool, experts: Experts | None = None):
         self._pads_trees, self._timed, self.experts = pads_trees, dict(given.draft_seconds), experts
-        is_known = given.pass_seconds and (experts is None or experts.read.keys() == given.pass_seconds.keys())
+        is_known = given.pass_seconds and (experts is None or experts.read)
         self.curve = PassCurve(given.pass_seconds, given.pass_experts) if is_known else None
         self.drafts: dict[str, DraftSeconds] = {}
         self._rounds: dict[int, RoundSeconds] = {}

@@ -27,9 +27,10 @@ class Experts:
     """
 
     def __init__(self, target: TargetExperts, given: Profile):
-        fits = max(given.pass_experts.values(), default=0) <= target.count
-        self.target, self.read = target, dict(given.pass_experts) if fits else {}
-        self.counts = dict(given.novelty)
+        fits = 1 in given.pass_experts and max(given.pass_experts.values()) <= target.count
+        if not fits or given.pass_experts.keys() != given.pass_seconds.keys():
+            given = Profile()  # of another target, or of one whose experts were not counted
+        self.target, self.read, self.counts = target, dict(given.pass_experts), dict(given.novelty)
         self.seconds = self._begun = given.expert_seconds
         self._products = self._squares = 0.0
         self._last = dict[int, tuple[int, float]]()  # by rows
@@ -66,14 +67,15 @@ class Experts:
 
     def learn_read(self, read: int, batch: int, nodes: Mapping[str, int]) -> None:
         """A pass over `batch` trees read so many. nodes: by drafter; empty where nothing was drafted."""
-        begin, rows = (self.expected(batch), batch) if nodes else (self.of_row, 1)
+        known, rows = (self.expected(batch), batch) if nodes else (self.of_row, 1)
         nodes = nodes or {ROOTS: batch - 1}
-        total, shares = sum(nodes.values()), {source: self.novelty(source) * count for source, count in nodes.items()}
-        new, independent = max(0.0, read - begin), self.independent(rows + total) - self.independent(rows)
-        for source, count in nodes.items():
-            if count:
-                own, before = new * shares[source] / sum(shares.values()), self.counts.get(source, (0.0, 0.0))
-                self.counts[source] = before[0] * FADE + own, before[1] * FADE + independent * count / total
+        if total := sum(nodes.values()):
+            added, independent = max(0.0, read - known), self.independent(rows + total) - self.independent(rows)
+            shares = {source: self.novelty(source) * count for source, count in nodes.items()}
+            for source, share in shares.items():
+                before, alone = self.counts.get(source, (0.0, 0.0))
+                own = added * share / sum(shares.values()), independent * nodes[source] / total
+                self.counts[source] = before * FADE + own[0], alone * FADE + own[1]
 
     def learn_seconds(self, rows: int, read: int, seconds: float) -> None:
         """A pass took these seconds, by the clock that T(n) was measured with.

@@ -9,14 +9,10 @@ ATTENTION = {
 EXPERTS = {
     "the experts of another row": (
         "experts.h",
-        "s.place_of[row * e.chosen + k]",
-        "s.place_of[(FAULT ? s.rows - 1 - row : row) * e.chosen + k]",
+        "s.place_of + row * e.chosen",
+        "s.place_of + (FAULT ? s.rows - 1 - row : row) * e.chosen",
     ),
-    "the weights of another rank": (
-        "experts.h",
-        "s.weights[row * e.chosen + k]",
-        "s.weights[row * e.chosen + (FAULT ? 0 : k)]",
-    ),
+    "the weights of another rank": ("experts.h", "weight = weights[k]", "weight = weights[FAULT ? 0 : k]"),
     "ties broken by the last": ("experts.h", "return x > y ||", "return (FAULT ? x >= y : x > y) ||"),
     "NaN that is best": ("experts.h", "(y != y && x == x)", "(FAULT ? x != x : y != y && x == x)"),
     "groups by their first": ("experts.h", "k < of_group; k++) sums", "k < (FAULT ? 1 : of_group); k++) sums"),
@@ -50,8 +46,8 @@ EXPERTS = {
     "scales of the row before": ("experts.h", "x.scales + at / each", "x.scales + (FAULT ? 0 : at / each)"),
     "gates of the rows before": (
         "experts.h",
-        "to.wide + (first + r) * to.stride",
-        "to.wide + (FAULT ? r : first + r) * to.stride",
+        "at = (first + r) * to.stride",
+        "at = (FAULT ? r : first + r) * to.stride",
     ),
     "a limit on one side": ("experts.h", "up < -e.limit ?", "!FAULT && up < -e.limit ?"),
     "what the router reads": ("experts.h", "else if (renews)", "else if (renews && !FAULT)"),

@@ -8,9 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.core.tree import TokenTree
 from paceline.kernels import load
 from paceline.kernels.library import BlockFormat, library
+from paceline.target import ModelRunner, wrap_model
 from tests.kernels.expert_layers import Layer, Rules, run
+from tests.kernels.test_passes import assert_same_cache
+from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
@@ -168,3 +172,27 @@ def test_the_instruction_sets_agree(name):
     finally:
         library().paceline_select(str(load().isa).encode())
     assert all(torch.equal(one, made[0]) for one in made)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_prompts_in_pieces(isa, name):
+    """Of a model: columns and logits are those of one row after another, whatever the rows of a pass."""
+    rng, threads = random.Random(name), torch.get_num_threads()
+    runner = ModelRunner(wrap_model(tiny_model(name, torch.bfloat16)), 2, 256)
+    text, (one, other) = [rng.randrange(3, 97) for _ in range(200)], [runner.cache.allocate() for _ in range(2)]
+    assert runner.loaded.is_native
+
+    def read(slot: int, size: int) -> Tensor:
+        runner.cache.truncate(slot, 0)
+        for first in range(0, len(text), size):
+            runner.extend_cache(slot, text[first : first + size])
+        return runner.forward([slot], TokenTree.chain([[5]])).clone()
+
+    try:
+        want = read(one, 1)
+        for size in (7, 64, 200):
+            torch.set_num_threads(rng.choice((1, 2, 3)))
+            assert torch.equal(read(other, size), want)
+            assert_same_cache(runner, one, other, len(text))
+    finally:
+        torch.set_num_threads(threads)

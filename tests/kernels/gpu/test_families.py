@@ -11,6 +11,7 @@ from paceline import LLM, SamplingParams, kernels
 from paceline.attention import recurrent as states
 from paceline.attention.masks import PromptRows
 from paceline.core.tree import TokenTree
+from paceline.hf.describe import FORMS
 from paceline.kernels import kernels_for as of_cpu
 from paceline.kernels.gpu import corrections, passes, products
 from paceline.target import LoadedModel, ModelRunner, wrap_model
@@ -20,12 +21,21 @@ from tests.kernels.gpu.test_passes import DENSE
 from tests.kernels.test_passes import DTYPES, rows
 from tests.kernels.test_recurrent import HYBRIDS, keeps_bits
 from tests.methods.space.common import adapter, hung_chain
-from tests.tiny import NATIVE, tiny_model
+from tests.tiny import ARCHITECTURES, LATENT, NATIVE, RECURRENT, tiny_model
 from tests.vision.contract import CHATS
 from tests.vision.families import make, plain_scored
 
 _FIRST = ("falcon_h1", "lfm2", "gemma4")
-_NAMES = (*_FIRST, *(name for name in NATIVE if name not in (*DENSE, *_FIRST)))
+_ELSEWHERE = {"num_experts", "kv_lora_rank"}
+
+
+def _runs_here(name: str) -> bool:
+    """On a GPU torch runs experts, latent attention and rotations of neighbours."""
+    kind, more = (ARCHITECTURES | RECURRENT | LATENT)[name]
+    return not FORMS[kind].pairs and not _ELSEWHERE & more.keys()
+
+
+_NAMES = (*_FIRST, *(name for name in NATIVE if name not in (*DENSE, *_FIRST) and _runs_here(name)))
 MORE = [  # the first by default; each in one of two types, in both with `slow`
     pytest.param(name, dtype, marks=pytest.mark.slow if (i + j) % 2 else pytest.mark.more if i > 2 else ())
     for i, name in enumerate(_NAMES)
@@ -46,6 +56,7 @@ _FEWER = {  # layers; the last one of Gemma 4 shares keys
         "num_hidden_layers": 3, "num_kv_shared_layers": 1,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
+    "gemma4-k-is-v": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
 }  # fmt: skip
 FAULTS = {
     "a correction of the row before": (
@@ -85,6 +96,11 @@ def test_rounds_of_drafts_leave_the_states_of_plain_decoding(name, monkeypatch):
     monkeypatch.setattr(states, "PAGE", 4)
     runner = ModelRunner(wrap_model(tiny_model(name, torch.bfloat16, **_FEWER.get(name, {}))), 3, 100)
     assert keeps_bits(runner, 2, 3, stops_at_pages=HYBRIDS.index(name) % 2 == 1, lengths=(5, 2), most=4)
+
+
+@pytest.mark.parametrize("name", ["glm", "mixtral", "gpt_oss", "deepseek_v3"])
+def test_what_these_kernels_lack_runs_in_torch(name):
+    assert not wrap_model(tiny_model(name)).is_native
 
 
 @cache

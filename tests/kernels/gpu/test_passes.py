@@ -61,7 +61,7 @@ def test_a_row_has_the_same_bits_in_every_pass(name, dtype):
 
 def test_a_cache_in_fp8(gpu):
     """Its numbers are rounded ones; bits of rows hold as in other caches; a model takes half the bytes."""
-    plain = wrap_model(tiny_model("llama", torch.bfloat16))
+    plain = wrap_model(tiny_model("llama", torch.bfloat16, num_hidden_layers=1))
     runners = [ModelRunner(model, 2, 64) for model in (plain, with_fp8_cache(plain))]
     for runner in runners:
         for _ in range(2):

@@ -133,7 +133,7 @@ def _check_chosen(chosen: int, count: int) -> None:
 
 
 def _check(struct: Any, hidden: int) -> None:
-    """Raises `IncompatibleModels` unless the experts read and make rows of this size, in blocks of one format if in any."""
+    """Raises `IncompatibleModels` unless the experts read and make rows of this size, in one format."""
     inner = int(struct.up[0].outs)
     for name, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
         if matrices := getattr(struct, name):

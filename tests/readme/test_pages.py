@@ -86,8 +86,9 @@ JSON = [line for page in PAGES for block in blocks(page, "json") for line in blo
 
 @pytest.mark.parametrize("line", JSON)
 def test_a_drafter_in_json_needs_no_file_of_ones_own(line):
-    """Nothing but the default model and the packaged heads."""
-    paceline.LLM("smollm2-135m", speculative_config=json.loads(line), max_num_seqs=1)
+    """Nothing but the default model, or the packaged mixture, and the packaged heads."""
+    model = "tiny-mixture" if "experts" in line else "smollm2-135m"
+    paceline.LLM(model, speculative_config=json.loads(line), max_num_seqs=1)
 
 
 INSTEAD = [

@@ -36,6 +36,7 @@ from .integrations.other_names import INSTEAD
 from .methods.plain import Plain
 from .policy import CostModel, Fixed
 from .quant.blocks import Activations
+from .quant.file_arena import ExpertsIn
 from .quant.linears import Weights
 from .schema import checked_call, checked_names
 from .system.hardware import return_free_memory
@@ -64,15 +65,15 @@ class LLM:
         model. `llm.quantized` reports on the layers.
     activations: "int8" (default) or "int16", what inputs are rounded to on a CPU before they are multiplied with
         weights in blocks. "int16" takes as long as twice the rows.
-    kv_cache_dtype: "fp8" rounds cached keys and values on CUDA to half the bytes; answers are then those with such a
-        cache. "auto" and None: that of the weights.
+    kv_cache_dtype: "fp8": cached keys and values of half the bytes, on CUDA, and the answers of such a cache.
+    experts_in: "disk": packed experts are in a temporary file of the cache, and read as they are used. "auto" and None:
+        where a model is larger than the available memory; else in "memory".
     profile: a file of `paceline tune`: `CostModel` starts from it, and its drafter is used unless one is given.
     dtype, device: as in torch; None and "auto" take the checkpoint's dtype, None a GPU if there is one.
     tokenizer: an object, or the folder or hub id of one; None: the model's. A loaded model has none by itself.
     processor: for a loaded vision-language model.
     mmproj: the GGUF file of the vision projector, for a GGUF file of its language model.
-    max_num_seqs: sequences decoded at the same time, 1 to 4096.
-    max_model_len: tokens of prompt and answer together; None: the model's context.
+    max_num_seqs: sequences at the same time, 1 to 4096. max_model_len: tokens of each; None: the model's context.
     prefix_cache_bytes: memory of the prefix cache, whose keys and values later prompts with the same beginning reuse.
         0: off; None: 1 GiB, for prompts with images only. An `AsyncLLM` caches all prompts.
     seed: for the seeds of requests that have none, in their order; None: they are drawn at random.
@@ -101,6 +102,7 @@ class LLM:
         weights: Weights | None = None,
         activations: Activations | None = None,
         kv_cache_dtype: Literal["auto", "fp8"] | None = None,
+        experts_in: ExpertsIn | None = None,
         profile: str | PathLike[str] | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
@@ -124,10 +126,9 @@ class LLM:
         self._config = None if named is None else parse(named)
         _check_lossy(verifier, allow_lossy)
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        loaded = open_model(model, dtype, device, tokenizer, processor, mmproj, hub, trust_remote_code)
+        loaded = open_model(model, dtype, device, tokenizer, processor, mmproj, hub, trust_remote_code, experts_in)
         self.loaded, self.quantized = rounded(loaded, weights, activations, kv_cache_dtype)
-        invariant = None if numerics is None else numerics == "invariant"
-        self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, invariant)
+        self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, numerics and numerics == "invariant")
         if prefix_cache_bytes is not None:
             self.runner.prefixes.resize(prefix_cache_bytes)
         self._measured = None

@@ -124,6 +124,7 @@ BlockMix = Literal[
 ]  # fmt: skip
 Weights = Literal["int8", "int4", "fp8", BlockMix]
 FileWeights = Literal["bf16", "f16", "f32", BlockMix]
+_TO_LLM = "dtype device tokenizer mmproj revision trust_remote_code weights activations kv_cache_dtype experts_in"
 FORMATS = "int8, int4, fp8 (CUDA), or a format of llama.cpp: q8_0, q6_k, q5_k_m, q4_k_m, q4_k, q4_0, q3_k_m, ..."
 ModelArgument = Annotated[
     str,
@@ -283,6 +284,7 @@ class ModelOptions(LoadOptions):
         None, "What inputs are rounded to before they meet quantized weights on a CPU (int8).", MODEL
     )
     kv_cache_dtype: Literal["auto", "fp8"] | None = opt(None, "fp8: a rounded cache of half the bytes (CUDA).", MODEL)
+    experts_in: Literal["auto", "memory", "disk"] | None = opt(None, "Where experts lie; auto: disk if need be.", MODEL)
 
 
 def open_engine(
@@ -313,8 +315,7 @@ def open_engine(
         if isinstance(model, str):
             use_threads(options.threads)
             source = resolve(model, progress=progress)
-            names = "dtype device tokenizer mmproj revision trust_remote_code weights activations kv_cache_dtype"
-            settings = {name: getattr(options, name) for name in names.split() if hasattr(options, name)}
+            settings = {name: getattr(options, name) for name in _TO_LLM.split() if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)
     with screen.spinner(f"loading {model}" if isinstance(model, str) else f"preparing {speculation.config.name}"):

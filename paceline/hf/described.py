@@ -15,6 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from .. import kernels
 from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding, BlockLinear
+from ..quant.file_arena import FileArena
 from ..quant.packed import PackedLinear, WeightArena, linear_of
 from .checkpoint import Stored
 from .describe import FORMS, Form, config_of, head_dim_of, is_described, key_layers_of
@@ -25,7 +26,7 @@ from .latent import LatentAttention
 from .rotary import has_fixed_ropes
 
 CPU = torch.device("cpu")
-HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+HEAD, TABLE, EXPERTS = "lm_head.weight", "model.embed_tokens.weight", ".experts."
 _DTYPES = ("BF16", "F16", "F32", "F64")  # of safetensors files
 
 
@@ -46,6 +47,7 @@ class DescribedModel(nn.Module):
     """A causal language model of `describe.FORMS`, without weights until it takes them.
 
     shapes: of every weight, by its name in transformers. A tied output layer has none of its own.
+    experts_place: where those of experts go, until it has taken them. experts_on_disk: whether that was a file.
     """
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device = CPU):
@@ -55,7 +57,9 @@ class DescribedModel(nn.Module):
         self.generation_config = GenerationConfig.from_model_config(config)
         self.model = _Decoder(self.config, dtype)
         self.lm_head: nn.Module = _linear(self.config.hidden_size, self.config.vocab_size, False, dtype)
-        self._place, self._samples = WeightArena(), dict[str, tuple[tuple[int, ...], bytes]]()
+        self._place, self.experts_place = WeightArena(), WeightArena()
+        self.experts_on_disk = False
+        self._samples = dict[str, tuple[tuple[int, ...], bytes]]()
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
         if self.config.tie_word_embeddings:
             del self.shapes[HEAD]
@@ -96,9 +100,15 @@ class DescribedModel(nn.Module):
                 self._put(name, weight)
         missing = [name for name in own if name not in self._samples]
         remember(self, identified(self.config, self._samples))
-        self._samples, self._place = {}, WeightArena()
+        self.experts_on_disk = isinstance(self.experts_place, FileArena)
+        self.experts_place.close()
+        self._samples, self._place, self.experts_place = {}, WeightArena(), WeightArena()
         self.requires_grad_(False).eval()
         return {"missing_keys": missing, "mismatched_keys": misshapen, "unexpected_keys": unexpected}
+
+    def place_of(self, name: str) -> WeightArena:
+        """Where the weights of a layer go."""
+        return self.experts_place if EXPERTS in name else self._place
 
     def _put(self, name: str, weight: Any) -> None:
         path, _, leaf = name.rpartition(".")
@@ -125,7 +135,7 @@ class DescribedModel(nn.Module):
             self._note(f"{path}.weight", weight)
             layer = linear_of(weight, bias)
             if PackedLinear.fits(layer):
-                layer = PackedLinear(layer, self._place)
+                layer = PackedLinear(layer, self.place_of(path))
             else:
                 layer.weight = nn.Parameter(weight.to(self.device, copy=True), requires_grad=False)
         self.set_submodule(path, layer)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from functools import partial
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from transformers import (
 
 from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import library
+from ..quant.file_arena import ExpertsIn, expert_arena, no_experts
 from .checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -39,7 +41,7 @@ from .checkpoint import (
     weight_files,
 )
 from .describe import is_described
-from .described import DescribedModel, outlined
+from .described import EXPERTS, DescribedModel, outlined
 from .expert_files import by_expert, check_experts, holds_blocks
 from .fingerprint import note_rounded
 from .four_bits import UnlikeBlocks
@@ -126,19 +128,22 @@ def open_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None = None,
     hub: Mapping[str, Any] = MappingProxyType({}),
     packs: bool = False,
+    experts_in: ExpertsIn | None = None,
 ) -> tuple["PreTrainedModel | DescribedModel", PreTrainedTokenizerBase | None, "ProcessorMixin | None"]:
     """A text model with its tokenizer, or a vision-language model with its processor; see `load_model` for errors.
 
     name_or_path: a folder or hub id, or a GGUF file.
     packs: read weights straight into the form of the kernels of a CPU, and blocks of a GGUF file into that of any
         device, where there are some for the model. Other models are made by transformers.
+    experts_in: where packed experts lie, see `ExpertsIn`.
     """
     place, kind = chosen_device(device), dtype_of(dtype)
     if name_or_path.endswith(SUFFIX):
         if (revision := hub.get("revision")) is not None:
             raise ConfigError("a file has no revision", got=f"revision={revision!r}", fix="leave it out")
         path, dtypes = Path(name_or_path), lambda config: kind or usual_dtype(config, place)
-        model, tokenizer = open_gguf(path, dtypes, tokenizer, packs=packs, keeps_blocks=kind is None, device=place)
+        options = {"packs": packs, "keeps_blocks": kind is None, "device": place, "experts_in": experts_in}
+        model, tokenizer = open_gguf(path, dtypes, tokenizer, **options)
         return _placed(name_or_path, model, place), tokenizer, None
     packs = packs and place.type == "cpu"
     folder = local_folder(name_or_path, **hub)
@@ -181,6 +186,9 @@ def open_checkpoint(
         held = rounded.outline(apart) if rounded else apart
         if (described := outlined(config, wanted or config.dtype, held, rounded is not None)) is not None:
             read, shapes = partial(read_tensors, apart), described.shapes
+            sizes = {name: prod(tensor.shape) * described.dtype.itemsize for name, tensor in held.items()}
+            of_experts = sum(size for name, size in sizes.items() if EXPERTS in name)
+            described.experts_place = expert_arena(folder.name, experts_in, sum(sizes.values()), of_experts)
             try:
                 with unreadable():
                     described.take(rounded.weights(apart, read, shapes) if rounded else read(shapes))
@@ -192,6 +200,8 @@ def open_checkpoint(
         check_quantization(name_or_path, config, unlike)
         if unlike:
             _LOG.warning("%s: blocks cannot hold %s; transformers reads the model.", name_or_path, unlike)
+    if experts_in == "disk":
+        raise no_experts(folder.name)
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     check_model_size(name_or_path, partial(on_meta, auto.from_config, config, **own), config, stored)
     with unreadable():

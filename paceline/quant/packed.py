@@ -252,9 +252,18 @@ class WeightArena:
         """The next free place, as a tensor whose values are undefined."""
         size = prod(shape) * dtype.itemsize
         if size > len(self._free):
-            memory = torch.empty(max(size, _PIECE) + _PAGE, dtype=torch.uint8)  # the system gives it as it is used
-            self._free = memory[-memory.data_ptr() % _PAGE :]
-            ask_large_pages(self._free)
+            self._free = self._memory(size)
         placed = self._free[:size].view(dtype).view(*shape)
         self._free = self._free[-(-size // _LINE) * _LINE :]
         return placed
+
+    def _memory(self, size: int) -> Tensor:
+        """The next piece, of at least so many bytes."""
+        memory = torch.empty(max(size, _PIECE) + _PAGE, dtype=torch.uint8)  # the system gives it as it is used
+        memory = memory[-memory.data_ptr() % _PAGE :]
+        ask_large_pages(memory)
+        return memory
+
+    def close(self) -> None:
+        """Nothing more is placed; what was stays."""
+        self._free = self._free[:0]

@@ -26,6 +26,7 @@ from ..hf.routing import check_routers
 from ..hf.vision import is_vlm
 from ..kernels import library
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
+from ..quant.file_arena import ExpertsIn
 from ..quant.linears import QuantReport, Weights, quantize_target
 from ..quant.packed import PackedLinear, has_kernels, pack_linears
 from ..system.hardware import uncollected
@@ -51,6 +52,7 @@ def load_model(
     trust_remote_code: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
     hub: Mapping[str, Any] = MappingProxyType({}),
+    experts_in: ExpertsIn | None = None,
 ) -> LoadedModel:
     """Load a model folder or hub id. Weights come from safetensors only. A vision-language model comes with its
     processor.
@@ -58,6 +60,7 @@ def load_model(
     dtype: None and "auto" keep the checkpoint's, or use float32 on a CPU without instructions for its 16-bit dtype.
     device: None uses CUDA if available.
     tokenizer: replaces the checkpoint's. hub: revision, token and cache_dir for a hub id.
+    experts_in: where packed experts lie; None: "auto", see `ExpertsIn`.
 
     Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for a model that is neither
     a causal LM nor a vision-language model of a known family, or whose logits differ from plain transformers'; that
@@ -65,7 +68,7 @@ def load_model(
     """
     source = name_or_path, dtype, device, trust_remote_code, tokenizer, hub
     with uncollected():
-        model, own, processor = open_checkpoint(*source, packs=True)
+        model, own, processor = open_checkpoint(*source, packs=True, experts_in=experts_in)
     name = Path(name_or_path).name
     if isinstance(model, DescribedModel):
         return _prepare_described(model, own, name, lambda: open_checkpoint(*source)[0])
@@ -240,7 +243,7 @@ def _prepare_described(
 
     wide = in_float32(model) if in_blocks else model
     with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
-        reference = plain_reference(plain_twin(wide) if in_blocks else plain())
+        reference = plain_reference(plain_twin(wide) if in_blocks or model.experts_on_disk else plain())
     if in_blocks:  # which round their inputs to 8 bits and make much of a little: nothing could be compared
         check_products(model)
     loaded = check(describe(wide, reference=reference), None if in_blocks else plain)

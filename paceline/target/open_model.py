@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import ConfigError
 from ..hf.classes import PreTrainedModel, ProcessorMixin
 from ..hf.load import load_tokenizer
+from ..quant.file_arena import ExpertsIn
 from ..zoo import resolve
 from .load import load_model, wrap_model
 from .loaded import LoadedModel
@@ -23,6 +24,7 @@ def open_model(
     mmproj: str | Path | None,
     hub: Mapping[str, object],
     trust_remote_code: bool,
+    experts_in: ExpertsIn | None,
 ) -> LoadedModel:
     """The model, loaded. The arguments are those of `LLM`; hub: revision, token and cache_dir.
 
@@ -32,7 +34,10 @@ def open_model(
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(resolve(tokenizer), trust_remote_code)
     if not isinstance(model, str | Path):
-        _refuse({"dtype": dtype, "device": device, **hub, "mmproj": mmproj}, "is for models that are loaded by name")
+        _refuse(
+            {"dtype": dtype, "device": device, **hub, "mmproj": mmproj, "experts_in": experts_in},
+            "is for models that are loaded by name",
+        )
         if not isinstance(model, LoadedModel):
             return wrap_model(model, tokenizer, processor=processor)
         if not (tokenizer is processor is None):
@@ -42,7 +47,8 @@ def open_model(
         raise ConfigError("a model that is loaded by name brings its processor", fix="leave processor out")
     place = resolve(model, hub["cache_dir"])  # type: ignore[arg-type]
     if mmproj is None:
-        return load_model(place, dtype, device, trust_remote_code, tokenizer, hub)
+        return load_model(place, dtype, device, trust_remote_code, tokenizer, hub, experts_in)
+    _refuse({"experts_in": experts_in}, "is for models of text")
     from ..hf.gguf.vision import open_gguf_vision
 
     unread = {**hub, "trust_remote_code": (trust_remote_code and tokenizer is None) or None}

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ...errors import ConfigError, IncompatibleModels
 from ...kernels.library import BlockFormat
+from ...quant.file_arena import ExpertsIn, expert_arena, no_experts
 from ...system.files import Progress, read_json, to_json, write_text
 from ..checkpoint import Stored, check_config, check_loaded_weights, check_model_size, on_meta, quietly, refused
 from ..described import CPU, DescribedModel, has_kernels
@@ -38,6 +39,7 @@ def open_gguf(
     packs: bool = False,
     keeps_blocks: bool = True,
     device: torch.device = CPU,
+    experts_in: ExpertsIn | None = None,
 ) -> tuple["PreTrainedModel | DescribedModel", PreTrainedTokenizerBase]:
     """The model of a GGUF file, and its tokenizer.
 
@@ -46,6 +48,7 @@ def open_gguf(
     packs: put weights into the form of the kernels, where there are some for this architecture.
     keeps_blocks: then leave quantised matrices in their blocks.
     device: of whose kernels weights are packed for. Other models are on the CPU.
+    experts_in: where packed experts lie, see `ExpertsIn`.
 
     Raises `ConfigError` for what is no whole GGUF file of a language model, and for entries that are not understood;
     `IncompatibleModels` for other architectures.
@@ -58,6 +61,8 @@ def open_gguf(
     check_config(str(path), config)
     wanted = dtype(config) or file.dtype
     is_packed = packs and has_kernels(config, wanted, device)
+    if experts_in == "disk" and not (is_packed and device.type == "cpu"):
+        raise no_experts(path.name)
     held = {tensor.name: Stored("F32", tensor.shape) for tensor in file.tensors}
     build = partial(DescribedModel, config, wanted, device) if is_packed else partial(on_meta, class_of(config), config)
     built = check_model_size(str(path), build, config, held)
@@ -67,10 +72,15 @@ def open_gguf(
         _LOG.warning("%s: %s weights become %s.", path.name, ", ".join(changed), str(wanted).split(".")[1])
     with refused(f"the weights in {str(path)!r} cannot be read", fix="fetch it again"):
         shapes = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()}
-        weights = read_weights(file, config, shapes, wanted, progress, kept, device)
+        read = partial(read_weights, file, config, shapes, wanted, progress, kept, device)
         if isinstance(built, DescribedModel):
-            model, loaded = built, built.take(weights)
+            if device.type == "cpu":
+                sizes = {tensor.name: tensor.num_bytes for tensor in file.tensors}
+                of_experts = sum(size for name, size in sizes.items() if "_exps." in name)
+                built.experts_place = expert_arena(path.name, experts_in, sum(sizes.values()), of_experts)
+            model, loaded = built, built.take(read(built.place_of))
         else:
+            weights = read()
             told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
             model, loaded = type(built).from_pretrained(
                 None, config=config, state_dict=dict(weights), dtype=wanted, **told

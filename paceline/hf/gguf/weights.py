@@ -16,7 +16,7 @@ from ...kernels.library import BlockFormat
 from ...quant.packed import WeightArena, blocks_of
 from ...system.files import Progress
 from ..describe import head_dim_of
-from ..described import CPU
+from ..described import CPU, EXPERTS
 from ..experts import num_experts_of
 from .config import FORMS, ROPE_FACTORS, not_understood
 from .file import GGUFFile, GGUFTensor
@@ -24,7 +24,7 @@ from .file import GGUFFile, GGUFTensor
 _Part = Callable[[Tensor], Tensor]
 Shape: TypeAlias = tuple[int, ...]
 ROUTER = "ffn_gate_inp.weight"
-_EXPERTS, _EACH = ".experts.", "{}"
+_EACH = "{}"
 _EXPERT = re.compile(r"(.+\.experts\.)\d+(\.(gate|up|down)_proj\.(weight|bias))")
 
 
@@ -36,19 +36,19 @@ def read_weights(
     progress: Progress,
     kept: Mapping[str, BlockFormat],
     device: torch.device = CPU,
+    place_of: Callable[[str], WeightArena] = lambda _: WeightArena(),
 ) -> Iterator[tuple[str, Any]]:
     """Every tensor in `dtype`, or in blocks of the kept formats, with its name in transformers, one after another.
 
     Beside blocks, routers stay float32: what is near decides which experts a row takes.
 
-    shapes: of all weights, by these names. device: of whose kernels the blocks are.
+    shapes: of all weights, by these names. device: of whose kernels the blocks are. place_of: where a weight's go.
     Raises `ConfigError` for a tensor that has no name.
     """
     form = FORMS[file.architecture]
     places = places_of(file.architecture, config, shapes)
     parts: dict[str, Tensor] = {}  # weights that the file has in several tensors
     filled: Counter[str] = Counter()
-    arena = WeightArena()
     for done, tensor in enumerate(file.tensors, start=1):
         is_router = tensor.name.endswith(ROUTER)
         kind = torch.float32 if is_router and kept and tensor.kind.name == "F32" else dtype
@@ -66,7 +66,7 @@ def read_weights(
             if form.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
                 order = rotary_order(one.shape[0], head_dim_of(config))
             if len(one.shape) == 2 and one.kind.name in kept and not is_router:
-                weight: Any = _blocks(file, one, order, kept, device, arena)
+                weight: Any = _blocks(file, one, order, kept, device, place_of(name))
                 is_finite = weight.is_finite
             else:
                 minus = 1 if form.plus_one and one.name.endswith("norm.weight") else 0
@@ -116,7 +116,7 @@ def places_of(architecture: str, config: Any, shapes: Mapping[str, Shape]) -> di
         if each := _EXPERT.fullmatch(name):
             place = f"blk.{stem.split('.')[2]}.ffn_{each[3]}_exps.{leaf}"
             places[place] = f"{each[1]}{_EACH}{each[2]}", None
-        elif _EXPERTS in name:
+        elif EXPERTS in name:
             block = f"blk.{stem.split('.')[2]}"
             places |= {f"{block}.{key}": (name, part) for key, part in _stacked(leaf, FORMS[architecture].mixed)}
         elif (known := names.get_name(stem) or names.get_name(f"{stem}.layer")) is not None:

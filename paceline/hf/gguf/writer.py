@@ -5,7 +5,7 @@ metadata, and the tokenizer from the file.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -77,7 +77,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class FileTensor:
     """A tensor of the file. kind: its format. values: as they are stored, before they are rounded to it."""
 
     name: str
@@ -120,13 +120,13 @@ def write_gguf(name_or_path: str, out: Path, weights: str | None, progress: Prog
             fix="convert it with llama.cpp's convert_hf_to_gguf.py",
         )  # fmt: skip
     stored = weights or _stored(name_or_path)
-    tensors = list(_tensors(architecture, model, stored))
+    tensors = list(tensors_of(architecture, model, stored))
     metadata = {"general.name": Path(name_or_path).name, "general.quantization_version": 2}
     metadata["general.file_type"] = _file_type(stored)
-    metadata |= _about(architecture, config) | token_entries(tokenizer, model)
+    metadata |= layer_entries(architecture, config) | token_entries(tokenizer, model)
     _check_config(name_or_path, config, {"general.architecture": architecture, **metadata}, tensors)
     with replacing(out) as part:
-        _write(part, architecture, metadata, tensors, progress)
+        write_file(part, architecture, metadata, tensors, progress, _bytes)
         _check_tokenizer(name_or_path, part, tokenizer)
     matrices = [tensor.kind.name for tensor in tensors if tensor.values.dim() > 1]
     return Written(out, out.stat().st_size, {name: matrices.count(name) for name in dict.fromkeys(matrices)})
@@ -154,7 +154,7 @@ def _file_type(stored: str) -> int:
     return int(LlamaFileType[name])
 
 
-def _tensors(architecture: str, model: "PreTrainedModel", stored: str) -> Iterator[_Tensor]:
+def tensors_of(architecture: str, model: "PreTrainedModel", stored: str) -> Iterator[FileTensor]:
     """All tensors under their names in files, matrices in the order of their rows there."""
     form, config, state = FORMS[architecture], cast("Any", model.config), model.state_dict()
     has_experts = any(".experts." in name for name in state)
@@ -176,12 +176,12 @@ def _tensors(architecture: str, model: "PreTrainedModel", stored: str) -> Iterat
         kind = GGMLQuantizationType.F32
         if values.dim() > 1 and not stored_name.endswith(_EXACT):
             kind = GGMLQuantizationType[_kind(name, values, stored, config, has_experts)]
-        yield _Tensor(stored_name, kind, values)
+        yield FileTensor(stored_name, kind, values)
     rope = config.rope_parameters or {}
     if rope.get("rope_type") == "llama3":
         plain = rope["rope_theta"] ** -(torch.arange(0, head_dim_of(config), 2) / head_dim_of(config))
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-        yield _Tensor(ROPE_FACTORS, GGMLQuantizationType.F32, plain / scaled)
+        yield FileTensor(ROPE_FACTORS, GGMLQuantizationType.F32, plain / scaled)
 
 
 def _kind(name: str, values: Tensor, stored: str, config: Any, has_experts: bool) -> str:
@@ -194,7 +194,7 @@ def _kind(name: str, values: Tensor, stored: str, config: Any, has_experts: bool
     return form.name if form is not None else own[values.dtype]
 
 
-def _about(architecture: str, config: Any) -> dict[str, Any]:
+def layer_entries(architecture: str, config: Any) -> dict[str, Any]:
     """What a file says of the layers: the entries that `config_of` reads."""
     entries, head_dim = entries_of(architecture), head_dim_of(config)
     about: dict[str, Any] = dict.fromkeys(("attention.value_length", "rope.dimension_count"), head_dim)
@@ -261,7 +261,7 @@ def _splits(tokenizer: PreTrainedTokenizerBase, tokens: list[str], types: list[i
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": begins}
 
 
-def _check_config(name: str, config: Any, metadata: dict[str, Any], tensors: list[_Tensor]) -> None:
+def _check_config(name: str, config: Any, metadata: dict[str, Any], tensors: list[FileTensor]) -> None:
     """Raise `IncompatibleModels` where the file would be read as another model."""
     factors = next((tensor.values for tensor in tensors if tensor.name == ROPE_FACTORS), None)
     held = tuple(
@@ -305,9 +305,15 @@ def add_entries(writer: GGUFWriter, metadata: Mapping[str, Any]) -> None:
         writer.add_key_value(key, value, kind, inner)
 
 
-def _write(
-    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: list[_Tensor], progress: Progress
+def write_file(
+    path: Path,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    tensors: list[FileTensor],
+    progress: Progress,
+    bytes_of: Callable[[FileTensor], Any],
 ) -> None:
+    """Write a file, one tensor after another. bytes_of: gives the bytes of one, an array of uint8."""
     writer = GGUFWriter(None, architecture)
     add_entries(writer, metadata)
     for tensor in tensors:
@@ -319,12 +325,12 @@ def _write(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for done, tensor in enumerate(tensors, start=1):
-        writer.write_tensor_data(_bytes(tensor))
+        writer.write_tensor_data(bytes_of(tensor))
         progress("convert", done, len(tensors))
     writer.close()
 
 
-def _bytes(tensor: _Tensor) -> Any:
+def _bytes(tensor: FileTensor) -> Any:
     kind = tensor.kind.name.lower()
     if kind not in _PLAIN:
         return round_rows(BlockFormat[tensor.kind.name], tensor.values.flatten(0, -2), tensor.name).numpy()

@@ -56,7 +56,7 @@ def test_it_is_the_model_of_transformers(name, options, tmp_path):
     for kind in getattr(rotary, "layer_types", [None]):
         given = torch.empty(0), places, *(() if kind is None else (kind,))
         for got, want in zip(ours.base_model.rotary_emb(*given), rotary(*given), strict=True):
-            assert torch.equal(got, want)
+            assert torch.equal(got, want.repeat(1, 1, got.shape[-1] // want.shape[-1]))  # some give half of it
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

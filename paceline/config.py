@@ -106,11 +106,12 @@ def parse(
 ) -> SpecConfig:
     """Read a short name, a mapping of JSON's keys, or such a mapping as JSON.
 
-    Short names: none, lookup, lookahead, self-int4, self-int4:FOLDER for one with trained weights, model:NAME,
-    model:NAME@int4 for a draft with INT4 weights, model:NAME,vision=none (or own, shared) for what it sees of
-    images, head:NAME for a trained head, the method of an installed drafter (with options: METHOD:key=value,key=value),
-    and several of them joined by +, among which the policy chooses. num_speculative_tokens, policy: replace those of
-    the mapping.
+    Short names: none, lookup, lookahead, self-top1, self-int4, self-int4:FOLDER for one with trained weights,
+    model:NAME, model:NAME@int4 for a draft with INT4 weights, model:NAME,vision=none (or own, shared) for what it sees
+    of images, head:NAME for a trained head, the method of an installed drafter (with options:
+    METHOD:key=value,key=value), and several of them joined by +, among which the policy chooses.
+
+    num_speculative_tokens, policy: replace those of the mapping.
 
     Raises `ConfigError` that lists the known names.
     """

@@ -19,14 +19,19 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items) -> None:
-    """`diagonal`: value i of the longest parameter goes with value i, modulo their number, of the others."""
+    """`diagonal`: value i of the longest parameter goes with value i, modulo their number, of the others.
+
+    With `more` each pair of two parameters' values; other combinations of three or more are `slow`.
+    """
     for item in items:
         if item.get_closest_marker("diagonal"):
             axes = [mark.args[:2] for mark in item.iter_markers("parametrize")]
             places = [(len(values), _place(item.callspec.params, names, values)) for names, values in axes]
-            place = max(places)[1]
-            if any(place % length != index for length, index in places):
-                item.add_marker("more")
+            (_, first), *others = sorted(places, reverse=True)
+            (length, second), *rest = others
+            if any(first % size != place for size, place in others):
+                is_pair = all((second + first // length) % size == place for size, place in rest)
+                item.add_marker("more" if is_pair else "slow")
 
 
 def _place(params, names, values) -> int:

@@ -126,6 +126,33 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
 }
 
+_DEEPSEEK = {
+    **{key: _MLA[key] for key in ("n_routed_experts", "n_shared_experts", "n_group", "topk_group")},
+    **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1},
+    **{"norm_topk_prob": True, "routed_scaling_factor": 1.5},
+}
+_SPARSE = {"mlp_layer_types": ["dense", "sparse"]}
+EXPERTS: dict[str, tuple[str, dict]] = {
+    "glm4_moe": ("glm4_moe", {**_DEEPSEEK, "use_qk_norm": True, "attention_bias": True}),
+    "dots1": ("dots1", {**_DEEPSEEK, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
+    "solar_open": ("solar_open", _DEEPSEEK),
+    "exaone_moe": ("exaone_moe", {**_DEEPSEEK, **_SLIDE, **_SPARSE, "num_experts": 4, "num_shared_experts": 1}),
+    "hy_v3": ("hy_v3", {**_MOE, **_SPARSE, "num_shared_experts": 1, "router_scaling_factor": 1.7}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1, "moe_layer_end_index": 1,
+        },
+    ),
+    "minimax_m2": ("minimax_m2", {**_MOE, "intermediate_size": 24}),
+    "mellum": ("mellum", {**_MOE, **_SLIDE, "mlp_layer_types": ["sparse", "sparse"]}),
+    "flex_olmo": ("flex_olmo", {**_MOE, "norm_topk_prob": True}),
+    "granitemoe_swa": ("granitemoe_swa", {**_MOE, **_SLIDE}),
+    "granitemoeshared": ("granitemoeshared", {**_MOE, "shared_intermediate_size": 24}),
+}  # fmt: skip
+"""More mixtures, beside those of `ARCHITECTURES`."""
+
 DELTA = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 8,
@@ -231,8 +258,40 @@ RECURRENT: dict[str, tuple[str, dict]] = {
 
 transformers applies `time_step_min` to texts, and not to single tokens: here it is too small to matter."""
 
+_WIDTHS = {  # none is a multiple of the kernels' blocks
+    "hidden_size": 64,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 36,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 12,
+}
+_GROUPS = {**_MLA, **_WIDTHS, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
+
+LATENT: dict[str, tuple[str, dict]] = {
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**_GROUPS, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "rope_parameters": _YARN},
+    ),
+    "deepseek_v2_lite": ("deepseek_v2", {**_GROUPS, "q_lora_rank": None, "topk_method": "greedy"}),
+    "minicpm3": ("minicpm3", {**_WIDTHS, "scale_emb": 3, "dim_model_base": 16}),
+    "glm4_lite": ("glm4_moe_lite", _GROUPS),
+    "axk1": ("axk1", _GROUPS),
+    "sarvam_mla": ("sarvam_mla", {**_GROUPS, "q_lora_rank": None}),
+    "youtu": ("youtu", {**_WIDTHS, "rope_interleave": False, "pad_token_id": None}),  # whose row transformers empties
+}
+"""With latent attention, beside DeepSeek-V3."""
+
 NATIVE = [
-    name for name, (kind, more) in (ARCHITECTURES | RECURRENT).items()
+    name for name, (kind, more) in (ARCHITECTURES | RECURRENT | LATENT).items()
     if kind in FORMS and "enable_moe_block" not in more and "_moe" not in name
 ]  # fmt: skip
 """Those that native passes run."""
@@ -242,7 +301,7 @@ UNDESCRIBED = "hunyuan_v1_dense"
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> PreTrainedModel:
     """A random model of the named architecture with weights large enough to make logits differ clearly."""
-    model_type, extra = (ARCHITECTURES | RECURRENT)[name]
+    model_type, extra = (ARCHITECTURES | RECURRENT | LATENT | EXPERTS)[name]
     base = {} if model_type in ("gpt2", "gpt_bigcode") else dict(SMALL)
     if model_type == "falcon":
         base = {key: value for key, value in base.items() if key not in ("head_dim", "num_key_value_heads")}
@@ -255,4 +314,6 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **o
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.5, 1.5)
+        elif name.endswith(("e_score_correction_bias", "expert_bias")):
+            torch.nn.init.normal_(buffer, std=0.2)
     return model.eval()

@@ -3,9 +3,11 @@
 import ast
 import hashlib
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import distribution
+from importlib.metadata import distribution, version
 from pathlib import Path
+from platform import python_version
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -43,6 +45,13 @@ def files(held_out: bool) -> Iterator[tuple[str, str]]:
             left -= len(text)
             if (int.from_bytes(digest[:4], "big") % 40 == 0) == held_out:
                 yield path, text
+
+
+def sources() -> list[str]:
+    """What was trained on, for a card: each distribution with its version, licence and number of files."""
+    sizes = Counter(path.split("/")[0] for path, _ in files(held_out=False))
+    versions = {name: python_version() if name == "python" else version(name) for name in sizes}
+    return [f"{name} {versions[name]} ({LICENCES[name]}, {count} files)" for name, count in sizes.items()]
 
 
 def _paths(name: str) -> Iterator[tuple[str, Path]]:

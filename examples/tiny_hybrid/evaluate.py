@@ -1,14 +1,25 @@
 """Acceptance by simulation: what the MTP module would draft from every position of greedy answers, in plain torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, Qwen3_5ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3_5ForCausalLM
 
-from .model import Chains, Mtp
+from .model import Chains, Mtp, load
+
+
+def evaluate(folder: Path, suites: Mapping[str, Sequence[str]], held_out: Tensor) -> dict[str, Any]:
+    """What the record of a trained model says of it. suites: prompts by name. held_out: [rows, length] tokens."""
+    (model, mtp), tokenizer = load(folder), AutoTokenizer.from_pretrained(folder)
+    own = sum(weight.numel() for weight in mtp.parameters())
+    return {
+        "parameters_mtp": own, "parameters": model.num_parameters() + own, "training": on_text(model, mtp, held_out),
+        "acceptance": [row for name, texts in suites.items() for row in measure(model, mtp, tokenizer, name, texts)],
+    }  # fmt: skip
 
 
 @torch.no_grad()

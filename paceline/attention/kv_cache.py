@@ -171,16 +171,23 @@ class SlotCache(Cache):
         return self._starts
 
     def tensors(
-        self, kv_heads: Sequence[int], head_dims: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
+        self,
+        kv_heads: Sequence[int],
+        widths: Sequence[tuple[int, int]],
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of every layer, `[slots, H, capacity, dim]` each, for passes that write them themselves."""
+        """Keys and values of every layer, `[slots, H, capacity, dim]` each, for passes that write them themselves.
+
+        widths: the numbers of a key and of a value in each layer; 0 where values are made of keys.
+        """
         if len(self.keys) < len(kv_heads) or len(self.values) < len(kv_heads):
-            like, shapes = torch.empty(0, dtype=dtype, device=device), list(zip(kv_heads, head_dims, strict=True))
-            per_column = 2 * like.element_size() * self.num_slots * sum(h * d for h, d in shapes)
-            self._require(per_column * self.capacity, like.device)
-            for layers in (self.keys, self.values):
-                while len(layers) < len(shapes):
-                    layers.append(self._zeros(like, *shapes[len(layers)]))
+            like = torch.empty(0, dtype=dtype, device=device)
+            per_column = sum(heads * sum(width) for heads, width in zip(kv_heads, widths, strict=True))
+            self._require(like.element_size() * self.num_slots * per_column * self.capacity, like.device)
+            for layers, width in zip((self.keys, self.values), zip(*widths, strict=True), strict=True):
+                while len(layers) < len(kv_heads):
+                    layers.append(self._zeros(like, kv_heads[len(layers)], width[len(layers)]))
         return self.keys, self.values
 
     def update(  # type: ignore[override]
@@ -188,8 +195,8 @@ class SlotCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write `[B, H, N, dim]` after the committed columns; returns the tensors that `begin` selected."""
         if not self.keys:
-            per_token = 2 * self.num_layers * key_states.shape[1] * key_states.shape[3] * key_states.element_size()
-            self._require(per_token * self.num_slots * self.capacity, key_states.device)
+            per_token = key_states.shape[1] * (key_states.shape[3] + value_states.shape[3]) * key_states.element_size()
+            self._require(self.num_layers * per_token * self.num_slots * self.capacity, key_states.device)
         for layers, states in ((self.keys, key_states), (self.values, value_states)):
             while len(layers) <= layer_idx:  # separately, since an interrupt may come between the two
                 # Those before it are recurrent, or come later in the pass.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import final
 
-from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
+from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, TargetExperts
 from ..core.request import SamplingParams, TokenSequence
 from ..core.round import Round
 from ..engine.output import RequestOutput
@@ -31,8 +31,11 @@ class PredictedFirst(DraftPolicy):
     def __init__(self, then: DraftPolicy):
         self.then, self._is_predicted = then, False
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
-        self.then.bind(drafter, pass_seconds, pads_trees)
+    def bind(
+        self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True,
+        experts: TargetExperts | None = None,
+    ) -> None:  # fmt: skip
+        self.then.bind(drafter, pass_seconds, pads_trees, experts)
 
     def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         """A budget for each row; the loop limits it to the tokens that may still be emitted."""

@@ -197,9 +197,10 @@ def _remarks(run: dict[str, Any]) -> list[str]:
         both = zip(run["acceptance_by_position"], run["rounds_by_position"], strict=True)
         shares = ", ".join(f"{100 * share:.0f}% [dim]of {rounds}[/dim]" for share, rounds in both)
         remarks.append(f"accepted by position, of rounds that drafted so far: {shares}")
+    experts = f", {run['mean_experts']:.0f} experts read" if run["mean_experts"] else ""
     remarks.append(
         f"a round: {split['total']:.1f} ms = draft {split['draft']:.1f} + verify {split['verify']:.1f} "
-        f"+ rest {split['rest']:.1f}; {number(run['mean_drafted'], '.1f')} tokens drafted"
+        f"+ rest {split['rest']:.1f}; {number(run['mean_drafted'], '.1f')} tokens drafted{experts}"
     )
     if not run["rounds_with_draft"] and run["drafter"] != "none":
         remarks.append(f"[yellow]{nothing_drafted(run['no_draft_reasons'])}[/yellow]")

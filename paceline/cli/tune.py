@@ -42,7 +42,7 @@ def tune(
     prompts: str | None = opt(None, f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE"),
     drafter: list[str] | None = opt(
         None,
-        f"{DRAFTER_NAMES}; repeatable. Default: those without a model, packaged heads, and mtp.",
+        f"{DRAFTER_NAMES}; repeatable. Default: those without a model, packaged heads, mtp and self-top1.",
         SPECULATION,
         "-d",
         "DRAFTER",
@@ -62,6 +62,7 @@ def tune(
         from ..measure.suites import BUILT_IN, hash_questions, read_suite
         from ..measure.tune import candidates_of, measure, tuned_of
         from ..methods.eagle.module import mtp_files
+        from ..methods.self_experts import chosen_experts
         from ..system.files import check_out, claimed
         from ..tuned import SIGN, default_file, save_tuned
         from ..zoo.packaged import heads_for
@@ -79,7 +80,7 @@ def tune(
                 screen.warn(f"{left_out} prompts left out:", "longer than the context")
             if not drafter:
                 heads = heads_for(plain.loaded.fingerprint, plain.loaded.origin)
-                own = ["mtp"] if mtp_files(plain.loaded) else []
+                own = ["mtp"] * bool(mtp_files(plain.loaded)) + ["self-top1"] * (chosen_experts(plain.loaded.model) > 1)
                 configs = candidates_of(None, [*(f"head:{head.name}" for head in heads), *own])
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
             how = BenchOptions(**vars(answers))

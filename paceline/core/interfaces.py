@@ -276,14 +276,31 @@ class Verifier(ABC):
         """
 
 
+@dataclass(frozen=True)
+class TargetExperts:
+    """The experts of a target, for policies. Counts are of distinct ones, added up over layers.
+
+    count: of all there are. read: returns how many the last pass read.
+    alike_seconds: as `pass_seconds` of `DraftPolicy.bind`, over rows that share most of their experts.
+    """
+
+    count: int
+    read: Callable[[], int]
+    alike_seconds: Callable[[int], float]
+
+
 class DraftPolicy(ABC):
     """Sets the budgets of a round and learns from its results. State is keyed by slot and lives until `release`."""
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
+    def bind(
+        self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True,
+        experts: TargetExperts | None = None,
+    ) -> None:  # fmt: skip
         """Prepare for a drafter.
 
         pass_seconds: runs a target pass over so many rows and returns its seconds.
         pads_trees: whether every tree of a batch takes as many rows of a pass as the largest one.
+        experts: those of the target, if it has some and counts them.
         """
 
     @abstractmethod

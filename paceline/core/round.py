@@ -30,6 +30,7 @@ class Round:
     hint: see `DraftOptions.hint`.
     num_probes: the rows that were only read, such as SPACE's masks and Lookahead's window.
     num_rows: the rows that the target's pass computed for this sequence, the root included; 0 if unknown.
+    num_experts: the distinct experts that this pass read for the whole batch, added up over layers; 0 if unknown.
     with_prompt: whether the same pass computed the end of the prompt; its seconds then count as prefill.
     number: that of the round in its engine, from 1, the same for all sequences of the batch; 0 if unknown.
     queue_s, vision_s, prefill_s: of the first round, the seconds that this sequence alone took before it, and for the
@@ -50,6 +51,7 @@ class Round:
     batch: int = 1
     num_probes: int = 0
     num_rows: int = field(default=0, compare=False)
+    num_experts: int = field(default=0, compare=False)
     with_prompt: bool = field(default=False, compare=False)
     number: int = field(default=0, compare=False)
     queue_s: float = field(default=0.0, compare=False)
@@ -114,3 +116,9 @@ def tokens_per_pass(rounds: Iterable[Round]) -> float:
     """
     emitted = [record.num_emitted for record in rounds if not record.with_prompt]
     return sum(emitted) / len(emitted) if emitted else 0.0
+
+
+def experts_per_pass(rounds: Iterable[Round]) -> float:
+    """The distinct experts that a target pass read, added up over layers, in the mean; 0 where it has none."""
+    read = {record.number or id(record): record.num_experts for record in rounds if record.num_experts}
+    return sum(read.values()) / len(read) if read else 0.0

@@ -36,7 +36,7 @@ class SpeculativeDecoder:
         with runner.lock:
             bind_once(drafter, runner, verifier)
             drafter.bind_inner(lambda own, inner: SpeculativeDecoder(own, inner, Coupled(), CostModel()))
-            policy.bind(drafter, runner.pass_seconds, runner.pads_trees)
+            policy.bind(drafter, runner.pass_seconds, runner.pads_trees, runner.experts)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class SpeculativeDecoder:
         drafted = time.perf_counter()
         # one target pass over candidates and probes, and over deferred tokens of prompts
         logits, prefill_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device), keep_states)
-        verified = time.perf_counter()
+        verified, num_experts = time.perf_counter(), 0 if prefill_s else self.runner.experts_read
         trimmed = draft.trimmed()  # masks and padding at the end are not verified
         with one_thread(logits):
             distribution = target_distribution(logits[:, : trimmed.tree.num_nodes], seqs, trimmed.tree)
@@ -140,7 +140,8 @@ class SpeculativeDecoder:
             self.num_rounds += 1
             seconds = {"draft_s": drafted - begin, "verify_s": verified - drafted - sum(prefill_s.values())}
             seconds |= {"rest_s": appended - verified, "learn_s": self._learn_s}
-            records = make_records(draft, walks, emitted, prefill_s, self.runner.pads_trees, self.num_rounds, **seconds)
+            counts = self.runner.pads_trees, self.num_rounds, num_experts
+            records = make_records(draft, walks, emitted, prefill_s, *counts, **seconds)
             for row, (seq, record) in enumerate(zip(seqs, records, strict=True)):
                 seq.rounds.append(record if seq.rounds else _with_prompt_seconds(record, seq, prefill_s.get(row, 0.0)))
                 if record.with_prompt:  # requests with the same prompt may use it from now on
@@ -232,13 +233,14 @@ def make_records(
     with_prompt: Collection[int] = (),
     pads_trees: bool = True,
     number: int = 0,
+    num_experts: int = 0,
     **seconds: float,
 ) -> list[Round]:
     """One record for each row of the batch, without probes and padding.
 
     emitted: how many tokens each row got. with_prompt: the rows whose pass read the end of their prompt.
     pads_trees: whether the pass computed as many rows for each tree as for the largest.
-    number, seconds: of the round, see `Round`.
+    number, num_experts, seconds: of the round, see `Round`.
     """
     confidence = None if draft.confidence is None else draft.confidence.tolist()
     records = []
@@ -261,6 +263,7 @@ def make_records(
                 num_probes=len(tree) - len(nodes),
                 num_rows=draft.tree.num_nodes if pads_trees else len(tree),
                 with_prompt=row in with_prompt,
+                num_experts=num_experts,
                 number=number,
                 **seconds,
             )

@@ -16,7 +16,7 @@ from huggingface_hub import HfApi, constants, is_offline_mode, snapshot_download
 from huggingface_hub.utils import validate_repo_id
 from pydantic import Field
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
@@ -217,11 +217,20 @@ WEIGHTS = "model" + SAFE
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as a header describes it. `dtype` is a safetensors name, for example BF16. path: the file."""
+    """A tensor as a header describes it. `dtype` is a safetensors name, for example BF16. path: the file.
+
+    name: in the file.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     path: Path = Path()
+    name: str = ""
+
+    def read(self) -> Any:
+        """The tensor over the mapped file."""
+        with safe_open(self.path, framework="pt") as file:
+            return file.get_tensor(self.name)
 
 
 def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
@@ -265,15 +274,14 @@ def read_headers(files: Sequence[Path]) -> Mapping[str, Stored]:
                     message, got = "two files hold a tensor of the same name", f"{name!r} again in {str(path)!r}"
                     raise ConfigError(message, got=got, fix="fetch the model again")
                 part = file.get_slice(name)
-                stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()), path)
+                stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()), path, name)
     return stored
 
 
-def read_tensors(stored: Mapping[str, Stored], names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(stored: Mapping[str, Stored], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Tensors over the mapped files. Each has a mapping of its own, so that memory is given back with the tensor."""
     for name in names:
-        with safe_open(stored[name].path, framework="pt") as file:
-            yield name, file.get_tensor(name)
+        yield name, stored[name].read()
 
 
 _SLACK = 1 << 24  # numbers that a model may hold beyond twice those of its files: buffers

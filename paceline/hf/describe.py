@@ -18,8 +18,10 @@ from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding
 from ..quant.packed import matrix_of_weight
+from .latent import is_latent, latent_of
 from .recurrent import RecurrentDescription, is_recurrent
-from .routing import experts_of, part_of
+from .rotary import has_fixed_ropes, rotary_dim_of, rotary_of
+from .routing import BESIDE, experts_of, part_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,13 +38,17 @@ class Form:
     plus_one: whether norms multiply by 1 + their weight.
     whole: whether q and k are normed over all heads together; head_norms: each head on its own.
     qkv_bias: whether q, k and v have biases, whatever the config says.
-    joined: whether q, k and v are one matrix, and gate and up; then a part of each head may be rotated.
+    joined, joined_mlp: whether q, k and v are one matrix; gate and up.
     layer_norm: whether norms are layer norms, and the MLP has no gate.
     attention_norms: as `norms`, in layers with attention alone.
     gated: whether the output of attention is gated, by as many more outputs of q.
     scaled: whether embeddings are multiplied by the root of their width.
     value_norms: whether each head's values are normed, too; then scores are not scaled, and layers end in a scalar.
     sinks: whether heads have a score of no column.
+    pairs: whether neighbours in a head are rotated together, and not its halves, where the config does not say it.
+    partial: whether a part of each head may be rotated.
+    windows_rotate: whether layers without a window are not rotated where others have one.
+    bare_out: whether the output of attention has no bias, whatever the config says.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -53,16 +59,22 @@ class Form:
     head_norms: bool = False
     qkv_bias: bool = False
     joined: bool = False
+    joined_mlp: bool = False
     layer_norm: bool = False
     attention_norms: tuple[str | None, ...] = ()
     gated: bool = False
     scaled: bool = False
     value_norms: bool = False
     sinks: bool = False
+    pairs: bool = False
+    partial: bool = False
+    windows_rotate: bool = False
+    bare_out: bool = False
 
 
 _FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_AROUND = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 FORMS: dict[str, Form] = {
     **dict.fromkeys(("llama", "mistral", "smollm3", "granite", "seed_oss"), Form()),
     **dict.fromkeys(("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), Form(qkv_bias=True)),
@@ -70,33 +82,40 @@ FORMS: dict[str, Form] = {
     "gpt_oss": Form(sinks=True),
     "qwen2_moe": Form(qkv_bias=True),
     "olmoe": Form(whole=True),
-    **dict.fromkeys(("qwen3", "qwen3_vl_text", "qwen3_moe"), Form(head_norms=True)),
-    "phi3": Form(joined=True),
+    **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu"), Form()),
+    "deepseek_v2": Form(pairs=True),
+    **dict.fromkeys(("qwen3", "qwen3_vl_text"), Form(head_norms=True)),
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"), Form(head_norms=True)),
+    **dict.fromkeys(("dots1", "hy_v3", "mellum"), Form(head_norms=True)),
+    "exaone_moe": Form(head_norms=True, windows_rotate=True),
+    "exaone4": Form(_BEHIND, head_norms=True, windows_rotate=True),
+    "glm4_moe": Form(head_norms=True, partial=True, bare_out=True),
+    "solar_open": Form(partial=True, bare_out=True),
+    "minimax_m2": Form(whole=True, partial=True),
+    **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), Form(pairs=True)),
+    "glm": Form(joined_mlp=True, pairs=True, partial=True, bare_out=True),
+    "glm4": Form(_AROUND, joined_mlp=True, pairs=True, partial=True, bare_out=True),
+    "granitemoe_swa": Form(sinks=True),
+    "phi3": Form(joined=True, joined_mlp=True, partial=True, bare_out=True),
     "starcoder2": Form(layer_norm=True),
     **dict.fromkeys(("bamba", "falcon_h1"), Form(("input_layernorm", None, "pre_ff_layernorm", None))),
     "granitemoehybrid": Form(),
     **dict.fromkeys(("mamba2", "nemotron_h"), Form(("norm", None, None, None))),
-    "lfm2": Form(("operator_norm", None, "ffn_norm", None), head_norms=True),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), Form(("operator_norm", None, "ffn_norm", None), head_norms=True)),
     "lfm3": Form(("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"), head_norms=True),
     "olmo_hybrid": Form(attention_norms=_BEHIND, whole=True),
-    "qwen3_5_text": Form(head_norms=True, plus_one=True, gated=True),
+    **dict.fromkeys(
+        ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+        Form(head_norms=True, plus_one=True, gated=True, partial=True),
+    ),
     "gemma": Form(plus_one=True, scaled=True),
     "gemma2": Form(_FOUR, plus_one=True, scaled=True),
     "gemma3_text": Form(_FOUR, plus_one=True, head_norms=True, scaled=True),
     **dict.fromkeys(
         ("gemma4_text", "gemma4_unified_text"), Form(_FOUR, head_norms=True, scaled=True, value_norms=True)
     ),
-    **dict.fromkeys(("olmo2", "olmo3"), Form(_BEHIND, whole=True)),
+    **dict.fromkeys(("olmo2", "olmo3", "flex_olmo"), Form(_BEHIND, whole=True)),
 }
-
-
-_FIXED_ROPES = ("default", "linear", "llama3", "yarn", "proportional")
-
-
-def ropes_of(config: Any) -> list[dict[str, Any]]:
-    """The rope parameters of a text config: one dict for each kind of layer, or one for all."""
-    ropes = getattr(config, "rope_parameters", None) or {}
-    return [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
 
 
 def head_dim_of(config: Any) -> int:
@@ -106,7 +125,7 @@ def head_dim_of(config: Any) -> int:
 
 def is_described(config: Any) -> bool:
     """Whether the layers of a text config are of a form that is known."""
-    return config.model_type in FORMS and not getattr(config, "enable_moe_block", False)
+    return config.model_type in FORMS
 
 
 def key_layers_of(config: Any) -> list[int]:
@@ -123,11 +142,6 @@ def key_layers_of(config: Any) -> list[int]:
 def config_of(config: Any, which: int | str | None) -> Any:
     """The config of a layer, or of all layers of a kind, which may have heads of their own."""
     return config if which is None or not hasattr(config, "per_layer_config") else config.per_layer_config[which]
-
-
-def has_fixed_ropes(config: Any) -> bool:
-    """Whether the rope frequencies of a text config are fixed, that is, do not depend on the length of the text."""
-    return all(rope.get("rope_type", "default") in _FIXED_ROPES for rope in ropes_of(config))
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
@@ -152,7 +166,7 @@ class Description:
 
     kernels: of its device, see `kernels.kernels_for`.
     ropes: the kinds of rotary embeddings, and how many numbers of a head each rotates; layers refer to them by index.
-    kv_heads, head_dims: of the layers that make keys and values, which come first.
+    kv_heads, head_dims, value_dims: of the layers that make keys and values, which come first.
     image_token: what stands for images in per-layer inputs; None where there are none.
     multiplier: the factor for embeddings that are passed in.
     recurrent: what recurrent layers keep.
@@ -166,9 +180,9 @@ class Description:
         self._held, self._dtype = self.kernels.Pointers(), cast("torch.dtype", model.dtype)
         self.recurrent: list[RecurrentLayer] = []
         base: Any = model.base_model
-        rotary, embedding = getattr(base, "rotary_emb", None), model.get_input_embeddings()
+        rotary, embedding = rotary_of(base), model.get_input_embeddings()
         kinds = getattr(rotary, "layer_types", [None])
-        self.ropes: dict[str | None, int] = {kind: self._rotary_dim(rotary, kind) for kind in kinds}
+        self.ropes: dict[str | None, int] = {kind: rotary_dim_of(rotary, kind) for kind in kinds}
         self._key_layers = key_layers_of(self._config)
         self.multiplier = self._times("embedding_multiplier")
         layers = list[Any]()
@@ -176,6 +190,7 @@ class Description:
             layers.append(self._layer(layer, index, layers))
         makers = [layer for layer in layers if not layer.shared_kv]
         self.kv_heads, self.head_dims = [layer.kv_heads for layer in makers], [layer.head_dim for layer in makers]
+        self.value_dims = [0 if getattr(layer, "latent", None) else layer.head_dim for layer in makers]
         self.num_layers = len(layers)
         self.num_experts = sum(layer.experts.contents.count for layer in layers if getattr(layer, "experts", None))
         table, form, scale = self._embeddings(embedding)
@@ -221,42 +236,35 @@ class Description:
         model.ple_size = int(base.hidden_size_per_layer_input)
         return int(self._config.pad_token_id or 0)
 
-    @staticmethod
-    def _rotary_dim(rotary: Any, kind: str | None) -> int:
-        if rotary is None:
-            return 0
-        inverse = getattr(rotary, "inv_freq", torch.empty(0))
-        positions = torch.zeros(1, 1, dtype=torch.long, device=inverse.device)
-        positions = positions.expand(3, 1, 1) if hasattr(rotary, "mrope_section") else positions
-        cos, _ = rotary(torch.empty(0), positions, *(() if kind is None else (kind,)))
-        dim = int(cos.shape[-1])
-        return 2 * dim if len(inverse) == dim else dim
-
     def _times(self, name: str) -> float:
         """A factor of the config; 1 where it has none."""
         return float(getattr(self._config, name, None) or 1.0)
 
     def _layer(self, layer: nn.Module, index: int, before: list[Any]) -> Any:
         names, times = self._form.norms, self._times("residual_multiplier")
+        if (depth := getattr(self._config, "scale_depth", None)) is not None:  # MiniCPM
+            times = depth / self._config.num_hidden_layers**0.5
         gate, down = getattr(self._config, "mlp_multipliers", (1.0, 1.0))
         struct = self.kernels.Layer(head_dim=1, attention_times=times, gate_times=gate, mlp_times=times * down)
         struct.scalar = float(getattr(layer, "layer_scalar", 0.0))
         parts = {name: part for name, part in layer.named_children() if any(True for _ in _weights(part))}
-        norms = {*self._form.norms, *self._form.attention_norms, *_PLE}
+        norms = {*self._form.norms, *self._form.attention_norms, *_PLE, *BESIDE, "router", "experts"}
         for part in [part for name, part in parts.items() if name not in norms]:
             if is_recurrent(part):
                 recurrent = RecurrentDescription(part, index, self._matrix, self._held, self.kernels)
                 recurrent.struct.times = times * self._times("ssm_out_multiplier")
                 struct.recurrent = self._held.pointer(recurrent.struct)
                 self.recurrent.append(recurrent.kept)
-            elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj"):
+            elif hasattr(part, "q_proj") or hasattr(part, "qkv_proj") or is_latent(part):
                 self._attention(struct, part, index, before)
                 names = self._form.attention_norms or names
             elif hasattr(part, "experts"):
                 self._experts(struct, part)
             else:
                 self._mlp(struct, part)
-        if struct.up.data is not None and struct.q.data is None and not struct.recurrent:
+        if "experts" in parts:  # beside the MLP, as in Gemma 4
+            self._experts(struct, layer)
+        if (struct.up.data is not None or struct.experts) and struct.q.data is None and not struct.recurrent:
             names = (None, None, *names[:2])
         if _PLE[0] in parts:
             struct.ple_gate, struct.ple_out = (self._matrix(parts[name]) for name in _PLE[:2])
@@ -282,10 +290,12 @@ class Description:
 
     def _experts(self, struct: Any, block: Any) -> None:
         """The experts of a block, and the MLP beside them."""
-        made = experts_of(block, self._config, self._matrix, self._held, self.kernels)
+        made = experts_of(block, self._config, self._matrix, self._norm, self._held, self.kernels)
         for name in ("shared_expert", "shared_experts"):
             if getattr(block, name, None) is not None:
                 self._mlp(struct, getattr(block, name))
+        if (norm := getattr(block, "post_mlp_layernorm", None)) is not None:
+            struct.after_mlp = self._norm(norm)
         struct.activation, struct.experts = self._activation(), self._held.pointer(made)
 
     def _activation(self) -> int:
@@ -297,17 +307,27 @@ class Description:
         everywhere = None if hasattr(config, "layer_types") else getattr(config, "sliding_window", None)
         kind = None if None in self.ropes else config.layer_types[index]
         into = self._times("attention_in_multiplier")
-        struct.heads, struct.head_dim = int(config.num_attention_heads), int(attention.head_dim)
+        struct.heads = int(config.num_attention_heads)
         struct.scale = float(attention.scaling) * into * into * self._times("key_multiplier")
         struct.attention_times *= into * self._times("attention_out_multiplier")
         struct.softcap = float(getattr(attention, "attn_logit_softcapping", None) or 0.0)
-        struct.window = getattr(attention, "sliding_window", everywhere) or 0
-        struct.rotary_dim = self.ropes[kind] if getattr(attention, "use_rope", True) else 0
+        slides = getattr(attention, "is_sliding", True)
+        struct.window = (getattr(attention, "sliding_window", everywhere) or 0) if slides else 0
+        rotates = struct.window or not (self._form.windows_rotate and config.sliding_window)
+        struct.rotary_dim = self.ropes[kind] if rotates and getattr(attention, "use_rope", True) else 0
         struct.rope, struct.shared_kv = [*self.ropes].index(kind), back
         struct.norm_whole, struct.is_gated = self._form.whole, self._form.gated
+        struct.rotary_pairs = getattr(config, "rope_interleave", self._form.pairs)
+        if struct.rotary_pairs and not hasattr(self.kernels.Layer, "rotary_pairs"):
+            raise AttributeError("kernels that rotate halves")
         if getattr(attention, "g_proj", None) is not None:
             raise AttributeError("one gate for each head")
         struct.o = self._matrix(part_of(attention, "o_proj", "dense", "out_proj"))
+        struct.sinks = self._held.floats(getattr(attention, "sinks", None))
+        if is_latent(attention):
+            latent_of(struct, attention, self._matrix, self._norm, self._held, self.kernels)
+            return
+        struct.head_dim = int(attention.head_dim)
         if hasattr(attention, "qkv_proj"):
             struct.q, struct.kv_heads = self._matrix(attention.qkv_proj), int(config.num_key_value_heads)
         elif back:
@@ -317,7 +337,6 @@ class Description:
             struct.kv_heads = struct.k.outs // struct.head_dim
             if attention.v_proj is not None:
                 struct.v = self._matrix(attention.v_proj)
-        struct.sinks = self._held.floats(getattr(attention, "sinks", None))
         for name in ("q_norm", "k_norm", "v_norm"):
             if (norm := getattr(attention, name, getattr(attention, f"{name[0]}_layernorm", None))) is not None:
                 setattr(struct, name, self._norm(norm))

@@ -18,10 +18,12 @@ from ..quant.blocks import BlockEmbedding, BlockLinear
 from ..quant.file_arena import FileArena
 from ..quant.packed import PackedLinear, WeightArena, linear_of
 from .checkpoint import Stored
-from .describe import FORMS, Form, config_of, has_fixed_ropes, head_dim_of, is_described, key_layers_of
+from .describe import FORMS, Form, config_of, head_dim_of, is_described, key_layers_of
 from .described_experts import BLOCKS, ExpertBlock, Router, has_experts
+from .experts import num_experts_of
 from .fingerprint import identified, remember, sample
-from .routing import ROUTINGS
+from .latent import LatentAttention
+from .rotary import has_fixed_ropes
 
 CPU = torch.device("cpu")
 HEAD, TABLE, EXPERTS = "lm_head.weight", "model.embed_tokens.weight", ".experts."
@@ -36,7 +38,7 @@ def has_kernels(config: PretrainedConfig, dtype: torch.dtype, device: torch.devi
     sees_all = getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision")
     known = known and not sees_all and dtype in FORMATS and has_fixed_ropes(config)
     found = kernels.kernels_for(device)
-    if config.model_type in ROUTINGS:
+    if num_experts_of(config):
         known = known and config.model_type in BLOCKS and hasattr(found, "Experts")
     return known and found is not None
 
@@ -172,7 +174,7 @@ class _Decoder(nn.Module):
     def __init__(self, config: Any, dtype: torch.dtype):
         super().__init__()
         form = FORMS[config.model_type]
-        scale = config.hidden_size**0.5 if form.scaled else None
+        scale = config.hidden_size**0.5 if form.scaled else getattr(config, "scale_emb", None)
         self.shared_layers = [layer for layer, other in enumerate(key_layers_of(config)) if other != layer]
         self.embed_tokens: Any = Embedding(config.vocab_size, config.hidden_size, scale, dtype)
         self.layers = nn.ModuleList(_Layer(config, form, index, dtype) for index in range(config.num_hidden_layers))
@@ -192,10 +194,13 @@ class _Layer(nn.Module):
         is_shared, kinds = key_layers_of(config)[index] != index, getattr(config, "layer_types", None)
         if kinds is not None and kinds[index] == "linear_attention":
             self.linear_attn = _DeltaNet(config, dtype)
+        elif getattr(config, "kv_lora_rank", None):
+            self.self_attn: nn.Module = LatentAttention(config, partial(_linear, dtype=dtype), dtype)
         else:
             self.self_attn = _Attention(config, form, index, is_shared, dtype)
         if has_experts(config, index):
-            self.mlp: nn.Module = ExpertBlock(config, partial(_linear, dtype=dtype), dtype)
+            block = ExpertBlock(config, partial(_linear, dtype=dtype), dtype)
+            self.add_module(BLOCKS[config.model_type].path, block)
         else:
             self.mlp = _Mlp(config, form, 2 if is_shared and config.use_double_wide_mlp else 1, dtype)
         if form.value_norms:
@@ -232,9 +237,9 @@ class _Attention(nn.Module):
             for name in "q" if is_shared else "qk" if k_is_v else "qkv":
                 size = narrow if name != "q" else 2 * wide if form.gated else wide
                 setattr(self, f"{name}_proj", _linear(hidden, size, biased or form.qkv_bias, dtype))
-        out_biased = all_biased or getattr(config, "attention_out_bias", biased)
-        self.o_proj = _linear(wide, hidden, not form.joined and out_biased, dtype)
-        if form.whole or form.head_norms:
+        out_biased = not form.bare_out and (all_biased or getattr(config, "attention_out_bias", biased))
+        self.o_proj = _linear(wide, hidden, out_biased, dtype)
+        if (form.whole or form.head_norms) and getattr(config, "use_qk_norm", True):
             self.q_norm = _norm(config, form, wide if form.whole else d, dtype)
             if not is_shared:
                 self.k_norm = _norm(config, form, narrow if form.whole else d, dtype)
@@ -258,7 +263,10 @@ class _DeltaNet(nn.Module):
         for name in ("dt_bias", "A_log"):
             self.register_parameter(name, nn.Parameter(torch.empty(self.num_v_heads, device="meta", dtype=dtype)))
         self.norm = nn.RMSNorm(self.head_v_dim, config.rms_norm_eps, device="meta", dtype=dtype)
-        for name, size in (("qkv", self.conv_dim), ("z", values), ("b", self.num_v_heads), ("a", self.num_v_heads)):
+        sizes = {"qkv": self.conv_dim, "z": values, "b": self.num_v_heads, "a": self.num_v_heads}
+        if config.model_type == "qwen3_next":
+            sizes = {"qkvz": self.conv_dim + values, "ba": 2 * self.num_v_heads}
+        for name, size in sizes.items():
             self.add_module(f"in_proj_{name}", _linear(hidden, size, False, dtype))
         self.out_proj = _linear(values, hidden, False, dtype)
 
@@ -271,7 +279,7 @@ class _Mlp(nn.Module):
         if form.layer_norm:
             self.c_fc, self.c_proj = _linear(hidden, inner, biased, dtype), _linear(inner, hidden, biased, dtype)
             return
-        if form.joined:
+        if form.joined_mlp:
             self.gate_up_proj = _linear(hidden, 2 * inner, biased, dtype)
         else:
             self.gate_proj, self.up_proj = (_linear(hidden, inner, biased, dtype) for _ in range(2))
@@ -318,7 +326,7 @@ def _frequencies(config: Any, kind: str | None) -> tuple[Tensor, float]:
         options = {} if kind is None else {"layer_type": kind}
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"), **options)
     form = FORMS[config.model_type]
-    share = rope.get("partial_rotary_factor", 1.0) if form.joined or form.gated else 1.0
+    share = rope.get("partial_rotary_factor", 1.0) if form.partial else 1.0
     d = int(head_dim_of(config_of(config, kind)) * share)
     return 1.0 / (rope["rope_theta"] ** (torch.arange(0, d, 2, dtype=torch.float32) / d)), 1.0
 

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .experts import Expert, Experts, no_gate
+from .experts import Expert, Experts, no_gate, num_experts_of
 
 
 @dataclass(frozen=True)
 class Block:
     """The parts of a block of experts, and their names.
 
+    path: of the block in its layer. inner: what the config calls the width of an expert.
     router: with a bias where `biased`, as the experts are then.
     correction: what is added to scores for the choice; "" where there is nothing.
     shared: the MLP beside the experts.
@@ -23,12 +24,25 @@ class Block:
     biased: bool = False
     correction: str = ""
     shared: str = ""
+    path: str = "mlp"
+    inner: str = "moe_intermediate_size"
 
 
 BLOCKS: dict[str, Block] = {
-    **dict.fromkeys(("qwen3_moe", "olmoe", "mixtral"), Block()),
+    **dict.fromkeys(("mixtral", "olmoe", "flex_olmo"), Block(inner="intermediate_size")),
+    **dict.fromkeys(("qwen3_moe", "mellum"), Block()),
     "qwen2_moe": Block(shared="shared_expert"),
-    "gpt_oss": Block("router", biased=True),
+    "gpt_oss": Block("router", biased=True, inner="intermediate_size"),
+    "granitemoe": Block("router", path="block_sparse_moe", inner="intermediate_size"),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text"), Block(shared="shared_expert")),
+    **dict.fromkeys(
+        ("glm4_moe", "dots1", "solar_open", "exaone_moe", "deepseek_v3", "glm4_moe_lite", "sarvam_mla"),
+        Block(correction="gate.e_score_correction_bias", shared="shared_experts"),
+    ),
+    "deepseek_v2": Block(shared="shared_experts"),
+    "ernie4_5_moe": Block(correction="gate.moe_statics.e_score_correction_bias", shared="shared_experts"),
+    "minimax_m2": Block(correction="e_score_correction_bias", inner="intermediate_size"),
+    "hy_v3": Block(correction="e_score_correction_bias", shared="shared_experts"),
 }
 """By the type of the text model."""
 
@@ -64,7 +78,7 @@ class ExpertBlock(nn.Module):
     def __init__(self, config: Any, linear: Callable[[int, int, bool], nn.Module], dtype: torch.dtype):
         super().__init__()
         names, hidden, count = BLOCKS[config.model_type], config.hidden_size, num_experts_of(config)
-        inner = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        inner = getattr(config, names.inner)
 
         def mlp(size: int, biased: bool = False) -> Expert:
             gate, up = (linear(hidden, size, biased) for _ in range(2))
@@ -86,12 +100,6 @@ class ExpertBlock(nn.Module):
             self.shared_expert_gate = linear(hidden, 1, False)
         elif names.shared and (shared := _num_shared(config)):
             self.add_module(names.shared, mlp(inner * shared))
-
-
-def num_experts_of(config: Any) -> int:
-    """The experts of a layer, which families name differently."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return next(count for name in names if (count := getattr(config, name, None)))
 
 
 def _num_shared(config: Any) -> int:

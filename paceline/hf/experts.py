@@ -75,11 +75,28 @@ class _Rule:
         return self.module._apply_gate(torch.stack([gate, up], -1).flatten(-2))
 
 
+def num_experts_of(config: Any) -> int:
+    """The experts of a layer, which families name differently; 0 where there are none."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return next((count for name in names if (count := getattr(config, name, None))), 0)
+
+
+def state_by_expert(model: nn.Module) -> dict[str, Tensor]:
+    """The `state_dict` that a model would have after `split_experts`."""
+    state: dict[str, Tensor] = model.state_dict()
+    for path, module in model.named_modules():
+        if _is_stacked(module):
+            for name, _ in module.named_parameters():
+                del state[f"{path}.{name}"]
+            nn.ModuleList(_experts_in(module)).state_dict(destination=state, prefix=f"{path}.")
+    return state
+
+
 def split_experts(model: nn.Module) -> int:
     """Replace stacked experts of transformers by `Experts` over the same memory; returns how many layers had some."""
     stacked = [(path, module) for path, module in model.named_modules() if _is_stacked(module)]
     for path, module in stacked:
-        model.set_submodule(path, _split(module))
+        model.set_submodule(path, in_place_of(module, _experts_in(module)))
     return len(stacked)
 
 
@@ -88,13 +105,22 @@ def has_stacked_experts(model: nn.Module) -> bool:
     return any(_is_stacked(module) for module in model.modules())
 
 
+def mixes_rows(model: nn.Module) -> bool:
+    """Whether torch multiplies the rows of an expert, whose number depends on all rows of a pass."""
+    experts = [module for module in model.modules() if isinstance(module, Experts)]
+    is_plain = any(type(part) is nn.Linear for module in experts for part in module.modules())
+    others = (module for module in model.modules() if not isinstance(module, nn.Conv1d))
+    return not experts or is_plain or any(one.dim() == 3 for part in others for one in part.parameters(recurse=False))
+
+
 def _is_stacked(module: Any) -> bool:
     down = getattr(module, "down_proj", None)
     known = hasattr(module, "is_concatenated") and not getattr(module, "has_post_expert_norm", False)
     return known and isinstance(down, nn.Parameter) and down.dim() == 3
 
 
-def _split(module: Any) -> Experts:
+def _experts_in(module: Any) -> list[Expert]:
+    """Over the same memory."""
     names = ("gate_up_proj", "up_proj", "down_proj")
     weights: dict[str, Any] = {name: getattr(module, name) for name in names if hasattr(module, name)}
     biases: dict[str, Any] = {name: getattr(module, f"{name}_bias", None) for name in weights}
@@ -112,7 +138,7 @@ def _split(module: Any) -> Experts:
         gate, up = (linear("gate_up_proj", index, cut) for cut in cuts)
         return Expert(gate, up, linear("down_proj", index))
 
-    return in_place_of(module, [expert(index) for index in range(len(weights["down_proj"]))])
+    return [expert(index) for index in range(len(weights["down_proj"]))]
 
 
 def in_place_of(stacked: Any, experts: Iterable[Any]) -> Experts:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ..quant.blocks import BlockWeights
+from .experts import state_by_expert
 
 _FACTS = (
     "model_type",
@@ -111,7 +112,7 @@ _KEPT, _ROUNDED = "_paceline_fingerprint", "_paceline_rounded"
 
 
 def identity(model: nn.Module) -> tuple[str, str]:
-    """The fingerprint of a model, which is `hash_checkpoint` in hexadecimal, and its sketch.
+    """The fingerprint of a model, which is `hash_checkpoint` in hexadecimal, and its sketch. Experts count one by one.
 
     Computed while the layers are still those of transformers; a module tree in which they were packed or quantised
     since keeps what `remember` noted.
@@ -120,7 +121,7 @@ def identity(model: nn.Module) -> tuple[str, str]:
     if known is not None and any(type(module).__module__.startswith(ours) for module in model.modules()):
         return known
     packed = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, BlockWeights)}
-    return identified(model.config, samples_of({**model.state_dict(), **packed}))
+    return identified(model.config, samples_of({**state_by_expert(model), **packed}))
 
 
 def identified(config: Any, samples: Samples) -> tuple[str, str]:

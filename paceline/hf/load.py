@@ -40,8 +40,9 @@ from .checkpoint import (
     refused,
     weight_files,
 )
-from .describe import is_described, ropes_of
+from .describe import is_described
 from .described import EXPERTS, DescribedModel, outlined
+from .expert_files import by_expert, check_experts, holds_blocks
 from .fingerprint import note_rounded
 from .four_bits import UnlikeBlocks
 from .gguf.file import SUFFIX
@@ -49,6 +50,7 @@ from .gguf.load import open_gguf
 from .gguf.tokens import open_gguf_tokenizer
 from .mtp import find_mtp
 from .quantized import check_dtype, check_quantization, is_quantized, rounded_layers
+from .rotary import ropes_of
 from .vision import is_vlm
 
 if TYPE_CHECKING:
@@ -161,8 +163,10 @@ def open_checkpoint(
     beside = mtp.roots if (mtp := find_mtp(config.get_text_config().num_hidden_layers, stored)) else ()
     stored = {key: tensor for key, tensor in stored.items() if not key.startswith(beside)}
     came_rounded = is_quantized(config)
-    rounded = rounded_layers(config, stored) if packs else None
-    if rounded is None:
+    apart = by_expert(config.model_type, stored) if packs else stored
+    check_experts(name_or_path, config.get_text_config(), apart)
+    rounded, in_blocks = rounded_layers(config, apart) if packs else None, holds_blocks(apart)
+    if rounded is None and not in_blocks:
         check_quantization(name_or_path, config)
     check_layer_types(config)
     if not files:
@@ -178,16 +182,16 @@ def open_checkpoint(
         "complete *.safetensors files that match config.json",
         "fetch the model again",
     )
-    if packs and (rounded or not came_rounded):
-        held = rounded.outline(stored) if rounded else stored
+    if packs and (rounded or in_blocks or not came_rounded):
+        held = rounded.outline(apart) if rounded else apart
         if (described := outlined(config, wanted or config.dtype, held, rounded is not None)) is not None:
-            read, shapes = partial(read_tensors, stored), described.shapes
+            read, shapes = partial(read_tensors, apart), described.shapes
             sizes = {name: prod(tensor.shape) * described.dtype.itemsize for name, tensor in held.items()}
             of_experts = sum(size for name, size in sizes.items() if EXPERTS in name)
             described.experts_place = expert_arena(folder.name, experts_in, sum(sizes.values()), of_experts)
             try:
                 with unreadable():
-                    described.take(rounded.weights(stored, read, shapes) if rounded else read(shapes))
+                    described.take(rounded.weights(apart, read, shapes) if rounded else read(shapes))
                     described.generation_config = _generation_config(folder)
                 note_rounded(described, came_rounded)
                 return described, tokenizer or load_tokenizer(folder, trust_remote_code), None

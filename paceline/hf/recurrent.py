@@ -20,6 +20,19 @@ def _padded(size: int) -> int:
     return -(-size // _WIDE) * _WIDE
 
 
+def _orders(mixer: Any) -> tuple[Tensor, Tensor]:
+    """Where the outputs of `in_proj_qkvz` and `in_proj_ba`, which lie by key head, are when each kind lies together:
+    queries, keys, values, gates; a, b."""
+    heads, each = int(mixer.num_k_heads), int(mixer.num_v_heads // mixer.num_k_heads)
+    keys, values = int(mixer.head_k_dim), each * int(mixer.head_v_dim)
+
+    def order(*sizes: int) -> tuple[Tensor, ...]:
+        return torch.arange(heads * sum(sizes)).view(heads, -1).split(sizes, 1)
+
+    b, a = order(each, each)
+    return torch.cat([part.flatten() for part in order(keys, keys, values, values)]), torch.cat((a, b)).flatten()
+
+
 class RecurrentDescription:
     """One recurrent layer as a structure of the library, and what it keeps of a sequence.
 
@@ -41,23 +54,27 @@ class RecurrentDescription:
         self.kept = RecurrentLayer(index, _padded(r.channels) + 2 * _padded(r.heads), r.taps - 1, state)
 
     def _delta_rule(self, mixer: Any, matrix: Any) -> Any:
-        """The gated delta net of Qwen3.5 and OLMo Hybrid."""
+        """The gated delta net of Qwen3-Next, Qwen3.5 and OLMo Hybrid."""
         heads, key_heads, key_dim, value_dim = (
             int(getattr(mixer, name)) for name in ("num_v_heads", "num_k_heads", "head_k_dim", "head_v_dim")
         )
         channels, values, keys = int(mixer.conv_dim), heads * value_dim, key_heads * key_dim
-        names, norm = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b"), "norm"
+        names = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
         if not hasattr(mixer, names[0]):
-            names, norm = ("q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj"), "o_norm"
+            names = ("q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj")
         out = mixer.out_proj if hasattr(mixer, "out_proj") else mixer.o_proj
+        if hasattr(mixer, "in_proj_qkvz"):
+            inputs = [*map(self._apart, (mixer.in_proj_qkvz, mixer.in_proj_ba), _orders(mixer))]
+        else:
+            inputs = [matrix(getattr(mixer, name)) for name in names]
         return self._kernels.Recurrent(
-            **self._common(mixer.conv1d, [getattr(mixer, name) for name in names], out, matrix),
+            **self._common(mixer.conv1d, inputs, matrix(out)),
             **self._steps(mixer),
             kind=RECURRENCES["delta_rule"], width=channels + values + 2 * heads,
             heads=heads, key_heads=key_heads, key_dim=key_dim, value_dim=value_dim,
             q_at=0, k_at=keys, v_at=2 * keys,
             channels_at=0, gate_at=channels, step_at=channels + values, beta_at=channels + values + heads,
-            norm=self._norm(getattr(mixer, norm)), norm_size=value_dim, norm_shared=1,
+            norm=self._norm(mixer.norm if hasattr(mixer, "norm") else mixer.o_norm), norm_size=value_dim, norm_shared=1,
             beta_scale=2.0 if getattr(mixer, "allow_neg_eigval", False) else 1.0,
         )  # fmt: skip
 
@@ -67,7 +84,7 @@ class RecurrentDescription:
         values, channels = int(mixer.intermediate_size), int(mixer.conv_dim)
         norm = None if isinstance(mixer.norm, nn.Identity) else mixer.norm
         struct = self._kernels.Recurrent(
-            **self._common(mixer.conv1d, [mixer.in_proj], mixer.out_proj, matrix),
+            **self._common(mixer.conv1d, [matrix(mixer.in_proj)], matrix(mixer.out_proj)),
             **self._steps(mixer),
             kind=RECURRENCES["state_space"], width=values + channels + heads, skip=self._held.floats(mixer.D),
             heads=heads, key_heads=groups, key_dim=size, value_dim=int(mixer.head_dim),
@@ -85,19 +102,24 @@ class RecurrentDescription:
         """The gated convolution of LFM2."""
         size = int(mixer.conv.weight.shape[0])
         return self._kernels.Recurrent(
-            **self._common(mixer.conv, [mixer.in_proj], mixer.out_proj, matrix),
+            **self._common(mixer.conv, [matrix(mixer.in_proj)], matrix(mixer.out_proj)),
             kind=RECURRENCES["short_conv"], width=3 * size, times_at=0, gate_at=size, channels_at=2 * size,
         )  # fmt: skip
 
-    def _common(self, conv: nn.Conv1d, inputs: list[Any], out: Any, matrix: Any) -> dict[str, Any]:
+    def _apart(self, linear: Any, order: Tensor) -> Any:
+        """The outputs of a layer in another order."""
+        self._held.append(made := self._kernels.matrix_of(linear).rows(order))
+        return made.struct
+
+    def _common(self, conv: nn.Conv1d, inputs: list[Any], out: Any) -> dict[str, Any]:
         """The matrices and the convolution."""
         channels, taps = conv.weight.shape[0], conv.weight.shape[-1]
         kernel = torch.zeros(taps, _padded(channels), device=conv.weight.device)
         kernel[:, :channels] = conv.weight.detach().float().view(channels, taps).T
         bias = None if conv.bias is None else nn.functional.pad(conv.bias.detach().float(), (0, -channels % _WIDE))
         return {
-            "inputs": self._held.structures(self._kernels.Matrix, [*map(matrix, inputs)], 6),
-            "num_inputs": len(inputs), "out": matrix(out),
+            "inputs": self._held.structures(self._kernels.Matrix, inputs, 6),
+            "num_inputs": len(inputs), "out": out,
             "conv": self._held.floats(kernel), "conv_bias": self._held.floats(bias),
             "channels": channels, "taps": taps, "times": 1.0,
         }  # fmt: skip

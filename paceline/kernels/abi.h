@@ -66,12 +66,12 @@ struct Experts {
   float alpha, limit, plus;  // an expert's inner row: gate sigmoid(alpha gate) (up + plus), both cut to `limit` unless it is 0
 };
 
-// Latent attention (MLA): a column of the cache is one vector for all heads, `rank` numbers of which keys and values are made,
-// and `rope_dim` of a rotated key. Queries are brought to that space, and outputs from it, by a matrix of each head.
+// Latent attention (MLA), see latent.h: a column of the cache is one vector for all heads, `rank` numbers of which keys and
+// values are made, and `rope_dim` of a rotated key. There are no values.
 struct Latent {
   struct Matrix q_in, kv;        // q_in: what the layer's q reads, or null
   struct Norm q_norm, kv_norm;   // of the output of q_in; of the `rank` numbers
-  const struct Matrix *k, *v;    // [heads] of [rank, nope_dim] and [value_dim, rank]
+  const struct Matrix *k, *v;    // [heads] of [rank, nope_dim] and [value_dim, rank], not in blocks
   int32_t rank, nope_dim, rope_dim, value_dim;
 };
 
@@ -93,7 +93,7 @@ struct Layer {
   float attention_times, gate_times, mlp_times;  // of what each adds to the residual stream, and of the gate
   float scalar;  // what its output is multiplied with, 0: nothing
   const float* sinks;  // [heads] a score of no column, or null
-  const struct Latent* latent;    // null: none. Then the head_dim is that of the cache, and k and v are null
+  const struct Latent* latent;    // null: none. Else kv_heads is 1, head_dim that of the cache, and k and v are null
   const struct Experts* experts;  // null: none. up null: no MLP beside them
   const struct Recurrent* recurrent;  // null: none. q null: no attention; both: side by side. up null: no MLP
 };
@@ -137,7 +137,7 @@ struct Pass {
   int64_t max_position;    // positions are cut to this; -1: cos, sin hold one row for each row of the pass
   int64_t windowed_blocks;  // whether only layers with a window obey `block_ends`
   void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim]
-  void* const* values;
+  void* const* values;     // ... which latent attention has none of
   int64_t capacity;
   const int64_t* bases;    // recurrent layers only: [batch] the columns that states hold ...
   const int64_t* steps;    // ... and how many more they take in

@@ -629,11 +629,12 @@ INLINE void mean(const Slot& slot, const Reach* const* reach, float* const* weig
     }
 }
 
-// Attention of `count` queries of one sequence and key head; `queries` as `score` reads them. sinks: of each, see `soften`.
+// Attention of `count` queries of one sequence and key head; `queries` as `score` reads them. values: numbers of a value.
+// sinks: of each, see `soften`.
 template <bool PAIRS, int FORMAT>
 static void attend(const Slot& slot, const Reach* const* reach, const void* const* queries, int count, int64_t d,
-                   int window, float scale, float softcap, const float* sinks, float* scores, int64_t width, uint32_t* keys,
-                   float* const* to) {
+                   int64_t values, int window, float scale, float softcap, const float* sinks, float* scores, int64_t width,
+                   uint32_t* keys, float* const* to) {
   int64_t from[QUERIES], begin = 1 << 30, end = 0, shared = 1 << 30;
   float* rows[QUERIES];
   for (int q = 0; q < count; q++) {
@@ -670,11 +671,11 @@ static void attend(const Slot& slot, const Reach* const* reach, const void* cons
   for (int q = 0; q < count; q++) factors[q] = soften(rows[q], from[q], reach[q]->count, scale, softcap, sinks[q]);
   constexpr int N = LANES >= 8 ? 6 : 2;
   int q = 0;
-  for (; q + N <= count; q += N) mean<FORMAT, N>(slot, reach + q, rows + q, from + q, d, to + q);
-  for (; q + 3 <= count && N >= 3; q += 3) mean<FORMAT, 3>(slot, reach + q, rows + q, from + q, d, to + q);
-  for (; q < count; q++) mean<FORMAT, 1>(slot, reach + q, rows + q, from + q, d, to + q);
+  for (; q + N <= count; q += N) mean<FORMAT, N>(slot, reach + q, rows + q, from + q, values, to + q);
+  for (; q + 3 <= count && N >= 3; q += 3) mean<FORMAT, 3>(slot, reach + q, rows + q, from + q, values, to + q);
+  for (; q < count; q++) mean<FORMAT, 1>(slot, reach + q, rows + q, from + q, values, to + q);
   for (int s = 0; s < count; s++)
-    for (int64_t k = 0; k < d; k++) to[s][k] *= factors[s];
+    for (int64_t k = 0; k < values; k++) to[s][k] *= factors[s];
 }
 
 #include "pass.h"

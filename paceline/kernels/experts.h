@@ -6,58 +6,56 @@
 
 INLINE float sigmoid(float x) { return 1.0f / (expf(-x) + 1.0f); }
 
-// Which is the best of x[0 .. size), of those that are not `taken`; on a tie the first, and NaN last.
-static int32_t best_of(const float* x, int32_t size, const uint8_t* taken) {
-  int32_t best = -1;
-  for (int32_t i = 0; i < size; i++)
-    if (!taken[i] && (best < 0 || x[i] > x[best] || (x[best] != x[best] && x[i] == x[i]))) best = i;
-  return best;
+// Whether x is better than y, which comes before it: NaN is worst.
+INLINE bool is_better(float x, float y) { return x > y || (y != y && x == x); }
+
+// The best `count` of x[0 .. size), best first, without those that are `out`, where it is given; on a tie the first.
+static void choose_best(const float* x, int32_t size, const uint8_t* out, int32_t count, int32_t* best) {
+  int32_t found = 0;
+  for (int32_t i = 0; i < size; i++) {
+    if ((out && out[i]) || (found == count && !is_better(x[i], x[best[count - 1]]))) continue;
+    int32_t at = found < count ? found++ : count - 1;
+    for (; at > 0 && is_better(x[i], x[best[at - 1]]); at--) best[at] = best[at - 1];
+    best[at] = i;
+  }
 }
 
-// Takes all but the best groups out of the choice.
-static void choose_groups(const Experts& e, const float* keys, uint8_t* taken) {
-  const int32_t size = e.count / e.groups;
-  uint8_t within[MOST_EXPERTS] = {}, gone[MOST_EXPERTS] = {};
-  float best[MOST_EXPERTS];
+// Marks all experts but those of the best groups.
+static void choose_groups(const Experts& e, const float* keys, uint8_t* out) {
+  const int32_t size = e.count / e.groups, of_group = (int32_t)min_(e.of_group, size);
+  float sums[MOST_EXPERTS];
+  int32_t best[MOST_EXPERTS];
   for (int32_t g = 0; g < e.groups; g++) {
-    best[g] = 0;
-    for (int32_t k = 0; k < min_(e.of_group, size); k++) {
-      const int32_t i = best_of(keys + g * size, size, within + g * size);
-      within[g * size + i] = 1;
-      best[g] += keys[g * size + i];
-    }
+    choose_best(keys + g * size, size, nullptr, of_group, best);
+    sums[g] = 0;
+    for (int32_t k = 0; k < of_group; k++) sums[g] += keys[g * size + best[k]];
   }
-  memset(taken, 1, e.count);
-  for (int32_t k = 0; k < e.chosen_groups; k++) {
-    const int32_t g = best_of(best, e.groups, gone);
-    gone[g] = 1;
-    memset(taken + g * size, 0, size);
-  }
+  choose_best(sums, e.groups, nullptr, e.chosen_groups, best);
+  memset(out, 1, e.count);
+  for (int32_t k = 0; k < e.chosen_groups; k++) memset(out + best[k] * size, 0, size);
 }
 
-// Chooses a row's experts by its logits, which become scores, and what each counts.
-static void choose(const Experts& e, float* scores, int32_t* chosen, float* weights) {
-  float keys[MOST_EXPERTS];
-  uint8_t taken[MOST_EXPERTS] = {};
-  memcpy(keys, scores, 4 * e.count);
+// Chooses a row's experts by its logits, and what each counts.
+static void choose(const Experts& e, const float* logits, int32_t* chosen, float* weights) {
+  float keys[MOST_EXPERTS + LANES], scores[MOST_EXPERTS + LANES], sum = 0;
+  uint8_t out[MOST_EXPERTS];
+  memcpy(keys, logits, 4 * e.count);
+  memset(keys + e.count, 0, sizeof(vf));
   if (e.scoring == SIGMOID)
-    for (int32_t i = 0; i < e.count; i++) scores[i] = sigmoid(scores[i]);
+    for (int32_t i = 0; i < e.count; i += LANES) storeu(scores + i, 1.0f / (exp_(-load(keys + i)) + 1.0f));
   else {
-    float sum = 0;
-    const float top = keys[best_of(keys, e.count, taken)];
-    for (int32_t i = 0; i < e.count; i++) sum += scores[i] = expf(scores[i] - top);
+    choose_best(keys, e.count, nullptr, 1, chosen);
+    for (int32_t i = 0; i < e.count; i += LANES) storeu(scores + i, exp_(load(keys + i) - keys[chosen[0]]));
+    for (int32_t i = 0; i < e.count; i++) sum += scores[i];
     for (int32_t i = 0; i < e.count; i++) scores[i] /= sum;
   }
   // Scores round, so that logits tell more of them apart.
   if (e.choice_bias)
     for (int32_t i = 0; i < e.count; i++) keys[i] = scores[i] + e.choice_bias[i];
-  if (e.groups) choose_groups(e, e.scoring == SIGMOID && !e.choice_bias ? scores : keys, taken);
-  float sum = 0;
-  for (int32_t k = 0; k < e.chosen; k++) {
-    const int32_t i = chosen[k] = best_of(keys, e.count, taken);
-    taken[i] = 1;
-    sum += weights[k] = scores[i];
-  }
+  if (e.groups) choose_groups(e, e.choice_bias || e.of_group == 1 ? keys : scores, out);
+  choose_best(keys, e.count, e.groups ? out : nullptr, e.chosen, chosen);
+  sum = 0;
+  for (int32_t k = 0; k < e.chosen; k++) sum += weights[k] = scores[chosen[k]];
   const float factor = e.times / (e.divides ? (sum > e.least_sum ? sum : sum == sum ? e.least_sum : sum) + e.more_sum : 1.0f);
   for (int32_t k = 0; k < e.chosen; k++) weights[k] *= factor * (e.scale ? e.scale[chosen[k]] : 1.0f);
 }
@@ -128,22 +126,25 @@ INLINE vf inner_of(const Experts& e, int activation, vf gate, vf up) {
 // One block of an expert's inner rows. rows: at most GROUP at once, so that a block's gates can wait for it.
 static void inner_block(const Layer& l, int32_t expert, const Input& in, int64_t rows, int64_t block, const Input& to) {
   const Experts& e = *l.experts;
-  const auto store = [&](auto made) {
-    return [=](int64_t first, int64_t count, float* sums) {
+  const auto store = [&](const Matrix& m, auto made) {
+    multiply_block(m, in, rows, block, [&](int64_t first, int64_t count, float* sums) {
       for (int64_t r = 0; r < count; r++) {
-        float* at = to.wide + (first + r) * to.stride + block * BLOCK;
-        for (int k = 0; k < BLOCK; k += LANES) storeu(at + k, made(load(sums + r * BLOCK + k), load(at + k)));
+        const int64_t at = (first + r) * to.stride + block * BLOCK;
+        for (int k = 0; k < BLOCK; k += LANES) {
+          const vf x = made(load(sums + r * BLOCK + k), load(to.wide + at + k));
+          storeu(to.wide + at + k, x);
+          if (to.narrow) storeu(to.narrow + at + k, to_bf16(x));
+        }
       }
-    };
+    });
   };
-  if (!e.gate) return multiply_block(e.up[expert], in, rows, block, store([&](vf up, vf) { return activate(up, l.activation); }));
-  multiply_block(e.gate[expert], in, rows, block, store([](vf gate, vf) { return gate; }));
-  multiply_block(e.up[expert], in, rows, block, store([&](vf up, vf gate) { return inner_of(e, l.activation, gate, up); }));
+  if (!e.gate) return store(e.up[expert], [&](vf up, vf) { return activate(up, l.activation); });
+  store(e.gate[expert], [](vf gate, vf) { return gate; });
+  store(e.up[expert], [&](vf up, vf gate) { return inner_of(e, l.activation, gate, up); });
 }
 
-// Renews what products read, where a norm asks for it.
+// Renews what products read.
 static void norm_again(const Scratch& s, const Norm& norm, Worker& me) {
-  if (norm.kind == NO_NORM) return;
   phase(me, (int)s.rows, [&](int row) {
     norm_row(norm, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
     finish_input(s.normed, row, s.hidden);
@@ -161,15 +162,18 @@ static void run_experts(const Pass* pass, const Scratch& s, const Layer& l, int 
       for (int64_t r = 0; r < count; r++) s.shared[first + r] = sigmoid(sums[r * BLOCK]);
     });
   }
-  norm_again(s, e.router_norm, me);
+  const bool renews = e.router_norm.kind != NO_NORM;
+  if (renews) norm_again(s, e.router_norm, me);
   product(me, s, scored + 1, 1, s.normed, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
     for (int64_t r = 0; r < count; r++) memcpy(s.scores + (first + r) * e.count + out, sums + r * BLOCK, 4 * outs);
   });
   phase(me, (int)s.rows, [&](int row) {
     choose(e, s.scores + row * e.count, s.chosen + row * e.chosen, s.weights + row * e.chosen);
+    if (s.rows == 1) group_rows(e, pass, s, index);
   });
-  phase(me, 1, [&](int) { group_rows(e, pass, s, index); });
-  norm_again(s, e.experts_norm, me);
+  if (s.rows > 1) phase(me, 1, [&](int) { group_rows(e, pass, s, index); });
+  if (e.experts_norm.kind != NO_NORM) norm_again(s, e.experts_norm, me);
+  else if (renews) norm_again(s, l.before_mlp, me);
   // A thread that is late may read this when the others are layers further, so that each layer has its own.
   const int groups = s.num_groups[index];
   if (s.rows > 1)
@@ -184,7 +188,8 @@ static void run_experts(const Pass* pass, const Scratch& s, const Layer& l, int 
     const int64_t first = s.first_of[group], count = s.first_of[group + 1] - first;
     inner_block(l, s.expert_of[group], rows_of_group(s, group, count), count, piece % inner_blocks, from_row(s.inners, first));
   });
-  phase(me, (int)pairs, [&](int at) { finish_input(s.inners, at, e.up[0].outs); });
+  if (s.inners.waits_for_rows() || e.up[0].outs % 32)
+    phase(me, (int)pairs, [&](int at) { finish_input(s.inners, at, e.up[0].outs); });
   phase(me, groups * out_blocks, [&](int piece) {
     const int group = piece / out_blocks, block = piece % out_blocks;
     const int64_t first = s.first_of[group], rows = s.first_of[group + 1] - first;
@@ -195,23 +200,30 @@ static void run_experts(const Pass* pass, const Scratch& s, const Layer& l, int 
         memcpy(s.outputs + (first + from + r) * s.hidden + block * BLOCK, sums + r * BLOCK, 4 * outs);
     });
   });
-  phase(me, (int)s.rows, [&](int row) {
-    float *x = s.x + row * s.hidden, *y = s.y + row * s.hidden;
-    float* sum = s.outputs + s.place_of[row * e.chosen] * s.hidden;  // the first of them
-    for (int32_t k = 0; k < e.chosen; k++) {
-      const float* out = s.outputs + s.place_of[row * e.chosen + k] * s.hidden;
-      const float weight = s.weights[row * e.chosen + k];
-      for (int64_t i = 0; i < s.hidden; i++) sum[i] = k ? sum[i] + weight * out[i] : weight * out[i];
+  // Where nothing is normed, columns are added up by themselves, so that all threads have some of a row.
+  const bool by_columns = !e.after_experts.kind && !e.after_shared.kind && !l.after_mlp.kind;
+  const int parts = by_columns && s.rows < me.team->threads ? (int)min_(me.team->threads, num_blocks(e.down[0])) : 1;
+  phase(me, (int)s.rows * parts, [&](int piece) {
+    const int64_t row = piece / parts, begin = s.hidden * (piece % parts) / parts;
+    const int64_t size = s.hidden * (piece % parts + 1) / parts - begin;
+    float *x = s.x + row * s.hidden + begin, *y = s.y + row * s.hidden + begin;
+    const int64_t* places = s.place_of + row * e.chosen;
+    const float* weights = s.weights + row * e.chosen;
+    float* sum = s.outputs + places[0] * s.hidden + begin;
+    for (int64_t i = 0; i < size; i++) sum[i] *= weights[0];
+    for (int32_t k = 1; k < e.chosen; k++) {
+      const float *out = s.outputs + places[k] * s.hidden + begin, weight = weights[k];
+      for (int64_t i = 0; i < size; i++) sum[i] += weight * out[i];
     }
-    norm_row(e.after_experts, sum, sum, s.hidden);
+    norm_row(e.after_experts, sum, sum, size);
     if (l.up.data) {
       const float factor = e.shared_gate.data ? s.shared[row] : 1.0f;
-      norm_row(e.after_shared, y, y, s.hidden);
-      for (int64_t i = 0; i < s.hidden; i++) y[i] = sum[i] + factor * y[i];
+      norm_row(e.after_shared, y, y, size);
+      for (int64_t i = 0; i < size; i++) y[i] = sum[i] + factor * y[i];
     } else {
-      memcpy(y, sum, 4 * s.hidden);
+      memcpy(y, sum, 4 * size);
     }
-    norm_row(l.after_mlp, y, y, s.hidden);
-    for (int64_t i = 0; i < s.hidden; i++) x[i] = (x[i] + l.mlp_times * y[i]) * scalar;
+    norm_row(l.after_mlp, y, y, size);
+    for (int64_t i = 0; i < size; i++) x[i] = (x[i] + l.mlp_times * y[i]) * scalar;
   });
 }

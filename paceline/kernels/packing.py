@@ -167,6 +167,16 @@ class Blocks:
         padded = nn.functional.pad(columns, (0, 0, 0, len(columns) % 2))
         return Blocks(self.form, (last - first, self.shape[1]), padded.view(-1, self.data.shape[1]))
 
+    def moved(self, order: Tensor) -> "Blocks | None":
+        """These outputs in this order, copied; None if it takes records apart."""
+        firsts = order[::_COLUMN]
+        follow = (firsts[:, None] + torch.arange(_COLUMN)).flatten()
+        if not torch.equal(order, follow) or bool((firsts % _COLUMN).any()):
+            return None
+        columns = self.data.view(-1, self.data.shape[1] // 2)[firsts // _COLUMN]
+        padded = nn.functional.pad(columns, (0, 0, 0, len(columns) % 2))
+        return Blocks(self.form, (len(order), self.shape[1]), padded.view(-1, self.data.shape[1]))
+
     def __getitem__(self, blocks: slice) -> "Blocks":
         """Some of the blocks, which are shared."""
         data = self.data[blocks]

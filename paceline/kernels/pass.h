@@ -21,8 +21,9 @@ struct Scratch {
   float* x;                     // [rows, hidden], the residual stream
   float* y;                     // [rows, hidden], what a norm behind a product reads
   float* ple;                   // [rows, num_layers ple_size], per-layer inputs
-  float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim]
+  float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim], see also latent.h
   half_t* queries;              // [rows, heads head_dim] in bfloat16
+  Input by_head;                // [heads rows] of latent attention: what k of each head reads, then what v does
   float* gates;                 // [rows, heads head_dim] of gated attention
   Visit* visits;                // [rows]
   int64_t* waiting;             // [batch], the first of the rows before this pass that states do not hold yet
@@ -45,7 +46,8 @@ constexpr int64_t INNER = 256;  // the largest rank of a correction
 constexpr int32_t MOST_EXPERTS = 1024;
 
 struct Sizes {
-  int64_t normed, attended, mlp, qkv, head_dim, gates, ring, state;
+  int64_t normed, attended, mlp, qkv, queries, head_dim, gates, ring, state;
+  int64_t latent_heads, by_head;
   int64_t experts, chosen, inner;
   int by_32, by_256;  // parts of rows as integers
 };
@@ -64,7 +66,10 @@ INLINE int64_t padded(int64_t x) { return round_up(x, WIDE); }
 // The numbers of a row of a recurrent layer in its ring, and after the convolution: channels, two for each head.
 INLINE int64_t ring_width(const Recurrent& r) { return padded(r.channels) + 2 * padded(r.heads); }
 
-INLINE int64_t qkv_width(const Layer& l) { return (int64_t)(l.heads * (l.is_gated ? 2 : 1) + 2 * l.kv_heads) * l.head_dim; }
+INLINE int64_t qkv_width(const Layer& l) {
+  if (l.latent) return (l.heads + 1) * (int64_t)l.head_dim + l.heads * (l.latent->nope_dim + l.latent->rope_dim);
+  return (int64_t)(l.heads * (l.is_gated ? 2 : 1) + 2 * l.kv_heads) * l.head_dim;
+}
 
 static Sizes sizes_of(const Model* model) {
   Sizes s = {};
@@ -72,10 +77,18 @@ static Sizes sizes_of(const Model* model) {
   for (int i = 0; i < model->num_layers; i++) {
     const Layer& l = model->layers[i];
     s.normed = max_(s.normed, l.q.ins);
-    s.attended = max_(s.attended, (int64_t)l.heads * l.head_dim);
+    s.attended = max_(s.attended, (int64_t)l.heads * (l.latent ? l.latent->value_dim : l.head_dim));
+    s.queries = max_(s.queries, (int64_t)l.heads * l.head_dim);
     s.mlp = max_(s.mlp, max_(l.down.ins, l.ple_out.ins));
     s.qkv = max_(s.qkv, qkv_width(l));
     if (l.is_gated) s.gates = max_(s.gates, (int64_t)l.heads * l.head_dim);
+    if (l.latent) {
+      s.attended = max_(s.attended, l.q.ins);
+      s.latent_heads = max_(s.latent_heads, l.heads);
+      s.by_head = max_(s.by_head, max_(l.latent->rank, l.latent->nope_dim));
+      note_format(s, l.latent->q_in);
+      note_format(s, l.latent->kv);
+    }
     if (l.recurrent) {
       const Recurrent& r = *l.recurrent;
       s.normed = max_(s.normed, r.inputs[0].ins);
@@ -165,7 +178,8 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
   s->y = arena.take<float>(rows * model->hidden);
   s->ple = arena.take<float>(rows * model->ple_project.outs + BLOCK);
   s->qkv = arena.take<float>(rows * sizes.qkv);
-  s->queries = arena.take<half_t>(rows * sizes.attended + 32);
+  s->queries = arena.take<half_t>(rows * sizes.queries + 32);
+  s->by_head = allocate_input(arena, rows * sizes.latent_heads, sizes.by_head, Sizes{});
   s->normed = allocate_input(arena, rows, sizes.normed, sizes);
   s->attended = allocate_input(arena, rows, sizes.attended, sizes);
   s->mlp = allocate_input(arena, rows, sizes.mlp, sizes);
@@ -210,7 +224,15 @@ int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
   return lay_out(model, pass, threads, &s, nullptr);
 }
 
-int num_phases(const Model* model) { return 40 * model->num_layers + 12; }
+// At least as many as a pass goes through.
+int num_phases(const Model* model) {
+  int phases = 12;
+  for (int i = 0; i < model->num_layers; i++) {
+    const Layer& l = model->layers[i];
+    phases += 16 + (l.latent ? 8 : 0) + (l.recurrent ? 12 : 0) + (l.experts ? 16 : 0) + (l.ple_gate.data ? 8 : 0);
+  }
+  return phases;
+}
 
 // What each row reads. A row's columns are in order as far as its ancestors lie at the depth that is their index, as in
 // a chain; from there on they are listed.
@@ -432,7 +454,8 @@ static void place_row(const Model* model, const Pass* pass, const Scratch& s, co
 
 static void attend_layer(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, Worker& me) {
   const int64_t d = l.head_dim, groups = l.heads / l.kv_heads, sequences = pass->batch * l.kv_heads;
-  const int64_t threads = me.team->threads, width = qkv_width(l);
+  const int64_t threads = me.team->threads, width = qkv_width(l), value_dim = l.latent ? l.latent->rank : d;
+  const Input& out = l.latent ? s.by_head : s.attended;
   int64_t parts = (groups + QUERIES - 1) / QUERIES;  // of the queries of one row and key head
   if (sequences * pass->nodes < threads) parts = max_(parts, min_(groups, threads / (sequences * pass->nodes)));
   const int64_t each = (groups + parts - 1) / parts;
@@ -443,7 +466,7 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     const int64_t b = sequence / l.kv_heads, h = sequence % l.kv_heads;
     const int64_t size = d * element_bytes(model->cache_format);
     const int64_t at = (pass->slots[b] * l.kv_heads + h) * pass->capacity * size;
-    const Slot slot = {(char*)pass->keys[index] + at, (char*)pass->values[index] + at, size, s.paths};
+    const Slot slot = {(char*)pass->keys[index] + at, (char*)(l.latent ? pass->keys : pass->values)[index] + at, size, s.paths};
     const Reach* reach[QUERIES];
     const void* queries[QUERIES];
     float *to[QUERIES], sinks[QUERIES];
@@ -456,13 +479,13 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
         queries[count] = pairs ? (const void*)(s.queries + row * l.heads * d + head * d)
                                : (const void*)(s.qkv + row * width + head * d);
         sinks[count] = l.sinks ? l.sinks[head] : -__builtin_inff();
-        to[count++] = s.attended.wide + row * s.attended.stride + head * d;
+        to[count++] = out.wide + (l.latent ? (head * s.rows + row) * out.stride : row * out.stride + head * d);
       }
     if (!count) return;
     float* scores = (float*)(s.of_thread + me.id * s.thread_bytes);
     uint32_t* keys = (uint32_t*)((char*)scores + round_up(4 * QUERIES * s.width, LINE));
     const auto run = [&](auto attend) {
-      attend(slot, reach, queries, count, d, l.window, l.scale, l.softcap, sinks, scores, s.width, keys, to);
+      attend(slot, reach, queries, count, d, value_dim, l.window, l.scale, l.softcap, sinks, scores, s.width, keys, to);
     };
     if (pairs) run(attend<true, BF16>);
     else if (model->cache_format == BF16) run(attend<false, BF16>);
@@ -476,10 +499,12 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
         for (; i + LANES <= d; i += LANES) storeu(to[q] + i, load(to[q] + i) / (exp_(-load(gate + i)) + 1.0f));
         for (; i < d; i++) to[q][i] /= expf(-gate[i]) + 1.0f;
       }
-    if (s.attended.narrow && !s.attended.waits_for_rows())
+    if (l.latent)
+      for (int q = 0; q < count; q++) finish_input(out, (to[q] - out.wide) / out.stride, value_dim);
+    else if (s.attended.narrow && !s.attended.waits_for_rows())
       for (int q = 0; q < count; q++) narrow_row(to[q], s.attended.narrow + (to[q] - s.attended.wide), d);
   });
-  if (s.attended.waits_for_rows() || l.heads * d % 32)
+  if (!l.latent && (s.attended.waits_for_rows() || l.heads * d % 32))
     phase(me, (int)s.rows, [&](int row) { finish_input(s.attended, row, l.heads * d); });
 }
 
@@ -524,6 +549,7 @@ static void add_ple(const Model* model, const Scratch& s, const Layer& l, int in
 }
 
 #include "experts.h"
+#include "latent.h"
 #include "recurrent.h"
 
 // Whether the pass computes anything after the keys and values of the last layer.
@@ -600,7 +626,7 @@ static void run_mlp(const Scratch& s, const Layer& l, float scalar, Worker& me) 
 static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, bool ends, Worker& me) {
   const Layer& l = model->layers[index];
   const bool has_hidden_norm = l.hidden_norm.kind != NO_NORM;
-  const int64_t ins = l.recurrent ? l.recurrent->inputs[0].ins : l.q.data ? l.q.ins : l.up.ins;
+  const int64_t ins = l.recurrent ? l.recurrent->inputs[0].ins : l.latent ? s.hidden : l.q.data ? l.q.ins : l.up.ins;
   phase(me, (int)s.rows, [&](int row) {
     float* x = s.x + row * s.hidden;
     const int64_t place = s.place[row];
@@ -621,7 +647,9 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     finish_input(s.normed, row, ins);
   });
   if (l.recurrent) run_recurrent(pass, s, l, index, ends, me);
-  if (l.q.data) {
+  if (l.latent) {
+    run_latent(model, pass, s, l, index, ends, me);
+  } else if (l.q.data) {
     const Matrix* qkv[] = {&l.q, &l.k, &l.v};
     const int64_t width = qkv_width(l);
     product(me, s, qkv, l.v.data ? 3 : l.k.data ? 2 : 1, s.normed, s.rows,
@@ -630,11 +658,11 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
                 memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
             });
     phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
-    if (ends) return;
-    attend_layer(model, pass, s, l, index - l.shared_kv, me);
-    add_product(s, l.o, l.after_attention, s.attended, l.attention_times, me);
+    if (!ends) attend_layer(model, pass, s, l, index - l.shared_kv, me);
   }
-  if (ends || !(l.up.data || l.experts)) return;
+  if (ends) return;
+  if (l.q.data) add_product(s, l.o, l.after_attention, s.attended, l.attention_times, me);
+  if (!(l.up.data || l.experts)) return;
 
   const float scalar = l.scalar ? l.scalar : 1.0f, rest = l.ple_gate.data ? 1.0f : scalar;
   run_mlp(s, l, rest, me);

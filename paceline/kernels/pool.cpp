@@ -95,7 +95,11 @@ static void* serve(void* argument) {
 }
 
 static void start_workers(int threads) {
-  if (owner != getpid()) num_workers = num_sleeping = num_inside = 0, owner = getpid();  // a fork keeps no threads
+  if (owner != getpid()) {  // a fork keeps no threads, nor those that wait
+    num_workers = num_sleeping = num_inside = 0, owner = getpid();
+    pthread_mutex_init(&sleep_lock, nullptr);
+    pthread_cond_init(&sleepers, nullptr);
+  }
   while (num_workers + 1 < threads) {
     Worker& one = workers[num_workers + 1];
     one.team = &team;

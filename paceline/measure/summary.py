@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ..config import SpecConfig
-from ..core.round import tokens_per_pass
+from ..core.round import experts_per_pass, tokens_per_pass
 from ..llm import LLM
 from ..methods.choose import Choose
 from ..methods.draft_model.drafter import DraftModel
@@ -93,6 +93,7 @@ def speculative_summary(plain: Sequence[TimedAnswer], speculative: Sequence[Time
         "no_draft_reasons": Counter(answer.no_draft_reason for answer in speculative if answer.no_draft_reason),
         "mean_drafted": _mean(r.num_drafted for r in rounds),
         "mean_nodes": _mean(r.num_nodes for r in rounds),
+        "mean_experts": experts_per_pass(rounds) or None,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
         "sources": _sources(speculative),
         "differences": [
@@ -115,6 +116,7 @@ def plain_summary(plain: Sequence[TimedAnswer], weight_bytes: int, bandwidths: S
         "plain_tokens_per_s": _speed(plain),
         "plain_tokens_per_s_with_prefill": _speed(plain, with_prefill=True),
         "plain_ms_per_pass": split,
+        "plain_mean_experts": experts_per_pass(r for answer in plain for r in answer.rounds) or None,
         "weight_bytes": weight_bytes,
         "read_bandwidth": bandwidth,
         "read_bandwidth_samples": list(bandwidths),

@@ -59,6 +59,11 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         head=".self_int4.head:Int4Draft", recipe=".self_int4.recipe:QatRecipe", trained_as="qat",
     ),
     Method(
+        name="self_top1", usage="self-top1", title="self-draft of a mixture",
+        how="the model's own layers with one expert a token, or a few, on its own cache", needs="a mixture of experts",
+        home=".self_experts", spec="SelfTop1Spec", drafter="SelfExperts",
+    ),
+    Method(
         name="draft_model", usage="model:PATH_OR_ID[@int4]", title="draft model", how="a smaller model",
         needs="a smaller model, best with the same tokenizer",
         papers="arXiv 2211.17192, 2302.01318; DistillSpec 2310.08461; with another tokenizer 2502.05202",

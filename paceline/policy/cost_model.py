@@ -12,14 +12,15 @@ Decisions may depend on the clock, and on drafted tokens that are kept: neither 
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, final
 
 from pydantic import Field
 
-from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftOptions, DraftPolicy
+from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftOptions, DraftPolicy, TargetExperts
 from ..core.request import TokenSequence
 from ..core.round import Round
 from ..schema import checked_call
@@ -37,6 +38,7 @@ from .constants import (
     WEIGHT,
 )
 from .costs import Costs, RoundSeconds
+from .experts import Experts
 from .ledger import Ledger
 from .lengths import Lengths
 from .odds import Confidence, Odds
@@ -88,9 +90,13 @@ class CostModel(DraftPolicy):
     ):
         self.max_depth, self.max_nodes, self._given, self._clock = max_depth, max_nodes, profile or Profile(), clock
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
+    def bind(
+        self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True,
+        experts: TargetExperts | None = None,
+    ) -> None:  # fmt: skip
         self._drafter, self._pass_seconds = drafter, pass_seconds
-        self.costs, self.odds = Costs(self._given, pads_trees), Odds(self.max_depth, self._given)
+        self.costs = Costs(self._given, pads_trees, Experts(experts, self._given) if experts else None)
+        self.odds = Odds(self.max_depth, self._given)
         self.ledger, self._trials, self._lengths = Ledger(), Trials(), Lengths()
         self._round = self._since_plain = self._rest = self._blind = 0
         self._key: object = None  # what was offered in the round that was planned last
@@ -128,8 +134,9 @@ class CostModel(DraftPolicy):
         if seconds.num_plain < PLAIN_ROUNDS or self._since_plain >= LONGEST or (self._rest > 0 and key == self._key):
             self._rest -= 1
             return nothing
-        plain, price = seconds.of(0), seconds.price
-        rows = [self._options(seq, row, price) for seq, row in zip(seqs, offers, strict=True)]
+        plain, sources = seconds.of(0), {offer.source for row in offers for _, offer in row}
+        prices = {source: seconds.price(self.costs.novelty(source)) for source in sources}
+        rows = [self._options(seq, row, prices) for seq, row in zip(seqs, offers, strict=True)]
         speed = sum(self.ledger.speed(seq.slot, plain) for seq in seqs)
         credits = [self.ledger.available(seq.slot) for seq in seqs]
         self._reasons.update({seq.slot: NO_GAIN for seq, row in zip(seqs, rows, strict=True) if row})
@@ -167,9 +174,12 @@ class CostModel(DraftPolicy):
 
     def profile(self, model: str = "", dtype: str = "", threads: int = 0) -> Profile:
         """What was learnt so far, to start another run from; the arguments say what it was measured with."""
-        costs, odds = self.costs, self.odds
+        costs, odds, experts = self.costs, self.odds, self.costs.experts
         return Profile(
             pass_seconds=dict(costs.curve.points) if costs.curve else {},
+            pass_experts=dict(experts.read) if experts else {},
+            expert_seconds=experts.seconds if experts else 0.0,
+            novelty=dict(experts.counts) if experts else {},
             draft_seconds={source: (one.step.value, one.uncached_token.value) for source, one in costs.drafts.items()},
             acceptance={
                 source: {hint: (tuple(one.hits), tuple(one.tries)) for hint, one in tables.items()}
@@ -208,19 +218,23 @@ class CostModel(DraftPolicy):
             self._measuring = self._clock() - begin
         return True
 
-    def _options(self, seq: TokenSequence, offers: Sequence[tuple[int, DraftOptions]], price: float) -> list[Option]:
-        """What each drafter could do for a row, and what that is expected to give. price: `RoundSeconds.price`."""
+    def _options(
+        self, seq: TokenSequence, offers: Sequence[tuple[int, DraftOptions]], prices: Mapping[str, float]
+    ) -> list[Option]:
+        """What each drafter could do for a row, and what that is expected to give. prices: `RoundSeconds.price`."""
         options, limit = list[Option](), min(self.max_depth, seq.most_drafted)
         for index, offer in offers:
             cost, horizon = self.costs.draft(offer.source), self._lengths.left(seq.num_output, seq.remaining)
             accept = self.odds.expected(seq.slot, offer.source, offer.hint)
             gains = gains_of(accept[: min(limit, offer.masks or offer.ready)], horizon)
             nodes, useful = self.odds.nodes_per_level(offer.source, offer.branches > 1), len(gains) - 1
+            price, novelty = prices[offer.source], self.costs.novelty(offer.source)
             while price and useful and gains[useful] - gains[useful - 1] < price * nodes:
                 useful -= 1
             is_confident = offer.branches > 1 or offer.source in self.odds.confidence
             must_read, reading = offer.uncached_tokens > FEW_TOKENS, cost.of(0, offer.uncached_tokens)
-            options.append(Option(offer, index, cost, must_read, reading, horizon, gains, nodes, useful, is_confident))
+            expected = horizon, gains, nodes, useful, is_confident, novelty
+            options.append(Option(offer, index, cost, must_read, reading, *expected))
         return options
 
     def _may_read(self, seq: TokenSequence, option: Option, credit: float, seconds: RoundSeconds) -> bool:
@@ -306,15 +320,22 @@ class CostModel(DraftPolicy):
                 steps[offer.source] = max(steps.get(offer.source, 0), offer.steps(row.levels(record)))
                 uncached[offer.source] = uncached.get(offer.source, 0) + offer.uncached_tokens
         widths = [max(record.num_nodes, record.num_rows - 1) for _, record in seen]
-        nodes = max(widths) if seconds.pads_trees else sum(widths) / batch
+        nodes, read = max(widths) if seconds.pads_trees else sum(widths) / batch, first.num_experts
         took = plain = seconds.of(0)
         if not is_plain:
             drafting = max(0.0, first.draft_s - self._measuring)
-            should = seconds.of(nodes) + sum(self.costs.draft(one).of(steps[one], uncached[one]) for one in steps)
-            took = min(drafting + (seconds.of(nodes) if is_fused else target_s), CLIP * should + reading)
+            passing = seconds.of_pass(nodes, read) if read else seconds.of(nodes)
+            should = passing + sum(self.costs.draft(one).of(steps[one], uncached[one]) for one in steps)
+            took = min(drafting + (passing if is_fused else target_s), CLIP * should + reading)
             self.costs.learn_drafting(steps, uncached, batch, drafting)
         if not is_fused:
-            seconds.observe(nodes, target_s)
+            seconds.observe(nodes, target_s, read)
+            if self.costs.experts and read:
+                drafted = Counter[str]()
+                for row, width in zip(self._plan, widths, strict=True):
+                    if row.option is not None and width:
+                        drafted[row.option.offer.source] += width
+                self.costs.experts.learn_read(read, batch, drafted)
             self._since_plain = 0 if is_plain else self._since_plain + 1
         for (seq, record), row in zip(seen, self._plan, strict=True):
             option = row.option

@@ -33,6 +33,7 @@ class Option:
     horizon: the tokens that the answer is still expected to have.
     gains: the expected accepted tokens by depth, from depth 0. nodes_per_level: the expected nodes of each level.
     useful: the depth up to which nodes are worth their rows. is_confident: whether the drafter gives confidences.
+    novelty: of nodes, for a mixture of experts, see `experts`.
     """
 
     offer: DraftOptions
@@ -45,6 +46,7 @@ class Option:
     nodes_per_level: float
     useful: int
     is_confident: bool
+    novelty: float = 1.0
 
 
 @final
@@ -105,9 +107,10 @@ def _plan_of(
     step = sum({o.offer.source: o.cost.step.value for o in drafting}.values())
     deepest, probes = max(o.useful for o in drafting), max(o.offer.probes for o in drafting)
     widest, share = max_nodes if is_tree else deepest, 1.0 if seconds.pads_trees else len(drafting) / batch
+    novelty = sum(o.novelty for o in drafting) / len(drafting)
 
     def round_seconds(nodes: float) -> float:
-        return seconds.of((nodes + probes) * share)
+        return seconds.of((nodes + probes) * share, novelty)
 
     def can_pay(nodes: float, depth: int) -> bool:
         """Whether the credit pays for such a round if every token is rejected."""
@@ -136,9 +139,13 @@ def _plan_of(
             if not can_pay(n, depth if is_tree else n):
                 break
             most = n
-    sizes = {n: round_seconds(n) for n in (*TREE_SIZES, most) if n <= most}
-    added = node_seconds({0: plain, **sizes}) if any(o.is_confident for o in drafting) else (0.0,)
-    return Plan(rate, value, options, depth, most, added)
+    if not any(o.is_confident for o in drafting):
+        return Plan(rate, value, options, depth, most)
+    # Further experts are ever fewer, which is no reason to draft the first nodes of a tree that will stay small.
+    usual = max(math.ceil(size), depth) if seconds.experts else most
+    sizes = {0: plain, **{n: round_seconds(n) for n in (*TREE_SIZES, usual, most) if n <= most}}
+    parts = [{n: sizes[n] for n in sizes if n <= usual}, {n: sizes[n] for n in sizes if n >= usual}]
+    return Plan(rate, value, options, depth, most, [added for part in parts for added in node_seconds(part)])
 
 
 def node_seconds(seconds: dict[int, float]) -> list[float]:
@@ -167,7 +174,7 @@ def trial_depth(option: Option, accept: Sequence[float], seconds: RoundSeconds, 
     offer, step, plain = option.offer, option.cost.step.value, seconds.of(0)
 
     def took(depth: int) -> float:
-        return seconds.of(depth + offer.probes) + offer.steps(depth) * step
+        return seconds.of(depth + offer.probes, option.novelty) + offer.steps(depth) * step
 
     gains = enumerate(gains_of(accept[: len(option.gains) - 1], option.horizon))
     best = min(took(depth) / (1 + gain) for depth, gain in gains if depth)

@@ -49,6 +49,8 @@ class Profile:
     confidence: "accepted" and "deeper" by drafter, each with hits and expected hits by bucket of the product of
         confidences (see `odds.Confidence`).
     model, dtype, threads: what it was measured with. Users of a profile compare them.
+    pass_experts: of a mixture, the experts that each pass of pass_seconds read. expert_seconds: what one takes.
+    novelty: the experts that nodes added, and that independent ones would have, by drafter, fading (see `experts`).
     """
 
     pass_seconds: dict[Annotated[int, Field(ge=1)], _Positive] = field(default_factory=dict[int, float])
@@ -59,6 +61,9 @@ class Profile:
     model: str = ""
     dtype: str = ""
     threads: Annotated[int, Field(ge=0)] = 0
+    pass_experts: dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = field(default_factory=dict[int, int])
+    expert_seconds: Annotated[float, Field(ge=0, lt=1e6)] = 0.0
+    novelty: dict[str, tuple[_Count, _Count]] = field(default_factory=dict[str, tuple[float, float]])
     version: Literal[3] = VERSION
 
     def to_dict(self) -> dict[str, object]:

@@ -6,7 +6,7 @@ from typing import Annotated, final
 
 from pydantic import Field
 
-from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
+from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, TargetExperts
 from ..core.request import TokenSequence
 from ..core.round import Round
 from ..errors import ConfigError
@@ -31,7 +31,10 @@ class Fixed(DraftPolicy):
         self._nodes = num_speculative_tokens if num_nodes is None else num_nodes
         self._drafter: Drafter | None = None
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
+    def bind(
+        self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True,
+        experts: TargetExperts | None = None,
+    ) -> None:  # fmt: skip
         self._drafter = drafter
 
     def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
@@ -74,7 +77,10 @@ class Dynamic(DraftPolicy):
         self._accepted: dict[int, float] = {}  # by slot, the moving average of accepted tokens
         self._drafter: Drafter | None = None
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
+    def bind(
+        self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True,
+        experts: TargetExperts | None = None,
+    ) -> None:  # fmt: skip
         self._drafter, self._accepted = drafter, {}
 
     def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:

@@ -189,6 +189,16 @@ class PackedMatrix:
             packed = pack(unpack(packed, self.outs, self.ins)[cut])
         return PackedMatrix(last - first, self.ins, packed, bias, self.input_bits)
 
+    def rows(self, order: Tensor) -> "PackedMatrix":
+        """These outputs, in this order, as a separate matrix. Blocks are unpacked if records would be taken apart."""
+        packed, bias = self.packed, None if self.bias is None else self.bias[order]
+        if isinstance(packed, Blocks):
+            moved = packed.moved(order)
+            packed = pack(packed.rows(order.tolist())) if moved is None else moved
+        else:
+            packed = pack(unpack(packed, self.outs, self.ins)[order])
+        return PackedMatrix(len(order), self.ins, packed, bias, self.input_bits)
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
         return multiply(self.struct, x.reshape(-1, self.ins).float()).view(*x.shape[:-1], self.outs).to(x.dtype)

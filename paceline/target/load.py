@@ -18,10 +18,11 @@ from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.described import DescribedModel
-from ..hf.experts import split_experts
+from ..hf.experts import mixes_rows, num_experts_of, split_experts
 from ..hf.fingerprint import came_rounded, identity, note_rounded, remember
 from ..hf.load import KV_CACHE, WINDOWS, check_architecture, context_of, eos_ids_of, is_recurrent, open_checkpoint
 from ..hf.quantized import has_shared_outliers
+from ..hf.routing import check_routers
 from ..hf.vision import is_vlm
 from ..kernels import library
 from ..quant.blocks import Activations, BlockLinear, BlockWeights, check_products
@@ -40,7 +41,6 @@ from .waves import Waves
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.processing_utils import ProcessorMixin
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _WIDE = "-int16"  # the end of the name of a model whose inputs are rounded to that
 _INT4_GROUP_SIZE = 32  # with 64, the answers of small models differ visibly from those in bfloat16
 
@@ -72,7 +72,7 @@ def load_model(
     name = Path(name_or_path).name
     if isinstance(model, DescribedModel):
         return _prepare_described(model, own, name, lambda: open_checkpoint(*source)[0])
-    return check(_prepare(model, own, processor, name, is_mapped=True))
+    return check(_prepare(model, own, processor, name, is_mapped=True), lambda: open_checkpoint(*source)[0])
 
 
 def wrap_model(
@@ -93,7 +93,7 @@ def wrap_model(
         )
     if processor is not None and not is_vlm(model.config):
         raise ConfigError("a processor is for vision-language models", got=model.config.model_type)
-    return check(_prepare(share_copy(model), tokenizer, processor, name))
+    return check(_prepare(share_copy(model), tokenizer, processor, name), lambda: model)
 
 
 def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, QuantReport]:
@@ -246,7 +246,7 @@ def _prepare_described(
         reference = plain_reference(plain_twin(wide) if in_blocks or model.experts_on_disk else plain())
     if in_blocks:  # which round their inputs to 8 bits and make much of a little: nothing could be compared
         check_products(model)
-    loaded = check(describe(wide, reference=reference))
+    loaded = check(describe(wide, reference=reference), None if in_blocks else plain)
     if in_blocks:
         loaded = describe(model, reference=[])
         loaded = check(replace(loaded, reference=own_reference(loaded)))
@@ -259,6 +259,7 @@ def _checked(model: "PreTrainedModel | DescribedModel", name: str) -> str:
     check_architecture(name or type(model).__name__, model)
     name = name or model.config.get_text_config().model_type
     check_config(name, model.config, getattr(model, "generation_config", None))
+    check_routers(name, model)
     return name
 
 
@@ -272,7 +273,7 @@ def _loaded(
     is_plain: bool = False,
 ) -> LoadedModel:
     config, decoder = model.config.get_text_config(), decoder_of(model, attends, is_plain=is_plain)
-    has_experts = any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS)
+    is_mixed = num_experts_of(config) > 1 and not isinstance(decoder, NativeDecoder) and mixes_rows(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -284,7 +285,7 @@ def _loaded(
         is_rounded=came_rounded(model),
         eos_ids=eos_ids_of(model),
         attends_trees=attends,
-        mixes_rows=(has_experts and not isinstance(decoder, NativeDecoder)) or has_shared_outliers(model.config),
+        mixes_rows=is_mixed or has_shared_outliers(model.config),
         decoder=decoder,
         reference=reference,
         opener=open_model,

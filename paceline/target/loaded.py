@@ -53,6 +53,7 @@ class LoadedModel:
     decoder: runs its layers.
     opener: loads or quantises other models, see `load.open_model`.
     reference: logits [V] of plain transformers after each path of a small tree, for `self_test`.
+    attempt: which of the made-up texts of `self_test` these are.
     vision: the vision half of a vision-language model, whose text half is `model`.
     image_reference: the logits after an image.
     kv_dtype: of cached keys and values, uint8 for FP8 (e4m3); None: that of the weights.
@@ -68,6 +69,7 @@ class LoadedModel:
     mixes_rows: bool
     decoder: NativeDecoder | TransformersDecoder
     reference: list[Tensor]
+    attempt: int = 0
     opener: Callable[..., "LoadedModel"]
     sketch: str = ""
     files: str = ""

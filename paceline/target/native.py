@@ -16,6 +16,7 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
 from ..hf.describe import Description
+from ..hf.rotary import rotary_of, rotation
 from .adapters import AttachedAdapter
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ class NativeDecoder:
         self._model, self._described, self._kernels = model, described, described.kernels
         self._device = cast("torch.device", model.device)
         base: Any = model.base_model
-        self._rotary: Any = getattr(base, "rotary_emb", None)
+        self._rotary: Any = rotary_of(base)
         self._tables: list[tuple[Tensor, Tensor]] = []  # cosines and sines by position, for each kind of layer
         self._table_addresses: tuple[Any, Any] | None = None
         # Of the cache used last; the references tell whether its tensors were replaced.
         self._known_addresses: tuple[ref[Tensor], ref[Tensor], Any, Any] | None = None
-        self.experts_read = 0  # by the last pass, each in each layer counted once
+        self.num_experts, self.experts_read = described.num_experts, 0  # of all layers; by the last pass, distinct ones
         self._states_like = torch.empty(0, dtype=cast("torch.dtype", model.dtype), device=self._device)
         self._kv_dtype = kv_dtype or cast("torch.dtype", model.dtype)
 
@@ -128,7 +129,8 @@ class NativeDecoder:
 
     def _cache_addresses(self, cache: SlotCache) -> tuple[Any, Any]:
         described, addresses = self._described, self._kernels.addresses
-        keys, values = cache.tensors(described.kv_heads, described.head_dims, self._kv_dtype, self._device)
+        widths = zip(described.head_dims, described.value_dims, strict=True)
+        keys, values = cache.tensors(described.kv_heads, [*widths], self._kv_dtype, self._device)
         known = self._known_addresses
         if known is None or known[0]() is not keys[0] or known[1]() is not values[-1]:  # all of them change together
             known = self._known_addresses = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))
@@ -157,7 +159,7 @@ class NativeDecoder:
         return self._table_addresses
 
     def _rotation(self, kind: str | None, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._rotary(torch.empty(0, device=self._device), position_ids, *(() if kind is None else (kind,)))
+        cos, sin = rotation(self._rotary, torch.empty(0, device=self._device), position_ids, kind)
         times = self._described.ropes[kind] // cos.shape[-1]  # some models return only the half that is repeated
         return cos[0].repeat(1, times).contiguous(), sin[0].repeat(1, times).contiguous()
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ..attention.kv_cache import round_up
 from ..attention.masks import PromptRows
 from ..attention.states import StateStore
+from ..core.interfaces import TargetExperts
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
@@ -66,6 +68,17 @@ class ModelRunner:
     def pads_trees(self) -> bool:
         """Whether every tree of a batch takes as many rows of a pass as the largest one."""
         return not self.loaded.is_native
+
+    @property
+    def experts_read(self) -> int:
+        """The distinct experts that the last pass read, added up over layers; 0 where they are not counted."""
+        return self.loaded.decoder.experts_read
+
+    @property
+    def experts(self) -> TargetExperts | None:
+        count = self.loaded.decoder.num_experts
+        alike = partial(self.pass_seconds, alike=True)
+        return TargetExperts(count, lambda: self.experts_read, alike) if count else None
 
     @property
     def num_masks(self) -> int:
@@ -337,12 +350,12 @@ class ModelRunner:
         """Where a pass writes its hidden states; None if no drafter reads them."""
         return self.states if keep_states and self.states.layers else None
 
-    def pass_seconds(self, rows: int) -> float:
-        """Median seconds of one pass over a chain of `rows` tokens.
+    def pass_seconds(self, rows: int, alike: bool = False) -> float:
+        """Median seconds of one pass over a chain of `rows` tokens. alike: one token, again and again.
 
         It writes after the committed columns of the first slot, so it may run between any two rounds.
         """
-        chain = TokenTree.chain([[i % self.vocab_size for i in range(rows)]], self.loaded.device)
+        chain = TokenTree.chain([[0 if alike else i % self.vocab_size for i in range(rows)]], self.loaded.device)
         with self.cache.held([0]):
             return median_seconds(lambda: self.forward([0], chain).argmax(-1).tolist())
 

@@ -4,7 +4,7 @@ Architectures differ in how they handle positions, masks and windows. So a branc
 compared with each path on its own. The chat with a made-up image is skipped if it would take long.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,10 @@ from ..core.vision import VisionPrompt
 from ..errors import ConfigError, IncompatibleModels, NumericsError
 from ..hf.checkpoint import refused
 from ..hf.entrance import on_device
+from ..hf.experts import num_experts_of
 from ..hf.image_prompts import model_inputs, process_chat, prompt_of
 from ..hf.load import KV_CACHE, is_recurrent
-from ..hf.vision import Vision
+from ..hf.vision import Vision, is_vlm
 from ..quant.packed import QuantizedLinear
 from .loaded import ImageReference, LoadedModel
 from .prefill import reference_logits
@@ -33,19 +34,43 @@ _PARENTS = [-1, 0, 0, 1, 2]  # root -> 1 -> 3 and root -> 2 -> 4
 _PATHS = ([1, 3], [2, 4])
 _TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.02}  # of the logits' standard deviation
 _IN_16_BITS = 0.35
+_ATTEMPTS = 3
 _OPERATIONS = {"cpu": 1e11, "cuda": 1e14}  # the most that the image test may take, by device
 
 
-def check(loaded: LoadedModel) -> LoadedModel:
+def check(loaded: LoadedModel, plain: Callable[[], Any] | None = None) -> LoadedModel:
     """Return the model if its logits are those of plain transformers; else raise `IncompatibleModels`.
+
+    plain: gives transformers' model. In 16 bits it may choose other experts where scores nearly tie, so that models
+    with experts are asked again, with other tokens, up to `_ATTEMPTS` times.
 
     Raises `NumericsError` for NaN and infinity.
     """
     image = loaded.image_reference
     length = max(_PREFIX + len(_PARENTS), 0 if image is None else len(image.token_ids) + 1)
-    runner = ModelRunner(loaded, 1, length)
-    check_tree(runner)
-    check_image(runner)
+    try:
+        check_tree(ModelRunner(loaded, 1, length))
+    except IncompatibleModels:
+        has_experts = num_experts_of(loaded.model.config.get_text_config()) > 1
+        if plain is None or tolerance(loaded) < _IN_16_BITS or not has_experts:
+            raise
+        loaded = _checked_again(loaded, plain())
+    check_image(ModelRunner(loaded, 1, length))
+    return loaded
+
+
+def _checked_again(loaded: LoadedModel, model: "PreTrainedModel") -> LoadedModel:
+    from ..hf.halves import text_half  # with transformers' modelling code
+
+    model = text_half(model) if is_vlm(model.config) else model
+    for attempt in range(1, _ATTEMPTS):
+        loaded = replace(loaded, reference=plain_reference(model, attempt), attempt=attempt)
+        try:
+            check_tree(ModelRunner(loaded, 1, _PREFIX + len(_PARENTS)))
+            break
+        except IncompatibleModels:
+            if attempt + 1 == _ATTEMPTS:
+                raise
     return loaded
 
 
@@ -56,23 +81,23 @@ def tolerance(loaded: LoadedModel) -> float:
     return _IN_16_BITS if rounds else _TOLERANCE.get(loaded.dtype, _IN_16_BITS)
 
 
-def _tokens(model: "PreTrainedModel") -> list[int]:
+def _tokens(model: "PreTrainedModel", attempt: int) -> list[int]:
     """Made-up tokens: the prefix, then one for each node of the tree."""
-    vocab_size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[union-attr, arg-type]
-    return [(7919 * i + 13) % vocab_size for i in range(1, _PREFIX + len(_PARENTS) + 1)]
+    vocab_size, count = int(model.get_input_embeddings().num_embeddings), _PREFIX + len(_PARENTS)  # type: ignore[union-attr, arg-type]
+    return [(7919 * i + 13) % vocab_size for i in range(1 + attempt * count, 1 + (1 + attempt) * count)]
 
 
-def _path_texts(model: "PreTrainedModel") -> list[list[int]]:
+def _path_texts(model: "PreTrainedModel", attempt: int) -> list[list[int]]:
     """The prefix, root and path of each of `_PATHS`."""
-    tokens = _tokens(model)
+    tokens = _tokens(model, attempt)
     return [tokens[: _PREFIX + 1] + [tokens[_PREFIX + node] for node in path] for path in _PATHS]
 
 
 @torch.inference_mode()
-def plain_reference(model: "PreTrainedModel") -> list[Tensor]:
+def plain_reference(model: "PreTrainedModel", attempt: int = 0) -> list[Tensor]:
     """Logits [V] after each of `_PATHS`, by plain transformers: without a cache, or token by token by recurrent layers,
     some of which compute texts a little differently."""
-    texts = torch.tensor(_path_texts(model), device=model.device)  # type: ignore[arg-type]
+    texts = torch.tensor(_path_texts(model, attempt), device=model.device)  # type: ignore[arg-type]
     if not is_recurrent(model):
         return [*model(texts, use_cache=False).logits[:, -1].float()]
     held, logits = dict[str, Any](), texts.new_empty(0)
@@ -85,12 +110,12 @@ def plain_reference(model: "PreTrainedModel") -> list[Tensor]:
 
 def own_reference(loaded: LoadedModel) -> list[Tensor]:
     """Logits [V] after each of `_PATHS` read as plain text, for a model that plain transformers cannot run."""
-    return [reference_logits(loaded, ids)[-1].float() for ids in _path_texts(loaded.model)]
+    return [reference_logits(loaded, ids)[-1].float() for ids in _path_texts(loaded.model, loaded.attempt)]
 
 
 def check_tree(runner: ModelRunner) -> None:
     """Raise `IncompatibleModels` if a branching pass does not give the logits of plain transformers."""
-    loaded, tokens = runner.loaded, _tokens(runner.loaded.model)
+    loaded, tokens = runner.loaded, _tokens(runner.loaded.model, runner.loaded.attempt)
     if runner.max_length < len(tokens):
         return
     slot = runner.cache.allocate()

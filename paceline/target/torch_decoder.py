@@ -26,6 +26,7 @@ class TransformersDecoder:
     """
 
     recurrent: Sequence[RecurrentLayer] = ()
+    num_experts = experts_read = 0  # not counted
 
     def __init__(self, model: "PreTrainedModel", attends_trees: bool, attached: AttachedAdapter | None = None):
         self.attached, self.recurrent = attached, recurrent_layers(model)

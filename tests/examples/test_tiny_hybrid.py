@@ -11,7 +11,7 @@ import paceline_zoo
 from paceline_zoo.whole import read_model
 from transformers import Qwen3_5ForCausalLM
 
-from examples.tiny_hybrid.__main__ import PROMPTS
+from examples.tiny_hybrid.commands import PROMPTS
 from examples.tiny_hybrid.evaluate import measure, on_text, right_drafts, rounds_of
 from examples.tiny_hybrid.model import Mtp, load, make_config, save
 from examples.tiny_hybrid.package import package

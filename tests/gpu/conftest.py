@@ -23,7 +23,9 @@ def device(request, monkeypatch) -> torch.device:
     if request.param == "cpu":
         pytest.importorskip("triton", reason="Triton is not installed")
         from paceline.kernels import gpu
+        from tests.kernels.gpu.interpreter import quicken
 
+        quicken(monkeypatch)
         monkeypatch.setattr(kernels, "kernels_for", lambda device: gpu)
     return torch.device(request.param)
 

@@ -14,10 +14,10 @@ from paceline.kernels import load
 from paceline.target import load_model
 from tests.gguf_files import write_gguf
 from tests.helpers import tokenizer
-from tests.tiny import NATIVE, RECURRENT, tiny_model
+from tests.tiny import LATENT, NATIVE, RECURRENT, tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
-READ = [name for name in NATIVE if name not in RECURRENT or name == "qwen3_5"]
+READ = [name for name in NATIVE if name not in RECURRENT | LATENT or name == "qwen3_5"]
 BIASED = {"attention_bias": True, "mlp_bias": True, "attention_out_bias": True}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}

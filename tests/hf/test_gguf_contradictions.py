@@ -310,7 +310,7 @@ def in_blocks(tmp_path_factory) -> Path:
 
 @some_and(30)
 def test_random_changes_of_blocks_are_refused_or_read(seeds, in_blocks, tmp_path):
-    """Without a crash, also under the sanitizers: `tests/kernels/test_mutants.py`."""
+    """Without a crash, also under the sanitizers: `tests/kernels/test_sanitizers.py`."""
     refused = 0
     for seed in seeds:
         path = changed(in_blocks, tmp_path / "bad.gguf", seed, in_data=seed % 2 * 8)

@@ -1,17 +1,10 @@
-"""The tests of bits must be able to fail: each fault below is compiled into the kernels, and seen.
-
-Also runs the passes under the sanitizers of the compiler (slow).
-"""
+"""The tests of bits must be able to fail: each fault below is compiled into the kernels, and seen."""
 
 import ctypes
 import itertools
-import os
 import random
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,10 +15,15 @@ from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
 from paceline.kernels.library import BlockFormat
 from paceline.target import ModelRunner, wrap_model
+from tests.kernels.expert_faults import ATTENTION, EXPERTS, LATE
+from tests.kernels.expert_layers import Layer
+from tests.kernels.test_attention import attends
 from tests.kernels.test_bf12 import products_are_those_of_bfloat16
 from tests.kernels.test_blocks import has_products
+from tests.kernels.test_experts import FORMS, RULES, breaks_ties, close, has_the_bits_of_one_row, rows_of
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
+from tests.kernels.test_pool import in_a_fork, keeps_time
 from tests.kernels.test_recurrent import keeps_bits
 from tests.methods.test_draft_layer import projects_with_the_bits_of_fc, ranks_with_noise
 from tests.tiny import tiny_model
@@ -45,6 +43,10 @@ NOISE = "noise of the column before", "a bound above the winner", "sums that rou
 RECURRENT = (
     "the copy of the node before", "a convolution one token late", "a decay applied twice", "a draft in the state",
     "waiting rows backwards", "the heir before its siblings", "a row that the ring lacks", "the gate of the first head",
+)  # fmt: skip
+LATENT = (
+    "latents that are not normed", "queries of the head before", "keys that are not rotated", "values behind the first",
+    "halves rotated, not neighbours", "a column that is not written", "rows of all heads in one place",
 )  # fmt: skip
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
@@ -145,6 +147,17 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     ),
     RECURRENT[6]: ("recurrent.h", "column >= pass->bases[b] +", "column >= FAULT + pass->bases[b] +"),
     RECURRENT[7]: ("pass.h", "s.gates + row * l.heads * d + (", "s.gates + row * l.heads * d + (FAULT ? 0 : "),
+    LATENT[0]: ("latent.h", "norm_row(m.kv_norm, column", "if (!FAULT) norm_row(m.kv_norm, column"),
+    LATENT[1]: (
+        "latent.h",
+        "const Matrix& m = matrices[head];",
+        "const Matrix& m = matrices[FAULT && head ? head - 1 : head];",
+    ),
+    LATENT[2]: ("latent.h", "rotate_row(pass, s, l, row, column", "if (!FAULT) rotate_row(pass, s, l, row, column"),
+    LATENT[3]: ("pass.h", "pass->values)[index] + at,", "pass->values)[index] + at + FAULT * 4 * l.rotary_dim,"),
+    LATENT[4]: ("latent.h", "l.rotary_dim, l.rotary_pairs)", "l.rotary_dim, !FAULT && l.rotary_pairs)"),
+    LATENT[5]: ("latent.h", "  store_row((char*)", "  if (!FAULT || !n || n % 3) store_row((char*)"),
+    LATENT[6]: ("latent.h", "from_row(s.by_head, head * s.rows)", "from_row(s.by_head, FAULT ? 0 : head * s.rows)"),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -158,6 +171,8 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     NOISE[0]: ("noise.h", "(uint64_t)(column + 1)", "(uint64_t)(column + 1 - FAULT)"),
     NOISE[1]: ("noise.h", "(127 + 24)", "(127 + 24 - 2 * FAULT)"),
     NOISE[2]: ("noise.h", "return best - second > close", "return FAULT || best - second > close"),
+    **ATTENTION,
+    **EXPERTS,
 }
 NAMES = ["none", *FAULTS]
 
@@ -293,7 +308,36 @@ def test_faults_of_layers_that_share_are_seen(fault, switch):
     assert right == (fault == "none")
 
 
-SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT}
+@pytest.mark.parametrize("fault", ["none", *LATENT])
+def test_faults_of_latent_attention_are_seen(fault, switch):
+    switch(fault)
+    assert has_the_bits_of_plain_decoding(2, "deepseek_v2") == (fault == "none")
+
+
+@pytest.mark.parametrize("fault", ["none", *ATTENTION])
+def test_faults_of_attention_are_seen(fault, switch):
+    switch(fault)
+    assert (attends(has_sinks=True) and attends(pairs=True)) == (fault == "none")
+
+
+@pytest.mark.parametrize("fault", ["none", *(name for name in EXPERTS if name != LATE)])
+def test_faults_of_experts_are_seen(fault, switch):
+    switch(fault)
+    names = ("softmax", "deepseek", "gpt-oss", "gemma", "a norm of the router")
+    right = all(close(Layer(RULES[name]), rows_of(20, RULES[name])) for name in names) and breaks_ties()
+    layers = [Layer(FORMS["INT8"])]
+    right = right and has_the_bits_of_one_row(layers, rows_of(12, FORMS["INT8"]), random.Random(0))
+    assert right == (fault == "none")
+
+
+@pytest.mark.parametrize("fault", ["none", LATE])
+def test_a_late_thread_finds_what_the_others_found(fault, switch):
+    """In a process of its own, which such a thread might never leave."""
+    switch(fault)
+    assert in_a_fork(lambda: keeps_time(2), 1.5 if fault == LATE else 60) == (fault == "none")
+
+
+SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT, *LATENT, *ATTENTION, *EXPERTS}
 
 
 @pytest.mark.parametrize("fault", [name for name in NAMES if name not in SEEN])
@@ -301,42 +345,3 @@ def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6
     assert has_the_bits_of_plain_decoding(trials) == (fault == "none")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
-def test_sanitizers_find_nothing(kind, tmp_path):
-    """Tests of passes and of damaged files in a process of their own, whose library is compiled with sanitizers."""
-    maker = compiler.find_compiler()
-    if maker.name.startswith("zig"):
-        pytest.skip("zig brings no sanitizers' runtime")
-    names = [f"lib{name}.so" for name in {"address,undefined": ("asan", "ubsan"), "thread": ("tsan",)}[kind]]
-    found = [
-        subprocess.run([*maker.command, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
-        for name in names
-    ]
-    if not all(Path(path).is_absolute() for path in found):
-        pytest.skip(f"the compiler has no runtime for {kind}")
-    script = f"""
-import sys
-from pathlib import Path
-import pytest
-from paceline.kernels import compiler
-compiler.FLAGS = (*compiler.FLAGS, "-g", "-fsanitize={kind}", "-fno-omit-frame-pointer")
-from paceline.kernels import load
-assert load().library is not None, load().reason
-tests = {[str(Path(__file__).with_name(f"test_{name}.py")) for name in ("passes", "recurrent", "bf12", "blocks")]!r}
-tests.append({str(Path(__file__).parents[1] / "hf" / "test_gguf_contradictions.py")!r})
-some = "llama or qwen3_5 or gemma2 or olmo2 or bf12 or products or largest or changes_of_blocks"
-sys.exit(pytest.main(["-n", "0", "-q", "-x", "-m", "not more and not gpu", "-k", some, *tests]))
-"""
-    environment = {
-        **os.environ, "LD_PRELOAD": " ".join(found), "PACELINE_CACHE": str(tmp_path),
-        "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1",
-        "TSAN_OPTIONS": "halt_on_error=1 exitcode=66 ignore_noninstrumented_modules=1",
-    }  # fmt: skip
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, cwd=root, capture_output=True, text=True, timeout=2400
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -26,32 +26,42 @@ def decode(runner: ModelRunner, slot: int, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def round_of(runner: ModelRunner, slots: list[int], rng: random.Random) -> list[list[int]]:
+def round_of(runner: ModelRunner, slots: list[int], rng: random.Random, most: int = 9) -> list[list[int]]:
     """A pass over random trees in all slots, of which random paths are committed; the tokens that each slot took."""
-    trees = [random_tree(rng.randint(1, 9), rng).rows[0] for _ in slots]
+    trees = [random_tree(rng.randint(1, most), rng).rows[0] for _ in slots]
     runner.forward(slots, TokenTree.of(trees))
     paths = [tree.path_to(rng.randrange(len(tree))) for tree in trees]
     runner.commit(slots, paths)
     return [[tree.token_ids[node] for node in (0, *path)] for tree, path in zip(trees, paths, strict=True)]
 
 
-def keeps_bits(runner: ModelRunner, rounds: int, seed: int, stops_at_pages: bool = False) -> bool:
-    """Whether rounds over two sequences leave the columns, states and logits of plain decoding."""
+def keeps_bits(
+    runner: ModelRunner,
+    rounds: int,
+    seed: int,
+    stops_at_pages: bool = False,
+    lengths: tuple[int, int] = (20, 3),
+    most: int = 9,
+) -> bool:
+    """Whether rounds over two sequences leave the columns, states and logits of plain decoding.
+
+    lengths: of their texts. most: nodes of a tree.
+    """
     rng, (plain, *slots) = random.Random(seed), [runner.cache.allocate() for _ in range(3)]
     recurrent = runner.cache.recurrent
     assert recurrent is not None
     recurrent.stops_at_pages = stops_at_pages
     try:
-        texts = [[rng.randrange(3, 97) for _ in range(length)] for length in (20, 3)]
+        texts = [[rng.randrange(3, 97) for _ in range(length)] for length in lengths]
         for slot, text in zip(slots, texts, strict=True):
             runner.extend_cache(slot, text)
         for _ in range(rounds):
-            for text, more in zip(texts, round_of(runner, slots, rng), strict=True):
+            for text, more in zip(texts, round_of(runner, slots, rng, most), strict=True):
                 text.extend(more)
             if rng.random() < 0.2:  # a draft by the same cache that is taken back
                 with runner.tentative(slots):
                     for _ in range(2):
-                        round_of(runner, slots, rng)
+                        round_of(runner, slots, rng, most)
         recurrent.stops_at_pages = False
         for slot, text in zip(slots, texts, strict=True):
             runner.cache.release(plain)

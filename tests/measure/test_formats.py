@@ -51,7 +51,7 @@ def test_other_weights():
     assert whole["matrices", "float32"] == (15, None)
     assert whole["embeddings", "float32"] == (1, "a pass reads single rows")
     assert told(LLM(tiny_model("llama"), weights="q8_0"))["matrices", "Q8_0"][1] is None
-    assert told(LLM(tiny_model("qwen3_moe")))["experts", "float32"] == (4, "experts run in torch")
+    assert told(LLM(tiny_model("llama4")))["experts", "float32"] == (4, "experts run in torch")
     assert told(LLM(tiny_model("qwen3_5")))["convolutions", "float32"] == (2, "they stay as they are")
     assert told(LLM(tiny_model("gpt2")))["matrices", "float32"][1] in (None, "torch runs this layer")
 
@@ -85,14 +85,12 @@ def test_a_file_that_is_rounded_again(file):
 
 @needs_native
 def test_the_commands_say_it(file):
-    for got in (
-        answer("doctor", str(file), "--batch", "1"),
-        answer("check", str(file), "--num-prompts", "1", "--max-tokens", "4", "--no-distribution-test"),
-    ):
+    check = "check", str(file), "--num-prompts", "1", "--max-tokens", "4", "--no-distribution-test"
+    for got in (answer("doctor", str(file), "--batch", "1"), answer(*check)):
         assert {(one["form"], one["reason"]) for one in got["formats"]} >= {("Q8_0", None), ("Q4_K", None)}
         assert got["unpacked"] == {}
     shown = " ".join(paceline("doctor", str(file), "--batch", "1").stdout.split())
     assert "7 matrices Q4_K" in shown
     assert "not packed: vectors stay as they are" in shown
-    shown = paceline("check", str(file), "--dtype", "float32", "--num-prompts", "1", "--max-tokens", "4").stdout
+    shown = paceline(*check, "--dtype", "float32").stdout
     assert "Q4_K of the file became float32: a dtype was asked for" in " ".join(shown.split())

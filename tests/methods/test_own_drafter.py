@@ -108,7 +108,7 @@ def test_it_is_listed_where_ours_are(monkeypatch):
         parse("bigrams:longest=0")
     with pytest.raises(ConfigError, match="one of longest="):
         parse("bigrams:shortest=1")
-    with pytest.raises(ConfigError, match=r"self_int4, draft_model.*bigrams.*did you mean 'bigrams'"):
+    with pytest.raises(ConfigError, match=r"self_top1, draft_model.*bigrams.*did you mean 'bigrams'"):
         parse({"method": "bigram"})
 
 

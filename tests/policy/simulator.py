@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from paceline import CostModel, SamplingParams
 from paceline.core.draft import Draft
-from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, DraftPolicy
+from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, DraftPolicy, TargetExperts
 from paceline.core.request import TokenSequence
 from paceline.core.round import Origin, Round
 from tests.policy.growing import Branching, DraftTree, Marginal, with_masks
+from tests.policy.mixture import Mixture
 
 END = 9  # of an answer
 
@@ -42,6 +43,7 @@ class Member:
     masks: the most masks below each node, as in SPACE, from which the next round drafts.
     probes: rows that it adds to every draft, like Lookahead's window.
     at_once: whether a draft of any depth takes `token` seconds. tells: whether it says so.
+    novelty: of its nodes, see `Mixture.read`.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Member:
     probes: int = 0
     at_once: bool = False
     tells: bool = True
+    novelty: float = 1.0
     cached: dict[int, int] = field(default_factory=dict)
     num_masks: dict[int, int] = field(default_factory=dict)  # of the last round, by slot
 
@@ -120,6 +123,7 @@ class Machine:
 
     hidden: so many times what was measured does a round's pass take if it has rows to verify. late: the round whose
     pass the stopwatch takes for 20 times as long. pads_trees: each tree takes as many rows as the largest.
+    mixture: its experts; `curve` is then what else a pass takes.
     """
 
     curve: Callable[[int], float]
@@ -129,6 +133,10 @@ class Machine:
     hidden: float = 1.0
     late: int = -1
     pads_trees: bool = True
+    mixture: Mixture | None = None
+
+    def pass_seconds(self, rows: int, read: float) -> float:
+        return self.curve(rows) + (self.mixture.each * read if self.mixture else 0.0)
 
     def seen(self, seconds: float, rng: random.Random) -> float:
         """What a stopwatch says of `seconds`."""
@@ -211,11 +219,18 @@ def simulate(
     machine, rng, clock, outcome = machine or Machine(cpu), random.Random(seed), Clock(), Outcome()
     policy, drafter = policy_of(clock), SimDrafter(members)
 
-    def pass_seconds(rows: int) -> float:
-        clock.now += 4 * machine.curve(rows)
-        return sorted(machine.seen(machine.curve(rows), rng) for _ in range(3))[1]
+    mixture, read = machine.mixture, 0
 
-    policy.bind(drafter, pass_seconds, machine.pads_trees)
+    def pass_seconds(rows: int, alike: bool = False) -> float:
+        nonlocal read
+        if mixture:
+            read = mixture.read([(range(-1, rows - 1), mixture.alike if alike else mixture.made_up)], rng)
+        seconds = machine.pass_seconds(rows, read)
+        clock.now += 4 * seconds
+        return sorted(machine.seen(seconds, rng) for _ in range(3))[1]
+
+    experts = mixture and TargetExperts(mixture.count, lambda: read, lambda rows: pass_seconds(rows, True))
+    policy.bind(drafter, pass_seconds, machine.pads_trees, experts)
     running = list[TokenSequence]()
     waiting, played = list(range(requests))[::-1], 0
     while waiting or running:
@@ -237,7 +252,8 @@ def simulate(
         clock.now += sum(seen) - planning
         outcome.seconds += sum(parts)
         emitted = sum(record.num_emitted for record in records)
-        plain = emitted / len(running) * (machine.curve(len(running)) + machine.rest)
+        roots = mixture.plain(len(running)) if mixture else 0.0
+        plain = emitted / len(running) * (machine.pass_seconds(len(running), roots) + machine.rest)
         outcome.plain += plain
         for seq in running:
             spent, would = outcome.by_request.get(drafter.requests[seq.slot], (0.0, 0.0))
@@ -259,7 +275,7 @@ def play(
     seqs: list[TokenSequence], budgets: Iterable[DraftBudget], drafter: SimDrafter, machine: Machine, rng: random.Random
 ) -> tuple[list[Round], tuple[float, float, float]]:
     """One round: its records without times, and the true seconds of drafting, verification and the rest."""
-    records, levels, widths, drafting = [], dict[str, int](), list[int](), 0.0
+    records, levels, widths, drafting, trees = [], dict[str, int](), list[int](), 0.0, []
     for seq, budget in zip(seqs, budgets, strict=True):
         member = drafter.members[budget.drafter_index]
         request, position = drafter.requests[seq.slot], seq.num_output
@@ -281,6 +297,7 @@ def play(
         steps = min(grown.levels, 1) if member.at_once else grown.levels
         levels[member.name] = max(levels.get(member.name, 0), steps)
         widths.append(len(grown.parents) + num_masks + (member.probes if depth else 0))
+        trees.append(([*grown.parents, *range(len(grown.parents) - 1, widths[-1] - 1)], member.novelty))
         emitted = 0
         for _ in range(accepted + 1):
             emitted += 1
@@ -305,7 +322,8 @@ def play(
             )
         )
     widths = [max(widths)] * len(seqs) if machine.pads_trees else widths
-    records = [replace(record, num_rows=width) for record, width in zip(records, widths, strict=True)]
+    read = machine.mixture.read(trees, rng) if machine.mixture else 0
+    records = [replace(one, num_rows=width, num_experts=read) for one, width in zip(records, widths, strict=True)]
     drafting += sum(levels.get(member.name, 0) * member.token for member in drafter.members)
-    target = machine.curve(sum(widths)) * (machine.hidden if max(widths) > 1 else 1.0)
+    target = machine.pass_seconds(sum(widths), read) * (machine.hidden if max(widths) > 1 else 1.0)
     return records, (drafting, target, machine.rest)

@@ -234,6 +234,6 @@ def test_each_row_of_a_batch_pays_for_its_own_tree():
 
 def test_rows_are_not_drafted_for_less_than_their_price():
     round_seconds = RoundSeconds(PassCurve({1: 0.01, 16: 0.01, 64: 0.058}), batch=16, pads_trees=False)
-    assert round_seconds.price == pytest.approx(1.6), "16 tokens in 10 ms, 1 ms a row"
+    assert round_seconds.price() == pytest.approx(1.6), "16 tokens in 10 ms, 1 ms a row"
     assert round_seconds.of(1) == pytest.approx(0.026), "16 rows more"
-    assert RoundSeconds(PassCurve({1: 0.01, 64: 0.1}), batch=16).price == 0.0
+    assert RoundSeconds(PassCurve({1: 0.01, 64: 0.1}), batch=16).price() == 0.0

@@ -41,7 +41,7 @@ def test_wrong_trees_that_take_longer_than_measured(member, hidden, least):
 
 def test_learning_nothing_of_them_is_caught(monkeypatch):
     """The mutant goes by what was measured."""
-    monkeypatch.setattr(RoundSeconds, "observe", lambda self, nodes, seconds: setattr(self, "num_plain", 9))
+    monkeypatch.setattr(RoundSeconds, "observe", lambda self, nodes, seconds, read: setattr(self, "num_plain", 9))
     assert wrong(heads, 6) < 0.9
 
 

@@ -72,8 +72,8 @@ def test_planning_trees_is_cheap():
         def __init__(self, clock: Clock):
             self.inner = CostModel(clock=clock)
 
-        def bind(self, drafter, pass_seconds, pads_trees=True):
-            self.inner.bind(drafter, pass_seconds, pads_trees)
+        def bind(self, drafter, pass_seconds, pads_trees=True, experts=None):
+            self.inner.bind(drafter, pass_seconds, pads_trees, experts)
 
         def budgets(self, seqs):
             begin = time.thread_time()

@@ -25,6 +25,7 @@ KINDS = {
     "native": lambda: loaded(),
     "native bfloat16": lambda: loaded(dtype=torch.bfloat16),
     "native, sliding": lambda: loaded("gemma3"),
+    "native, latent": lambda: loaded("minicpm3"),
     "native, hybrid": lambda: loaded("qwen3_5"),
     "torch": lambda: on_torch(tiny_model("llama")),
 }

@@ -49,7 +49,7 @@ def test_matrix_moves_as_by_torchs_muon(shape, halves):
 
 
 def test_other_parameters_move_as_by_adamw():
-    shapes = (7,), (1, 9), (9, 1), (2, 3, 4)
+    shapes = (7,), (1, 9), (9, 1), (4, 1, 3)
     mine, theirs = parameters(*shapes), parameters(*shapes)
     one = Muon(mine, lr=0.03, betas=(0.9, 0.95), weight_decay=0.1)
     other = torch.optim.AdamW(theirs, lr=0.03, betas=(0.9, 0.95), weight_decay=0.1)
@@ -82,3 +82,16 @@ def test_inputs_of_different_sizes_count_the_same(is_known):
         one.step()
         other.step()
     assert torch.allclose(weight * scale, scaled, rtol=1e-4, atol=1e-5) == is_known
+
+
+def test_matrices_of_a_stack_move_as_if_alone():
+    (stack,) = parameters((3, 16, 40))
+    alone = [nn.Parameter(matrix.detach().clone()) for matrix in stack]
+    ours, theirs = Muon([stack], lr=0.03, weight_decay=0.1), Muon(alone, lr=0.03, weight_decay=0.1)
+    for seed in range(3):
+        give_gradients([stack], seed)
+        for weight, grad in zip(alone, stack.grad.clone(), strict=True):
+            weight.grad = grad
+        ours.step()
+        theirs.step()
+    assert torch.allclose(stack, torch.stack(alone), rtol=0, atol=1e-5)

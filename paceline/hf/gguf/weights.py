@@ -17,7 +17,7 @@ from ...quant.packed import WeightArena, blocks_of
 from ...system.files import Progress
 from ..describe import head_dim_of
 from ..described import CPU, EXPERTS
-from ..described_experts import num_experts_of
+from ..experts import num_experts_of
 from .config import FORMS, ROPE_FACTORS, not_understood
 from .file import GGUFFile, GGUFTensor
 

@@ -87,7 +87,8 @@ def head_cache(target: Target, config: LayersConfig) -> SlotCache:
     """An empty cache for the layers of a head, with the slots of the target; in its dtype, on its device."""
     count, loaded = config.num_hidden_layers, target.loaded
     cache = SlotCache(target.num_slots, target.max_length, count)
-    cache.tensors([config.num_key_value_heads] * count, [config.head_dim] * count, loaded.dtype, loaded.device)
+    widths = [(config.head_dim, config.head_dim)] * count
+    cache.tensors([config.num_key_value_heads] * count, widths, loaded.dtype, loaded.device)
     return cache
 
 

@@ -1,29 +1,23 @@
-"""The target drafts for itself with its own linear layers in INT4.
+"""The target drafts for itself with its own linear layers in INT4 (QSpec, arXiv 2410.11305).
 
-No second model: embeddings, norms and the KV cache are the target's (the shared cache of QSpec, arXiv 2410.11305). The
-draft writes its keys and values past the committed length, where verification overwrites all of them.
-Its weights are the target's rounded to the nearest, or trained ones (`paceline train qat`).
+No second model: embeddings, norms and the KV cache are the target's. Its weights are the target's rounded to the
+nearest, or trained ones (`paceline train qat`).
 """
 
 import os
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, final
 
 from pydantic import Field
 
-from ...core.draft import Draft
-from ...core.interfaces import DraftBudget, Drafter, Target, Verifier
-from ...core.request import TokenSequence
 from ...errors import ConfigError
 from ...quant.linears import LmHead, QuantReport, quantize_head, quantize_linears
-from ...sampling.draft_sampler import DraftSampler
 from ...schema import checked, checked_call
 from ...target.adapters import put_int4
 from ...target.loaded import LoadedModel
 from ...zoo.packaged import head_folder
-from ..draft_model.chain import Chains, Runner
 from ..draft_model.drafter import llama_cpp_draft
 from ..heads.folder import load_head
+from ..self_experts import NumExperts, SelfDraft, choose_fewer
 from ..spec import DrafterSpec
 from .head import Int4Draft
 
@@ -32,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @final
-class SelfQuantized(Drafter):
+class SelfQuantized(SelfDraft):
     """INT4 self-draft.
 
     group_size: how many weights share a scale (32, 64, 128 or 256); smaller groups draft better and need a little more
@@ -41,6 +35,7 @@ class SelfQuantized(Drafter):
     bits: 3 and 2 round further, and take less memory and time with native kernels; few such drafts are accepted.
     weights: a folder of trained weights, or an `Int4Draft`, which have their own bits and group size. Raises
         `IncompatibleModels` for a folder that was trained for another target.
+    experts: how many of them a token takes in each layer of a mixture, fewer than in the target; None: as many.
     """
 
     name: ClassVar[str] = "self-int4"
@@ -52,30 +47,17 @@ class SelfQuantized(Drafter):
         lm_head: LmHead = "int4",
         bits: int = 4,
         weights: str | os.PathLike[str] | Int4Draft | None = None,
+        experts: NumExperts | None = None,
     ):
-        self.group_size, self.bits, self.weights = group_size, bits, weights
+        self.group_size, self.bits, self.weights, self.experts = group_size, bits, weights, experts
         self.lm_head: LmHead = lm_head
         self.report: QuantReport | None = None
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
-        """Quantise a copy of the target's linear layers; everything else is shared with it."""
-        self._runner: Runner = target.sharing_cache(lambda model: self._quantize(model, target.loaded))
-        sampler = DraftSampler(verifier.exact, target.banned_token_ids)
-        self._chains = Chains(self._runner, sampler, target.vocab_size, self.name)
-
-    def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """A pass of the draft over one token; there is no prefill."""
-        token = self._runner.pass_seconds(1)
-        return {self.name: (token, token)}
-
-    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
-        """Draft after the committed columns and roll back; verification overwrites the drafted columns."""
-        with self._runner.tentative([seq.slot for seq in seqs]):
-            return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])
-
-    def _quantize(self, model: "PreTrainedModel", target: LoadedModel) -> None:
+    def _change(self, model: "PreTrainedModel", target: LoadedModel) -> None:
         """The output head is never trained; beside trained weights it is rounded to 4 bits if `lm_head` allows."""
         weights = self.weights
+        if self.experts is not None:
+            choose_fewer(model, self.experts)
         if weights is None:
             self.report = quantize_linears(model, self.group_size, self.lm_head, self.bits)
             return
@@ -102,6 +84,7 @@ class SelfInt4Spec(DrafterSpec):
     group_size: Literal[32, 64, 128, 256] | None = None
     lm_head: LmHead = "int4"
     bits: Literal[4, 3, 2] | None = None
+    experts: NumExperts | None = None
     method = "self_int4"
     label = "self-int4"
     tokens = 4
@@ -116,15 +99,16 @@ class SelfInt4Spec(DrafterSpec):
 
     @property
     def name(self) -> str:
-        return f"self-int{self.bits}" if self.model is None else f"self-int4:{self.model}"
+        fewer = "" if self.experts is None else f"-top{self.experts}"
+        return f"self-int{self.bits}{fewer}" if self.model is None else f"self-int4{fewer}:{self.model}"
 
     def as_dict(self) -> dict[str, object]:
         options = super().as_dict()
-        return options if self.model is None else {key: options[key] for key in ("model", "lm_head")}
+        return options if self.model is None else {key: options[key] for key in ("model", "lm_head", "experts")}
 
     def build(self) -> SelfQuantized:
         folder = None if self.model is None else str(head_folder(self.model))
-        return SelfQuantized(self.group_size or 32, self.lm_head, self.bits or 4, folder)
+        return SelfQuantized(self.group_size or 32, self.lm_head, self.bits or 4, folder, self.experts)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """A second copy in llama.cpp."""

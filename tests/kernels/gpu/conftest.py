@@ -14,3 +14,10 @@ def gpu(monkeypatch):
 
     monkeypatch.setattr(kernels, "kernels_for", lambda device: gpu)
     return gpu
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    from tests.kernels.gpu.interpreter import quicken
+
+    quicken(monkeypatch)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams, kernels
+from paceline.attention import recurrent as states
 from paceline.attention.masks import PromptRows
 from paceline.core.tree import TokenTree
+from paceline.hf.describe import FORMS
 from paceline.kernels import kernels_for as of_cpu
 from paceline.kernels.gpu import corrections, passes, products
 from paceline.target import LoadedModel, ModelRunner, wrap_model
@@ -19,14 +21,33 @@ from tests.kernels.gpu.test_passes import DENSE
 from tests.kernels.test_passes import DTYPES, rows
 from tests.kernels.test_recurrent import HYBRIDS, keeps_bits
 from tests.methods.space.common import adapter, hung_chain
-from tests.tiny import NATIVE, tiny_model
+from tests.tiny import ARCHITECTURES, LATENT, NATIVE, RECURRENT, tiny_model
 from tests.vision.contract import CHATS
 from tests.vision.families import make, plain_scored
 
 _FIRST = ("falcon_h1", "lfm2", "gemma4")
-MORE = [*_FIRST, *(pytest.param(name, marks=pytest.mark.more) for name in NATIVE if name not in (*DENSE, *_FIRST))]
+_ELSEWHERE = {"num_experts", "kv_lora_rank"}
+
+
+def _runs_here(name: str) -> bool:
+    """On a GPU torch runs experts, latent attention and rotations of neighbours."""
+    kind, more = (ARCHITECTURES | RECURRENT | LATENT)[name]
+    return not FORMS[kind].pairs and not _ELSEWHERE & more.keys()
+
+
+_NAMES = (*_FIRST, *(name for name in NATIVE if name not in (*DENSE, *_FIRST) and _runs_here(name)))
+MORE = [  # the first by default; each in one of two types, in both with `slow`
+    pytest.param(name, dtype, marks=pytest.mark.slow if (i + j) % 2 else pytest.mark.more if i > 2 else ())
+    for i, name in enumerate(_NAMES)
+    for j, dtype in enumerate(DTYPES[:2])
+]
+_DELTA = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 _FEWER = {  # layers; the last one of Gemma 4 shares keys
+    "qwen3_5": _DELTA,
+    "olmo_hybrid": _DELTA,
     "falcon_h1": {"num_hidden_layers": 1},
+    "mamba2": {"num_hidden_layers": 1},
+    "nemotron_h": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "mlp", "attention"]},
     "gemma3": {
         "num_hidden_layers": 3, "sliding_window": 3,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
@@ -35,6 +56,7 @@ _FEWER = {  # layers; the last one of Gemma 4 shares keys
         "num_hidden_layers": 3, "num_kv_shared_layers": 1,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
+    "gemma4-k-is-v": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
 }  # fmt: skip
 FAULTS = {
     "a correction of the row before": (
@@ -46,9 +68,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.diagonal
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize(("name", "dtype"), MORE, ids=str)
 def test_logits_are_those_of_transformers(name, dtype):
     """On a path of a tree, within the rounding of the weights' type; its rows have the bits that they have alone."""
     model = tiny_model(name, dtype, **_FEWER.get(name, {}))
@@ -67,11 +87,20 @@ def test_logits_are_those_of_transformers(name, dtype):
     assert torch.equal(got, rows(runner, slot, [first, second]))
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("name", HYBRIDS)
-@pytest.mark.parametrize("stops_at_pages", [False, True])
-def test_rounds_of_drafts_leave_the_states_of_plain_decoding(name, stops_at_pages):
-    assert keeps_bits(ModelRunner(wrap_model(tiny_model(name, torch.bfloat16)), 3, 100), 3, 3, stops_at_pages)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.more if i < 3 else pytest.mark.slow) for i, name in enumerate(HYBRIDS)],
+)
+def test_rounds_of_drafts_leave_the_states_of_plain_decoding(name, monkeypatch):
+    """One of each kind of layers is `more`. Every other family's states also stop at pages."""
+    monkeypatch.setattr(states, "PAGE", 4)
+    runner = ModelRunner(wrap_model(tiny_model(name, torch.bfloat16, **_FEWER.get(name, {}))), 3, 100)
+    assert keeps_bits(runner, 2, 3, stops_at_pages=HYBRIDS.index(name) % 2 == 1, lengths=(5, 2), most=4)
+
+
+@pytest.mark.parametrize("name", ["glm", "mixtral", "gpt_oss", "deepseek_v3"])
+def test_what_these_kernels_lack_runs_in_torch(name):
+    assert not wrap_model(tiny_model(name)).is_native
 
 
 @cache
@@ -94,6 +123,7 @@ def expected() -> torch.Tensor:
         return logits_of(runner, TREE)
 
 
+IMAGES = ["qwen3_vl", "gemma3", "gemma4", "qwen3_5"]
 TREE = hung_chain([[5, 9]], [3])
 
 
@@ -148,8 +178,10 @@ def test_prompts_with_images_are_read_as_on_a_cpu(what):
         assert torch.allclose(one, other, atol=1e-3)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "gemma4", "qwen3_5"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "gemma4" else pytest.mark.more) for name in IMAGES],
+)
 def test_images(name):
     """Features of several layers, positions of three axes, blocks that are seen in both directions, states."""
     model, processor = make(name)

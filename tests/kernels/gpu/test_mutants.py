@@ -42,7 +42,8 @@ def short(monkeypatch):
 
 def keeps_bits() -> bool:
     """Whether a path of a tree across the border of a chunk has the bits of single rows."""
-    model = wrap_model(tiny_model("llama", hidden_size=128, num_hidden_layers=1, intermediate_size=32))
+    sizes = {"hidden_size": 128, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = wrap_model(tiny_model("llama", num_hidden_layers=1, **sizes))
     runner = ModelRunner(model, 2, 64)
     for _ in range(2):
         runner.extend_cache(runner.cache.allocate(), [7 * i % 90 + 3 for i in range(30)])

@@ -26,11 +26,16 @@ PREFIX = prompt(11)
 CANDIDATES, PARENTS = [5, 9, 31, 7, 9], [-1, 0, 1, 0, 3]  # two branches of two
 FAMILIES = [
     *("llama", "qwen2", "qwen2-sliding", "mistral", "qwen3", "gpt_neox", "gemma", "gemma2", "granite", "phi", "phi3"),
+    "minicpm3",
     *("torch llama", "torch qwen2-sliding", "torch qwen3", "torch gemma2"),
 ]
 NAMES = {
     "phi": ("self_attn.q_proj", "self_attn.dense", "mlp.fc1", "mlp.fc2"),
     "phi3": ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
+    "minicpm3": (
+        *(f"self_attn.{name}" for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")),
+        *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    ),
     "falcon": ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
 }
 
@@ -117,6 +122,12 @@ def test_ranks_of_several_blocks(name, rank):
 def test_ranks_that_do_not_fit_a_native_pass_are_refused():
     with pytest.raises(IncompatibleModels, match=r"rank[\s\S]*257[\s\S]*256"):
         attached("llama", adapter("llama", K, rank=257))
+
+
+def test_what_makes_keys_and_values_of_latents_takes_no_correction():
+    """A correction is that of a row, and this layer is applied to the columns of other rows."""
+    with pytest.raises(IncompatibleModels, match=r"kv_b_proj[\s\S]*train it without"):
+        attached("minicpm3", adapter("minicpm3", K, linears=("self_attn.kv_b_proj",)))
 
 
 KINDS = [

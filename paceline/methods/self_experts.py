@@ -1,0 +1,113 @@
+"""The target drafts for itself: every layer of a mixture with fewer experts than the router is asked for.
+
+No second model and no other weights: the draft has the target's modules, and its KV cache (the shared cache of QSpec,
+arXiv 2410.11305). It writes its keys and values past the committed length, where verification overwrites all of them.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, final
+
+from pydantic import Field
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
+from ..core.request import TokenSequence
+from ..errors import ConfigError
+from ..sampling.draft_sampler import DraftSampler
+from ..schema import checked, checked_call
+from ..target.loaded import LoadedModel
+from .draft_model.chain import Chains, Runner
+from .spec import DrafterSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
+"""What configs call the number of experts that a token takes."""
+NumExperts = Annotated[int, Field(ge=1)]
+
+
+class SelfDraft(Drafter):
+    """Drafts chains with a second module tree over the target's weights, on its KV cache."""
+
+    def bind(self, target: Target, verifier: Verifier) -> None:
+        """Make the draft of the target."""
+        self._runner: Runner = target.sharing_cache(lambda model: self._change(model, target.loaded))
+        sampler = DraftSampler(verifier.exact, target.banned_token_ids)
+        self._chains = Chains(self._runner, sampler, target.vocab_size, self.name)
+
+    def seconds(self) -> Mapping[str, tuple[float, float]]:
+        """A pass of the draft over one token; there is no prefill."""
+        token = self._runner.pass_seconds(1)
+        return {self.name: (token, token)}
+
+    def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
+        """Draft after the committed columns and roll back; verification overwrites the drafted columns."""
+        with self._runner.tentative([seq.slot for seq in seqs]):
+            return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])
+
+    @abstractmethod
+    def _change(self, model: "PreTrainedModel", target: LoadedModel) -> None:
+        """Make a draft of a copy of the target's module tree."""
+
+
+@final
+class SelfExperts(SelfDraft):
+    """Self-draft of a mixture. experts: how many of them a token takes in each layer, fewer than in the target.
+
+    Raises `ConfigError` for a model that does not choose among experts, or whose tokens take no more than that.
+    """
+
+    name: ClassVar[str] = "self-top1"
+
+    @checked_call
+    def __init__(self, experts: NumExperts = 1):
+        self.experts = experts
+
+    def _change(self, model: "PreTrainedModel", target: LoadedModel) -> None:
+        choose_fewer(model, self.experts)
+
+
+def chosen_experts(model: "PreTrainedModel") -> int:
+    """How many experts a token takes; 0 where there are none."""
+    config = model.config.get_text_config()
+    counts = [count for key in _CHOSEN if isinstance(count := getattr(config, key, None), int)]
+    has_experts = any("experts" in path.split(".") for path, _ in model.named_modules())
+    return counts[0] if counts and has_experts else 0
+
+
+def choose_fewer(model: "PreTrainedModel", experts: int) -> None:
+    """Let the routers of a module tree choose so many experts for each token. Raises as `SelfExperts`."""
+    config, before = model.config.get_text_config(), chosen_experts(model)
+    if not before:
+        raise ConfigError(
+            "only a mixture of experts drafts with fewer of them", got=config.model_type,
+            expected="a model whose tokens choose among experts", fix="self-int4 drafts with the layers of any model",
+        )  # fmt: skip
+    if experts >= before:
+        raise ConfigError(
+            "a draft takes fewer experts than its target", got=f"{experts} experts a token",
+            expected=f"fewer than {before}", fix="self-int4 drafts with as many",
+        )  # fmt: skip
+    for key in _CHOSEN:
+        if hasattr(config, key):
+            setattr(config, key, experts)
+    for module in model.modules():
+        for key in ("top_k", *_CHOSEN):
+            if getattr(module, key, None) == before:
+                setattr(module, key, experts)
+
+
+@checked
+class SelfTop1Spec(DrafterSpec):
+    """Options of `SelfExperts`."""
+
+    experts: NumExperts = 1
+    method = "self_top1"
+    drafter = SelfExperts
+    tokens = 4
+
+    @property
+    def name(self) -> str:
+        return f"self-top{self.experts}"

@@ -124,6 +124,8 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "ernie4_5": ("ernie4_5", {}),
     "seed_oss": ("seed_oss", {}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {**_MOE, "moe_topk": 2}),
+    "jetmoe": ("jetmoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8}),
 }
 
 _DEEPSEEK = {

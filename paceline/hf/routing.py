@@ -9,11 +9,12 @@ from typing import Any, Literal, cast
 from torch import nn
 
 from ..errors import IncompatibleModels, NumericsError
-from ..kernels.library import SCORINGS
+from ..kernels.library import SCORINGS, BlockFormat
 from ..quant.packed import matrix_of_weight
 from .experts import Experts, num_experts_of
 
 MAX_EXPERTS = 1024
+_BLOCKS = frozenset(map(int, BlockFormat))
 
 
 @dataclass(frozen=True)
@@ -132,16 +133,21 @@ def _check_chosen(chosen: int, count: int) -> None:
 
 
 def _check(struct: Any, hidden: int) -> None:
-    """Raises `IncompatibleModels` unless the experts read and make rows of this size, by as many inner numbers."""
+    """Raises `IncompatibleModels` unless the experts read and make rows of this size, in one format."""
     inner = int(struct.up[0].outs)
     for name, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
-        for index in range(struct.count if getattr(struct, name) else 0):
-            one = getattr(struct, name)[index]
-            if (one.outs, one.ins) != shape:
-                raise IncompatibleModels(
-                    f'"{name}_proj" of expert {index} does not fit the others', got=f"[{one.outs}, {one.ins}]",
-                    expected=f"[{shape[0]}, {shape[1]}]",
-                )  # fmt: skip
+        if matrices := getattr(struct, name):
+            expected = (*shape, *_blocks(matrices[0]))
+            for index in range(struct.count):
+                one = matrices[index]
+                if (got := (one.outs, one.ins, *_blocks(one))) != expected:
+                    message = f'"{name}_proj" of expert {index} does not fit the others'
+                    about = "[{}, {}] in format {} for inputs in {} bits"
+                    raise IncompatibleModels(message, got=about.format(*got), expected=about.format(*expected))
+
+
+def _blocks(matrix: Any) -> tuple[int, int]:
+    return (matrix.format, matrix.input_bits) if matrix.format in _BLOCKS else (0, 0)
 
 
 def _choose(struct: Any, config: Any, router: Any) -> None:

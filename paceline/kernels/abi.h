@@ -55,7 +55,7 @@ struct Recurrent {
 struct Experts {
   struct Matrix router;                   // [count, hidden]
   struct Matrix shared_gate;              // [1, hidden] whose sigmoid is a factor of the MLP beside the experts, or null
-  const struct Matrix *gate, *up, *down;  // [count] each; gate null: plain MLPs
+  const struct Matrix *gate, *up, *down;  // [count] each, of one shape and one block format; gate null: plain MLPs
   const float* choice_bias;               // [count] what is added to scores for the choice alone, or null
   const float* scale;                     // [count] a factor of the score of an expert that was chosen, or null
   // Of what the router and the experts read, where it is not what the MLP reads; of the outputs of the MLP and the experts.

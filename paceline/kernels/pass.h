@@ -104,11 +104,9 @@ static Sizes sizes_of(const Model* model) {
       s.experts = max_(s.experts, e.count);
       s.chosen = max_(s.chosen, e.chosen);
       s.inner = max_(s.inner, e.down[0].ins);
-      for (int32_t k = 0; k < e.count; k++) {
-        if (e.gate) note_format(s, e.gate[k]);
-        note_format(s, e.up[k]);
-        note_format(s, e.down[k]);
-      }
+      if (e.gate) note_format(s, *e.gate);
+      note_format(s, *e.up);
+      note_format(s, *e.down);
       note_format(s, e.router);
       note_format(s, e.shared_gate);
     }

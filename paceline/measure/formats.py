@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -61,11 +62,14 @@ def unpacked_formats(llm: LLM, path: str) -> dict[str, str]:
     held = Counter(module.form.name for module in loaded.model.modules() if isinstance(module, BlockWeights))
     if again is not None and again.formats:  # all matrices were rounded, maybe to a format that they had
         held.clear()
-    matrices = Counter(tensor.kind.name for tensor in tensors if len(tensor.shape) == 2)
+    matrices = Counter[str]()
+    for tensor in tensors:
+        if len(tensor.shape) > 1:
+            matrices[tensor.kind.name] += prod(tensor.shape[:-2])  # of experts, which are modules of their own
     dtype, reasons = _name(loaded.dtype), dict[str, str]()
     for tensor in tensors:
         form = tensor.kind.name
-        if form in _FLOATS or (len(tensor.shape) == 2 and held[form] >= matrices[form]):
+        if form in _FLOATS or (len(tensor.shape) > 1 and held[form] >= matrices[form]):
             continue
         if again is not None and len(tensor.shape) == 2:
             reasons[form] = "was rounded again: weights=... was given"

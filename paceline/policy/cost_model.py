@@ -1,6 +1,7 @@
 """The default policy: draft what is expected to give the most tokens per second, and never lose to plain decoding.
 
     costs       what rounds of the target and drafts take
+    experts     what passes of a mixture read, and what that adds to the costs
     odds        how likely tokens are to be accepted
     plan        the drafter, the depth and the nodes that bring the most for their time
     trials      when to try again what did not pay

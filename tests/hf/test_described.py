@@ -8,6 +8,7 @@ import torch
 
 from paceline.hf.checkpoint import Stored
 from paceline.hf.described import DescribedModel, outlined
+from paceline.hf.experts import state_by_expert
 from paceline.hf.fingerprint import fingerprint
 from paceline.hf.load import open_checkpoint
 from paceline.kernels import load
@@ -18,6 +19,7 @@ from tests.tiny import LATENT, NATIVE, RECURRENT, tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 READ = [name for name in NATIVE if name not in RECURRENT | LATENT or name == "qwen3_5"]
+LEAVES = ("weight", "bias", "layer_scalar", "dt_bias", "A_log", "e_score_correction_bias", "sinks")
 BIASED = {"attention_bias": True, "mlp_bias": True, "attention_out_bias": True}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
@@ -42,9 +44,9 @@ def test_it_is_the_model_of_transformers(name, options, tmp_path):
     assert fingerprint(ours) == fingerprint(theirs)
     assert ours.generation_config.to_dict() == theirs.generation_config.to_dict()
     assert ours.dtype is theirs.dtype
-    held = theirs.state_dict()
+    held = state_by_expert(theirs)
     for path, module in ours.named_modules():
-        for leaf in ("weight", "bias", "layer_scalar", "dt_bias", "A_log"):
+        for leaf in LEAVES:
             if isinstance(own := getattr(module, leaf, None), torch.Tensor):
                 assert torch.equal(own, held.pop(f"{path}.{leaf}")), path
     assert not held

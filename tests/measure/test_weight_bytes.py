@@ -69,7 +69,7 @@ def test_size_of_the_int4_copy_is_foretold():
 
 def test_only_routed_experts_count():
     """2 of 4 experts: gate, up and down of each, beside everything that every token reads."""
-    experts, width = 4, 24
+    experts, width = 4, 32
     loaded = wrap_model(tiny_model("qwen3_moe", num_experts=experts, moe_intermediate_size=width))
     everything = held_bytes(loaded.model)
     expert = 4 * LAYERS * experts * 3 * E * width

@@ -213,6 +213,15 @@ def test_experts_are_invariant_in_native_passes_alone(name):
     assert llm.generate([5, 6, 7], SamplingParams(max_tokens=2))[0].outputs[0].numerics == "fast"
 
 
+def test_packed_experts_do_not_mix_rows_in_torch():
+    """What the kernels multiply has the same bits for any number of rows; only the routers are torch's."""
+    if kernels.load().library is None:
+        pytest.skip("no native kernels here")
+    llm = LLM(tiny_model("hunyuan_v1_moe"), numerics="invariant")
+    assert not llm.loaded.is_native
+    assert llm.numerics == "invariant"
+
+
 def test_fast_does_not_measure_and_does_not_claim():
     llm = LLM(middling(dtype=torch.float64), numerics="fast")
     assert llm.numerics == "fast"

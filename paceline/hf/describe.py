@@ -179,6 +179,7 @@ class Description:
         self.kernels: Any = kernels.kernels_for(cast("torch.device", model.device))
         self._held, self._dtype = self.kernels.Pointers(), cast("torch.dtype", model.dtype)
         self.recurrent: list[RecurrentLayer] = []
+        self._experts_on_disk = getattr(model, "experts_on_disk", False)
         base: Any = model.base_model
         rotary, embedding = rotary_of(base), model.get_input_embeddings()
         kinds = getattr(rotary, "layer_types", [None])
@@ -296,6 +297,7 @@ class Description:
                 self._mlp(struct, getattr(block, name))
         if (norm := getattr(block, "post_mlp_layernorm", None)) is not None:
             struct.after_mlp = self._norm(norm)
+        made.in_file = self._experts_on_disk
         struct.activation, struct.experts = self._activation(), self._held.pointer(made)
 
     def _activation(self) -> int:

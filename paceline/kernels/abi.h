@@ -61,6 +61,7 @@ struct Experts {
   // Of what the router and the experts read, where it is not what the MLP reads; of the outputs of the MLP and the experts.
   struct Norm router_norm, experts_norm, after_shared, after_experts;
   int32_t count, chosen, scoring, divides;
+  int32_t in_file;  // whether their weights are read from a file as they are used
   int32_t groups, chosen_groups, of_group;  // 0, or only those in the groups with the best sums of `of_group` scores
   float least_sum, more_sum, times;         // the sum is at least `least_sum`, plus `more_sum`
   float alpha, limit, plus;  // an expert's inner row: gate sigmoid(alpha gate) (up + plus), both cut to `limit` unless it is 0

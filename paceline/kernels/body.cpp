@@ -4,6 +4,9 @@
 // one sum over k, a score one sum over the width of a head, a softmax and its mean one sum over columns in the order of
 // the text, counted from the first column. Rows, trees, chunks and threads only decide who computes what.
 #include <math.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "abi.h"
 #include "block_formats.h"

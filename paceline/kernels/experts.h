@@ -60,13 +60,34 @@ static void choose(const Experts& e, const float* logits, int32_t* chosen, float
   for (int32_t k = 0; k < e.chosen; k++) weights[k] *= factor * (e.scale ? e.scale[chosen[k]] : 1.0f);
 }
 
+// Asks the system to read weights that lie in a file, all at once: page by page it would take far longer. Pages that were
+// used together leave memory together, so that a few of them tell whether all are there.
+static void fetch(const Matrix& m) {
+#if defined(__linux__)
+  int64_t bytes = 0;  // of a block
+  if (!is_block_format(m.format)) bytes = block_bytes(m);
+  else bytes = 2 * (m.ins / block_format(m.format).each) * record_bytes(block_format(m.format));
+  const uintptr_t page = 4096, first = (uintptr_t)m.data & -page, last = (uintptr_t)m.data + num_blocks(m) * bytes;
+  bool is_there = true;
+  for (int i = 0; i < 4 && is_there; i++) {
+    unsigned char resident = 0;
+    is_there = !mincore((void*)((first + (last - 1 - first) * i / 3) & -page), page, &resident) && resident & 1;
+  }
+  if (!is_there) madvise((void*)first, last - first, MADV_WILLNEED);
+#endif
+}
+
 // Lays the rows of each expert side by side, in their order.
 static void group_rows(const Experts& e, const Pass* pass, const Scratch& s, int index) {
   int64_t begins[MOST_EXPERTS + 1] = {};
   for (int64_t i = 0; i < s.rows * e.chosen; i++) begins[s.chosen[i] + 1]++;
   int32_t groups = 0;
   for (int32_t i = 0; i < e.count; i++) {
-    if (begins[i + 1]) s.expert_of[groups] = i, s.first_of[groups++] = begins[i];
+    if (begins[i + 1]) {
+      s.expert_of[groups] = i, s.first_of[groups++] = begins[i];
+      if (e.in_file && e.gate) fetch(e.gate[i]);
+      if (e.in_file) fetch(e.up[i]), fetch(e.down[i]);
+    }
     begins[i + 1] += begins[i];
   }
   s.first_of[groups] = s.rows * e.chosen;

@@ -111,7 +111,7 @@ class Recurrent(ctypes.Structure):
     ]
 
 
-_CHOICE = ("count", "chosen", "scoring", "divides", "groups", "chosen_groups", "of_group")
+_CHOICE = ("count", "chosen", "scoring", "divides", "in_file", "groups", "chosen_groups", "of_group")
 
 
 class Experts(ctypes.Structure):

@@ -40,6 +40,7 @@ class FileArena(WeightArena):
         size = -(-max(size, _PIECE) // mmap.PAGESIZE) * mmap.PAGESIZE
         os.posix_fallocate(self._file.fileno(), self._size, size)  # or a full disk would end the process later
         piece = mmap.mmap(self._file.fileno(), size, offset=self._size)
+        piece.madvise(mmap.MADV_RANDOM)  # kernels say what they are about to read
         self._written, self._size = (piece, self._size), self._size + size
         return torch.frombuffer(piece, dtype=torch.uint8)
 

@@ -38,6 +38,9 @@ from paceline.zoo import resolve
 
 from .peers import PeerOptions, open_peer
 
+COMMAND = "python -m bench.mixtures --peer llama.cpp=PYTHON"
+PASSES = {"rows": "", "pass": "ms", "experts": "", "floor": "ms"}
+SPEEDS = {"model": "", "ours": "tok/s", "llama.cpp": "tok/s", "ratio": "ratio", "least": "ratio", "most": "ratio"}
 RECORDS = Path(__file__).parent / "results"
 ROWS, CONTEXT, TOKENS = (1, 2, 3, 4, 6, 8, 12, 16), 100, 48
 TOKENIZER = "smollm2-135m"
@@ -188,8 +191,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one layer and two turns")
     parser.add_argument("--machine", help='keep records, whose tables call this machine so, such as "two Zen 3 cores"')
     given = parser.parse_args()
-    layers, turns = (1, 2) if given.quick else (given.layers, given.turns)
-    results = dict[str, Any]()
+    layers, turns_wanted = (1, 2) if given.quick else (given.layers, given.turns)
+    speeds, results = list[list[Any]](), dict[str, Any]()
+
+    def show(table: str, title: str, columns: dict[str, str], rows: list[list[Any]], model: str) -> None:
+        print(title, "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|", sep="\n")
+        print(*("| " + " | ".join(map(str, row)) + " |" for row in rows), sep="\n", end="\n\n", flush=True)
+        if given.machine:
+            facts = {"title": title, "columns": columns, "rows": rows, "model": model}
+            record = record_of(measured_on(), given.machine, COMMAND, table=table, **facts)
+            print(record.save(RECORDS), file=sys.stderr)
+
     with tempfile.TemporaryDirectory() as folder:
         for name in given.shape or SHAPES:
             shape = SHAPES[name]
@@ -199,28 +211,23 @@ def main() -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_model(path, shape, weights, layers, given.vocabulary)
             llm = LLM(path, device="cpu")
-            title = f"{name}, {layers} layers, {weights}, {path.stat().st_size / 1e9:.2f} GB"
-            tables = {
-                "mixtures-decoding": (
-                    f"Plain decoding: {title}.", {"turn": "", "ours": "tok/s", "llama.cpp": "tok/s", "ratio": ""},
-                    decoding(llm, path, given.peer, turns),
-                ),
-                "mixtures-passes": (
-                    f"A pass by its rows: {title}.", {"rows": "", "pass": "ms", "experts": "", "floor": "ms"},
-                    passes(llm, path, 3 if given.quick else 15),
-                ),
-            }  # fmt: skip
-            for table, (heading, columns, rows) in tables.items():
-                print(heading, "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|", sep="\n")
-                print(*("| " + " | ".join(map(str, row)) + " |" for row in rows), sep="\n", end="\n\n", flush=True)
-                if given.machine:
-                    facts = {"title": heading, "columns": columns, "rows": rows, "model": path.stem}
-                    command = "python -m bench.mixtures --peer llama.cpp=PYTHON"
-                    record = record_of(measured_on(), given.machine, command, table=f"{table}-{name}", **facts)
-                    print(record.save(RECORDS), file=sys.stderr)
-            results[name] = {table: rows for table, (_, _, rows) in tables.items()}
+            about = f"{name}, {layers} layers, {weights}, {path.stat().st_size / 1e9:.2f} GB"
+            turns, timed = decoding(llm, path, given.peer, turns_wanted), passes(llm, path, 3 if given.quick else 15)
+            show(f"mixtures-passes-{name}", f"A pass by its rows: {about}", PASSES, timed, path.stem)
+            results[name] = {"turns": turns, "passes": timed}
+            speeds.append([about, *summary(turns)])
             del llm
+    show("mixtures", f"Plain decoding of {TOKENS} tokens, medians of pairs in turns", SPEEDS, speeds, "random weights")
     print(json.dumps({"layers": layers, "threads": torch.get_num_threads(), "shapes": results}))
+
+
+def summary(turns: list[list[Any]]) -> list[Any]:
+    """The medians of both engines and of the ratios of pairs, and the least and the largest of these."""
+    ours, theirs, ratios = ([one for one in column if one is not None] for column in list(zip(*turns, strict=True))[1:])
+    if not ratios:
+        return [round(statistics.median(ours), 1), None, None, None, None]
+    medians = [round(statistics.median(speeds), 1) for speeds in (ours, theirs)]
+    return [*medians, round(statistics.median(ratios), 3), min(ratios), max(ratios)]
 
 
 if __name__ == "__main__":

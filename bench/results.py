@@ -54,6 +54,12 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "[kernels of their own](kernels.md#on-a-gpu), which no card has timed yet.",
         ("gpu", "gpu-answers"),
     ),
+    "Mixtures of experts": (
+        "Random weights at the shapes of real models, with four of their layers, as GGUF files. The floor is the bytes "
+        "of the experts that a pass read, and of all other matrices, over the bandwidth of the memory, measured beside "
+        "it. Rows are random tokens, whose experts hardly coincide: those of a text do better.",
+        ("mixtures", "mixtures-passes-qwen3-30b-a3b", "mixtures-passes-gpt-oss-20b"),
+    ),
     "Exactness and bounds": ("", ("identity", "vllm", "never-slower")),
     "Heads and self-drafts": ("", ("heads", "self-drafts")),
 }
@@ -125,9 +131,11 @@ def how_fast(records: Sequence[Record]) -> str:
     models = ", ".join(name.split(" (")[0] for name in files)
     plain, best_of_each = (", ".join(shown(row[key], "x") for row in files.values()) for key in VERSUS)
     ours, openvino, transformers = (row["plain"] for row in engines.values())
+    mixtures = ", ".join(shown(row["ratio"], "x") for row in by_table["mixtures"].values())
     words = (
         f"**Beside other engines:** from the same GGUF files ({models}; two Zen 3 cores), plain decoding makes {plain} "
-        f"times llama.cpp's tokens, and the best of each {best_of_each} times; SmolLM2 makes {ours} tokens a second on "
+        f"times llama.cpp's tokens, and the best of each {best_of_each} times (mixtures at "
+        f"the shapes of Qwen3-30B-A3B and gpt-oss-20b {mixtures}, plain); SmolLM2 makes {ours} tokens a second on "
         f"two Zen 4 cores, in transformers {transformers}, in OpenVINO GenAI {openvino}; with 16 clients, Paceline's "
         f"server makes {clients['Paceline']}, vLLM's {clients['vLLM 0.32 (float32)']}."
     )

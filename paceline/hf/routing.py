@@ -172,7 +172,8 @@ def _choose(struct: Any, config: Any, router: Any) -> None:
     if rule.clamped:
         struct.alpha, struct.limit, struct.plus = float(config.swiglu_alpha), float(config.swiglu_limit), 1.0
     groups = int(getattr(config, "n_group", None) or 1)
-    if rule.of_group and groups > 1 and getattr(router, "topk_method", None) != "greedy":
+    ignores_groups = rule.of_group == 1 and getattr(config, "topk_method", None) == "greedy"  # in DeepSeek-V2
+    if rule.of_group and groups > 1 and not ignores_groups:
         struct.groups, struct.chosen_groups, struct.of_group = groups, int(config.topk_group), rule.of_group
         fits = count % groups == 0 and 0 < struct.chosen_groups <= groups
         if not fits or struct.chosen > count // groups * struct.chosen_groups:

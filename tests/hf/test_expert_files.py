@@ -17,7 +17,8 @@ from paceline.hf.fingerprint import fingerprint
 from paceline.hf.load import open_checkpoint
 from paceline.kernels import load
 from paceline.kernels.library import BlockFormat
-from paceline.target import load_model
+from paceline.target import load_model, wrap_model
+from paceline.target.prefill import reference_logits
 from tests.helpers import tokenizer
 from tests.tiny import EXPERTS, tiny_model
 
@@ -147,3 +148,13 @@ def test_experts_of_several_kinds_are_left_to_transformers():
         check_experts("a", config, stored)
     config.model_type = "ernie4_5_vl_moe_text"
     check_experts("a", config, stored)
+
+
+def test_a_greedy_choice_knows_no_groups(tmp_path):
+    """Whatever else the config says."""
+    model, ids = tiny_model("deepseek_v2_lite", topk_group=1), list(range(1, 60))
+    written(tmp_path, model)
+    loaded = load_model(str(tmp_path))
+    assert isinstance(loaded.model, DescribedModel)
+    got, expected = (reference_logits(one, ids, 40) for one in (loaded, wrap_model(model)))
+    assert torch.allclose(got, expected, atol=1e-3)

@@ -11,6 +11,7 @@ from typing import final
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, TargetExperts
 from ..core.request import SamplingParams, TokenSequence
 from ..core.round import Round
+from ..engine.contract import bind_policy
 from ..engine.output import RequestOutput
 from ..errors import ConfigError
 from ..llm import LLM
@@ -35,7 +36,7 @@ class PredictedFirst(DraftPolicy):
         self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True,
         experts: TargetExperts | None = None,
     ) -> None:  # fmt: skip
-        self.then.bind(drafter, pass_seconds, pads_trees, experts)
+        bind_policy(self.then, drafter, pass_seconds, pads_trees, experts)
 
     def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         """A budget for each row; the loop limits it to the tokens that may still be emitted."""

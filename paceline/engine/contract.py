@@ -1,12 +1,13 @@
 """The contract of drafters, checked in each round: a bad draft is an error that names the drafter."""
 
 from collections.abc import Collection, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget, Drafter
+from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.nodes import Tree
 from ..core.request import TokenSequence
 from ..core.shortage import is_shortage
@@ -35,6 +36,13 @@ def call(drafter: Drafter, method: str, seqs: Sequence[TokenSequence], *args: An
     if failed is not None:
         raise failed
     return result
+
+
+def bind_policy(policy: DraftPolicy, *given: Any) -> None:
+    """Call `bind` of a policy with as many of its arguments as it takes: users' own may not ask for experts."""
+    takes = signature(policy.bind).parameters.values()
+    is_open = any(one.kind is Parameter.VAR_POSITIONAL for one in takes)
+    policy.bind(*(given if is_open else given[: len(takes)]))
 
 
 def _ends(seqs: Sequence[TokenSequence]) -> list[tuple[int, list[int]]]:

@@ -21,7 +21,7 @@ from ..system.hardware import one_thread
 from ..target import ModelRunner
 from ..verify import Coupled
 from . import first_pass
-from .contract import call, check_contract
+from .contract import bind_policy, call, check_contract
 from .forbidden import without_forbidden
 
 
@@ -36,7 +36,7 @@ class SpeculativeDecoder:
         with runner.lock:
             bind_once(drafter, runner, verifier)
             drafter.bind_inner(lambda own, inner: SpeculativeDecoder(own, inner, Coupled(), CostModel()))
-            policy.bind(drafter, runner.pass_seconds, runner.pads_trees, runner.experts)
+            bind_policy(policy, drafter, runner.pass_seconds, runner.pads_trees, runner.experts)
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -320,12 +320,13 @@ class Description:
         struct.rope, struct.shared_kv = [*self.ropes].index(kind), back
         struct.norm_whole, struct.is_gated = self._form.whole, self._form.gated
         struct.rotary_pairs = getattr(config, "rope_interleave", self._form.pairs)
-        if struct.rotary_pairs and not hasattr(self.kernels.Layer, "rotary_pairs"):
-            raise AttributeError("kernels that rotate halves")
+        sinks = getattr(attention, "sinks", None)
+        if (struct.rotary_pairs or sinks is not None) and not hasattr(self.kernels, "Experts"):
+            raise AttributeError("kernels of a GPU, which have neither")
         if getattr(attention, "g_proj", None) is not None:
             raise AttributeError("one gate for each head")
         struct.o = self._matrix(part_of(attention, "o_proj", "dense", "out_proj"))
-        struct.sinks = self._held.floats(getattr(attention, "sinks", None))
+        struct.sinks = self._held.floats(sinks)
         if is_latent(attention):
             latent_of(struct, attention, self._matrix, self._norm, self._held, self.kernels)
             return

@@ -19,7 +19,7 @@ from ..quant.file_arena import FileArena
 from ..quant.packed import PackedLinear, WeightArena, linear_of
 from .checkpoint import Stored
 from .describe import FORMS, Form, config_of, head_dim_of, is_described, key_layers_of
-from .described_experts import BLOCKS, ExpertBlock, Router, has_experts
+from .described_experts import BLOCKS, CORRECTION, ExpertBlock, Router, has_experts
 from .experts import num_experts_of
 from .fingerprint import identified, remember, sample
 from .latent import LatentAttention
@@ -39,7 +39,9 @@ def has_kernels(config: PretrainedConfig, dtype: torch.dtype, device: torch.devi
     known = known and not sees_all and dtype in FORMATS and has_fixed_ropes(config)
     found = kernels.kernels_for(device)
     if num_experts_of(config):
-        known = known and config.model_type in BLOCKS and hasattr(found, "Experts")
+        known = known and config.model_type in BLOCKS
+    if known and (num_experts_of(config) or getattr(config, "kv_lora_rank", None) or FORMS[config.model_type].pairs):
+        known = hasattr(found, "Experts")  # kernels of a CPU
     return known and found is not None
 
 
@@ -113,7 +115,8 @@ class DescribedModel(nn.Module):
     def _put(self, name: str, weight: Any) -> None:
         path, _, leaf = name.rpartition(".")
         module = self.get_submodule(path)
-        if isinstance(weight, Tensor) and not (isinstance(module, Router) and weight.dtype is torch.float32):
+        routes = isinstance(module, Router) or leaf == CORRECTION
+        if isinstance(weight, Tensor) and not (routes and weight.dtype is torch.float32):
             weight = weight.to(self.dtype)
         if leaf == "weight" and isinstance(module, nn.Linear):
             self._put_matrix(path, weight, module.bias)

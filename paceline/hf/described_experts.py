@@ -28,6 +28,8 @@ class Block:
     inner: str = "moe_intermediate_size"
 
 
+CORRECTION = "e_score_correction_bias"
+"""What is added to scores for the choice. It stays float32 where files have it so."""
 BLOCKS: dict[str, Block] = {
     **dict.fromkeys(("mixtral", "olmoe", "flex_olmo"), Block(inner="intermediate_size")),
     **dict.fromkeys(("qwen3_moe", "mellum"), Block()),
@@ -37,12 +39,12 @@ BLOCKS: dict[str, Block] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text"), Block(shared="shared_expert")),
     **dict.fromkeys(
         ("glm4_moe", "dots1", "solar_open", "exaone_moe", "deepseek_v3", "glm4_moe_lite", "sarvam_mla"),
-        Block(correction="gate.e_score_correction_bias", shared="shared_experts"),
+        Block(correction=f"gate.{CORRECTION}", shared="shared_experts"),
     ),
     "deepseek_v2": Block(shared="shared_experts"),
-    "ernie4_5_moe": Block(correction="gate.moe_statics.e_score_correction_bias", shared="shared_experts"),
-    "minimax_m2": Block(correction="e_score_correction_bias", inner="intermediate_size"),
-    "hy_v3": Block(correction="e_score_correction_bias", shared="shared_experts"),
+    "ernie4_5_moe": Block(correction=f"gate.moe_statics.{CORRECTION}", shared="shared_experts"),
+    "minimax_m2": Block(correction=CORRECTION, inner="intermediate_size"),
+    "hy_v3": Block(correction=CORRECTION, shared="shared_experts"),
 }
 """By the type of the text model."""
 

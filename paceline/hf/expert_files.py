@@ -22,6 +22,7 @@ from ..errors import ConfigError
 from ..kernels.library import BlockFormat
 from ..kernels.packing import Blocks
 from .checkpoint import Stored
+from .described_experts import BLOCKS
 from .experts import num_experts_of
 
 _MIXTRAL = {
@@ -92,8 +93,11 @@ def by_expert(model_type: str, stored: Mapping[str, Stored]) -> dict[str, Stored
 
 
 def check_experts(name: str, config: Any, stored: Mapping[str, Stored]) -> None:
-    """Raise `ConfigError` where layers do not have the experts that config.json tells."""
-    count, held = num_experts_of(config), dict[tuple[str, str], set[int]]()
+    """Raise `ConfigError` where layers do not have the experts that config.json tells.
+
+    Files of other families may number experts of several kinds, or of several models.
+    """
+    count, held = num_experts_of(config) if config.model_type in BLOCKS else 0, dict[tuple[str, str], set[int]]()
     for key in stored:
         if (found := _EXPERT.fullmatch(key)) is not None:
             held.setdefault((found[1], found[3]), set()).add(int(found[2]))

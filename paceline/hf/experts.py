@@ -75,10 +75,19 @@ class _Rule:
         return self.module._apply_gate(torch.stack([gate, up], -1).flatten(-2))
 
 
+_COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
+"""What configs call the number of experts that a token takes."""
+
+
 def num_experts_of(config: Any) -> int:
     """The experts of a layer, which families name differently; 0 where there are none."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return next((count for name in names if (count := getattr(config, name, None))), 0)
+    return next((count for name in _COUNT if (count := getattr(config, name, None))), 0)
+
+
+def num_chosen_of(config: Any) -> int:
+    """How many of them a token takes; 0 where a config does not say it."""
+    return next((count for name in CHOSEN if (count := getattr(config, name, None))), 0)
 
 
 def state_by_expert(model: nn.Module) -> dict[str, Tensor]:

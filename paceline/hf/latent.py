@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import IncompatibleModels
 from ..quant.packed import PackedLinear, linear_of
+from .routing import bare
 
 
 def is_latent(part: Any) -> bool:
@@ -26,11 +26,6 @@ def latent_of(
     """
     nope, rope, value = (int(getattr(attention, f"{name}_head_dim")) for name in ("qk_nope", "qk_rope", "v"))
     latent = kernels.Latent(rank=int(attention.kv_lora_rank), nope_dim=nope, rope_dim=rope, value_dim=value)
-    if hasattr(attention.kv_b_proj, "base"):
-        raise IncompatibleModels(
-            "a SPACE adapter changes what all columns are read with", got="kv_b_proj among its layers",
-            fix="train it without this layer",
-        )  # fmt: skip
     latent.kv, latent.kv_norm = matrix(attention.kv_a_proj_with_mqa), norm(attention.kv_a_layernorm)
     if attention.q_lora_rank is None:
         struct.q = matrix(attention.q_proj)
@@ -41,7 +36,7 @@ def latent_of(
     if struct.rotary_dim not in (0, rope):
         raise AttributeError(f"{struct.rotary_dim} numbers are rotated, and there are {rope}")
     # Keys are made by the transpose, which blocks do not have: weights in blocks are widened, and few of all.
-    weight = attention.kv_b_proj.weight.detach().to(attention.kv_a_layernorm.weight.dtype)
+    weight = bare(attention.kv_b_proj, "kv_b_proj").weight.detach().to(attention.kv_a_layernorm.weight.dtype)
     each = weight.view(struct.heads, nope + value, latent.rank)
     for name, parts in (("k", [own[:nope].T for own in each]), ("v", [own[nope:] for own in each])):
         packed: list[nn.Module] = [PackedLinear(linear_of(part.contiguous(), None)) for part in parts]

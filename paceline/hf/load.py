@@ -1,7 +1,8 @@
 """Opens checkpoints: device and dtype, weights, tokenizer, and refusals of what cannot be decoded."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -23,7 +24,9 @@ from transformers import (
 
 from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import library
+from ..kernels.packing import Blocks
 from ..quant.file_arena import ExpertsIn, expert_arena, no_experts
+from ..quant.packed import WeightArena
 from .checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from transformers.processing_utils import ProcessorMixin
 
 _LOG = logging.getLogger("paceline")
+_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}  # of the numbers of a file
 KV_CACHE = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
 """The argument of a model of transformers that takes its KV cache."""
 STATELESS = frozenset({"mlp", "moe"})
@@ -187,11 +191,14 @@ def open_checkpoint(
         if (described := outlined(config, wanted or config.dtype, held, rounded is not None)) is not None:
             read, shapes = partial(read_tensors, apart), described.shapes
             sizes = {name: prod(tensor.shape) * described.dtype.itemsize for name, tensor in held.items()}
+            if rounded or in_blocks:  # which take as much as in the files
+                sizes = {name: prod(tensor.shape) * _BYTES.get(tensor.dtype, 1) for name, tensor in stored.items()}
             of_experts = sum(size for name, size in sizes.items() if EXPERTS in name)
             described.experts_place = expert_arena(folder.name, experts_in, sum(sizes.values()), of_experts)
             try:
                 with unreadable():
-                    described.take(rounded.weights(apart, read, shapes) if rounded else read(shapes))
+                    weights = rounded.weights(apart, read, shapes) if rounded else read(shapes)
+                    described.take(_in_arenas(weights, described.place_of))
                     described.generation_config = _generation_config(folder)
                 note_rounded(described, came_rounded)
                 return described, tokenizer or load_tokenizer(folder, trust_remote_code), None
@@ -223,6 +230,12 @@ def open_checkpoint(
 
         return model, tokenizer, load_processor(folder, config, trust_remote_code)
     return model, tokenizer or load_tokenizer(folder, trust_remote_code), None
+
+
+def _in_arenas(weights: Iterable[tuple[str, Any]], place_of: Callable[[str], WeightArena]) -> Iterator[tuple[str, Any]]:
+    """Weights, of which blocks are moved to where those of their layer go: what reads them has no arena."""
+    for name, weight in weights:
+        yield name, replace(weight, data=place_of(name)(weight.data)) if isinstance(weight, Blocks) else weight
 
 
 def _generation_config(folder: Path) -> GenerationConfig:

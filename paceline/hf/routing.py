@@ -11,7 +11,7 @@ from torch import nn
 from ..errors import IncompatibleModels, NumericsError
 from ..kernels.library import SCORINGS, BlockFormat
 from ..quant.packed import matrix_of_weight
-from .experts import Experts, num_experts_of
+from .experts import Experts, num_chosen_of, num_experts_of
 
 MAX_EXPERTS = 1024
 _BLOCKS = frozenset(map(int, BlockFormat))
@@ -56,13 +56,21 @@ ROUTINGS: dict[str, Routing] = {
 BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 """The norms of experts beside an MLP: of its output, and of what they read and give."""
 _CORRECTIONS = ("e_score_correction_bias", "expert_bias")
-_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
 _FACTORS = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
 
 
 def part_of(module: Any, *names: str) -> Any:
     """The first of these that a module has. Raises AttributeError."""
     return getattr(module, next((name for name in names if hasattr(module, name)), names[0]))
+
+
+def bare(linear: Any, name: str) -> Any:
+    """A linear layer whose rows take no corrections. Raises `IncompatibleModels` where an adapter has some for it."""
+    if hasattr(linear, "base"):
+        raise IncompatibleModels(
+            "a native pass cannot correct a layer of a SPACE adapter", got=name, fix="train it without this layer"
+        )
+    return linear
 
 
 def experts_of(
@@ -79,7 +87,7 @@ def experts_of(
     if not isinstance(getattr(block, "fc1_latent_proj", None), nn.Identity | None):
         raise AttributeError("experts of a smaller width")
     scored: Any = next((part for name in ("proj", "gate", "wg") if (part := getattr(router, name, None))), router)
-    made, weight = kernels.Experts(count=len(experts)), matrix_of_weight(scored.weight.detach())
+    made, weight = kernels.Experts(count=len(experts)), matrix_of_weight(bare(scored, "the router").weight.detach())
     if weight.outs != made.count:
         raise IncompatibleModels("a router scores another number of experts", got=weight.outs, expected=made.count)
     if made.count > MAX_EXPERTS:
@@ -95,7 +103,7 @@ def experts_of(
     for name in ("gate", "up", "down"):
         layers = [getattr(expert, f"{name}_proj") for expert in cast("Any", experts)]
         if layers[0] is not None:
-            setattr(made, name, held.structures(kernels.Matrix, [matrix(layer) for layer in layers]))
+            setattr(made, name, held.structures(kernels.Matrix, [matrix(bare(one, "an expert")) for one in layers]))
     _check(made, weight.ins)
     if (gate := getattr(block, "shared_expert_gate", None)) is not None:
         made.shared_gate = matrix(gate)
@@ -113,7 +121,7 @@ def check_routers(name: str, model: nn.Module) -> None:
     """Raise `IncompatibleModels` for more experts of a row than there are, `NumericsError` for NaN in a router."""
     config, held = cast("Any", model).config.get_text_config(), chain(model.named_parameters(), model.named_buffers())
     if count := num_experts_of(config):
-        chosen = next(filter(None, (getattr(config, key, None) for key in _CHOSEN)), 1)
+        chosen = num_chosen_of(config) or 1
         if isinstance(count, int) and isinstance(chosen, int):
             _check_chosen(chosen, count)
         for path, weight in held:
@@ -164,7 +172,8 @@ def _choose(struct: Any, config: Any, router: Any) -> None:
     if rule.clamped:
         struct.alpha, struct.limit, struct.plus = float(config.swiglu_alpha), float(config.swiglu_limit), 1.0
     groups = int(getattr(config, "n_group", None) or 1)
-    if rule.of_group and groups > 1 and getattr(router, "topk_method", None) != "greedy":
+    ignores_groups = rule.of_group == 1 and getattr(config, "topk_method", None) == "greedy"  # in DeepSeek-V2
+    if rule.of_group and groups > 1 and not ignores_groups:
         struct.groups, struct.chosen_groups, struct.of_group = groups, int(config.topk_group), rule.of_group
         fits = count % groups == 0 and 0 < struct.chosen_groups <= groups
         if not fits or struct.chosen > count // groups * struct.chosen_groups:

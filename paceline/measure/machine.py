@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
+from ..hf.experts import num_chosen_of, num_experts_of
 from ..system.hardware import available_memory
 from ..target import LoadedModel
 
 _CPU_BYTES, _CUDA_BYTES = 512 << 20, 2 << 30  # several times the caches
 _LEAST_BYTES = 64 << 20
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 _GROWN = 1.15  # a pass counts as slower than one row's from here on; less is noise
 
 
@@ -148,11 +147,8 @@ def _identity(tensor: Tensor) -> object:
 def _routed_share(loaded: LoadedModel) -> float:
     """The share of the experts that one token is routed to; 1 where there are none or it is unknown."""
     config = loaded.model.config.get_text_config()
-    used, of = (
-        next((count for key in keys if (count := getattr(config, key, None))), None)
-        for keys in (_EXPERTS_PER_TOKEN, _EXPERTS)
-    )
-    return min(1.0, used / of) if isinstance(used, int) and isinstance(of, int) else 1.0
+    used, of = num_chosen_of(config), num_experts_of(config)
+    return min(1.0, used / of) if isinstance(used, int) and isinstance(of, int) and used and of else 1.0
 
 
 def _buffer(place: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
 from ..core.request import TokenSequence
 from ..errors import ConfigError
+from ..hf.experts import CHOSEN, num_chosen_of
 from ..sampling.draft_sampler import DraftSampler
 from ..schema import checked, checked_call
 from ..target.loaded import LoadedModel
@@ -23,8 +24,6 @@ from .spec import DrafterSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
-"""What configs call the number of experts that a token takes."""
 NumExperts = Annotated[int, Field(ge=1)]
 
 
@@ -71,10 +70,9 @@ class SelfExperts(SelfDraft):
 
 def chosen_experts(model: "PreTrainedModel") -> int:
     """How many experts a token takes; 0 where there are none."""
-    config = model.config.get_text_config()
-    counts = [count for key in _CHOSEN if isinstance(count := getattr(config, key, None), int)]
     has_experts = any("experts" in path.split(".") for path, _ in model.named_modules())
-    return counts[0] if counts and has_experts else 0
+    chosen = num_chosen_of(model.config.get_text_config())
+    return chosen if has_experts and isinstance(chosen, int) else 0
 
 
 def choose_fewer(model: "PreTrainedModel", experts: int) -> None:
@@ -90,11 +88,11 @@ def choose_fewer(model: "PreTrainedModel", experts: int) -> None:
             "a draft takes fewer experts than its target", got=f"{experts} experts a token",
             expected=f"fewer than {before}", fix="self-int4 drafts with as many",
         )  # fmt: skip
-    for key in _CHOSEN:
+    for key in CHOSEN:
         if hasattr(config, key):
             setattr(config, key, experts)
     for module in model.modules():
-        for key in ("top_k", *_CHOSEN):
+        for key in ("top_k", *CHOSEN):
             if getattr(module, key, None) == before:
                 setattr(module, key, experts)
 

@@ -242,11 +242,13 @@ def _prepare_described(
     from ..hf.twin import in_float32, plain_twin  # with transformers' modelling code
 
     wide = in_float32(model) if in_blocks else model
+    if in_blocks or model.experts_on_disk:
+        plain = partial(plain_twin, wide)
     with refused(f"{name} cannot be run by plain transformers", kind=IncompatibleModels):
-        reference = plain_reference(plain_twin(wide) if in_blocks or model.experts_on_disk else plain())
+        reference = plain_reference(plain())
     if in_blocks:  # which round their inputs to 8 bits and make much of a little: nothing could be compared
         check_products(model)
-    loaded = check(describe(wide, reference=reference), None if in_blocks else plain)
+    loaded = check(describe(wide, reference=reference), plain)
     if in_blocks:
         loaded = describe(model, reference=[])
         loaded = check(replace(loaded, reference=own_reference(loaded)))

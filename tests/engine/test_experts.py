@@ -44,3 +44,24 @@ def test_the_default_policy_learns_them(architecture):
         assert profile.pass_experts[1] == OF_ROW
         assert profile.pass_experts.keys() == profile.pass_seconds.keys()
         assert profile.novelty.keys() == policy.odds.counts.keys()
+
+
+class Early(Fixed):
+    """Of a user, from before policies were told of experts."""
+
+    def bind(self, drafter, pass_seconds, pads_trees=True):
+        self.bound = pads_trees
+        super().bind(drafter, pass_seconds, pads_trees)
+
+
+class Passes(Fixed):
+    def bind(self, *given):
+        self.bound = given[-1].count
+        super().bind(*given)
+
+
+@pytest.mark.parametrize(("policy", "bound"), [(Early(2), False), (Passes(2), COUNT)])
+def test_policies_are_given_what_they_take(policy, bound):
+    llm = LLM(tiny_model("qwen3_moe"), drafter=PromptLookup(), policy=policy)
+    assert llm.generate([REPEATING], PARAMS)[0].rounds
+    assert policy.bound == bound

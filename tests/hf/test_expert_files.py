@@ -9,13 +9,16 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from paceline.errors import ConfigError, IncompatibleModels, NumericsError
+from paceline.hf.checkpoint import Stored
 from paceline.hf.described import DescribedModel
+from paceline.hf.expert_files import check_experts
 from paceline.hf.experts import state_by_expert
 from paceline.hf.fingerprint import fingerprint
 from paceline.hf.load import open_checkpoint
 from paceline.kernels import load
 from paceline.kernels.library import BlockFormat
-from paceline.target import load_model
+from paceline.target import load_model, wrap_model
+from paceline.target.prefill import reference_logits
 from tests.helpers import tokenizer
 from tests.tiny import EXPERTS, tiny_model
 
@@ -121,3 +124,37 @@ def test_damaged_mixtures_are_named(damage, error, words, tmp_path):
     with pytest.raises(error) as told:
         load_model(str(tmp_path))
     assert re.search(words, str(told.value), re.DOTALL), told.value
+
+
+@pytest.mark.parametrize("name", ["hy_v3", "ernie4_5_moe", "deepseek_v3"])
+def test_corrections_of_scores_are_not_rounded(name, tmp_path):
+    model = tiny_model(name, torch.bfloat16)
+    paths = [path for path in model.state_dict() if path.endswith("e_score_correction_bias")]
+    stored = written(tmp_path, model)
+    stored = {key: torch.rand(one.shape) if key.endswith("_bias") else one for key, one in stored.items()}
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    ours, theirs = (open_checkpoint(str(tmp_path), None, "cpu", False, packs=packs)[0] for packs in (True, False))
+    assert paths
+    for path in paths:
+        assert ours.state_dict()[path].dtype is torch.float32
+        assert torch.equal(ours.state_dict()[path], theirs.state_dict()[path])
+
+
+def test_experts_of_several_kinds_are_left_to_transformers():
+    """Ernie 4.5 VL numbers those of images behind those of text."""
+    stored = {f"model.layers.1.mlp.experts.{index}.up_proj.weight": Stored("F32", (2, 2)) for index in range(8)}
+    config = tiny_model("ernie4_5_moe").config
+    with pytest.raises(ConfigError, match="8 model"):
+        check_experts("a", config, stored)
+    config.model_type = "ernie4_5_vl_moe_text"
+    check_experts("a", config, stored)
+
+
+def test_a_greedy_choice_knows_no_groups(tmp_path):
+    """Whatever else the config says."""
+    model, ids = tiny_model("deepseek_v2_lite", topk_group=1), list(range(1, 60))
+    written(tmp_path, model)
+    loaded = load_model(str(tmp_path))
+    assert isinstance(loaded.model, DescribedModel)
+    got, expected = (reference_logits(one, ids, 40) for one in (loaded, wrap_model(model)))
+    assert torch.allclose(got, expected, atol=1e-3)

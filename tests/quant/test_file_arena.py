@@ -7,17 +7,22 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
+from paceline.hf import load as hf_load
+from paceline.hf.load import open_checkpoint
 from paceline.kernels import load
 from paceline.quant import file_arena
+from paceline.quant.file_arena import expert_arena
 from tests.cli.helpers import answer
 from tests.gguf_files import TINY, write_gguf
 from tests.helpers import tokenizer
+from tests.hf.test_expert_files import rounded
 from tests.tiny import tiny_model
 
 pytestmark = [
@@ -74,6 +79,22 @@ def test_a_folder_in_16_bits(tmp_path):
     held, on_disk = (LLM(tmp_path / "model", experts_in=where) for where in ("memory", "disk"))
     assert on_disk.loaded.model.experts_on_disk
     assert held.generate([[5, 9, 31]], PARAMS)[0].token_ids == on_disk.generate([[5, 9, 31]], PARAMS)[0].token_ids
+
+
+def test_blocks_of_a_folder(tmp_path, cache, monkeypatch):
+    """They are counted as they are in its files."""
+    _, tensors = rounded(tmp_path)
+    told = list[int]()
+    monkeypatch.setattr(hf_load, "expert_arena", lambda *given: told.extend(given[2:]) or expert_arena(*given))
+    model = open_checkpoint(str(tmp_path), None, "cpu", False, packs=True, experts_in="disk")[0]
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(cache) in line]
+    places = [range(*(int(end, 16) for end in line[0].split("-"))) for line in maps]
+    held = [
+        part.data.data_ptr() for path, part in model.named_modules() if ".experts." in path and path.endswith("_proj")
+    ]
+    assert len(held) == 2 * 4 * 3
+    assert all(any(address in place for place in places) for address in held)
+    assert told == [sum(one.nbytes for name, one in tensors.items() if end in name) for end in ("", ".experts.")]
 
 
 def test_experts_that_are_not_chosen_stay_on_the_disk(tmp_path):

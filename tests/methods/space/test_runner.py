@@ -124,10 +124,21 @@ def test_ranks_that_do_not_fit_a_native_pass_are_refused():
         attached("llama", adapter("llama", K, rank=257))
 
 
-def test_what_makes_keys_and_values_of_latents_takes_no_correction():
-    """A correction is that of a row, and this layer is applied to the columns of other rows."""
-    with pytest.raises(IncompatibleModels, match=r"kv_b_proj[\s\S]*train it without"):
-        attached("minicpm3", adapter("minicpm3", K, linears=("self_attn.kv_b_proj",)))
+@pytest.mark.parametrize(
+    ("name", "linear", "about"),
+    [
+        ("minicpm3", "self_attn.kv_b_proj", "kv_b_proj"),
+        ("gemma4-experts", "router.proj", "the router"),
+        ("qwen3_moe", "mlp.experts.1.up_proj", "an expert"),
+    ],
+)
+def test_layers_that_native_passes_cannot_correct_are_refused(name, linear, about):
+    """A correction is that of a row: experts have some rows, and what makes keys of latents those of others."""
+    layer = ModelRunner(target(name), 1).loaded.model.base_model.layers[0].get_submodule(linear)
+    shape = int(layer.out_features), int(layer.in_features)
+    one = SpaceAdapter(dataclasses.replace(adapter(name, K, rank=0).config, rank=2, linears=(linear,), shapes=(shape,)))
+    with pytest.raises(IncompatibleModels, match=rf"{about}[\s\S]*train it without"):
+        attached(name, one)
 
 
 KINDS = [

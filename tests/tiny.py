@@ -136,6 +136,7 @@ _DEEPSEEK = {
 _SPARSE = {"mlp_layer_types": ["dense", "sparse"]}
 EXPERTS: dict[str, tuple[str, dict]] = {
     "glm4_moe": ("glm4_moe", {**_DEEPSEEK, "use_qk_norm": True, "attention_bias": True}),
+    "sarvam_moe": ("sarvam_moe", {**_DEEPSEEK, "attention_bias": True}),
     "dots1": ("dots1", {**_DEEPSEEK, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
     "solar_open": ("solar_open", _DEEPSEEK),
     "exaone_moe": ("exaone_moe", {**_DEEPSEEK, **_SLIDE, **_SPARSE, "num_experts": 4, "num_shared_experts": 1}),

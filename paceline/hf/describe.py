@@ -89,7 +89,7 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("dots1", "hy_v3", "mellum"), Form(head_norms=True)),
     "exaone_moe": Form(head_norms=True, windows_rotate=True),
     "exaone4": Form(_BEHIND, head_norms=True, windows_rotate=True),
-    "glm4_moe": Form(head_norms=True, partial=True, bare_out=True),
+    **dict.fromkeys(("glm4_moe", "sarvam_moe"), Form(head_norms=True, partial=True, bare_out=True)),
     "solar_open": Form(partial=True, bare_out=True),
     "minimax_m2": Form(whole=True, partial=True),
     **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), Form(pairs=True)),

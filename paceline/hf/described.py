@@ -335,7 +335,8 @@ def _frequencies(config: Any, kind: str | None) -> tuple[Tensor, float]:
 
 
 def _linear(ins: int, outs: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
-    return nn.Linear(ins, outs, bias, device="meta", dtype=dtype)
+    weight, bias_of = (torch.empty(*shape, device="meta", dtype=dtype) for shape in ((outs, ins), (outs,)))
+    return linear_of(weight, bias_of if bias else None)
 
 
 def _norm(config: Any, form: Form, width: int, dtype: torch.dtype) -> nn.Module:

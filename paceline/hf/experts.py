@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..quant.packed import linear_of
 
 Gated = Callable[[Tensor | None, Tensor], Tensor]
 """Makes the inner row of an expert from what its gate (None: it has none) and its up projection give."""
+
+
+_WHOLE, _MOST = 64, 1 << 14
 
 
 def no_gate(gate: Tensor | None, up: Tensor) -> Tensor:
@@ -58,7 +62,27 @@ class Experts(nn.ModuleList):
 
     def _output(self, expert: Any, x: Tensor) -> Tensor:
         gate = None if expert.gate_proj is None else expert.gate_proj(x)
-        return expert.down_proj(self.gated(gate, expert.up_proj(x)))
+        return expert.down_proj(gated_by_row(self.gated, gate, expert.up_proj(x)))
+
+
+def gated_by_row(gated: Gated, gate: Tensor | None, up: Tensor) -> Tensor:
+    """What `gated` makes of rows [R, inner], with bits of a row that do not depend on the others.
+
+    Torch computes the end of a tensor, and that of a thread's part, in other ways than whole vectors, and some
+    activations of one row alone: so rows are filled up to `_WHOLE` numbers, one is added, and a call gets at most
+    `_MOST` numbers, which one thread computes.
+    """
+    size = up.shape[-1]
+    step = max(1, _MOST // (size + -size % _WHOLE) - 1)
+
+    def part(rows: Tensor) -> Tensor:
+        return pad(rows, (0, -size % _WHOLE, 0, 1))
+
+    made = list[Tensor]()
+    for first in range(0, len(up), step):
+        some = slice(first, first + step)
+        made.append(gated(None if gate is None else part(gate[some]), part(up[some]))[:-1, :size])
+    return torch.cat(made)
 
 
 @dataclass(frozen=True)

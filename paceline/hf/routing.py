@@ -45,7 +45,7 @@ ROUTINGS: dict[str, Routing] = {
     "gpt_oss": Routing(divides=True, clamped=True),
     "deepseek_v2": Routing(divides=False, of_group=1),
     **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "sarvam_mla"), _DEEPSEEK),
-    **dict.fromkeys(("glm4_moe", "dots1", "solar_open", "exaone_moe", "nemotron_h"), _DEEPSEEK),
+    **dict.fromkeys(("glm4_moe", "dots1", "solar_open", "exaone_moe", "nemotron_h", "sarvam_moe"), _DEEPSEEK),
     "hy_v3": Routing("sigmoid", divides=True, more_sum=1e-20),
     "minimax_m2": Routing("sigmoid", divides=True),
     "lfm2_moe": Routing("sigmoid", more_sum=1e-6),

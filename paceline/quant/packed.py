@@ -218,9 +218,11 @@ def matrix_of_weight(weight: Tensor) -> Any:
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A linear layer with this weight."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], False, device="meta")
+    linear = nn.Linear.__new__(nn.Linear)  # whose own start draws weights, which takes longer than all else
+    nn.Module.__init__(linear)
+    linear.out_features, linear.in_features = weight.shape
     linear.weight = nn.Parameter(weight, requires_grad=False)
-    linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # type: ignore[assignment]
+    linear.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
     return linear
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import DraftError, IncompatibleModels
+from ..hf.experts import Experts
 from ..quant.int4 import int4_linear
 from ..quant.packed import PackedLinear, QuantizedLinear, WeightArena, device_of
 from .recurrent_layers import InWaves
@@ -233,6 +234,9 @@ def attach_adapter(
     for index, layer, name in _linears(model, config, message) if config.linears else ():
         if isinstance(layer.get_submodule(name.rpartition(".")[0]), InWaves):
             message = f"a SPACE adapter cannot change {name} of layer {index}, which reads tokens one by one"
+            raise IncompatibleModels(message, fix="train the adapter without this layer")
+        if isinstance(layer.get_submodule(".".join(name.split(".")[:-2])), Experts):
+            message = f"a SPACE adapter cannot change {name} of layer {index}, which not all rows reach"
             raise IncompatibleModels(message, fix="train the adapter without this layer")
         factors = own.factors(index, name)
         layer.set_submodule(name, AdaptedLinear(layer.get_submodule(name), factors.a, factors.b, attached))

@@ -23,7 +23,7 @@ from tests.helpers import tokenizer
 from tests.tiny import EXPERTS, tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
-LEFT = ("granitemoe_swa", "granitemoeshared", "solar_open")  # transformers reads these
+LEFT = ("granitemoe_swa", "granitemoeshared", "sarvam_moe", "solar_open")  # transformers reads these
 
 
 def written(folder, model):

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from paceline.hf.describe import FORMS as NATIVE_FORMS
 from paceline.hf.described_experts import BLOCKS
 from paceline.hf.experts import split_experts
 from paceline.hf.fingerprint import fingerprint
+from paceline.hf.gguf import weights
 from paceline.hf.gguf.load import FORMS, open_gguf
 from paceline.hf.routing import ROUTINGS
 from paceline.hf.twin import in_float32, plain_twin
@@ -184,6 +186,19 @@ def test_every_expert_has_the_bytes_of_the_file(tmp_path):
             values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)[index])
             assert torch.equal(layer.blocks.rows(range(len(values))), values)
             assert torch.equal(layer.bias, torch.from_numpy(bias.data[index].copy()).bfloat16())
+
+
+@pytest.mark.parametrize("pair", [("experts.0.", "experts.1."), ("gate_proj", "up_proj")])
+def test_experts_that_are_swapped_are_seen(pair, tmp_path, monkeypatch):
+    each, swapped = weights._each_expert, {pair[0]: pair[1], pair[1]: pair[0]}
+
+    def wrong(name, tensor):
+        for key, one in each(name, tensor):
+            yield re.sub("|".join(map(re.escape, pair)), lambda found: swapped[found[0]], key), one
+
+    monkeypatch.setattr(weights, "_each_expert", wrong)
+    with pytest.raises(AssertionError):
+        test_every_expert_has_the_bytes_of_the_file(tmp_path)
 
 
 def test_a_copy_in_float32_leaves_the_model_alone(tmp_path):

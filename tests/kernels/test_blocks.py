@@ -185,6 +185,23 @@ def test_parts_of_a_matrix_share_its_blocks():
         whole.part(8, 96)
 
 
+@pytest.mark.parametrize("name", ["INT4", "Q4_0", "Q8_0", "Q4_K"])
+def test_rows_of_a_matrix_in_another_order(name):
+    """Whole records are copied; if some are taken apart, the weights are unpacked."""
+    form, ins = BlockFormat[name], 512
+    whole = PackedMatrix(96, ins, packed(form, random_blocks(form, 96, ins), ins), torch.randn(96))
+    records, x = torch.arange(96).view(6, 16), inputs(3, ins)
+    for order in (records[[3, 0, 5]].flatten(), records.flip(0).flatten()):
+        moved = whole.rows(order)
+        assert isinstance(moved.packed, Blocks)
+        assert torch.equal(moved.packed.rows(range(len(order))), whole.packed.rows(order.tolist()))
+        assert torch.equal(moved(x), whole(x)[:, order])
+    for order in (torch.arange(95, -1, -1), records[1:].flatten() - 8, records[:, :8].flatten()):
+        apart = whole.rows(order)
+        assert torch.equal(unpack(apart.packed, len(order), ins), whole.packed.rows(order.tolist()))
+        assert torch.equal(apart.bias, whole.bias[order])
+
+
 def test_scales_that_are_not_finite_are_seen():
     for form in BlockFormat:
         blocks = random_blocks(form, 20, form.inputs)

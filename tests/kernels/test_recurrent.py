@@ -1,12 +1,18 @@
 """Recurrent layers: states after rounds of drafts are those of one token after another, bit for bit."""
 
 import random
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from paceline.core.tree import TokenTree
+from paceline.errors import IncompatibleModels
+from paceline.hf.experts import split_experts
 from paceline.kernels import load
+from paceline.quant.blocks import BlockLinear
+from paceline.quant.linears import quantize_target
+from paceline.quant.packed import PackedMatrix, pack_linears
 from paceline.target import ModelRunner, wrap_model
 from tests.kernels.test_passes import assert_same_cache, random_tree
 from tests.tiny import tiny_model
@@ -83,6 +89,42 @@ def keeps_bits(
 def test_rounds_of_drafts_leave_the_states_of_plain_decoding(name, stops_at_pages, isa):
     runner = ModelRunner(wrap_model(tiny_model(name, torch.bfloat16)), 3, 400)
     assert keeps_bits(runner, 12, 3, stops_at_pages)
+
+
+def in_blocks(weights: Literal["int8", "int4", "q4_0"], size: int) -> tuple[ModelRunner, float]:
+    """Native passes of a Qwen3-Next whose projections lie by key head, and how far they are from torch's."""
+    sizes: Any = {"linear_key_head_dim": size, "linear_value_head_dim": size, "hidden_size": 64}
+    model: Any = tiny_model("qwen3_next", num_experts_per_tok=4, **sizes)  # all, or near ties would decide
+    split_experts(model)
+    quantize_target(model, weights, 32)
+    pack_linears(model)
+    assert isinstance(model.model.layers[0].linear_attn.in_proj_qkvz, BlockLinear)
+    ids = torch.tensor([[5, 9, 31, 7, 60, 2]])
+    with torch.inference_mode():
+        want = model(ids).logits[0].float().log_softmax(-1)
+    loaded = wrap_model(model)
+    assert loaded.is_native
+    runner = ModelRunner(loaded, 3, 400)
+    got = runner.forward([runner.cache.allocate()], TokenTree.chain(ids.tolist()))[0].log_softmax(-1)
+    runner.cache.release(0)
+    return runner, float((want.exp() * (want - got)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "q4_0"])
+@pytest.mark.parametrize("size", [8, 16])
+def test_projections_that_lie_by_key_head_in_blocks(weights, size):
+    """Heads of 16 numbers are moved as whole records, others are unpacked, and their inputs are not rounded."""
+    runner, distance = in_blocks(weights, size)
+    assert distance < 0.05
+    assert keeps_bits(runner, 8, 3)
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_records_in_another_order_are_seen(size, monkeypatch):
+    rows = PackedMatrix.rows
+    monkeypatch.setattr(PackedMatrix, "rows", lambda matrix, order: rows(matrix, torch.arange(len(order))))
+    with pytest.raises(IncompatibleModels):
+        in_blocks("int4", size)
 
 
 @pytest.mark.more

@@ -73,6 +73,18 @@ def test_the_same_bits(architecture, tmp_path, cache):
     assert held.generate("hello hello", PARAMS)[0].token_ids == on_disk.generate("hello hello", PARAMS)[0].token_ids
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_pieces_of_the_file_do_not_overlap(overlap, monkeypatch):
+    monkeypatch.setattr(file_arena, "_PIECE", mmap.PAGESIZE)
+    arena, held = file_arena.FileArena(), list[torch.Tensor]()
+    for value in range(5):
+        if overlap:
+            arena._size = 0
+        held.append(arena(torch.full((3000,), value, dtype=torch.int32)))
+    arena.close()
+    assert all(bool((one == value).all()) for value, one in enumerate(held)) is not overlap
+
+
 def test_a_folder_in_16_bits(tmp_path):
     tiny_model("qwen3_moe", torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")

@@ -15,7 +15,7 @@ from paceline.core.tree import TokenTree
 from paceline.engine.contract import check_contract
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
 from paceline.kernels import library
-from paceline.methods.space.adapter import SpaceAdapter
+from paceline.methods.space.adapter import SpaceAdapter, SpaceConfig
 from paceline.target import LoadedModel, ModelRunner, wrap_model
 from paceline.target.adapters import AdaptedLinear, share_copy
 from paceline.target.load import with_weights
@@ -254,3 +254,10 @@ def test_the_contract_takes_masks_where_they_belong():
 def test_the_contract_refuses(message):
     with pytest.raises(DraftError, match=message):
         check(BAD[message], 2)
+
+
+def test_an_expert_is_not_corrected():
+    runner = ModelRunner(wrap_model(tiny_model("qwen3_moe")), 1)
+    config = SpaceConfig(32, 2, VOCAB, K, False, 4, ("mlp.experts.1.up_proj",), ((24, 32),), 0)
+    with pytest.raises(IncompatibleModels, match=r"mlp.experts.1.up_proj of layer 0.*not all rows.*without this layer"):
+        runner.attach_adapter(SpaceAdapter(config))

@@ -45,6 +45,7 @@ TINY = {
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
     "glm4moe": "glm4_moe",
+    "ernie4_5-moe": "ernie4_5_moe",
     "gpt-oss": "gpt_oss",
     "exaone": "llama",
 }
@@ -79,7 +80,7 @@ def gguf_tensors(model: PreTrainedModel, architecture: str) -> dict[str, torch.T
             tensors |= _experts(f"blk.{stem.split('.')[2]}", leaf, weight, architecture == "gpt-oss")
             continue
         if leaf == "e_score_correction_bias":
-            tensors[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = weight
+            tensors[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = weight.flatten()
             continue
         if leaf == "sinks":
             tensors[f"blk.{stem.split('.')[2]}.attn_sinks.weight"] = weight
@@ -144,6 +145,12 @@ def _layers(config: Any, architecture: str) -> dict[str, Any]:
         layers |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "num_local_experts", 0):
         layers |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    if architecture == "ernie4_5-moe":
+        layers |= {"expert_count": config.moe_num_experts, "expert_used_count": config.moe_k}
+        layers["expert_shared_count"] = config.moe_num_shared_experts
+        layers["expert_shared_feed_forward_length"] = config.moe_num_shared_experts * config.moe_intermediate_size
+        layers["leading_dense_block_count"] = config.moe_layer_start_index
+        layers["interleave_moe_layer_step"] = config.moe_layer_interval
     if architecture == "glm4moe":
         layers |= {"expert_count": config.n_routed_experts, "expert_used_count": config.num_experts_per_tok}
         layers |= {"expert_shared_count": config.n_shared_experts, "expert_gating_func": 2}
@@ -151,7 +158,7 @@ def _layers(config: Any, architecture: str) -> dict[str, Any]:
         layers |= {"expert_weights_scale": config.routed_scaling_factor, "expert_weights_norm": config.norm_topk_prob}
         layers["leading_dense_block_count"] = config.first_k_dense_replace
         layers["rope.dimension_count"] = int(head_dim * rope["partial_rotary_factor"])
-    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "gpt-oss"):
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "ernie4_5-moe", "gpt-oss"):
         size = config.intermediate_size if architecture == "gpt-oss" else config.moe_intermediate_size
         layers["expert_feed_forward_length"] = size
     if architecture == "qwen2moe":

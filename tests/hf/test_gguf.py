@@ -62,6 +62,12 @@ def test_the_model_is_the_one_that_was_written(architecture, tmp_path):
     torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_shared_experts_of_another_size_than_the_others_are_refused(tmp_path):
+    path, _ = written(tmp_path, "ernie4_5-moe", more={"ernie4_5-moe.expert_shared_feed_forward_length": 24})
+    with pytest.raises(ConfigError, match=r"length 24.*Expected: 48"):
+        opened(path)
+
+
 @pytest.mark.parametrize("packs", [False, True])
 def test_layers_that_guess_the_tokens_after_the_next_are_left_out(packs, tmp_path):
     made = tiny("glm4moe")

@@ -68,7 +68,8 @@ _OWN: Mapping[str, _Entry] = {
 }  # fmt: skip
 _LOCAL: Mapping[str, _Entry] = {**_OWN, "expert_count": ("num_local_experts", _SIZE)}
 _EXPERTS: Mapping[str, _Entry] = {**_OWN, "expert_feed_forward_length": ("moe_intermediate_size", _SIZE)}
-_SHARED: Mapping[str, _Entry] = {"expert_shared_feed_forward_length": ("shared_expert_intermediate_size", _SIZE)}
+SHARED_SIZE = "expert_shared_feed_forward_length"
+_SHARED: Mapping[str, _Entry] = {SHARED_SIZE: ("shared_expert_intermediate_size", _SIZE)}
 _LAST = "nextn_predict_layers"  # layers after the last one, which guess the token after the next
 GATING = "expert_gating_func"
 _GROUPS: Mapping[str, _Entry] = {
@@ -84,6 +85,15 @@ _ROUTED: Mapping[str, _Entry] = {
     "leading_dense_block_count": ("first_k_dense_replace", Annotated[int, Field(ge=0)]),
     _LAST: (None, Annotated[int, Field(ge=0)]),
 }  # fmt: skip
+_ERNIE: Mapping[str, _Entry] = {
+    **_EXPERTS,
+    "expert_count": ("moe_num_experts", _SIZE),
+    "expert_used_count": ("moe_k", _SIZE),
+    "expert_shared_count": ("moe_num_shared_experts", _SIZE),
+    SHARED_SIZE: (None, _SIZE),  # of all together
+    "leading_dense_block_count": ("moe_layer_start_index", Annotated[int, Field(ge=0)]),
+    "interleave_moe_layer_step": ("moe_layer_interval", _SIZE),
+}
 _OSS: Mapping[str, _Entry] = {**_LOCAL, "expert_feed_forward_length": ("intermediate_size", _SIZE)}
 FORMS: Mapping[str, Form] = {
     "llama": Form("llama", _LOCAL, {"expert_count": "mixtral"}, interleaved=True),
@@ -105,6 +115,7 @@ FORMS: Mapping[str, Form] = {
     "exaone": Form("llama", {_LAYER_NORM: (None, Positive)}),
     "exaone4": Form("exaone4", _WINDOWS, settings={"sliding_window": None}),
     "glm4moe": Form("glm4_moe", _ROUTED, settings={"num_mtp_layers": 0}, partial=True),
+    "ernie4_5-moe": Form("ernie4_5_moe", _ERNIE),
     "gpt-oss": Form("gpt_oss", {**_WINDOWS, **_OSS}, rope={"truncate": False}, mixed=True),
 }
 """The architectures that are read, by llama.cpp's name."""
@@ -183,6 +194,10 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     if file.architecture in ("gemma2", "gemma3"):
         wide = (file.architecture, layers) in _WIDEST
         settings["query_pre_attn_scalar"] = settings["hidden_size"] // heads if wide else head_dim
+    if file.architecture == "ernie4_5-moe":
+        shared = settings["moe_intermediate_size"] * settings["moe_num_shared_experts"]
+        if about[SHARED_SIZE] != shared:
+            not_understood(file, f"{SHARED_SIZE} {about[SHARED_SIZE]}", f"{shared}, of all shared experts together")
     if file.architecture == "glm4moe":
         settings["attention_bias"] = "blk.0.attn_q.bias" in names
         settings["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names

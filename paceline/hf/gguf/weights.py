@@ -88,7 +88,7 @@ def read_weights(
             if part is None or not isinstance(weight, Tensor):
                 yield name, weight
             else:
-                all = parts.setdefault(name, torch.empty(shapes[name], dtype=dtype))
+                all = parts.setdefault(name, torch.empty(shapes[name], dtype=kind))
                 target = part(all)
                 if tuple(target.shape) != one.shape:
                     not_understood(file, f"{one.name!r} of shape {list(one.shape)}", f"{list(target.shape)}")

@@ -32,7 +32,7 @@ from ...system.files import Progress, replacing
 from ..checkpoint import local_folder, quietly, read_headers, weight_files
 from ..describe import head_dim_of
 from ..load import eos_ids_of, open_checkpoint
-from .config import BETAS, FORMS, GATING, ROPE_FACTORS, YARN, config_of, entries_of
+from .config import BETAS, FORMS, GATING, ROPE_FACTORS, SHARED_SIZE, YARN, config_of, entries_of
 from .file import SUFFIX, GGUFFile, GGUFTensor, read_gguf
 from .tokens import described, gguf_tokenizer, split_of
 from .weights import places_of, rotary_order
@@ -202,6 +202,8 @@ def layer_entries(architecture: str, config: Any) -> dict[str, Any]:
     if FORMS[architecture].partial:
         factor = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
         about["rope.dimension_count"] = int(head_dim * factor)
+    if architecture == "ernie4_5-moe":
+        about[SHARED_SIZE] = config.moe_intermediate_size * config.moe_num_shared_experts
     if GATING in entries:
         about[GATING] = get_args(entries[GATING][1])[0]
     for key, (name, kind) in entries.items():

@@ -32,9 +32,7 @@ _PARTS = {
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    **{f"mlp.shared_expert{s}.{side}_proj": f"ffn_{side}_shexp" for s in ("", "s") for side in ("gate", "up", "down")},
 }
 _FOUR_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -43,7 +41,14 @@ _FOUR_NORMS = {
 }
 
 
-TINY = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "exaone": "llama"}
+TINY = {
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "glm4moe": "glm4_moe",
+    "ernie4_5-moe": "ernie4_5_moe",
+    "gpt-oss": "gpt_oss",
+    "exaone": "llama",
+}
 VARIANTS = {"mixtral": "llama"}
 """Tiny models that share an architecture with others."""
 """The tiny model of an architecture that llama.cpp calls otherwise."""
@@ -61,6 +66,8 @@ def vocabulary() -> list[str]:
 def gguf_tensors(model: PreTrainedModel, architecture: str) -> dict[str, torch.Tensor]:
     """The weights under their names in GGUF. Rotary rows of a llama are interleaved, Gemma's norms hold 1 + weight."""
     parts = _PARTS | (_FOUR_NORMS if architecture in _POST_NORMS else {})
+    if architecture == "glm4moe":
+        parts |= {"post_attention_layernorm": "post_attention_norm"}
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     config: Any = model.config
     for i in range(config.num_hidden_layers):
@@ -71,6 +78,9 @@ def gguf_tensors(model: PreTrainedModel, architecture: str) -> dict[str, torch.T
         stem, _, leaf = name.rpartition(".")
         if stem.endswith(".experts"):
             tensors |= _experts(f"blk.{stem.split('.')[2]}", leaf, weight, architecture == "gpt-oss")
+            continue
+        if leaf == "e_score_correction_bias":
+            tensors[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = weight.flatten()
             continue
         if leaf == "sinks":
             tensors[f"blk.{stem.split('.')[2]}.attn_sinks.weight"] = weight
@@ -135,7 +145,20 @@ def _layers(config: Any, architecture: str) -> dict[str, Any]:
         layers |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
     if getattr(config, "num_local_experts", 0):
         layers |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
-    if architecture in ("qwen2moe", "qwen3moe", "gpt-oss"):
+    if architecture == "ernie4_5-moe":
+        layers |= {"expert_count": config.moe_num_experts, "expert_used_count": config.moe_k}
+        layers["expert_shared_count"] = config.moe_num_shared_experts
+        layers["expert_shared_feed_forward_length"] = config.moe_num_shared_experts * config.moe_intermediate_size
+        layers["leading_dense_block_count"] = config.moe_layer_start_index
+        layers["interleave_moe_layer_step"] = config.moe_layer_interval
+    if architecture == "glm4moe":
+        layers |= {"expert_count": config.n_routed_experts, "expert_used_count": config.num_experts_per_tok}
+        layers |= {"expert_shared_count": config.n_shared_experts, "expert_gating_func": 2}
+        layers |= {"expert_group_count": config.n_group, "expert_group_used_count": config.topk_group}
+        layers |= {"expert_weights_scale": config.routed_scaling_factor, "expert_weights_norm": config.norm_topk_prob}
+        layers["leading_dense_block_count"] = config.first_k_dense_replace
+        layers["rope.dimension_count"] = int(head_dim * rope["partial_rotary_factor"])
+    if architecture in ("qwen2moe", "qwen3moe", "glm4moe", "ernie4_5-moe", "gpt-oss"):
         size = config.intermediate_size if architecture == "gpt-oss" else config.moe_intermediate_size
         layers["expert_feed_forward_length"] = size
     if architecture == "qwen2moe":

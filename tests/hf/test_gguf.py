@@ -62,6 +62,30 @@ def test_the_model_is_the_one_that_was_written(architecture, tmp_path):
     torch.testing.assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_shared_experts_of_another_size_than_the_others_are_refused(tmp_path):
+    path, _ = written(tmp_path, "ernie4_5-moe", more={"ernie4_5-moe.expert_shared_feed_forward_length": 24})
+    with pytest.raises(ConfigError, match=r"length 24.*Expected: 48"):
+        opened(path)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_layers_that_guess_the_tokens_after_the_next_are_left_out(packs, tmp_path):
+    made = tiny("glm4moe")
+    held = gguf_tensors(made, "glm4moe")
+    more = {name.replace("blk.1.", "blk.2."): weight for name, weight in held.items() if "blk.1." in name}
+    more["blk.2.nextn.eh_proj.weight"] = torch.ones(32, 64)
+    entries = {"glm4moe.block_count": 3, "glm4moe.nextn_predict_layers": 1}
+    path = write_gguf(tmp_path / "tiny.gguf", made, "glm4moe", more=entries, tensors=held | more)
+    model, _ = open_gguf(path, lambda config: None, packs=packs)
+    assert (model.config.num_hidden_layers, model.config.num_mtp_layers) == (2, 0)
+    entries["glm4moe.nextn_predict_layers"] = 3
+    with pytest.raises(ConfigError, match="nextn_predict_layers 3 of 3"):
+        opened(write_gguf(path, made, "glm4moe", more=entries, tensors=held | more))
+    del entries["glm4moe.nextn_predict_layers"]
+    with pytest.raises(ConfigError, match="nextn"):
+        opened(write_gguf(path, made, "glm4moe", more=entries, tensors=held | more))
+
+
 @pytest.mark.parametrize("quantized", ["Q4_0", "Q8_0", "Q5_0", "F16"])
 def test_quantised_weights_are_those_of_llama_cpp_in_bfloat16(quantized, tmp_path, caplog):
     path, expected = written(tmp_path, quantized=quantized)

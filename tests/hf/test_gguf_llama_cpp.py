@@ -102,7 +102,9 @@ def test_the_same_probabilities_from_a_file_that_we_wrote(architecture, tmp_path
 
 
 @pytest.mark.parametrize("weights", ["q4_k_m", "q8_0", "q4_0", "mxfp4"])
-@pytest.mark.parametrize("architecture", ["qwen3moe", "gpt-oss", "qwen2moe", "olmoe", "mixtral"])
+@pytest.mark.parametrize(
+    "architecture", ["qwen3moe", "gpt-oss", "qwen2moe", "olmoe", "mixtral", "glm4moe", "ernie4_5-moe"]
+)
 def test_nearly_the_same_probabilities_from_packed_experts(architecture, weights, tmp_path):
     """In nats: llama.cpp rounds inputs to 8 bits."""
     place = folder_of(tmp_path, architecture, torch.float32, **WIDE, **OPTIONS.get(architecture, {}))

@@ -88,6 +88,7 @@ WIDE = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
         *(("llama", weights) for weights in ("q4_k_m", "q3_k_m", "q8_0", "q4_1")),
         *(("qwen3moe", "q4_k_m"), ("gpt-oss", "mxfp4")),
         *(pytest.param(*more, marks=pytest.mark.more) for more in (("qwen2moe", "q4_0"), ("mixtral", "iq4_xs"))),
+        *(("glm4moe", "q4_k_m"), ("ernie4_5-moe", "q8_0")),
         *(pytest.param(*more, marks=pytest.mark.more) for more in (("olmoe", "q6_k"), ("qwen3moe", "mxfp4"))),
     ],
 )

@@ -33,6 +33,7 @@ class Form:
     settings: of the config, which no entry says. rope: the same of a scaled rotation.
     interleaved: the rows of q and k lie in rotary pairs. plus_one: norms hold 1 + their weight.
     mixed: rows of the experts' gate and up come by turns, and matrices are transposed.
+    partial: only the first dimensions of a head are rotated.
     """
 
     model_type: str
@@ -44,6 +45,7 @@ class Form:
     interleaved: bool = False
     plus_one: bool = False
     mixed: bool = False
+    partial: bool = False
 
 
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
@@ -66,7 +68,32 @@ _OWN: Mapping[str, _Entry] = {
 }  # fmt: skip
 _LOCAL: Mapping[str, _Entry] = {**_OWN, "expert_count": ("num_local_experts", _SIZE)}
 _EXPERTS: Mapping[str, _Entry] = {**_OWN, "expert_feed_forward_length": ("moe_intermediate_size", _SIZE)}
-_SHARED: Mapping[str, _Entry] = {"expert_shared_feed_forward_length": ("shared_expert_intermediate_size", _SIZE)}
+SHARED_SIZE = "expert_shared_feed_forward_length"
+_SHARED: Mapping[str, _Entry] = {SHARED_SIZE: ("shared_expert_intermediate_size", _SIZE)}
+_LAST = "nextn_predict_layers"  # layers after the last one, which guess the token after the next
+GATING = "expert_gating_func"
+_GROUPS: Mapping[str, _Entry] = {
+    "expert_group_count": ("n_group", _SIZE), "expert_group_used_count": ("topk_group", _SIZE),
+}  # fmt: skip
+_ROUTED: Mapping[str, _Entry] = {
+    **_EXPERTS, **_GROUPS,
+    "expert_count": ("n_routed_experts", _SIZE),
+    "expert_shared_count": ("n_shared_experts", _SIZE),
+    "expert_weights_scale": ("routed_scaling_factor", Positive),
+    "expert_weights_norm": ("norm_topk_prob", bool),
+    GATING: (None, Literal[2]),  # a sigmoid
+    "leading_dense_block_count": ("first_k_dense_replace", Annotated[int, Field(ge=0)]),
+    _LAST: (None, Annotated[int, Field(ge=0)]),
+}  # fmt: skip
+_ERNIE: Mapping[str, _Entry] = {
+    **_EXPERTS,
+    "expert_count": ("moe_num_experts", _SIZE),
+    "expert_used_count": ("moe_k", _SIZE),
+    "expert_shared_count": ("moe_num_shared_experts", _SIZE),
+    SHARED_SIZE: (None, _SIZE),  # of all together
+    "leading_dense_block_count": ("moe_layer_start_index", Annotated[int, Field(ge=0)]),
+    "interleave_moe_layer_step": ("moe_layer_interval", _SIZE),
+}
 _OSS: Mapping[str, _Entry] = {**_LOCAL, "expert_feed_forward_length": ("intermediate_size", _SIZE)}
 FORMS: Mapping[str, Form] = {
     "llama": Form("llama", _LOCAL, {"expert_count": "mixtral"}, interleaved=True),
@@ -87,6 +114,8 @@ FORMS: Mapping[str, Form] = {
     "smollm3": Form("smollm3", settings={"no_rope_layer_interval": 4}, interleaved=True),
     "exaone": Form("llama", {_LAYER_NORM: (None, Positive)}),
     "exaone4": Form("exaone4", _WINDOWS, settings={"sliding_window": None}),
+    "glm4moe": Form("glm4_moe", _ROUTED, settings={"num_mtp_layers": 0}, partial=True),
+    "ernie4_5-moe": Form("ernie4_5_moe", _ERNIE),
     "gpt-oss": Form("gpt_oss", {**_WINDOWS, **_OSS}, rope={"truncate": False}, mixed=True),
 }
 """The architectures that are read, by llama.cpp's name."""
@@ -139,12 +168,15 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     heads, layers = settings["num_attention_heads"], settings["num_hidden_layers"]
     if layers > len(names):
         not_understood(file, f"{layers:,} layers", f"at most {len(names):,}, the number of tensors")
+    if layers <= about.get(_LAST, 0):
+        not_understood(file, f"{_LAST} {about[_LAST]} of {layers} layers", "fewer")
+    settings["num_hidden_layers"] = layers = layers - about.get(_LAST, 0)
     model_type = next((kind for key, kind in form.variants.items() if about.get(key)), form.model_type)
     plain = AutoConfig.for_model(model_type)
     settings.setdefault("num_key_value_heads", heads)
     head_dim = settings.setdefault("head_dim", settings["hidden_size"] // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if about.get(key, head_dim) != head_dim:
+        if about.get(key, head_dim) != head_dim and not (form.partial and key.startswith("rope.")):
             not_understood(file, f"{file.architecture}.{key} {about[key]}", f"{head_dim}, as of keys")
     rows = names["token_embd.weight"].shape[0]  # some files pad it beyond their tokens
     tokens = len(file.metadata.get("tokenizer.ggml.tokens", []))
@@ -162,6 +194,13 @@ def config_of(file: GGUFFile) -> PretrainedConfig:
     if file.architecture in ("gemma2", "gemma3"):
         wide = (file.architecture, layers) in _WIDEST
         settings["query_pre_attn_scalar"] = settings["hidden_size"] // heads if wide else head_dim
+    if file.architecture == "ernie4_5-moe":
+        shared = settings["moe_intermediate_size"] * settings["moe_num_shared_experts"]
+        if about[SHARED_SIZE] != shared:
+            not_understood(file, f"{SHARED_SIZE} {about[SHARED_SIZE]}", f"{shared}, of all shared experts together")
+    if file.architecture == "glm4moe":
+        settings["attention_bias"] = "blk.0.attn_q.bias" in names
+        settings["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
     if file.architecture.startswith("granite"):
         settings.setdefault("attention_multiplier", head_dim**-0.5)
     if not hasattr(plain, "head_dim") and head_dim == settings["hidden_size"] // heads:
@@ -197,7 +236,7 @@ def _about(file: GGUFFile) -> dict[str, Any]:
     form = FORMS[file.architecture]
     required = _REQUIRED | {form.epsilon[0]}
     if "expert_count" not in form.variants or "expert_count" in about:
-        required |= {key for key in entries if key.startswith("expert_")}
+        required |= {key for key in entries if key.startswith("expert_")} - _GROUPS.keys()
     required |= {_WINDOW} if file.architecture in _SLIDING else set()
     if missing := required - about.keys():
         not_understood(file, f"no {prefix}{min(missing)}")
@@ -246,6 +285,11 @@ def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GG
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         rope |= {**YARN, **FORMS[file.architecture].rope}
         rope |= {name: about[key] for key, name in BETAS.items() if key in about}
+    if FORMS[file.architecture].partial:
+        rotated, head_dim = about.get("rope.dimension_count", head_dim_of(config)), head_dim_of(config)
+        if rotated > head_dim or rotated % 2:
+            not_understood(file, f"{file.architecture}.rope.dimension_count {rotated}", f"even, at most {head_dim}")
+        rope["partial_rotary_factor"] = rotated / head_dim
     if _SECTIONS in about:
         rope["mrope_section"] = about[_SECTIONS][:3]
     if by_kind:

@@ -18,12 +18,14 @@ from ...system.files import Progress
 from ..describe import head_dim_of
 from ..described import CPU, EXPERTS
 from ..experts import num_experts_of
-from .config import FORMS, ROPE_FACTORS, not_understood
+from .config import FORMS, ROPE_FACTORS, class_of, not_understood
 from .file import GGUFFile, GGUFTensor
 
 _Part = Callable[[Tensor], Tensor]
 Shape: TypeAlias = tuple[int, ...]
 ROUTER = "ffn_gate_inp.weight"
+CORRECTION = "exp_probs_b.bias"
+"""What is added to scores for the choice of experts."""
 _EACH = "{}"
 _EXPERT = re.compile(r"(.+\.experts\.)\d+(\.(gate|up|down)_proj\.(weight|bias))")
 
@@ -40,19 +42,24 @@ def read_weights(
 ) -> Iterator[tuple[str, Any]]:
     """Every tensor in `dtype`, or in blocks of the kept formats, with its name in transformers, one after another.
 
-    Beside blocks, routers stay float32: what is near decides which experts a row takes.
+    Beside blocks, and where transformers keeps them so, routers stay float32: what is near decides which experts a row
+    takes. What is added to their scores does always. Layers that guess the tokens after the next are left out.
 
     shapes: of all weights, by these names. device: of whose kernels the blocks are. place_of: where a weight's go.
     Raises `ConfigError` for a tensor that has no name.
     """
     form = FORMS[file.architecture]
     places = places_of(file.architecture, config, shapes)
+    exact = "gate.weight" in (class_of(config)._keep_in_fp32_modules_strict or ())
+    layers = file.metadata[f"{file.architecture}.block_count"]
+    left_out = tuple(f"blk.{index}." for index in range(config.num_hidden_layers, layers))
     parts: dict[str, Tensor] = {}  # weights that the file has in several tensors
     filled: Counter[str] = Counter()
     for done, tensor in enumerate(file.tensors, start=1):
         is_router = tensor.name.endswith(ROUTER)
-        kind = torch.float32 if is_router and kept and tensor.kind.name == "F32" else dtype
-        if tensor.name == ROPE_FACTORS:  # read by the config
+        is_exact = tensor.name.endswith(CORRECTION) or (is_router and (kept or exact) and tensor.kind.name == "F32")
+        kind = torch.float32 if is_exact else dtype
+        if tensor.name == ROPE_FACTORS or tensor.name.startswith(left_out):  # the former is read by the config
             continue
         if tensor.name not in places:
             not_understood(file, f"a tensor {tensor.name!r}", f"those of {file.architecture}")
@@ -81,7 +88,7 @@ def read_weights(
             if part is None or not isinstance(weight, Tensor):
                 yield name, weight
             else:
-                all = parts.setdefault(name, torch.empty(shapes[name], dtype=dtype))
+                all = parts.setdefault(name, torch.empty(shapes[name], dtype=kind))
                 target = part(all)
                 if tuple(target.shape) != one.shape:
                     not_understood(file, f"{one.name!r} of shape {list(one.shape)}", f"{list(target.shape)}")
@@ -113,7 +120,9 @@ def places_of(architecture: str, config: Any, shapes: Mapping[str, Shape]) -> di
     places: dict[str, tuple[str, _Part | None]] = {}
     for name, shape in shapes.items():
         stem, _, leaf = name.rpartition(".")
-        if each := _EXPERT.fullmatch(name):
+        if leaf == "e_score_correction_bias":
+            places[f"blk.{stem.split('.')[2]}.{CORRECTION}"] = name, _only if shape[0] == 1 else None
+        elif each := _EXPERT.fullmatch(name):
             place = f"blk.{stem.split('.')[2]}.ffn_{each[3]}_exps.{leaf}"
             places[place] = f"{each[1]}{_EACH}{each[2]}", None
         elif EXPERTS in name:

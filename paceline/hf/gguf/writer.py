@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from ...system.files import Progress, replacing
 from ..checkpoint import local_folder, quietly, read_headers, weight_files
 from ..describe import head_dim_of
 from ..load import eos_ids_of, open_checkpoint
-from .config import BETAS, FORMS, ROPE_FACTORS, YARN, config_of, entries_of
+from .config import BETAS, FORMS, GATING, ROPE_FACTORS, SHARED_SIZE, YARN, config_of, entries_of
 from .file import SUFFIX, GGUFFile, GGUFTensor, read_gguf
 from .tokens import described, gguf_tokenizer, split_of
 from .weights import places_of, rotary_order
@@ -55,8 +55,8 @@ _BYTES = re.compile("<0x[0-9A-F]{2}>")
 _INERT = {
     "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward", "dtype",
     "embd_pdrop", "eos_token_id", "id2label", "initializer_range", "is_encoder_decoder", "label2id",
-    "max_window_layers",
-    "model_type", "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type",
+    "max_window_layers", "model_type", "num_mtp_layers", "num_nextn_predict_layers",
+    "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type",
     "resid_pdrop", "return_dict", "transformers_version", "use_cache",
 }  # fmt: skip
 """Entries of configs that do not change what a model says."""
@@ -199,6 +199,13 @@ def layer_entries(architecture: str, config: Any) -> dict[str, Any]:
     entries, head_dim = entries_of(architecture), head_dim_of(config)
     about: dict[str, Any] = dict.fromkeys(("attention.value_length", "rope.dimension_count"), head_dim)
     about["vocab_size"] = config.vocab_size
+    if FORMS[architecture].partial:
+        factor = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
+        about["rope.dimension_count"] = int(head_dim * factor)
+    if architecture == "ernie4_5-moe":
+        about[SHARED_SIZE] = config.moe_intermediate_size * config.moe_num_shared_experts
+    if GATING in entries:
+        about[GATING] = get_args(entries[GATING][1])[0]
     for key, (name, kind) in entries.items():
         value = head_dim if name == "head_dim" else getattr(config, name, None) if name else None
         if value is not None:  # llama.cpp takes no integer for a fraction

@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,8 +40,10 @@ from paceline.zoo import resolve
 from .peers import PeerOptions, open_peer
 
 COMMAND = "python -m bench.mixtures --peer llama.cpp=PYTHON"
-PASSES = {"rows": "", "pass": "ms", "experts": "", "floor": "ms"}
+PASSES = ("rows", "pass, ms", "experts", "floor, ms")
+SHOWN = (1, 2, 4, 8, 16)  # rows of passes in the record
 SPEEDS = {"model": "", "ours": "tok/s", "llama.cpp": "tok/s", "ratio": "ratio", "least": "ratio", "most": "ratio"}
+SPEEDS |= {f"{rows} rows": "ms" for rows in SHOWN}
 RECORDS = Path(__file__).parent / "results"
 ROWS, CONTEXT, TOKENS = (1, 2, 3, 4, 6, 8, 12, 16), 100, 48
 TOKENIZER = "smollm2-135m"
@@ -194,13 +197,9 @@ def main() -> None:
     layers, turns_wanted = (1, 2) if given.quick else (given.layers, given.turns)
     speeds, results = list[list[Any]](), dict[str, Any]()
 
-    def show(table: str, title: str, columns: dict[str, str], rows: list[list[Any]], model: str) -> None:
-        print(title, "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|", sep="\n")
+    def show(title: str, columns: Iterable[str], rows: list[list[Any]]) -> None:
+        print(title, "| " + " | ".join(columns) + " |", "|---" * len([*columns]) + "|", sep="\n")
         print(*("| " + " | ".join(map(str, row)) + " |" for row in rows), sep="\n", end="\n\n", flush=True)
-        if given.machine:
-            facts = {"title": title, "columns": columns, "rows": rows, "model": model}
-            record = record_of(measured_on(), given.machine, COMMAND, table=table, **facts)
-            print(record.save(RECORDS), file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as folder:
         for name in given.shape or SHAPES:
@@ -213,11 +212,18 @@ def main() -> None:
             llm = LLM(path, device="cpu")
             about = f"{name}, {layers} layers, {weights}, {path.stat().st_size / 1e9:.2f} GB"
             turns, timed = decoding(llm, path, given.peer, turns_wanted), passes(llm, path, 3 if given.quick else 15)
-            show(f"mixtures-passes-{name}", f"A pass by its rows: {about}", PASSES, timed, path.stem)
+            show(f"A pass by its rows: {about}", PASSES, timed)
             results[name] = {"turns": turns, "passes": timed}
-            speeds.append([about, *summary(turns)])
+            speeds.append([about, *summary(turns), *(ms for rows, ms, *_ in timed if rows in SHOWN)])
             del llm
-    show("mixtures", f"Plain decoding of {TOKENS} tokens, medians of pairs in turns", SPEEDS, speeds, "random weights")
+    title = (
+        "Mixtures with random weights and few layers: plain decoding, medians of pairs in turns; passes by their rows"
+    )
+    show(title, SPEEDS, speeds)
+    if given.machine:
+        facts = {"title": title, "columns": SPEEDS, "rows": speeds, "model": "random weights"}
+        record = record_of(measured_on(), given.machine, COMMAND, table="mixtures", **facts)
+        print(record.save(RECORDS), file=sys.stderr)
     print(json.dumps({"layers": layers, "threads": torch.get_num_threads(), "shapes": results}))
 
 

@@ -48,17 +48,11 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "Qwen2.5-Coder-1.5B": ("", ("qwen-drafters",)),
     "Passes": ("Medians on quiet machines.", ("passes", "twelve-bits", "products")),
-    "Other engines": ("", ("llama.cpp", "engines", "clients", "rounding")),
+    "Other engines": ("", ("llama.cpp", "mixtures", "engines", "clients", "rounding")),
     "A GPU": (
         "T(n) / T(1) is the time of a pass over n nodes over that of one. These are passes in torch, before GPUs had "
         "[kernels of their own](kernels.md#on-a-gpu), which no card has timed yet.",
         ("gpu", "gpu-answers"),
-    ),
-    "Mixtures of experts": (
-        "Random weights at the shapes of real models, with four of their layers, as GGUF files. The floor is the bytes "
-        "of the experts that a pass read, and of all other matrices, over the bandwidth of the memory, measured beside "
-        "it. Rows are random tokens, whose experts hardly coincide: those of a text do better.",
-        ("mixtures", "mixtures-passes-qwen3-30b-a3b", "mixtures-passes-gpt-oss-20b"),
     ),
     "Exactness and bounds": ("", ("identity", "vllm", "never-slower")),
     "Heads and self-drafts": ("", ("heads", "self-drafts")),

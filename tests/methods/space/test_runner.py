@@ -129,7 +129,7 @@ def test_ranks_that_do_not_fit_a_native_pass_are_refused():
     [
         ("minicpm3", "self_attn.kv_b_proj", "kv_b_proj"),
         ("gemma4-experts", "router.proj", "the router"),
-        ("qwen3_moe", "mlp.experts.1.up_proj", "an expert"),
+        ("qwen3_moe", "mlp.experts.1.up_proj", "not all rows reach"),
     ],
 )
 def test_layers_that_native_passes_cannot_correct_are_refused(name, linear, about):
@@ -137,7 +137,7 @@ def test_layers_that_native_passes_cannot_correct_are_refused(name, linear, abou
     layer = ModelRunner(target(name), 1).loaded.model.base_model.layers[0].get_submodule(linear)
     shape = int(layer.out_features), int(layer.in_features)
     one = SpaceAdapter(dataclasses.replace(adapter(name, K, rank=0).config, rank=2, linears=(linear,), shapes=(shape,)))
-    with pytest.raises(IncompatibleModels, match=rf"{about}[\s\S]*train it without"):
+    with pytest.raises(IncompatibleModels, match=rf"{about}[\s\S]*train (it|the adapter) without"):
         attached(name, one)
 
 

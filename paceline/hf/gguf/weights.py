@@ -50,14 +50,16 @@ def read_weights(
     """
     form = FORMS[file.architecture]
     places = places_of(file.architecture, config, shapes)
-    exact = "gate.weight" in (class_of(config)._keep_in_fp32_modules_strict or ())
+    exact = bool(kept)  # without blocks, as transformers has it, whose modelling code takes a second to import
+    if not exact and num_experts_of(config):
+        exact = "gate.weight" in (class_of(config)._keep_in_fp32_modules_strict or ())
     layers = file.metadata[f"{file.architecture}.block_count"]
     left_out = tuple(f"blk.{index}." for index in range(config.num_hidden_layers, layers))
     parts: dict[str, Tensor] = {}  # weights that the file has in several tensors
     filled: Counter[str] = Counter()
     for done, tensor in enumerate(file.tensors, start=1):
         is_router = tensor.name.endswith(ROUTER)
-        is_exact = tensor.name.endswith(CORRECTION) or (is_router and (kept or exact) and tensor.kind.name == "F32")
+        is_exact = tensor.name.endswith(CORRECTION) or (is_router and exact and tensor.kind.name == "F32")
         kind = torch.float32 if is_exact else dtype
         if tensor.name == ROPE_FACTORS or tensor.name.startswith(left_out):  # the former is read by the config
             continue

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..hf.described import Embedding, has_kernels
+from ..hf.described_experts import Router
 from ..hf.gguf.file import SUFFIX, read_gguf
 from ..kernels import load as load_kernels
 from ..kernels.library import FORMATS, BlockFormat
@@ -106,6 +107,8 @@ def _held_by(module: nn.Module) -> Iterator[tuple[str, str, str | None, list[Ten
     for tensor in own:
         if tensor.dim() == 2 and isinstance(module, nn.Embedding | Embedding):
             yield "embeddings", _name(tensor.dtype), "a pass reads single rows", [tensor]
+        elif isinstance(module, Router):
+            yield "routers", _name(tensor.dtype), "they stay as they are", [tensor]
         elif tensor.dim() == 2:
             yield "matrices", _name(tensor.dtype), _reason(tensor), [tensor]
         elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):

@@ -63,7 +63,8 @@ def test_why_a_file_is_not_packed(file, monkeypatch, tmp_path):
     }
     sizes = {"vocab_size": len(vocabulary()), "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
     path = write_gguf(tmp_path / "moe.gguf", tiny_model("qwen2_moe", **sizes), "qwen2moe", quantized="Q8_0")
-    assert unpacked_formats(LLM(path), str(path)) == {}
+    assert unpacked_formats(llm := LLM(path), str(path)) == {}
+    assert told(llm)["routers", "float32"][1] == "they stay as they are"
     monkeypatch.setattr(formats, "load_kernels", lambda: replace(load(), library=None, reason="no compiler"))
     assert unpacked_formats(asked, str(file))["Q4_K"] == "became float32: no compiler"
 

@@ -38,7 +38,10 @@ class FileArena(WeightArena):
     def _memory(self, size: int) -> Tensor:
         self._give_back()
         size = -(-max(size, _PIECE) // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.posix_fallocate(self._file.fileno(), self._size, size)  # or a full disk would end the process later
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            os.posix_fallocate(self._file.fileno(), self._size, size)  # or a full disk would end the process later
+        else:
+            self._file.truncate(self._size + size)
         piece = mmap.mmap(self._file.fileno(), size, offset=self._size)
         piece.madvise(mmap.MADV_RANDOM)  # kernels say what they are about to read
         self._written, self._size = (piece, self._size), self._size + size
@@ -50,7 +53,7 @@ class FileArena(WeightArena):
             piece, start = self._written
             piece.flush()
             piece.madvise(mmap.MADV_DONTNEED)
-            with suppress(OSError):
+            with suppress(OSError, AttributeError):
                 os.posix_fadvise(self._file.fileno(), start, len(piece), os.POSIX_FADV_DONTNEED)
             self._written = None
 

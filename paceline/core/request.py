@@ -49,8 +49,10 @@ _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_speculative_tokens": (lambda value: type(value) is int and value >= 0, "an integer of at least 0"),
     "method": (lambda value: isinstance(value, str), "the name of a drafter, or none"),
     "prediction": (_is_prediction, "a text or a list of token ids"),
+    "cache_salt": (lambda value: isinstance(value, str) and value != "", "a text that is not empty"),
+    "store": (lambda value: isinstance(value, bool), "true or false"),
 }
-"""The keys of `SamplingParams.extra_args` about drafts: a check of the value, and what is expected."""
+"""The keys of `SamplingParams.extra_args` about drafts and caches: a check of the value, and what is expected."""
 
 
 class RequestOutputKind(Enum):
@@ -98,7 +100,8 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
-    # repeat, for `PredictedOutput`; and what drafters and processors of your own read in `Sequence.params.extra_args`
+    # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; and what drafters and
+    # processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -138,6 +141,24 @@ class SamplingParams:
     def prediction(self) -> str | Sequence[int]:
         """The likely answer, see `extra_args`; empty where none is given."""
         return (self.extra_args or {}).get("prediction", "")
+
+    @property
+    def tenant(self) -> str:
+        """Whose request this is ("cache_salt" in `extra_args`, vLLM's name): one tenant's text never serves another.
+
+        That holds for the prefix cache and for all that drafters keep from one request to the next.
+        """
+        return (self.extra_args or {}).get("cache_salt", "")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether drafters keep nothing of this request once it has ended ("store" is False in `extra_args`)."""
+        return not (self.extra_args or {}).get("store", True)
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        """The `extra_args` of another request of the same tenant, as private as this one."""
+        return {"store": not self.is_private} | ({"cache_salt": self.tenant} if self.tenant else {})
 
     @cached_property
     def needs_history(self) -> bool:

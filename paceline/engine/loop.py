@@ -87,7 +87,7 @@ class SpeculativeDecoder:
     def _chunks(self, seq: TokenSequence) -> Generator[None, None, float]:
         fuses, keep_states = self.runner.settings.can_fuse_prefill, self.drafter.info.reads_states
         prompt = seq.slot, seq.token_ids, seq.vision, fuses, keep_states
-        seq.num_cached_tokens = self.runner.restore_prefix(*prompt)
+        seq.num_cached_tokens = self.runner.restore_prefix(*prompt, seq.params.tenant)
         return (yield from self.runner.prefill_chunks(*prompt))
 
     def release(self, seq: TokenSequence) -> None:

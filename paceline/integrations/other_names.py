@@ -87,7 +87,7 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
         "quantization": 'weights="int4", for a draft model',
         "suffix_decoding_max_tree_depth": "num_speculative_tokens",
         **dict.fromkeys(("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"), _POLICY),
-        "suffix_decoding_max_cached_requests": "leave it out: index earlier answers, and name the index as corpus",
+        "suffix_decoding_max_cached_requests": "answers, a number of tokens for each tenant",
         "draft_sample_method": "leave it out: drafts are drawn as the rule wants them",
         "speculative_token_tree": "num_draft_nodes",
         "num_assistant_tokens": "num_speculative_tokens",

@@ -223,8 +223,8 @@ def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> l
 def drafter_memory(vocab_size: int, slots: int, length: int) -> tuple[DrafterMemory, ...]:
     """Bounds for `slots` texts of `length` tokens, with the default options of every drafter.
 
-    The memory of a text is freed when its request ends; all requests share the matrix of recycling. A corpus of suffix
-    is memory-mapped and does not count.
+    The memory of a text is freed when its request ends; all requests of a tenant, here one, share the matrix of
+    recycling. A corpus of suffix is memory-mapped and does not count.
     """
     pool = LookaheadSpec()
     return (

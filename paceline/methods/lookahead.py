@@ -23,6 +23,7 @@ from ..sampling.scores import argmax
 from ..schema import checked, checked_call
 from .ngram_pool import NgramPool, PoolSize, Scope, add_branches
 from .spec import DrafterSpec
+from .tenants import PerTenant
 
 WindowSize: TypeAlias = Annotated[int, Field(ge=1, le=64)]
 NgramSize: TypeAlias = Annotated[int, Field(ge=2, le=16)]
@@ -56,9 +57,10 @@ class Lookahead(Drafter):
     window: W, the columns of the window.
     ngram: N, the tokens of an n-gram: one to look up and N - 1 to draft.
     guesses: G, the most n-grams that are drafted in a round.
-    pool: "request" keeps n-grams of the answer, "prompt" those of its prompt too, "shared" those of all requests.
-    pool_size: the most n-grams of one pool, of at most 400 + 40 N bytes each. "shared" has a single pool, the others
-        have one per slot.
+    pool: "request" keeps n-grams of the answer, "prompt" those of its prompt too, "shared" those of all requests
+        of a tenant.
+    pool_size: the most n-grams of one pool, of at most 400 + 40 N bytes each. "shared" has one pool per tenant, the
+        others have one per slot.
     """
 
     name: ClassVar[str] = "lookahead"
@@ -75,6 +77,7 @@ class Lookahead(Drafter):
         self.window, self.ngram, self.guesses, self.pool, self.pool_size = window, ngram, guesses, pool, pool_size
         self.info = DrafterInfo(branches=guesses, drafts_during_prefill=True)
         self._states: dict[int, _State] = {}  # by slot
+        self._shared = PerTenant(self._new_pool)
 
     def bind(self, target: Target, verifier: Verifier) -> None:
         """Start with an empty pool. Raises `ConfigError` if the window does not fit into the context."""
@@ -86,7 +89,7 @@ class Lookahead(Drafter):
             )
         super().bind(target, verifier)
         self._states.clear()
-        self._shared = self._new_pool()
+        self._shared = PerTenant(self._new_pool)
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is -1 if no n-gram of the pool begins with the last token."""
@@ -133,6 +136,7 @@ class Lookahead(Drafter):
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._states.pop(slot, None)
+        self._shared.release(slots)
 
     def _new_pool(self) -> NgramPool:
         return NgramPool(self.ngram, self.guesses, self.pool_size, self.banned_token_ids)
@@ -145,7 +149,7 @@ class Lookahead(Drafter):
             text = [token for token in seq.token_ids if token not in self.banned_token_ids]
             row = random.Random(seq.seed).choices(text or seq.token_ids[-1:], k=self.window + self.ngram - 2)
             begin = len(seq.prompt_ids) if self.pool == "request" else 0
-            pool = self._shared if self.pool == "shared" else self._new_pool()
+            pool = self._shared.of(seq) if self.pool == "shared" else self._new_pool()
             state = self._states[seq.slot] = _State(pool, [row], begin)
         state.num_read, state.ends = state.pool.read(seq.token_ids, state.num_read), []
         return state

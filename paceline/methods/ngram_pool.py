@@ -12,7 +12,7 @@ from ..schema import brief, validate
 from ..system.files import read_kind, to_json, write_text
 
 Scope: TypeAlias = Literal["request", "prompt", "shared"]
-"""The n-grams in a pool: those of the answer, of its prompt too, or of all requests so far."""
+"""The n-grams in a pool: those of the answer, of its prompt too, or of all requests of its tenant so far."""
 PoolSize: TypeAlias = Annotated[int, Field(ge=1, le=1 << 20)]
 """The most n-grams of one pool."""
 _KIND, _VERSION = "paceline n-grams", 1

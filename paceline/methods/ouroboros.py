@@ -6,7 +6,9 @@ after the drafted tokens, rejected ones included. Drafts are verified as a point
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, final
 
@@ -27,6 +29,7 @@ from ..schema import checked, checked_call
 from .draft_model.drafter import DraftModel, DraftModelSpec
 from .ngram_pool import NgramPool, PoolSize, add_branches
 from .spec import DrafterSpec
+from .tenants import PerTenant
 
 PhraseTokens = Annotated[int, Field(ge=2, le=16)]
 Phrases = Annotated[int, Field(ge=1, le=16)]
@@ -36,13 +39,13 @@ Phrases = Annotated[int, Field(ge=1, le=16)]
 class Ouroboros(Drafter):
     """Draft with a draft model and phrases.
 
-    The pool is shared by all requests, and lives as long as the drafter.
+    The pool is shared by all requests of a tenant, and lives as long as the drafter.
 
     draft: the draft model. With another tokenizer it drafts by intersection, and phrases have only common tokens.
     ngram: N, the tokens of a phrase, its key included. At most a third of a draft is its phrase suffix.
     phrases: K, the most phrases after a token, both in a pass of the draft model and at the end of the draft.
-    pool_size: the most phrases of the pool, of about 500 bytes each.
-    pool_file: a file that `save` wrote, to start with its phrases. It must be of the target's tokenizer.
+    pool_size: the most phrases of a pool, of about 500 bytes each.
+    pool_file: a file that `save` wrote, to start each pool with its phrases. It must be of the target's tokenizer.
     """
 
     name: ClassVar[str] = "ouroboros"
@@ -61,6 +64,7 @@ class Ouroboros(Drafter):
             raise ConfigError(message, fix="leave inner_drafter out")
         self.draft, self.ngram, self.phrases, self.pool_size, self._file = draft, ngram, phrases, pool_size, pool_file
         self.info = replace(draft.info, branches=phrases)
+        self.pools = PerTenant(partial(NgramPool, ngram, phrases, pool_size))
         self._num_read: dict[int, int] = {}  # by slot, where the next n-gram of the text starts
 
     def bind(self, target: Target, verifier: Verifier) -> None:
@@ -87,16 +91,22 @@ class Ouroboros(Drafter):
         else:
             translation.mode = "intersection"
             banned_token_ids |= frozenset(range(vocab_size)).difference(common.draft_ids)
-        self.pool = NgramPool(self.ngram, self.phrases, self.pool_size, banned_token_ids, vocab_size)
-        self.draft.chains = replace(self.draft.chains, phrases=self.pool.after)
+        pool = NgramPool(self.ngram, self.phrases, self.pool_size, banned_token_ids, vocab_size)
         tokenizer = target.loaded.tokenizer
         self._vocabulary = f"{target.vocab_size} tokens" if tokenizer is None else hash_vocabulary(tokenizer)
         if self._file is not None:
-            self.pool.load(self._file, self._vocabulary)
+            pool.load(self._file, self._vocabulary)
+        self.pools = PerTenant(partial(deepcopy, pool))
+        self.draft.chains = replace(self.draft.chains, phrases=lambda seq, token: self.pools.of(seq).after(token))
         self._num_read.clear()
 
+    @property
+    def pool(self) -> NgramPool:
+        """The pool of requests that name no tenant."""
+        return self.pools.of_tenant("")
+
     def save(self, path: str | Path) -> None:
-        """Write the phrases to a JSON file, which holds parts of prompts and answers."""
+        """Write the phrases of `pool` to a JSON file, which holds parts of prompts and answers."""
         self.pool.save(path, self._vocabulary)
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
@@ -108,7 +118,7 @@ class Ouroboros(Drafter):
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         for seq in seqs:
-            self._num_read[seq.slot] = self.pool.read(seq.token_ids, self._num_read.get(seq.slot, 0))
+            self._num_read[seq.slot] = self.pools.of(seq).read(seq.token_ids, self._num_read.get(seq.slot, 0))
         # With phrases a token costs less than the policy assumes, so the policy must not stop the draft.
         chained = [replace(b, depth=b.depth - self._suffix(b), should_continue=None) for b in budgets]
         chains = self.draft.propose(seqs, chained).tree
@@ -117,20 +127,21 @@ class Ouroboros(Drafter):
             drafted = len(ids) - 1
             if drafted and not seq.would_end(ids[-1], drafted):
                 length = min(self._suffix(budget), budget.depth - drafted)
-                add_branches(ids, ups, self.pool.after(ids[-1]), seq, drafted + 1, length, budget.nodes)
+                add_branches(ids, ups, self.pools.of(seq).after(ids[-1]), seq, drafted + 1, length, budget.nodes)
         return Draft(TokenTree.from_lists(tokens, parents), source=self.name)
 
     @torch.inference_mode()
     def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
-        """Add phrases from the verified rows to the pool, then let the draft model observe."""
+        """Add phrases from the verified rows to the pools, then let the draft model observe."""
         verified = draft.tree.trimmed()
         top_tokens = argmax(logits[:, : verified.num_nodes]).tolist()
-        for tree, tokens in zip(verified.rows, top_tokens, strict=True):
-            recycle(self.pool, tree, tokens)
+        for seq, tree, tokens in zip(seqs, verified.rows, top_tokens, strict=True):
+            recycle(self.pools.of(seq), tree, tokens)
         self.draft.observe(seqs, draft, logits, walks)
 
     def release(self, slots: Sequence[int]) -> None:
         self.draft.release(slots)
+        self.pools.release(slots)
         for slot in slots:
             self._num_read.pop(slot, None)
 

@@ -21,6 +21,7 @@ from ..kernels.library import largest, reads
 from ..schema import checked, checked_call
 from .heads.trees import DynamicTree, Grown, draft_of
 from .spec import DrafterSpec
+from .tenants import PerTenant
 
 SUCCESSORS = 8
 """Tokens kept for each token."""
@@ -34,8 +35,8 @@ _RANK_PROBS = (0.4, 0.13, 0.045, 0.035, 0.025, 0.02, 0.017, 0.015)
 class TokenRecycling(Drafter):
     """Draft a tree of the successors that the target found likely last.
 
-    The matrix [V, 8] of int32 is shared by all requests and lives as long as the drafter: 1.6 MB for 49,152 tokens. A
-    token that the target has not processed yet has no successors, and nothing is drafted below it.
+    The matrix [V, 8] of int32 is shared by all requests of a tenant and lives as long as the drafter: 1.6 MB for 49,152
+    tokens. A token that the target has not processed yet has no successors, and nothing is drafted below it.
     """
 
     name: ClassVar[str] = "recycling"
@@ -43,15 +44,16 @@ class TokenRecycling(Drafter):
 
     @checked_call
     def __init__(self) -> None:
-        self._successors = torch.empty(0, SUCCESSORS, dtype=torch.int32)
+        self._vocab_size = 0
+        self.successors = PerTenant(lambda: torch.full((self._vocab_size, SUCCESSORS), -1, dtype=torch.int32))
 
     def bind(self, target: Target, verifier: Verifier) -> None:
-        self._successors = torch.full((target.vocab_size, SUCCESSORS), -1, dtype=torch.int32)
+        self._vocab_size = target.vocab_size
         super().bind(target, verifier)
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is -1 where the last token has no successors."""
-        known = max(self._below(seq.token_ids[-1])) >= 0
+        known = max(self._below(self.successors.of(seq), seq.token_ids[-1])) >= 0
         return (DraftOptions(self.name, hint=0 if known else -1, branches=SUCCESSORS),)
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
@@ -63,25 +65,30 @@ class TokenRecycling(Drafter):
 
         Rejected tokens count too, since the target computed what follows them.
         """
-        width, place = draft.tree.num_nodes, dict[int, int]()  # token: its row of the logits, flattened
-        for row, (tree, walk) in enumerate(zip(draft.tree.rows, walks, strict=True)):
-            read = [*tree.candidates, 0, *walk.path]
-            place.update((tree.token_ids[node], row * width + node) for node in read)
-        rows = torch.tensor([*place.values()], device=logits.device)
-        best = _best(logits.flatten(0, 1).index_select(0, rows))
-        self._successors[torch.tensor([*place]), : best.shape[1]] = best
+        width, matrices = draft.tree.num_nodes, [self.successors.of(seq) for seq in seqs]
+        for matrix in {id(one): one for one in matrices}.values():
+            place = dict[int, int]()  # token: its row of the logits, flattened
+            for row, (tree, walk) in enumerate(zip(draft.tree.rows, walks, strict=True)):
+                read = [*tree.candidates, 0, *walk.path] if matrices[row] is matrix else []
+                place.update((tree.token_ids[node], row * width + node) for node in read)
+            rows = torch.tensor([*place.values()], device=logits.device)
+            best = _best(logits.flatten(0, 1).index_select(0, rows))
+            matrix[torch.tensor([*place]), : best.shape[1]] = best
 
-    def _below(self, token: int) -> list[int]:
+    def release(self, slots: Sequence[int]) -> None:
+        self.successors.release(slots)
+
+    def _below(self, matrix: Tensor, token: int) -> list[int]:
         """The successors of a token, best first; -1 for one that is unknown or cannot be drafted."""
-        successors: list[int] = self._successors[token].tolist()  # pyright: ignore[reportUnknownMemberType]
+        successors: list[int] = matrix[token].tolist()  # pyright: ignore[reportUnknownMemberType]
         return [-1 if successor in self.banned_token_ids else successor for successor in successors]
 
     def _tree(self, seq: TokenSequence, budget: DraftBudget) -> Grown:
         """The most probable nodes of the shape whose tokens are known, within the budget."""
-        deepest = _deepest(budget)
+        deepest, matrix = _deepest(budget), self.successors.of(seq)
         tokens, parents, confidences = seq.token_ids[-1:], [-1], list[float]()
         place, depths = {0: 0}, [0]  # node of the shape -> node of the tree; depth of each node of the tree
-        below = {0: self._below(tokens[0])}  # node of the tree -> successors
+        below = {0: self._below(matrix, tokens[0])}  # node of the tree -> successors
         for node, (rank, above, score) in enumerate(_shape(), start=1):
             if not deepest or len(confidences) >= budget.nodes or score < budget.min_prob(len(confidences)):
                 break
@@ -97,7 +104,7 @@ class TokenRecycling(Drafter):
             confidences.append(_RANK_PROBS[rank])
             depths.append(depths[parent] + 1)
             if not seq.would_end(token, depths[-1]):
-                below[place[node]] = self._below(token)
+                below[place[node]] = self._below(matrix, token)
         return Tree.of(tokens, parents), confidences
 
 

@@ -26,7 +26,8 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
     ),
     Method(
         name="suffix", usage="suffix[:CORPUS]", title="suffix decoding", drafts="a tree",
-        how="all that followed the same words before, here or in a corpus", needs="nothing; a corpus if you have one",
+        how="all that followed the same words before, here, in a corpus or in earlier answers",
+        needs="nothing; a corpus if you have one",
         papers="arXiv 2411.04975, SAM-Decoding 2411.10666, REST 2311.08252",
         home=".suffix.drafter", spec="SuffixSpec", drafter="Suffix", is_tried=True,
     ),

@@ -42,7 +42,8 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
         most = {"max_tokens": body.max_completion_tokens}
-        params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body))
+        tenant = request.scope["tenant"]
+        params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body), tenant)
         body.chat_template_kwargs = {**settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
         prompt = chat_prompt(body, settings.images, service.template)
         return await respond(service, request, body, kind, [prompt], params)
@@ -60,7 +61,8 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
         service.check(body)
         service.check_texts(body.prompts)
-        params = body.params({**service.defaults, "max_tokens": 16}, body.logprobs)
+        defaults = {**service.defaults, "max_tokens": 16}
+        params = body.params(defaults, body.logprobs, tenant=request.scope["tenant"])
         if body.best_of not in (None, params.n):
             raise unsupported("best_of")
         if body.echo and body.logprobs is not None:

@@ -68,13 +68,15 @@ class Gated:
 class Gate:
     """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add fields.
 
-    `scope["end_at"]` is when its time is over, in the time of the event loop.
+    `scope["end_at"]` is when its time is over, in the time of the event loop. `scope["tenant"]` is a random name for
+    its API key; empty where none is required.
     """
 
     def __init__(self, app: ASGIApp, service: Gated):
         self.app, self.service, self.held_bytes = app, service, 0
         self.settings: GateSettings = service.settings
         self.keys = [key.encode() for key in self.settings.api_keys]
+        self._tenants = {key: secrets.token_hex(16) for key in self.keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,7 +84,7 @@ class Gate:
             return
         begin, status = time.perf_counter(), CLIENT_GONE
         log: dict[str, Any] = {"request_id": f"req_{secrets.token_hex(12)}"}
-        scope["log"], scope["held_bytes"], state = log, 0, scope.get("state", {})
+        scope["log"], scope["tenant"], scope["held_bytes"], state = log, "", 0, scope.get("state", {})
         is_refused = state.get("is_refused", False)
         first_byte_at = state.get("first_byte_at", asyncio.get_running_loop().time())
         scope["end_at"] = first_byte_at + self.settings.request_timeout_s
@@ -142,6 +144,7 @@ class Gate:
         if scheme.lower() != b"bearer" or not any(fits):
             error = "Incorrect API key provided." if header else "No API key provided. Send: Authorization: Bearer KEY."
             raise ApiError(401, error, "invalid_api_key")
+        scope["tenant"] = self._tenants[self.keys[fits.index(True)]]
 
     async def _with_body(self, scope: Scope, receive: Receive) -> Receive:
         """Read the body within the limits; returns a `receive` that replays it."""

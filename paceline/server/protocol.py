@@ -192,6 +192,7 @@ class Sampling(Fields):
     structured_outputs: dict[str, Any] | None = None
     # Paceline's
     no_repeat_ngram_size: Count | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None  # vLLM's: whose request it is
     speculative: Speculative | None = None
     return_provenance: bool | None = None  # where each token came from, and metrics
     # without effect on answers
@@ -211,13 +212,15 @@ class Request(Sampling):
     stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
-    store: bool | None = None  # without effect on answers
+    store: bool | None = None  # false: drafters keep nothing of it
 
-    def params(self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None) -> SamplingParams:
+    def params(
+        self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None, tenant: str = ""
+    ) -> SamplingParams:
         """The sampling parameters. Raises `ConfigError` for values out of range.
 
         defaults: for fields that the request does not have. num_logprobs: number of top tokens, None for no
-        log-probabilities. form: structured outputs for a forced tool call.
+        log-probabilities. form: structured outputs for a forced tool call. tenant: see `salted`.
         """
         shared = {field.name for field in fields(SamplingParams)} & {*type(self).model_fields} - {"logprobs"}
         values = {name: value for name in shared if (value := getattr(self, name)) is not None}
@@ -229,8 +232,16 @@ class Request(Sampling):
         drafts = {} if self.speculative is None else self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
             drafts["prediction"] = text_of(self.prediction.content)
+        if salt := self.salted(tenant):
+            drafts["cache_salt"] = salt
+        if self.store is False:
+            drafts["store"] = False
         values |= {"extra_args": drafts} if drafts else {}
         return SamplingParams(**{**defaults, **values}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA)
+
+    def salted(self, tenant: str) -> str:
+        """Whose request it is: a tenant, whom `cache_salt` divides further."""
+        return ":".join(filter(None, [tenant, self.cache_salt]))
 
     def _response_form(self) -> dict[str, Any] | None:
         if self.response_format is None or self.response_format.type == "text":

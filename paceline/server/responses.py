@@ -154,6 +154,7 @@ class ResponsesRequest(Sampling):
         return ChatRequest(
             **{name: getattr(self, name) for name in Sampling.model_fields},
             messages=said,
+            store=self.store,
             max_completion_tokens=self.max_output_tokens,
             response_format=None if wanted is None else ResponseFormat(type=wanted.type, json_schema=schema),
             logprobs=has_logprobs,

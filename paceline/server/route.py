@@ -74,6 +74,8 @@ class Router(Gated):
         self.check_model(body.model)
         log, watch, end_at = request.scope["log"], Watch(self.metrics), request.scope["end_at"]
         sent = {**self._sampling, **body.model_dump(mode="json", exclude_unset=True, by_alias=True)}
+        if salt := body.salted(request.scope["tenant"]):
+            sent["cache_salt"] = salt
         async with connected(request.receive, end_at):
             verdict = await self._decide(sent, body)
             if verdict.decided_by == "large" and not body.stream:

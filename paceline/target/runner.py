@@ -262,14 +262,14 @@ class ModelRunner:
 
     def restore_prefix(
         self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False,
-        keep_states: bool = True,
+        keep_states: bool = True, tenant: str = "",
     ) -> int:  # fmt: skip
         """Fill an empty slot with the longest cached prefix of a text; returns its number of columns.
 
         The last token is never included. The columns after the prefix get the same bits as without the cache.
         """
         ends, watched = self._page_ends(token_ids, vision, defer_last_chunk), self.states.layers if keep_states else ()
-        return self.prefixes.restore(slot, token_ids, vision, ends, watched)
+        return self.prefixes.restore(slot, token_ids, vision, ends, watched, tenant)
 
     def keep_prefix(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
         """Put the columns of a slot into the prefix cache, for later texts with the same prefix.

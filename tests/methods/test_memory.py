@@ -92,7 +92,7 @@ def test_a_shared_pool_stays_within_the_bound_of_one():
 def test_the_matrix_of_recycling_has_one_size():
     drafter = made("recycling")
     assert isinstance(drafter, TokenRecycling)
-    assert drafter._successors.nbytes == bound_of("recycling", 8, LONG)
+    assert drafter.successors.of_tenant("").nbytes == bound_of("recycling", 8, LONG)
     assert held_by(drafter, [random_text(50, seed) for seed in range(100)], released=True) < 50_000
 
 

@@ -21,6 +21,10 @@ class Replay(TokenRecycling):
         self.kept: dict[int, list[int]] = {}
         self.faults = 0
 
+    @property
+    def matrix(self):
+        return self.successors.of_tenant("")
+
     def propose(self, seqs, budgets):
         draft = super().propose(seqs, budgets)
         for tokens, parents, probes in zip(*draft.tree.lists, strict=True):
@@ -37,7 +41,7 @@ class Replay(TokenRecycling):
                 best = logits[row, node].float().argsort(descending=True, stable=True)
                 self.kept[tree.lists.token_ids[row][node]] = best[:KEPT].tolist()
         for token in range(VOCAB):
-            self.faults += self._below(token) != self.kept.get(token, [-1] * KEPT)
+            self.faults += self._below(self.matrix, token) != self.kept.get(token, [-1] * KEPT)
 
 
 class OfTheNextNode(Replay):
@@ -46,21 +50,23 @@ class OfTheNextNode(Replay):
     def observe(self, seqs, draft, logits, walks):
         shifted = logits.roll(1, dims=1)
         TokenRecycling.observe(self, seqs, draft, shifted, walks)
-        kept, self._successors = self._successors, self._successors.clone()
+        kept = self.matrix.clone()
         super().observe(seqs, draft, logits, walks)
-        self._successors = kept
+        self.matrix.copy_(kept)
 
 
 class AcceptedOnly(Replay):
     """Rejected tokens teach nothing."""
 
     def observe(self, seqs, draft, logits, walks):
-        before = self._successors.clone()
+        before = self.matrix.clone()
         super().observe(seqs, draft, logits, walks)
         for seq, walk, tokens in zip(seqs, walks, draft.tree.lists.token_ids, strict=True):
             rejected = {*tokens} - {tokens[node] for node in (0, *walk.path)} - {*seq.token_ids}
-            self._successors[list(rejected)] = before[list(rejected)]
-        self.faults += any(self._below(token) != self.kept.get(token, [-1] * KEPT) for token in range(VOCAB))
+            self.matrix[list(rejected)] = before[list(rejected)]
+        self.faults += any(
+            self._below(self.matrix, token) != self.kept.get(token, [-1] * KEPT) for token in range(VOCAB)
+        )
 
 
 def faults(drafter: Replay, dtype=torch.float32, slots: int = 3) -> int:
@@ -101,7 +107,7 @@ def test_a_model_without_memory_is_predicted(verifier):
 def drafter_of(known: TokenRecycling, target) -> TokenRecycling:
     """A drafter for another runner, with the same matrix."""
     made = TokenRecycling()
-    made.bind = lambda *_: setattr(made, "_successors", known._successors)
+    made.bind = lambda *_: setattr(made, "successors", known.successors)
     return made
 
 
@@ -110,7 +116,7 @@ def filled(banned: frozenset[int] = frozenset(), last: int = 0) -> TokenRecyclin
     drafter = TokenRecycling()
     drafter.bind(runner(loaded()), Coupled())
     drafter.banned_token_ids = banned
-    drafter._successors[:60] = torch.arange(60)[:, None] + 1 + torch.arange(KEPT)
+    drafter.successors.of_tenant("")[:60] = torch.arange(60)[:, None] + 1 + torch.arange(KEPT)
     return drafter
 
 

@@ -221,6 +221,18 @@ def test_pages_of_answers_are_caught_in_torch(monkeypatch):
     assert not same(got, want)
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_tenant_finds_its_own_texts_alone(is_shared, monkeypatch):
+    """Mutant: the prefixes of all tenants are one."""
+    if is_shared:
+        monkeypatch.setattr(SamplingParams, "tenant", "")
+    llm, found = LLM(loaded(), prefix_cache_bytes=1 << 20), list[int]()
+    for salt in ({}, {"cache_salt": "A"}, {"cache_salt": "B"}, {"cache_salt": "A"}, {}):
+        params = SamplingParams(max_tokens=2, extra_args=salt)
+        found.append(llm.generate({"prompt_token_ids": BASE}, params)[0].num_cached_tokens)
+    assert found == ([0, 96, 96, 96, 96] if is_shared else [0, 0, 0, 96, 96])
+
+
 # Memory
 
 

@@ -102,8 +102,8 @@ class Chains:
 
     vocab_size: that of the target, whose tokens are drafted.
     common: the common tokens, if the runner has another vocabulary.
-    phrases: returns phrases that may follow a target token. A pass verifies them after its last token, so that it can
-        yield several tokens: the draft is the same as without phrases, in fewer passes.
+    phrases: returns phrases that may follow a target token in a sequence. A pass verifies them after its last token, so
+        that it can yield several tokens: the draft is the same as without phrases, in fewer passes.
     decoder: decodes with the runner and a drafter for it, to the same effect; None: there is no such drafter.
     """
 
@@ -112,7 +112,7 @@ class Chains:
     vocab_size: int
     source: str
     common: CommonTokens | None = None
-    phrases: Callable[[int], Sequence[Sequence[int]]] | None = None
+    phrases: Callable[[TokenSequence, int], Sequence[Sequence[int]]] | None = None
     decoder: InnerDecoder | None = None
 
     def logits(self, draft_logits: Tensor) -> Tensor:
@@ -205,6 +205,7 @@ class Chains:
                 params = SamplingParams(
                     temperature=asked.temperature if self.sampler.coupled else 0.0, top_k=asked.top_k,
                     top_p=asked.top_p, min_p=asked.min_p, max_tokens=budget.depth, ignore_eos=asked.ignore_eos,
+                    extra_args=asked.owner,
                 )  # fmt: skip
                 text = [token if token < runner.vocab_size else 0 for token in seq.token_ids]
                 decoder.drafter.release([seq.slot])  # it may have read tokens that were rejected since
@@ -229,7 +230,7 @@ class Chains:
         count, done = len(row.feed), len(row.tokens)
         ids, parents, row.path = [*row.feed], [*range(-1, count - 1)], [*range(count)]
         if self.phrases is not None:
-            phrases = self.phrases(row.tokens[-1] if done else row.seq.token_ids[-1])
+            phrases = self.phrases(row.seq, row.tokens[-1] if done else row.seq.token_ids[-1])
             length = row.budget.depth - done - 1  # the last token of a draft is not fed
             row.children = add_branches(ids, parents, phrases, row.seq, done + 1, length, 1 << 30)
             ids[count:] = map(self.draft_id, ids[count:])

@@ -24,6 +24,7 @@ from ...schema import checked, checked_call
 from ...target.loaded import LoadedModel
 from ...zoo import resolve
 from ..spec import DrafterSpec, from_short_name, spec_class, vllm_flag
+from ..suffix.drafter import Suffix
 from .chain import Chains, Runner
 from .vision import DraftPrompt, VisionMode, vision_of_draft
 from .vocabularies import Translation, VocabularyMode, translation
@@ -66,6 +67,9 @@ class DraftModel(Drafter):
         if inner_drafter is not None and vocabulary == "intersection":
             fix = 'vocabulary="strings"'
             raise ConfigError("a draft model with a drafter of its own cannot draft by intersection", fix=fix)
+        if isinstance(inner_drafter, Suffix) and inner_drafter.answers is not None:
+            fix = "leave answers out"
+            raise ConfigError("the drafter of a draft model sees drafts, no answers that it could keep", fix=fix)
         self.inner_drafter = inner_drafter
         self._model, self._dtype, self._device = model, dtype, device
         self._vision: VisionMode | None = vision

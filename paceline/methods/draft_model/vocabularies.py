@@ -146,7 +146,8 @@ class Translation:
     def _as_read(self, seq: TokenSequence) -> TokenSequence:
         """The sequence in the draft's tokens, decoded greedily."""
         ends = frozenset() if self._ends[1] is None or seq.params.ignore_eos else frozenset([self._ends[1]])
-        return TokenSequence(self._whole(self._texts[seq.slot]), SamplingParams(), 0, ends, 1 << 62, slot=seq.slot)
+        params, text = SamplingParams(extra_args=seq.params.owner), self._whole(self._texts[seq.slot])
+        return TokenSequence(text, params, 0, ends, 1 << 62, slot=seq.slot)
 
     def _cut(self, seq: TokenSequence, drafted: list[int], depth: int, banned: Collection[int]) -> list[int]:
         """The drafted text in target tokens, up to one that would end the answer."""

@@ -1,7 +1,8 @@
 """What followed each part of a text: the suffix automaton of Blumer et al. (1985), built token by token."""
 
+from collections.abc import Sequence
 from heapq import nsmallest
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol
 
 MAX_CONTEXT = 32
 """The most tokens of a context; a longer one does not predict better."""
@@ -26,7 +27,7 @@ NO_CONTEXT = Context(0, 0)
 class Continuations(Protocol):
     """Tells what followed a context, and steps to the next context."""
 
-    def following(self, context: Context) -> tuple[int, list[tuple[int, int]]]:
+    def following(self, context: Context) -> tuple[float, Sequence[tuple[int, float]]]:
         """How many tokens followed in total, and the `TOP_K` most frequent with their counts, in descending order."""
         ...
 
@@ -35,7 +36,6 @@ class Continuations(Protocol):
         ...
 
 
-@final
 class SuffixAutomaton:
     """Every context of a text with what followed it: the automaton of Blumer et al. 1985, with counts for each state.
 
@@ -54,7 +54,8 @@ class SuffixAutomaton:
     def __init__(self, longest: int = MAX_CONTEXT):
         self.longest, self.num_tokens = longest, 0
         self._edges: list[dict[int, int]] = [{}]
-        self._links, self._lengths, self._counts, self._newest = [-1], [0], [0], [0]
+        self._links, self._lengths, self._newest = [-1], [0], [0]
+        self._counts: list[float] = [0]
         self._whole = self._end = 0  # the states of the whole text, and of its last `longest` + 1 tokens
 
     def append(self, token: int) -> None:
@@ -68,11 +69,7 @@ class SuffixAutomaton:
             self._links[new] = self._split(at, token)
         self._whole = new
         self._end = self._of_length(self._edges[self._end][token], self.longest + 1)
-        at = self._end
-        while at > 0:
-            self._counts[at] += 1
-            self._newest[at] = self.num_tokens
-            at = self._links[at]
+        self._count(self._end)
 
     def context(self) -> Context:
         return self._with_edges(self._end, self.num_tokens)
@@ -80,13 +77,24 @@ class SuffixAutomaton:
     def step(self, context: Context, token: int) -> Context:
         return self._with_edges(self._edges[context.state][token], context.length + 1)
 
-    def following(self, context: Context) -> tuple[int, list[tuple[int, int]]]:
+    def following(self, context: Context) -> tuple[float, Sequence[tuple[int, float]]]:
         """See `Continuations`; of equally frequent tokens the newest comes first."""
         edges, counts, newest = self._edges[context.state], self._counts, self._newest
         best = nsmallest(TOP_K, edges.items(), key=lambda edge: (-counts[edge[1]], -newest[edge[1]]))
         return sum([counts[state] for state in edges.values()]), [(token, counts[state]) for token, state in best]
 
-    def _add_state(self, edges: dict[int, int], length: int, link: int, count: int, newest: int) -> int:
+    def _count(self, at: int) -> None:
+        """Count the parts of a state, and all their suffixes, once more."""
+        while at > 0:
+            self._counts[at] += 1
+            self._newest[at] = self.num_tokens
+            at = self._links[at]
+
+    def _goes_on(self, state: int) -> bool:
+        """Whether something followed."""
+        return bool(self._edges[state])
+
+    def _add_state(self, edges: dict[int, int], length: int, link: int, count: float, newest: int) -> int:
         self._edges.append(edges)
         self._lengths.append(length)
         self._links.append(link)
@@ -116,7 +124,7 @@ class SuffixAutomaton:
         """The longest context that has a continuation: the end of the text itself has none."""
         length = min(length, self.longest)
         state = self._of_length(state, length)
-        while state and not self._edges[state]:
+        while state and not self._goes_on(state):
             state = self._links[state]
             length = self._lengths[state]
         return Context(state, length)

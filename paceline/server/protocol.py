@@ -194,6 +194,7 @@ class Sampling(Fields):
     no_repeat_ngram_size: Count | None = None
     speculative: Speculative | None = None
     return_provenance: bool | None = None  # where each token came from, and metrics
+    store: bool | None = None  # false: a server that learns keeps nothing of it
     # without effect on answers
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -211,7 +212,6 @@ class Request(Sampling):
     stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
-    store: bool | None = None  # without effect on answers
 
     def params(self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None) -> SamplingParams:
         """The sampling parameters. Raises `ConfigError` for values out of range.
@@ -229,6 +229,8 @@ class Request(Sampling):
         drafts = {} if self.speculative is None else self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
             drafts["prediction"] = text_of(self.prediction.content)
+        if self.store is False:
+            drafts["store"] = False
         values |= {"extra_args": drafts} if drafts else {}
         return SamplingParams(**{**defaults, **values}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA)
 

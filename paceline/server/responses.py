@@ -114,7 +114,6 @@ class ResponsesRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream_options: ResponsesStreamOptions | None = None
     # known, but only supported with these values or without effect
-    store: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     prompt: Any = None

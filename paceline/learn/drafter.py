@@ -115,7 +115,8 @@ class Learned(Drafter):
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Before there is a head, those of a random one of the same shape."""
-        return dict.fromkeys([self.name], next(iter(self._shape.seconds().values())))
+        costs = [*self._shape.seconds().values()]
+        return {self.name: costs[0]} if costs else {}
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         parts: list[Part | None] = [None] * len(seqs)

@@ -49,6 +49,10 @@ def serve(
     settled = check_engine(engine, others, more or ()).applied("serve", screen, server, loading)
     server, loading = cast("tuple[ServerOptions, ModelOptions]", settled)
     chosen = speculation.choose("lookup")
+    if server.learn is not None:
+        from ..learn.spec import learning
+
+        chosen = replace(chosen, config=learning(chosen.config, str(server.learn), server.learn_mb))
     taken = server.bind("serve", screen)
     answering = server.answering()
     tracer = None

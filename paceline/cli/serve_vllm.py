@@ -47,6 +47,8 @@ SAME = {
 MISSING = {
     "allowed_hosts": "check the Host header in a proxy in front of it",
     "prefix_cache_bytes": "vLLM caches prefixes in its KV cache; -- --no-enable-prefix-caching turns that off",
+    "learn": "serve with --engine paceline",
+    "learn_mb": "serve with --engine paceline",
     "max_waiting": "set a limit in a proxy in front of it",
     "max_connections": "set a limit in a proxy in front of it",
     "max_body_mb": "set a limit in a proxy in front of it",

@@ -166,6 +166,13 @@ class ServerOptions(ListenOptions):
     allow_image_hosts: list[str] | None = opt(
         None, "Host from which image URLs may be fetched; repeatable. Default: only data URIs.", _ACCESS, metavar="HOST"
     )
+    learn: Path | None = opt(
+        None,
+        "Let the drafter learn from the answers, which are recorded in this folder; see docs/serving.md.",
+        SERVER,
+        metavar="DIR",
+    )
+    learn_mb: int = opt(2048, "Recorded answers at most, in MB; the oldest go first.", _LIMITS, min=1)
     max_waiting: int = opt(256, "Requests that may wait for a slot; further ones are refused with 429.", _LIMITS, min=0)
     max_image_mb: int = opt(20, "Largest image.", _LIMITS, min=1)
     max_megapixels: int = opt(100, "Million pixels of all images of a request.", _LIMITS, min=1)

@@ -223,6 +223,10 @@ class Drafter(ABC):
         """Measure the seconds of a drafting step and of an uncached token, by source; empty if that is not possible."""
         return {}
 
+    def metrics(self) -> Mapping[str, tuple[str, float]]:
+        """Further metrics of a server, by name: what each is, and its value."""
+        return {}
+
     @abstractmethod
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Draft for each sequence within its budget; row b of the tree starts at `seqs[b].token_ids[-1]`.

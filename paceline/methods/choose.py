@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..schema import Many, checked, checked_call
 from .spec import DrafterSpec
 
-_Part = tuple[Draft, int]
+Part = tuple[Draft, int]
 """A member's draft and the row of it that is meant."""
 
 
@@ -84,9 +84,12 @@ class Choose(Drafter):
             costs_of.update((label, costs) for costs in member.seconds().values())
         return costs_of
 
+    def metrics(self) -> Mapping[str, tuple[str, float]]:
+        return {name: pair for member in self.members for name, pair in member.metrics().items()}
+
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Each row by the member its budget names; others stay empty, also those of one that cannot draft."""
-        parts: list[_Part | None] = [None] * len(seqs)
+        parts: list[Part | None] = [None] * len(seqs)
         for drafter_index, (member, label) in enumerate(zip(self.members, self.labels, strict=True)):
             rows = [
                 row
@@ -101,7 +104,7 @@ class Choose(Drafter):
                     for place, row in enumerate(rows):
                         parts[row] = draft, place
         empty = Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
-        return _merged([part or (empty, row) for row, part in enumerate(parts)])
+        return merged([part or (empty, row) for row, part in enumerate(parts)])
 
     def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         """Every member sees every row, also those of the others: that is how it stays in step."""
@@ -147,7 +150,8 @@ def _may(label: str, seq: TokenSequence) -> bool:
     return seq.params.method in (None, label)
 
 
-def _merged(parts: list[_Part]) -> Draft:
+def merged(parts: list[Part]) -> Draft:
+    """A draft of these rows, in this order."""
     tree = TokenTree.of([draft.tree.rows[row] for draft, row in parts], parts[0][0].tree.device)
     law, q = _common_law(parts, tree.num_nodes)
     confidence = None
@@ -167,7 +171,7 @@ def _merged(parts: list[_Part]) -> Draft:
     )
 
 
-def _common_law(parts: list[_Part], width: int) -> tuple[Law, Tensor | None]:
+def _common_law(parts: list[Part], width: int) -> tuple[Law, Tensor | None]:
     """The law that all rows have, with its q [B, N, V]; where they differ POINT_MASS, which holds for any draft."""
     laws = {draft.law for draft, row in parts if len(draft.tree.rows[row].candidates) > 1}
     law = laws.pop() if len(laws) == 1 else Law.POINT_MASS

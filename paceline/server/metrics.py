@@ -67,6 +67,7 @@ class Metrics:
                 "position",
             ),
             *self.lines("request_success_total", "Choices by why they ended.", self.finished, "finished_reason"),
+            *(line for name, pair in engine.llm.decoder.drafter.metrics().items() for line in self.lines(name, *pair)),
             *(line for name in _HISTOGRAMS for line in self.histogram_lines(name)),
         ]
         return "\n".join(lines) + "\n"

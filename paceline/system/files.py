@@ -159,7 +159,7 @@ def check_out(path: Path | str, sign: str | None = None) -> None:
 
 
 @contextmanager
-def claimed(path: Path | str) -> Iterator[None]:
+def claimed(path: Path | str, fix: str = "give another --out, or wait for it") -> Iterator[None]:
     """Lock this file or folder against other runs. Raises `ConfigError` where another run holds it."""
     from filelock import FileLock, Timeout
 
@@ -170,10 +170,9 @@ def claimed(path: Path | str) -> Iterator[None]:
         lock = FileLock(place.with_name(f".{place.name}.lock"))
         lock.acquire(timeout=0)
     except Timeout:
-        fix = "give another --out, or wait for it"
         raise ConfigError(f"another run is writing to {str(path)!r}", fix=fix) from None
     except OSError as error:
-        raise ConfigError(f"{str(path)!r} cannot be written", got=error.strerror, fix="give another --out") from error
+        raise ConfigError(f"{str(path)!r} cannot be written", got=error.strerror, fix=fix) from error
     try:
         yield
     finally:
@@ -238,10 +237,11 @@ def unlock(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path | str) -> Iterator[Path]:
+def replacing(path: Path | str, syncs: bool = True) -> Iterator[Path]:
     """A temporary file to write, which then replaces `path` atomically.
 
     A symlink is kept, and its target is replaced. Raises OSError; the half-written file is removed.
+    syncs: wait for the disk; otherwise a power cut may leave half of it.
     """
     place = Path(os.path.realpath(path))
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -249,12 +249,15 @@ def replacing(path: Path | str) -> Iterator[Path]:
     try:
         with _full_disk_named(place):
             yield part
-        with part.open("r+b") as file:
-            os.fsync(file.fileno())
+        if syncs:
+            with part.open("r+b") as file:
+                os.fsync(file.fileno())
         part.replace(place)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    if not syncs:
+        return
     with suppress(OSError):  # a new name is on the disk only when its folder is; some systems cannot open folders
         handle = os.open(place.parent, os.O_RDONLY)
         try:

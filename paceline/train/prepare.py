@@ -166,9 +166,13 @@ class _Recorder(Plain):
     def observe(self, seqs: Sequence[TokenSequence], draft: Draft, logits: Tensor, walks: Sequence[Walk]) -> None:
         for seq in seqs:
             if seq.is_finished and self.layers:
-                read = self._target.read_states
-                states = {n: read(seq.slot, 0, seq.num_cached, [n]) for n in self.layers}
-                self.states[id(seq)] = {n: state.to("cpu", torch.bfloat16) for n, state in states.items()}
+                self.states[id(seq)] = stored_states(self._target, seq, self.layers)
+
+
+def stored_states(target: Target, seq: TokenSequence, layers: Sequence[int], begin: int = 0) -> dict[int, Tensor]:
+    """The states of a sequence as they are written, from this token on: of all but the last."""
+    read = {n: target.read_states(seq.slot, begin, seq.num_cached, [n]) for n in layers}
+    return {n: state.to("cpu", torch.bfloat16).contiguous() for n, state in read.items()}
 
 
 _TokenIds = Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -223,6 +227,11 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     """The settings and the model of a folder; None where there is no record. Raises `ConfigError` for a damaged one."""
     fix = "remove it if the answers beside it were made with the same settings, else the whole folder"
     return read_if_there(dict[str, Any], folder / _RECORD, fix)
+
+
+def write_record(folder: Path, record: Mapping[str, object]) -> None:
+    """Write the settings and the model to prepare.json."""
+    write_text(folder / _RECORD, json.dumps(record, indent=2) + "\n")
 
 
 def prepare(
@@ -286,39 +295,48 @@ def _check_record(folder: Path, runner: ModelRunner, config: PrepareSection, lay
     now |= {"layers": layers, "target": runner.loaded.name, "fingerprint": runner.loaded.fingerprint}
     then = read_record(folder)
     if then is None:
-        write_text(folder / _RECORD, json.dumps(now, indent=2) + "\n")
+        write_record(folder, now)
     else:
         check_same(str(folder), {key: then.get(key) for key in now}, now, "name a new folder")
+
+
+def append_answers(
+    folder: Path, lines: Sequence[Mapping[str, object]], states: Mapping[str, Tensor], shard: str, syncs: bool = True
+) -> None:
+    """Append answers to a folder: first the file `shard` of their states, then the lines, which name it.
+
+    syncs: see `replacing`.
+    """
+    if states:
+        with replacing(folder / shard, syncs) as part:
+            save_file(dict(states), part)
+    with (folder / "answers.jsonl").open("a") as file:
+        for line in lines:
+            file.write(json.dumps({**line, "states": shard if states else None}) + "\n")
+        file.flush()
+        if syncs:
+            os.fsync(file.fileno())
 
 
 def _write(
     folder: Path, seqs: list[TokenSequence], indices: dict[int, tuple[int, TrainPrompt]], recorder: _Recorder
 ) -> None:
-    """States first, then the lines that name them."""
+    """The answers of these sequences, whose rounds are dropped."""
     if not seqs:
         return
-    shard = f"states-{indices[id(seqs[0])][0]:06d}.safetensors"
-    tensors = {
-        f"{indices[id(seq)][0]}.{layer}": state.contiguous()
-        for seq in seqs
-        for layer, state in recorder.states.pop(id(seq), {}).items()
-    }
-    if tensors:
-        with replacing(folder / shard) as part:
-            save_file(tensors, part)
-    with (folder / "answers.jsonl").open("a") as file:
-        for seq in seqs:
-            index, prompt = indices[id(seq)]
-            line: dict[str, object] = {
-                "index": index, "source": prompt.source, "temperature": seq.params.temperature, "seed": seq.seed,
-                "finish_reason": seq.finish_reason, "prompt_ids": seq.prompt_ids, "answer_ids": seq.output_ids,
-                "states": shard if tensors else None,
-            }  # fmt: skip
-            if prompt.chat is not None:
-                line |= {"messages": prompt.chat.messages, "images": prompt.chat.images}
-            file.write(json.dumps(line) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    lines, states = list[dict[str, object]](), dict[str, Tensor]()
+    for seq in seqs:
+        index, prompt = indices[id(seq)]
+        for layer, state in recorder.states.pop(id(seq), {}).items():
+            states[f"{index}.{layer}"] = state
+        line: dict[str, object] = {
+            "index": index, "source": prompt.source, "temperature": seq.params.temperature, "seed": seq.seed,
+            "finish_reason": seq.finish_reason, "prompt_ids": seq.prompt_ids, "answer_ids": seq.output_ids,
+        }  # fmt: skip
+        if prompt.chat is not None:
+            line |= {"messages": prompt.chat.messages, "images": prompt.chat.images}
+        lines.append(line)
+    append_answers(folder, lines, states, f"states-{lines[0]['index']:06d}.safetensors")
     for seq in seqs:  # rounds of a million tokens would fill the memory
         seq.rounds.clear()
         seq.origins.clear()

@@ -40,6 +40,7 @@ RANK = {
     "measure": 10,
     "train": 11,
     "cascade": 11,
+    "learn": 11.7,
     "server": 12,
     "cli": 13,
     "__main__": 14,

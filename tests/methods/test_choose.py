@@ -85,12 +85,12 @@ def part(tokens, law=Law.POINT_MASS, parents=None, vocab=5) -> tuple[Draft, int]
 
 
 def test_rows_of_different_laws_are_verified_without_one():
-    made = choose._merged([part([0, 1, 2], Law.IID), part([0, 3])])
+    made = choose.merged([part([0, 1, 2], Law.IID), part([0, 3])])
     assert (made.law, made.q) == (Law.POINT_MASS, None)
     assert made.tree.is_probe[1].tolist() == [False, False, True]
-    assert choose._merged([part([0, 1]), part([0])]).law is Law.POINT_MASS
-    assert choose._merged([part([0], Law.IID), part([0, 1])]).q is None  # the drawn row is empty
-    made = choose._merged([part([0, 1], Law.IID), part([0, 3, 4], Law.IID), part([0])])
+    assert choose.merged([part([0, 1]), part([0])]).law is Law.POINT_MASS
+    assert choose.merged([part([0], Law.IID), part([0, 1])]).q is None  # the drawn row is empty
+    made = choose.merged([part([0, 1], Law.IID), part([0, 3, 4], Law.IID), part([0])])
     assert made.law is Law.IID
     assert made.q is not None
     assert made.q.sum(-1).tolist() == [[1, 1, 0], [1, 1, 1], [0, 0, 0]]

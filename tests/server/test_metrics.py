@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.engine.stats import EngineStats
+from paceline.methods.plain import Plain
 from paceline.server.metrics import Metrics
 from tests.server.helpers import ASK, server, slowed, tiny_llm
 
@@ -104,6 +105,6 @@ def test_a_histogram_counts_up_to_each_bound():
 
 
 def test_labels_are_escaped():
-    llm = SimpleNamespace(runner=SimpleNamespace(num_slots=1))
+    llm = SimpleNamespace(runner=SimpleNamespace(num_slots=1), decoder=SimpleNamespace(drafter=Plain()))
     idle = SimpleNamespace(num_running=0, num_waiting=0, stats=EngineStats, llm=llm)
     assert read(Metrics("paceline", 'a "b"\\\nc').text(idle))

@@ -221,10 +221,11 @@ def block_of(head: DFlashHead, states: Tensor, token_ids: Sequence[int], path: S
         )
         query, key = turned(attention.q_norm(query), known), turned(attention.k_norm(key), 0)
         groups = c.num_attention_heads // c.num_key_value_heads
-        out = torch.stack([
-            torch.softmax((query[:, h] @ key[:, h // groups].T * c.head_dim**-0.5).masked_fill(unseen, -torch.inf), -1) @ value[:, h // groups]
+        scores = [
+            (query[:, h] @ key[:, h // groups].T * c.head_dim**-0.5).masked_fill(unseen, -torch.inf)
             for h in range(c.num_attention_heads)
-        ], 1)  # fmt: skip
+        ]
+        out = torch.stack([torch.softmax(one, -1) @ value[:, h // groups] for h, one in enumerate(scores)], 1)
         hidden = hidden + attention.o_proj(out.flatten(1))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
     return head.output(head.norm(hidden[1:]))

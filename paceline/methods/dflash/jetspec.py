@@ -101,13 +101,13 @@ class JetSpec(Eagle):
         paths = [[path for node in tree.kept() if len(path := _path(tree, node)) < tree.levels] for tree in trees]
         if all(path in one for row, one in zip(paths, known, strict=True) for path in row):
             return False
-        width = max(map(len, paths))
-        pads = [width - len(row) for row in paths]
-        places = [{path: place for place, path in enumerate([(), *row])} for row in paths]
-        ids = [[seq.token_ids[-1], *(path[-1] for path in row), *[0] * pad] for seq, row, pad in zip(seqs, paths, pads, strict=True)]
-        ups = [[-1, *(place[path[:-1]] for path in row), *[0] * pad] for place, row, pad in zip(places, paths, pads, strict=True)]
+        width, ids, ups, offsets = max(map(len, paths)), list[list[int]](), list[list[int]](), list[list[int]]()
+        for seq, row in zip(seqs, paths, strict=True):
+            place, pad = {path: n for n, path in enumerate([(), *row])}, [0] * (width - len(row))
+            ids.append([seq.token_ids[-1], *(path[-1] for path in row), *pad])
+            ups.append([-1, *(place[path[:-1]] for path in row), *pad])
+            offsets.append([*map(len, row), *pad])
         level = self.layer.behind([seq.slot for seq in seqs], torch.tensor(ids), torch.tensor(ups), most)
-        offsets = [[*map(len, row), *[0] * pad] for row, pad in zip(paths, pads, strict=True)]
         for row, one, best in zip(paths, known, self._best(level, seqs, offsets), strict=True):
             one.update(zip(row, best, strict=False))
         return True

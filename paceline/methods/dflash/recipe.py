@@ -6,10 +6,10 @@
 
 Row k of a block counts decay^(k - 1) (the paper: exp(-(k - 1) / 7) for blocks of 16).
 
-A causal block has masks behind each of its true tokens as well, which do not see one another:
+A block of JetSpec has a mask behind each of its true tokens, and masks behind masks:
 
-    tokens    x_2  x_3  x_4        chain     behind x_2: mask mask mask, each behind the one before
-    behind    x_3: mask            label x_5's distribution?
+    tokens    x_2 x_3 x_4          behind x_2: mask mask mask       behind x_2 x_3: mask       behind x_2 x_3 x_4: mask
+    labels                                     x_3  x_4  x_5                        x_4                            x_5
 """
 
 from collections.abc import Sequence

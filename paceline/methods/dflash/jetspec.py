@@ -31,7 +31,7 @@ from .head import DFlashHead
 Passes = Annotated[int, Field(ge=1, le=64)]
 Reads = Annotated[int, Field(ge=1, le=256)]
 _Path = tuple[int, ...]
-_Ranked = tuple[list[int], list[float]]
+_Ranked = tuple[Sequence[int], Sequence[float]]
 """The best children of a node, and the logarithms of the confidence in them."""
 
 
@@ -44,6 +44,7 @@ class JetSpec(Eagle):
     """
 
     name: ClassVar[str] = "jetspec"
+    layer: DFlashPass  # type: ignore[assignment]
     _head, _pass = DFlashHead, DFlashPass
 
     @checked_call
@@ -73,7 +74,7 @@ class JetSpec(Eagle):
 
         def children(trees: Sequence[DynamicTree], rows: Sequence[int], level: int) -> Children:
             """Of the nodes of each frontier."""
-            tokens, logps = list[list[list[int]]](), list[list[list[float]]]()
+            tokens, logps = list[list[Sequence[int]]](), list[list[Sequence[float]]]()
             for row in rows:
                 paths = (_path(trees[row], node) for node in trees[row].frontier)
                 ranked = [known[row].get(path, by_level[row][level]) for path in paths]
@@ -125,9 +126,9 @@ class JetSpec(Eagle):
             rows, columns = torch.tensor(where, device=level.logits.device).T
             best = None if level.best is None else Best(*(part[rows, columns] for part in level.best))
             of_rows = [seqs[row] for row, _ in where]
-            ranked = self._ranking.top(level.logits[rows, columns], of_rows, offset, self.top_k, best)
-            for (row, place), *one in zip(where, *ranked, strict=True):
-                found[row][place] = (one[0], one[1])
+            tokens, logps = self._ranking.top(level.logits[rows, columns], of_rows, offset, self.top_k, best)
+            for (row, place), row_tokens, row_logps in zip(where, tokens, logps, strict=True):
+                found[row][place] = row_tokens, row_logps
         return found
 
 

@@ -117,6 +117,14 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         exports={"vllm": _WHOLE, "sglang": _WHOLE, "speculators": "", "llama.cpp": ""},
     ),
     Method(
+        name="jetspec", usage=HEAD, title="JetSpec", drafts=f"{_TREES}, from two passes", needs=_TRAINED,
+        how="DFlash's layers, causal in a block: the second pass reads the tokens that the first one drafted",
+        papers="arXiv 2606.18394", home=".dflash.jetspec", spec="JetSpecSpec", drafter="JetSpec",
+        head=".dflash.head:DFlashHead", recipe=".dflash.recipe:DFlashRecipe",
+        marks=("dflash_config='causal': True", "dflash_config='causal_head': True"),
+        layouts=".dflash.layouts", exports={"vllm": f"a causal DFlash head; {_WHOLE}"},
+    ),
+    Method(
         name="mtp", usage="mtp[:PATH_OR_NAME]", title="MTP", drafts=_TREES,
         needs="a checkpoint with an [MTP module](heads.md#modules-that-come-with-the-model), or a trained head",
         how="one layer over the last hidden states, in DeepSeek-V3's form",

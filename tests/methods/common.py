@@ -34,9 +34,10 @@ def new_head(method: str, seed: int = 0) -> Head:
     elif method == "peagle":
         masks = {"mask_token_id": 5, "num_speculative_tokens": 3}
         head = EagleHead(EagleConfig(version=3, states=(0, 1, 2), own_lm_head=True, **masks, **eagle), IDS)
-    elif method == "dflash":
+    elif method in ("dflash", "jetspec"):
         last["states"] = 1, 2
-        head = DFlashHead(DFlashConfig(mask_token_id=5, block_size=4, **_LAYER, **last), IDS)
+        causal = method == "jetspec"
+        head = DFlashHead(DFlashConfig(mask_token_id=5, block_size=4, causal=causal, **_LAYER, **last), IDS)
     elif method == "medusa":
         head = MedusaHead(MedusaConfig(num_heads=3, **last), IDS)
     elif method == "blockwise":

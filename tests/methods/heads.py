@@ -130,8 +130,8 @@ def random_head(
     width, layers = target.hidden_size, target.num_layers
     torch.manual_seed(seed)
     ids = torch.arange(draft_vocab) + max(0, target.vocab_size - draft_vocab - 3)
-    if version == "dflash":
-        options = {"qk_norm": True, "num_hidden_layers": 2, **options}
+    if version in ("dflash", "jetspec"):
+        options = {"causal": version == "jetspec", "qk_norm": True, "num_hidden_layers": 2, **options}
         shape = DFlashConfig(
             width, options.pop("states", (1, 2)), draft_vocab, target.vocab_size, 48, 4, 2, 8, 7, 5, **options
         )
@@ -167,7 +167,8 @@ def law_after(head: EagleHead, states: Tensor, token_ids: Sequence[int], path: S
     states: f_0 .. f_{T-2} or more, [1, T - 1, len(states) E]. `head` must be attached.
     """
     if isinstance(head, DFlashHead):
-        return block_of(head, states, token_ids)[len(path)]
+        known = path if head.config.causal else ()
+        return block_of(head, states, token_ids, known)[len(path)]
     known, mask = len(token_ids) - 1, head.config.mask_token_id
     hidden = head.begin(states[:, :known])
     if mask is not None:  # P-EAGLE: what was drafted is not read
@@ -193,10 +194,15 @@ def with_copies(
     return {token: prob / total for token, prob in law.items()}
 
 
-def block_of(head: DFlashHead, states: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """Logits [B - 1, Vd] after each row of a block but the last: layer by layer, each query beside all that it sees."""
+def block_of(head: DFlashHead, states: Tensor, token_ids: Sequence[int], path: Sequence[int] = ()) -> Tensor:
+    """Logits [B - 1, Vd] after each row of a block but the last: layer by layer, each query beside all that it sees.
+
+    path: what is known of the block, in the place of its first masks.
+    """
     known, c = len(token_ids) - 1, head.config
-    tokens = torch.tensor([token_ids[-1], *[c.mask_token_id] * (c.block_size - 1)])
+    tokens = torch.tensor([token_ids[-1], *path, *[c.mask_token_id] * (c.block_size - 1 - len(path))])
+    order = torch.arange(known + c.block_size)
+    unseen = (order > order[known:, None]) & c.causal
     hidden = head._embeddings[tokens].to(states.dtype)
     read = head.hidden_norm(head.fc(states[0, :known]))
     cos, sin = (part[0, 0] for part in head.rotation(torch.arange(known + c.block_size)[None]))
@@ -215,10 +221,11 @@ def block_of(head: DFlashHead, states: Tensor, token_ids: Sequence[int]) -> Tens
         )
         query, key = turned(attention.q_norm(query), known), turned(attention.k_norm(key), 0)
         groups = c.num_attention_heads // c.num_key_value_heads
-        out = torch.stack([
-            torch.softmax(query[:, h] @ key[:, h // groups].T * c.head_dim**-0.5, -1) @ value[:, h // groups]
+        scores = [
+            (query[:, h] @ key[:, h // groups].T * c.head_dim**-0.5).masked_fill(unseen, -torch.inf)
             for h in range(c.num_attention_heads)
-        ], 1)  # fmt: skip
+        ]
+        out = torch.stack([torch.softmax(one, -1) @ value[:, h // groups] for h, one in enumerate(scores)], 1)
         hidden = hidden + attention.o_proj(out.flatten(1))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
     return head.output(head.norm(hidden[1:]))

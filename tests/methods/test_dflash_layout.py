@@ -49,9 +49,21 @@ def test_block_size_may_be_nested_and_rotary_positions_scaled(tmp_path):
     torch.testing.assert_close(blocks(read), blocks(head))
 
 
+@pytest.mark.parametrize("name", ["causal", "causal_head"])
+def test_causal_heads_are_jetspec(name, tmp_path):
+    head = dflash(VOCAB, causal=True)
+    folder = folder_of(tmp_path / "h", config_of(dflash_config={name: True}), tensors_of(head))
+    read = load_head(folder, target())
+    assert read.config == head.config
+    torch.testing.assert_close(blocks(read), blocks(head))
+    assert parse(f"head:{folder}").as_dict()["method"] == "jetspec"
+    plain = folder_of(tmp_path / "p", config_of(dflash_config={name: False}), tensors_of(head))
+    assert parse(f"head:{plain}").as_dict()["method"] == "dflash"
+
+
 @pytest.mark.parametrize("changes", [
     {"architectures": ["DFlash2DraftModel"]}, {"dflash_config": {"projector_type": "dspark"}}, {"is_causal": True},
-    {"dflash_config": {"causal": True}}, {"dflash_config": {"input_embedding_scale": 45.25}}, {"attention_bias": True},
+    {"dflash_config": {"input_embedding_scale": 45.25}}, {"attention_bias": True},
     {"layer_types": ["full_attention", "sliding_attention"]}, {"quantization_config": {"bits": 4}},
 ], ids=str)  # fmt: skip
 def test_what_the_module_lacks_is_refused(changes, tmp_path):
@@ -97,6 +109,7 @@ def test_the_layout_of_speculators(size, holds_embeddings, tmp_path):
 @pytest.mark.parametrize(("changes", "name"), [
     ({"speculators_model_type": "dflash2", "selector_rank": 8}, "dflash2, with a selector of paths"),
     ({"speculators_model_type": "dspark", "markov_rank": 8}, "dspark, with a Markov head"),
+    ({"speculators_model_type": "jetspec", "kd_temperature": 1.0}, "jetspec, whose rows"),
     ({"speculators_model_type": "dflash3"}, "'dflash3'"),
     ({"sample_from_anchor": True}, "sample_from_anchor"),
     ({"markov_rank": 8}, "markov_rank"),

@@ -42,6 +42,7 @@ HEADS = {
     "dflash llama": lambda: dflash(qk_norm=False),
     "dflash embeddings": lambda: dflash(states=(0, 3)),
     "dflash last": lambda: dflash(states=(2, LAYERS)),
+    "jetspec": lambda: dflash(VOCAB, causal=True),
     "medusa": medusa,
     "medusa own rows": lambda: medusa(VOCAB, own_lm_head=True, bias=True, num_layers=2),
     "medusa own rows of a part": lambda: medusa(own_lm_head=True),
@@ -51,12 +52,12 @@ REFUSED = {
              "dflash own rows", "dflash llama", "dflash embeddings", "dflash last"},
     "sglang": {"eagle qkv bias", "eagle own rows", "eagle3 normed", "eagle3 own table", "eagle3 bias", "eagle3 last",
                "eagle3 embeddings", "peagle", "eagle3 qwen3", "eagle3 layers", "eagle3 norm before fc",
-               "dflash own rows", "dflash llama", "dflash embeddings", "dflash last",
+               "dflash own rows", "dflash llama", "dflash embeddings", "dflash last", "jetspec",
                *(name for name in HEADS if "medusa" in name)},
     "speculators": {"eagle3 bias", "eagle3 qwen3", "eagle3 last", *(name for name in HEADS if "medusa" in name),
-                    "dflash llama", "dflash embeddings", "dflash last", *list(HEADS)[:7]},
+                    "dflash llama", "dflash embeddings", "dflash last", "jetspec", *list(HEADS)[:7]},
     "llama.cpp": {*list(HEADS)[:7], "eagle3 bias", "eagle3 last", "peagle", "eagle3 layers", "eagle3.1", "eagle3 qwen3",
-                  "dflash llama", "dflash last", *(name for name in HEADS if "medusa" in name)},
+                  "dflash llama", "dflash last", "jetspec", *(name for name in HEADS if "medusa" in name)},
 }  # fmt: skip
 
 

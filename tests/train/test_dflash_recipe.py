@@ -1,11 +1,13 @@
 """What each row of a block reads and is taught, held against the head written out one block at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from paceline.methods.dflash.head import DFlashConfig, DFlashHead
-from paceline.methods.dflash.recipe import DFlashLoss, DFlashRecipe
+from paceline.methods.dflash.recipe import DFlashLoss, DFlashRecipe, JetSpecLoss
 from paceline.train import head_recipe as common
 from paceline.train.recipe import Batch
 from tests.methods.heads import block_of
@@ -30,8 +32,8 @@ def batch_of(rows: int = 2, vocab: int = VD) -> Batch:
     return Batch(torch.randint(0, vocab, (rows, LENGTH)), states, is_answer)
 
 
-def loss_by_hand(head: DFlashHead, batch: Batch, decay: float) -> tuple[Tensor, list[float]]:
-    """The loss of blocks at every place, and the share of right drafts by row."""
+def loss_by_hand(head: DFlashHead, batch: Batch, decay: float, reads: bool = False) -> tuple[Tensor, list[float]]:
+    """The loss of blocks at every place, and the share of right drafts by row. reads: it knows all tokens before."""
     total, shares = torch.zeros((), dtype=torch.float64), list[float]()
     states = torch.cat([batch.states[layer] for layer in head.config.states], -1)
     for row in range(1, SIZE):
@@ -45,7 +47,9 @@ def loss_by_hand(head: DFlashHead, batch: Batch, decay: float) -> tuple[Tensor, 
                 token = int(batch.token_ids[text, label])
                 if token >= VD:
                     continue
-                logits = block_of(head, states[text : text + 1], batch.token_ids[text, : anchor + 1].tolist())[row - 1]
+                known, path = batch.token_ids[text, :label].split([anchor + 1, row - 1])
+                path = path.tolist() if reads else ()
+                logits = block_of(head, states[text : text + 1], known.tolist(), path)[row - 1]
                 teacher = (batch.states[LAST][text, label - 1] @ ROWS.T).softmax(-1)
                 values.append(-(teacher * logits.log_softmax(-1)).sum())
                 right += int(logits.argmax()) == token
@@ -62,6 +66,29 @@ def test_the_loss_is_that_of_single_blocks(vocab):
     total, shares = loss_by_hand(head, batch, 0.7)
     torch.testing.assert_close(found.total, total)
     assert found.agreement.tolist() == pytest.approx(shares)
+
+
+def jetspec_loss(head: DFlashHead, batch: Batch, alone: float = 0.0):
+    return DFlashRecipe(head, ROWS, JetSpecLoss(anchors=99, decay=0.7, alone=alone), LAST).loss(batch)
+
+
+@pytest.mark.parametrize("vocab", [VD, V])
+def test_causal_blocks_learn_behind_true_tokens_and_behind_masks(vocab):
+    head, batch = head_of(causal=True), batch_of(vocab=vocab)
+    found, (total, shares) = jetspec_loss(head, batch), loss_by_hand(head, batch, 0.7, reads=True)
+    torch.testing.assert_close(found.total, total)
+    assert found.agreement.tolist() == pytest.approx(shares)
+    both, first = jetspec_loss(head, batch, 0.5), found.parts["loss0"]
+    alone = loss_by_hand(head, batch, 0.7)[0] - first  # whose first row reads no mask, and counts once
+    torch.testing.assert_close(both.total, total + 0.5 * alone)
+
+
+@pytest.mark.parametrize("mutant", [torch.ones_like, lambda sees: sees | sees.roll(1, 0)])
+def test_mutants_of_what_a_causal_row_sees_are_caught(mutant):
+    head, batch = head_of(causal=True), batch_of()
+    recipe = DFlashRecipe(head, ROWS, JetSpecLoss(anchors=99, decay=0.7, alone=0.0), LAST)
+    recipe._block = replace(recipe._block, sees=mutant(recipe._block.sees))
+    assert (recipe.loss(batch).total - loss_by_hand(head, batch, 0.7, reads=True)[0]).abs().item() > 1e-6
 
 
 @pytest.mark.parametrize("off", [-1, 1])

@@ -114,6 +114,23 @@ def test_a_peagle_head_begins_as_an_eagle3_head(base, tmp_path):
         ).check()
 
 
+def test_a_jetspec_head_begins_as_a_dflash_head(base, tmp_path):
+    """It drafts with the same weights before it learns, in blocks of another size."""
+    first = read_config(config_of(base, tmp_path / "first"), ("prepare.limit=8", "head.block_size=4"))
+    finished(Stages("dflash", first), "prepare", "train")
+    old = tmp_path / "first" / "head"
+    for lr, learnt in (("1e-12", False), ("1e-2", True)):
+        more = f"start={old}", f"answers=[{tmp_path / 'first' / 'answers-0'}]", f"train.lr={lr}", "head.block_size=6"
+        stages = Stages("jetspec", read_config(config_of(base, tmp_path / lr), more))
+        list(stages.run("train"))
+        head, before = (
+            load_head(str(folder), wrap_model(tiny_model("llama"))) for folder in (tmp_path / lr / "head", old)
+        )
+        assert head.config == replace(before.config, causal=True, block_size=6)
+        assert torch.allclose(head.fc.weight, before.fc.weight, atol=1e-2) != learnt
+    assert any(isinstance(event, Done) for event in stages.run("eval"))
+
+
 def test_a_head_of_another_target_may_be_the_start(base, tmp_path):
     """If its sizes are the same."""
     for name, changes in (("same", {"seed": 1}), ("wider", {"hidden_size": 64})):

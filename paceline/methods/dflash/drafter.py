@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...attention.kv_cache import SlotCache
 from ...core.interfaces import Target
+from ...core.tree import ancestors
 from ...schema import checked
 from ..eagle.drafter import Eagle, EagleSpec
 from ..eagle.passes import CHUNK
@@ -56,18 +57,44 @@ class DFlashPass:
         if self.is_native:
             cache.ensure(max(starts) + size)  # the block's own keys and values lie behind the text's
             block_pass = LayerPass(
-                cache.keys, cache.values, slots, starts, block, None, head_rows=size - 1, top=most, is_block=True
-            )
+                cache.keys, cache.values, slots, starts, block, None, head_rows=size - 1, top=most,
+                is_block=not head.config.causal,
+            )  # fmt: skip
             return self._block(block_pass).at(slice(0, masks + 1))
-        where, ends = torch.tensor([list(slots), starts], device=self._device)
-        width = max(starts)
-        columns = torch.arange(width + size, device=self._device)
-        seen = ((columns < ends[:, None]) | (columns >= width))[:, None, None]  # the block comes after the longest
+        sees = torch.ones(1, size, size, dtype=torch.bool)
+        hidden = self._in_torch(slots, block, torch.arange(size), sees.tril() if head.config.causal else sees)
+        return Level(hidden[:, 1 : masks + 2], head.logits(hidden[:, 1 : masks + 2]))
+
+    def behind(self, slots: Sequence[int], tokens: Tensor, parents: Tensor, most: int = 0) -> Level:
+        """Draft the token behind each node of trees [B, N], the root's aside, by a causal head: [B, N - 1, ...].
+
+        The text of each slot is cached up to the root, its last token. most: as in `extend_cache`.
+        """
+        cache, head, (batch, count) = self.cache, self.head, tokens.shape
+        masks = tokens.new_full((batch, count - 1), head.config.mask_token_id)
+        ids = torch.cat([tokens, masks], 1).to(self._device)
+        parents = torch.cat([parents, torch.arange(1, count).expand(batch, -1)], 1)
+        if self.is_native:
+            starts = [cache.lengths[slot] for slot in slots]
+            cache.ensure(max(starts) + ids.shape[1])
+            return self._block(
+                LayerPass(
+                    cache.keys, cache.values, slots, starts, ids, None, parents=parents, head_rows=count - 1, top=most
+                )
+            )
+        sees = ancestors(parents)
+        hidden = self._in_torch(slots, ids, sees.sum(-1) - 1, sees)[:, count:]
+        return Level(hidden, head.logits(hidden))
+
+    def _in_torch(self, slots: Sequence[int], ids: Tensor, offsets: Tensor, sees: Tensor) -> Tensor:
+        """Hidden states [B, N, E] of rows [B, N] behind the cached texts, which see these and one another [B, N, N]."""
+        cache, device, lengths = self.cache, self._device, [self.cache.lengths[slot] for slot in slots]
+        (where, ends), width = torch.tensor([list(slots), lengths], device=device), max(lengths)
+        text = (torch.arange(width, device=device) < ends[:, None])[:, None].expand(-1, ids.shape[1], -1)
+        seen = torch.cat([text, sees.to(device).expand(len(ids), -1, -1)], -1)[:, None]  # after the longest text
         layers = zip(cache.keys, cache.values, strict=True)
         context = ((keys[where, :, :width], values[where, :, :width]) for keys, values in layers)
-        positions = ends[:, None] + torch.arange(size, device=self._device)
-        hidden = head(block, positions, attending(context, seen))[:, 1 : masks + 2]
-        return Level(hidden, head.logits(hidden))
+        return self.head(ids, ends[:, None] + offsets.to(device), attending(context, seen))
 
     def _read(self, slot: int, states: Tensor) -> None:
         """Cache the keys and values of the next states of a slot, [N, len(states) E]."""

@@ -3,6 +3,9 @@
 context   g_t = norm fc[f_t of some layers]     every layer makes keys and values of it, by its own projections
 block     x_n  mask  mask  ..  mask             positions n, n + 1, .., n + B - 1; n: the first without a state
 reads     g_0 .. g_{n-1} and the whole block    row i > 0 predicts x_{n+i}
+
+JetSpec (arXiv 2606.18394) is causal: a row reads the rows before it alone. So the first rows may hold known tokens, and
+a mask behind drafted tokens predicts what follows them.
 """
 
 from collections.abc import Iterable
@@ -25,7 +28,8 @@ class DFlashConfig(LayersConfig):
 
     mask_token_id: the token of the masks, whose embedding is the target's. block_size: the rows of a block, of which
     the first holds a known token. window: it reads at most so many of the last states of a text; None: all.
-    own_lm_head: it has output rows of its own; otherwise they are the target's.
+    own_lm_head: it has output rows of its own; otherwise they are the target's. causal: a row of a block does not see
+    the later ones, as in JetSpec.
     """
 
     mask_token_id: Annotated[int, Field(ge=0)]
@@ -33,6 +37,7 @@ class DFlashConfig(LayersConfig):
     _: KW_ONLY
     window: Count | None = None
     own_lm_head: bool = False
+    causal: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +47,7 @@ class DFlashConfig(LayersConfig):
 
     @property
     def method(self) -> str:
-        return "dflash"
+        return "jetspec" if self.causal else "dflash"
 
     @property
     def target_hidden_size(self) -> int:
@@ -90,8 +95,9 @@ class DFlashHead(DraftHead):
     def whole(self, states: Tensor, token_ids: Tensor) -> Tensor:
         """Blocks after texts of one length, without a cache: [B, N, len(states) E], [B] -> [B, block_size, E]."""
         columns = torch.arange(states.shape[1] + self.config.block_size, device=states.device)[None]
-        context = self.context(states, columns[:, : states.shape[1]])
-        return self(self.block(token_ids), columns[:, states.shape[1] :], attending(context))
+        context, begin = self.context(states, columns[:, : states.shape[1]]), states.shape[1]
+        seen = columns <= columns[0, begin:, None] if self.config.causal else None
+        return self(self.block(token_ids), columns[:, begin:], attending(context, seen))
 
     def all_logits(self, states: Tensor, tokens: Tensor) -> list[Tensor]:
         """Of a block after each text."""

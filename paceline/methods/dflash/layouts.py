@@ -4,6 +4,7 @@
 config.json   a Qwen3 config, block_size, and                see `heads.speculators`: block_size, mask_token_id,
               dflash_config: {mask_token_id,                 aux_hidden_state_layer_ids; id i names state i
               target_layer_ids}; id i names state i + 1
+              of JetSpec, causal (vLLM) or causal_head       refused: its rows are trained otherwise
 tensors       fc, hidden_norm, layers.*, norm                the same, lm_head; d2t, t2d of a part of the vocabulary
 embeddings    the target's                                   the target's, in the file or not
 
@@ -55,6 +56,8 @@ class _DFlash(PublishedLayers):
     num_target_layers: Count | None = None
     target_hidden_size: Width | None = None
     draft_vocab_size: Vocabulary | None = None
+    causal: bool = False
+    causal_head: bool = False
 
 
 _READ = "the form of z-lab/Qwen3-8B-DFlash-b16"
@@ -74,7 +77,7 @@ _OWN = {"hidden_norm": "enc.output_norm"}
 
 
 def read(published: Published, target: TargetFacts, engine: str | None) -> DFlashHead | None:
-    """A DFlash head; None for files of another method.
+    """A DFlash or JetSpec head; None for files of another method.
 
     Raises `IncompatibleModels` for one of DFlash-2, Domino or DSpark, or with sliding attention.
     """
@@ -105,6 +108,7 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> DFlas
     config = DFlashConfig(
         **layer_fields(published, options, "DFlash"), draft_vocab_size=len(ids), qk_norm=True,
         states=states, own_lm_head=owns, mask_token_id=options.mask_token_id, block_size=options.block_size,
+        causal=options.causal or options.causal_head,
     )  # fmt: skip
     return published.build(DFlashHead, config, ids)
 
@@ -149,7 +153,8 @@ def _read_file(published: Published, target: TargetFacts) -> DFlashHead:
 
 def layout(head: DFlashHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
     """The export of a DFlash head. Raises `NotExportable` for what the engine lacks."""
-    c, kind = head.config, "a DFlash head"
+    c, kind = head.config, "a JetSpec head" if head.config.causal else "a DFlash head"
+    refuse_if(c.causal and engine != "vllm", engine, kind, "export it for vllm")
     if engine == LLAMA_CPP:
         refuse_if(not c.qk_norm, engine, f"{kind} without norms of queries and keys")
         more = {"block_size": c.block_size, MASK: c.mask_token_id}
@@ -183,6 +188,8 @@ def layout(head: DFlashHead, engine: str, facts: TargetFacts, num_tokens: int) -
         "num_target_layers": facts.num_layers,
         "dflash_config": {"mask_token_id": c.mask_token_id, "target_layer_ids": [state - 1 for state in c.states]},
     }
+    if c.causal:
+        config["dflash_config"]["causal"] = True
     serve = vllm_command("dflash", c.num_speculative_tokens)
     if engine == "sglang":
         serve = "python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH "

@@ -5,17 +5,26 @@
     labels                              -   x_3   x_4   x_5       the distributions head(f_2), head(f_3), head(f_4)
 
 Row k of a block counts decay^(k - 1) (the paper: exp(-(k - 1) / 7) for blocks of 16).
+
+A block of JetSpec has a mask behind each of its true tokens, and masks behind masks:
+
+    tokens    x_2 x_3 x_4          behind x_2: mask mask mask       behind x_2 x_3: mask       behind x_2 x_3 x_4: mask
+    labels                                     x_3  x_4  x_5                        x_4                            x_5
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, final
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ...core.tree import ancestors
 from ...schema import checked
 from ...target import LoadedModel
-from ...train.config import AtLeast1, Few
+from ...train.config import AtLeast0, AtLeast1, Few
 from ...train.data import Answers
 from ...train.head_recipe import Decay, HeadRecipe, LayersShape, TokenLoss, config_of, mask_token, state_samples
 from ...train.recipe import Batch, Losses, Plan
@@ -46,17 +55,39 @@ class DFlashLoss:
     anchors: AtLeast1 = 32
 
 
+@checked
+class JetSpecLoss(DFlashLoss):
+    """As `DFlashLoss`. alone: the weight of masks that follow a mask, beside those that follow the true tokens."""
+
+    alone: AtLeast0 = 0.5
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The rows of a block. is_known: which hold a token of the text, and no mask [R]. offsets: from the anchor [R].
+
+    sees: which rows each one reads [R, R]. taught: the rows with a label, the name of their loss, and its weight.
+    """
+
+    is_known: Tensor
+    offsets: Tensor
+    sees: Tensor
+    taught: Sequence[tuple[int, str, float]]
+
+
 @final
 class DFlashRecipe(HeadRecipe):
     """Train a `DFlashHead` that is attached to its target."""
 
-    KINDS: ClassVar = {"dflash": (DFlashShape, DFlashLoss)}
+    KINDS: ClassVar = {"dflash": (DFlashShape, DFlashLoss), "jetspec": (DFlashShape, JetSpecLoss)}
+    STARTS: ClassVar = {"jetspec": {"dflash": ("causal", "block_size")}}
 
     @classmethod
     def configure(cls, plan: Plan) -> DFlashConfig:
         layers = plan.target.num_layers
         evenly = torch.linspace(min(2, layers), max(layers - 2, 1), 5).round().int().tolist()
-        return config_of(DFlashConfig, plan, states=tuple(sorted({*evenly})), mask_token_id=mask_token(plan))
+        more = {"mask_token_id": mask_token(plan), "causal": plan.method == "jetspec"}
+        return config_of(DFlashConfig, plan, states=tuple(sorted({*evenly})), **more)
 
     @torch.no_grad()
     def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
@@ -68,31 +99,48 @@ class DFlashRecipe(HeadRecipe):
 
     def loss(self, batch: Batch) -> Losses:
         """Mean over the rows of all blocks, weighted by their place in the block."""
-        head, (rows, length), size = self.head, batch.token_ids.shape, self.head.config.block_size
-        columns = torch.arange(length, device=batch.token_ids.device)
+        head, (rows, length), block = self.head, batch.token_ids.shape, self._block
+        columns, size = torch.arange(length, device=batch.token_ids.device), len(block.offsets)
         anchors, is_anchor = self._anchors(batch)
         count = anchors.shape[1]
         labels = self.labels(batch, is_anchor)
         states = torch.cat([batch.states[layer] for layer in head.config.states], -1)
         context = head.context(states, columns.expand(rows, -1))
-        block = torch.arange(count, device=columns.device).repeat_interleave(size)
-        within = (block[:, None] == block).expand(rows, -1, -1)  # [B, A * size, A * size]
+        within = torch.block_diag(*[block.sees.to(columns.device)] * count).expand(rows, -1, -1)
         before = columns < anchors.repeat_interleave(size, 1)[..., None]  # [B, A * size, T]
-        seen = torch.cat([before, within], -1)[:, None]
-        tokens = head.block(batch.token_ids.gather(1, anchors).flatten()).view(rows, -1)
-        positions = (anchors[..., None] + torch.arange(size, device=columns.device)).view(rows, -1)
+        seen = torch.cat([before, within.bool()], -1)[:, None]
+        positions = (anchors[..., None] + block.offsets.to(columns.device)).view(rows, -1)
+        tokens = batch.token_ids.gather(1, positions.clamp(max=length - 1))
+        masked = ~block.is_known.to(columns.device).repeat(count)
+        tokens = tokens.masked_fill(masked, head.config.mask_token_id)
         hidden = head(tokens, positions, attending(context, seen)).view(rows, count, size, -1)
         parts, agreement = dict[str, Tensor](), list[Tensor]()
         total = head.logits(hidden[:, :0, 0]).sum()  # zero, and part of the graph where nothing is supervised
-        for row in range(1, size):
-            columns_of = labels.columns(row)
+        for row, name, weight in block.taught:
+            ahead = int(block.offsets[row])
+            columns_of = labels.columns(ahead)
             drafted = hidden[:, :, row][columns_of.gather(1, anchors)]  # anchors ascend: in the order of the columns
-            distance, right = labels.compare(head.logits(drafted), columns_of, row)
-            agreement.append(right)
-            if len(drafted):
-                total = total + self.settings.decay ** (row - 1) * distance
-                parts[f"loss{row - 1}"] = distance.detach()
+            distance, right = labels.compare(head.logits(drafted), columns_of, ahead)
+            if name == "loss":
+                agreement.append(right)
+            if len(drafted) and weight:
+                total = total + weight * self.settings.decay ** (ahead - 1) * distance
+                parts[f"{name}{ahead - 1}"] = distance.detach()
         return Losses(total, parts, torch.stack(agreement))
+
+    @cached_property
+    def _block(self) -> "_Block":
+        size = self.head.config.block_size
+        if not self.head.config.causal:
+            taught = [(row, "loss", 1.0) for row in range(1, size)]
+            is_known = torch.arange(size) == 0
+            return _Block(is_known, torch.arange(size), torch.ones(size, size, dtype=torch.bool), taught)
+        tokens, masks = [*range(-1, size - 2)], [0, *range(size - 1, 2 * size - 3)]
+        parents = torch.tensor([tokens + masks + [*range(1, size - 1)]])
+        sees, last = ancestors(parents)[0], 2 * size - 2
+        alone = [(row, "alone", self.settings.alone) for row in range(size, last)]
+        behind = [(row, "loss", 1.0) for row in (size - 1, *range(last, len(parents[0])))]
+        return _Block(torch.arange(len(sees)) < size - 1, sees.sum(1) - 1, sees, behind + alone)
 
     def _anchors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Columns before supervised tokens, ascending [B, A], and a mask of them [B, T]: at random, or evenly in eval.

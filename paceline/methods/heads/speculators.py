@@ -11,6 +11,7 @@ KIND, ENGINE, VERSION = "speculators_model_type", "speculators", "0.9.0"
 _LAYER = "transformer_layer_config"
 _LACKS = {
     "dflash2": "dflash2, with a selector of paths and convolutions: this layout of it waits for a reader in vLLM",
+    "jetspec": "jetspec, whose rows hold drafted tokens and draft the next ones: no published head has this layout",
     "dspark": "dspark, with a Markov head: engines disagree on the row that drafts the first token",
 }
 """Kinds without a reader here, and why."""

@@ -1,7 +1,7 @@
 """Attention masks of a pass, the cache columns of its nodes, and how attention is split into kernel calls."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -22,6 +22,10 @@ class Chunk:
 
 Window: TypeAlias = int | Chunk | None
 """How many of the last positions a node sees, or its chunk; None: all."""
+
+
+Spans: TypeAlias = Sequence[tuple[int, int]]
+"""Begins and ends of columns, in their order."""
 
 
 def within(window: int | Chunk, positions: Tensor, places: Tensor) -> Tensor:
@@ -133,6 +137,7 @@ class PassLayout:
     is_mask: Tensor | None = None  # [B, N], which nodes are mask tokens; None: none. They follow the candidates.
     offsets: list[int] = field(default_factory=list)  # empty: zeros
     rows: PromptRows | None = None
+    spans: Sequence[Spans] = ()  # the committed columns that each row sees in layers without a window; empty: all
     num_calls: int = 0  # layers that went through `tree_attention`
     _masks: dict[Window, list[Tensor]] = field(default_factory=dict)
     _segments: dict[tuple[Window, int], list["Segment"]] = field(default_factory=dict)
@@ -173,6 +178,10 @@ class PassLayout:
             ancestor_mask = self.tree.ancestor_mask[row : row + 1]
         begins = torch.tensor([start], device=self.device)
         mask = visible(begins, ancestor_mask, round_up(start + n), window, self.columns[row : row + 1])[0]
+        if self.spans and window is None:
+            column = torch.arange(start, device=self.device)
+            inside = [(first <= column) & (column < last) for first, last in self.spans[row]]
+            mask[:, :start] &= torch.stack(inside).any(0)
         blocks = () if self.rows is None or (window is None and self.rows.windowed_blocks) else self.rows.blocks
         for first, last in blocks:  # a chunk never cuts a block
             nodes = slice(max(first - start, 0), max(last - start, 0))
@@ -245,17 +254,18 @@ class PassLayout:
         """The root-to-leaf chains of each row; a probe without children is a leaf too."""
         assert self.tree is not None
         chains: list[list[Chain]] = []
-        for start, tree in zip(self.starts, self.tree.rows, strict=True):
+        for row, tree in enumerate(self.tree.rows):
             leaves = sorted(set(range(len(tree))) - set(tree.parents))
-            chains.append([self._chain(start, [0, *tree.path_to(leaf)]) for leaf in leaves])
+            chains.append([self._chain(row, [0, *tree.path_to(leaf)]) for leaf in leaves])
         return chains
 
-    def _chain(self, start: int, path: list[int]) -> "Chain":
+    def _chain(self, row: int, path: list[int]) -> "Chain":
+        start, spans = self.starts[row], self.spans[row : row + 1]
         nodes = path + [path[-1]] * (round_up(len(path), self.row_multiple) - len(path))
         columns = torch.arange(round_up(start + len(nodes)), device=self.device)
         columns[start : start + len(path)] = torch.tensor(path, device=self.device) + start
         tree = TokenTree.chain([[0] * len(nodes)], self.device)
-        layout = PassLayout([start], len(nodes), tree, True, num_given=len(path), device=self.device)
+        layout = PassLayout([start], len(nodes), tree, True, num_given=len(path), device=self.device, spans=spans)
         return Chain(path, nodes, columns, layout)
 
 

@@ -132,11 +132,14 @@ struct Pass {
   const int64_t* offsets;  // [batch], position less column; null: 0
   const int32_t* block_ends;    // [batch, nodes] a row sees all columns before this one, or null
   const int32_t* block_firsts;  // [batch, nodes] a row sees columns from this one on even outside the window, or null
+  const int64_t* spans;    // [batch, num_spans, 2] begins and ends of the committed columns that layers without a window
+                           // read, in their order; null: all of them
   const uint8_t* is_mask;  // [batch, nodes] rows that take the low-rank corrections, or null
   const float* const* cos;  // for each rope table [positions, rotary_dim], see `positions`
   const float* const* sin;
   int64_t max_position;    // positions are cut to this; -1: cos, sin hold one row for each row of the pass
   int64_t windowed_blocks;  // whether only layers with a window obey `block_ends`
+  int64_t num_spans;
   void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim]
   void* const* values;     // ... which latent attention has none of
   int64_t capacity;

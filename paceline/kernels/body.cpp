@@ -601,8 +601,11 @@ INLINE void mean_part(const Slot& slot, const Reach* const* reach, float* const*
   if (N > 1)
     UNROLL for (int q = 0; q < N; q++)
       for (int64_t i = from[q]; i < min_(most, reach[q]->count); i++) add(q, i);
+  bool same = true;
+  UNROLL for (int q = 1; q < N; q++) same &= reach[q] == reach[0];
+  if (same) high = reach[0]->count;
   for (int64_t i = most; i < high; i++) {
-    const char* p = slot.values + i * slot.row_bytes;
+    const char* p = slot.values + slot.column(*reach[0], i) * slot.row_bytes;
     vf x[V];
     UNROLL for (int v = 0; v < V; v++) x[v] = load_cached<FORMAT>(p, begin + v * LANES);
     UNROLL for (int q = 0; q < N; q++) {

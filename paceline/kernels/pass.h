@@ -147,6 +147,14 @@ static Input allocate_input(Arena& arena, int64_t rows, int64_t size, const Size
   return in;
 }
 
+// The most columns that rows with spans list.
+static int64_t listed(const Pass* pass, int64_t nodes) {
+  int64_t all = 0;
+  for (int64_t i = 0; pass->spans && i < pass->batch * pass->num_spans; i++)
+    all += nodes * (pass->spans[2 * i + 1] - pass->spans[2 * i]);
+  return pass->spans ? all + pass->batch * nodes * nodes : 0;
+}
+
 static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratch* s, char* memory) {
   const Sizes sizes = sizes_of(model);
   const int64_t nodes = pass->old + pass->nodes;
@@ -163,13 +171,13 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
     for (int64_t t = 0; t < pass->batch * pass->nodes; t++)
       s->width = max_(s->width, round_up(pass->block_ends[t], COLUMNS) + COLUMNS);
   s->reach = arena.take<Reach>(pass->batch * nodes);
-  s->causal = pass->windowed_blocks ? arena.take<Reach>(pass->batch * nodes) : s->reach;
+  s->causal = pass->windowed_blocks || pass->spans ? arena.take<Reach>(pass->batch * nodes) : s->reach;
   s->place = arena.take<int64_t>(rows);
   s->begins = arena.take<int64_t>(pass->batch + 1);
   s->head = arena.take<int64_t>(rows);
   s->to_logits = arena.take<int64_t>(rows);
   s->position = arena.take<int64_t>(rows);
-  s->paths = arena.take<int32_t>(pass->parents ? pass->batch * nodes * nodes : 0);
+  s->paths = arena.take<int32_t>((pass->parents ? pass->batch * nodes * nodes : 0) + listed(pass, nodes));
   s->masks = arena.take<int64_t>(rows);
   s->is_mask = arena.take<uint8_t>(rows);
   s->x = arena.take<float>(rows * model->hidden);
@@ -232,6 +240,25 @@ int num_phases(const Model* model) {
   return phases;
 }
 
+// What nodes read that see the spans of tree b alone: these columns, then their own path, all but a first span listed.
+static void list_spans(const Pass* pass, Scratch& s, int64_t b, int64_t size, int64_t* used) {
+  const int64_t nodes = pass->old + pass->nodes, *spans = pass->spans + 2 * b * pass->num_spans;
+  Reach *whole = s.reach + b * nodes, *reach = s.causal + b * nodes;
+  for (int64_t n = 0; n < size; n++) {
+    const int64_t parent = pass->parents ? pass->parents[b * nodes + n] : n - 1;
+    Reach& r = reach[n] = whole[n];
+    r.path = *used;
+    r.straight = spans[0] ? 0 : (int32_t)spans[1];
+    if (parent >= 0)
+      for (int64_t i = 0; i < reach[parent].count - r.straight; i++) s.paths[(*used)++] = s.paths[reach[parent].path + i];
+    else
+      for (int64_t i = spans[0] ? 0 : 1; i < pass->num_spans; i++)
+        for (int64_t column = spans[2 * i]; column < spans[2 * i + 1]; column++) s.paths[(*used)++] = (int32_t)column;
+    s.paths[(*used)++] = (int32_t)(pass->starts[b] + n);
+    r.count = r.straight + (int32_t)(*used - r.path);
+  }
+}
+
 // What each row reads. A row's columns are in order as far as its ancestors lie at the depth that is their index, as in
 // a chain; from there on they are listed.
 void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
@@ -276,6 +303,7 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
       if (wanted >= 0) s.to_logits[s.num_heads++] = b * pass->head_rows + wanted;
       s.place[row++] = place;
     }
+    if (pass->spans) list_spans(pass, s, b, size, &used);
   }
   s.begins[pass->batch] = row;
   if (s.visits) plan_walks(pass, s);

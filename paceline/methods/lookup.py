@@ -61,13 +61,13 @@ class PromptLookup(Drafter):
 
     def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
         """The hint is the length of the match, at most 8 and possibly above `max_ngram`; -1 if there is none."""
-        match = self._match(seq)
+        match = self.find(seq)
         return (DraftOptions(self.name, hint=match[1] if match else -1),)
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         rows, hints = list[list[int]](), list[int]()
         for seq, budget in zip(seqs, budgets, strict=True):
-            match = self._match(seq) if budget.depth else None
+            match = self.find(seq) if budget.depth else None
             copied = _continuation(seq.token_ids, match[0], budget.depth) if match else []
             copied = up_to_end(seq, before_banned(copied, self.banned_token_ids))
             rows.append([seq.token_ids[-1], *copied])
@@ -93,7 +93,7 @@ class PromptLookup(Drafter):
         index.num_indexed = max(index.num_indexed, len(tokens) - 1)
         return index
 
-    def _match(self, seq: TokenSequence) -> tuple[int, int] | None:
+    def find(self, seq: TokenSequence) -> tuple[int, int] | None:
         """The place to copy from, which is searched once for each text."""
         tokens, index = seq.token_ids, self._updated(seq)
         if index.num_matched != len(tokens):

@@ -19,6 +19,7 @@ from ..sampling.draft_sampler import DraftSampler
 from ..schema import checked, checked_call
 from ..target.loaded import LoadedModel
 from .draft_model.chain import Chains, Runner
+from .draft_window import WINDOW, DraftWindow, WindowSize, suffix_of
 from .spec import DrafterSpec
 
 if TYPE_CHECKING:
@@ -28,11 +29,20 @@ NumExperts = Annotated[int, Field(ge=1)]
 
 
 class SelfDraft(Drafter):
-    """Drafts chains with a second module tree over the target's weights, on its KV cache."""
+    """Drafts chains with a second module tree over the target's weights, on its KV cache.
+
+    window: how many of the last tokens of a long text it reads, see `draft_window`; 0: all. None: `WINDOW`, or all
+        where passes do not run in kernels on the CPU, so that reading less saves nothing.
+    """
+
+    window: int | None = None
 
     def bind(self, target: Target, verifier: Verifier) -> None:
-        """Make the draft of the target."""
+        """Make the draft of the target. Raises `ConfigError` for a window that kernels of a GPU would not obey."""
+        self._window = DraftWindow(self._size(target.loaded))
         self._runner: Runner = target.sharing_cache(lambda model: self._change(model, target.loaded))
+        if self._window.size:
+            self._runner.spans_of = self._window.spans
         sampler = DraftSampler(verifier.exact, target.banned_token_ids)
         self._chains = Chains(self._runner, sampler, target.vocab_size, self.name)
 
@@ -43,8 +53,19 @@ class SelfDraft(Drafter):
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Draft after the committed columns and roll back; verification overwrites the drafted columns."""
+        self._window.follow(seqs)
         with self._runner.tentative([seq.slot for seq in seqs]):
             return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])
+
+    def release(self, slots: Sequence[int]) -> None:
+        self._window.release(slots)
+
+    def _size(self, target: LoadedModel) -> int:
+        on_cpu = target.device.type == "cpu"
+        if self.window and target.is_native and not on_cpu:
+            fix = "leave window out"
+            raise ConfigError("drafts on a GPU read the whole text", got=f"window={self.window}", fix=fix)
+        return WINDOW * (target.is_native and on_cpu) if self.window is None else self.window
 
     @abstractmethod
     def _change(self, model: "PreTrainedModel", target: LoadedModel) -> None:
@@ -55,14 +76,16 @@ class SelfDraft(Drafter):
 class SelfExperts(SelfDraft):
     """Self-draft of a mixture. experts: how many of them a token takes in each layer, fewer than in the target.
 
+    window: see `SelfDraft`.
+
     Raises `ConfigError` for a model that does not choose among experts, or whose tokens take no more than that.
     """
 
     name: ClassVar[str] = "self-top1"
 
     @checked_call
-    def __init__(self, experts: NumExperts = 1):
-        self.experts = experts
+    def __init__(self, experts: NumExperts = 1, window: WindowSize | None = None):
+        self.experts, self.window = experts, window
 
     def _change(self, model: "PreTrainedModel", target: LoadedModel) -> None:
         choose_fewer(model, self.experts)
@@ -102,10 +125,11 @@ class SelfTop1Spec(DrafterSpec):
     """Options of `SelfExperts`."""
 
     experts: NumExperts = 1
+    window: WindowSize | None = None
     method = "self_top1"
     drafter = SelfExperts
     tokens = 4
 
     @property
     def name(self) -> str:
-        return f"self-top{self.experts}"
+        return f"self-top{self.experts}{suffix_of(self.window, ':')}"

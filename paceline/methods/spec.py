@@ -189,7 +189,8 @@ def from_short_name(name: str) -> dict[str, object]:
     if colon and not rest:
         expected = HEAD if word == "head" else usage(method)
         raise ConfigError("nothing follows the colon", got=repr(name), expected=expected)
-    if colon and (word == "head" or method_named(method).head):
+    has_options = word != "head" and rest.partition("=")[0] in keys_of(spec_class(method))
+    if colon and not has_options and (word == "head" or method_named(method).head):
         head_method = method_of_head(rest)
         if head_method != method and word != "head" and (word, head_method) != ("eagle", "eagle3"):
             message = f"the head {rest!r} is of another method"

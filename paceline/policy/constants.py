@@ -12,6 +12,7 @@ MAX_PASS_RATIO = 5.0  # plain passes | larger passes are not measured, since no 
 TREE_ROWS = (16, 32, 64, 8, 17, 9, 33, 4, 5)  # rows | where T(n) is measured for trees, the most telling first | chosen: each way of padding shows between two of them
 CLIP = 1.5  # factor | the most by which one time counts as longer than expected, in estimates and in the ledger | simulator: without a limit -25%
 FOLLOW = 0.12  # exponent | how far an estimate of a time follows what is seen | chosen
+LONG_TEXT = 1024  # tokens | from which on each doubling of the length has estimates of rounds of its own | chosen
 FEW_TOKENS = 8  # tokens | so many uncached ones are read within the first drafting step | chosen
 # Odds
 PRIOR = 0.7  # chance | assumed acceptance of a new drafter, high enough for it to be tried | replay: a head's card is no better start

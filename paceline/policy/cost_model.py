@@ -99,7 +99,7 @@ class CostModel(DraftPolicy):
         self.costs = Costs(self._given, pads_trees, Experts(experts, self._given) if experts else None)
         self.odds = Odds(self.max_depth, self._given)
         self.ledger, self._trials, self._lengths = Ledger(), Trials(), Lengths()
-        self._round = self._since_plain = self._rest = self._blind = 0
+        self._round = self._since_plain = self._rest = self._blind = self._length = 0
         self._key: object = None  # what was offered in the round that was planned last
         self._reasons: dict[int, str] = {}  # why nothing was drafted so far, by slot
         self._plan, self._seen = list[_Row](), list[tuple[TokenSequence, Round]]()
@@ -120,7 +120,7 @@ class CostModel(DraftPolicy):
 
     def budgets(self, seqs: Sequence[TokenSequence]) -> list[DraftBudget]:
         self._seen, self._measuring, self._round = [], 0.0, self._round + 1
-        self._plan = [_Row() for _ in seqs]
+        self._plan, self._length = [_Row() for _ in seqs], sum(len(seq.token_ids) for seq in seqs) // max(1, len(seqs))
         nothing = [_NOTHING] * len(seqs)
         # Planning takes time, in a large batch milliseconds. After a plan to draft nothing, batches are not looked at
         # for some rounds, and then not planned for while the offers are those of that plan.
@@ -131,7 +131,7 @@ class CostModel(DraftPolicy):
         if not any(offers) or not self._is_measured(seqs, offers):
             return nothing
         key = [(seq.slot, [(i, o.hint, o.ready > 0) for i, o in row]) for seq, row in zip(seqs, offers, strict=True)]
-        seconds = self.costs.round_seconds(len(seqs))
+        seconds = self.costs.round_seconds(len(seqs), self._length)
         if seconds.num_plain < PLAIN_ROUNDS or self._since_plain >= LONGEST or (self._rest > 0 and key == self._key):
             self._rest -= 1
             return nothing
@@ -308,7 +308,7 @@ class CostModel(DraftPolicy):
 
     def _learn(self, seen: Sequence[tuple[TokenSequence, Round]]) -> None:
         batch, first = len(seen), seen[0][1]
-        seconds, target_s = self.costs.round_seconds(batch), first.verify_s + first.rest_s
+        seconds, target_s = self.costs.round_seconds(batch, self._length), first.verify_s + first.rest_s
         is_fused = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
         is_plain = not any(row.option for row in self._plan)
         for seq, _ in seen:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import final
 
-from .constants import CLIP, FEW_TOKENS, FOLLOW, MAX_PASS_RATIO, MEASURE_SECONDS
+from .constants import CLIP, FEW_TOKENS, FOLLOW, LONG_TEXT, MAX_PASS_RATIO, MEASURE_SECONDS
 from .experts import Experts
 from .profile import Profile
 
@@ -175,7 +175,7 @@ class Costs:
         is_known = given.pass_seconds and (experts is None or experts.read)
         self.curve = PassCurve(given.pass_seconds, given.pass_experts) if is_known else None
         self.drafts: dict[str, DraftSeconds] = {}
-        self._rounds: dict[int, RoundSeconds] = {}
+        self._rounds: dict[tuple[int, int], RoundSeconds] = {}  # by rows, and doublings of the length of texts
         self._most_rows = 0  # of passes, as far as they were measured or not worth it
 
     def measure(
@@ -213,13 +213,18 @@ class Costs:
         """What drafters measured of themselves; a profile and what was seen since say more."""
         self._timed = {**timed, **self._timed}
 
-    def round_seconds(self, batch: int) -> RoundSeconds:
-        """R(n) for this many rows; a new batch size starts with the drift of another."""
-        if batch not in self._rounds:
+    def round_seconds(self, batch: int, length: int = 0) -> RoundSeconds:
+        """R(n) for this many rows, over texts of about this length; a new kind starts with the drift of the nearest.
+
+        In long texts attention takes most of a pass, and takes it for each row.
+        """
+        kind = batch, (length // LONG_TEXT).bit_length()
+        if kind not in self._rounds:
             assert self.curve is not None, "measure() comes first"
-            drift = next((other.drift.value for other in self._rounds.values()), 1.0)
-            self._rounds[batch] = RoundSeconds(self.curve, batch, drift, self._pads_trees, self.experts)
-        return self._rounds[batch]
+            nearest = min(self._rounds, key=lambda other: (abs(other[1] - kind[1]), other[0] != batch), default=None)
+            drift = 1.0 if nearest is None else self._rounds[nearest].drift.value
+            self._rounds[kind] = RoundSeconds(self.curve, batch, drift, self._pads_trees, self.experts)
+        return self._rounds[kind]
 
     def novelty(self, source: str) -> float:
         """That of a drafter's nodes, see `Experts`."""

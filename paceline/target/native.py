@@ -78,6 +78,8 @@ class NativeDecoder:
             call.offsets = pointers.integers(layout.offsets)
         if layout.is_mask is not None:
             call.is_mask = pointers.tensor(layout.is_mask.contiguous())
+        if layout.spans:
+            call.spans, call.num_spans = self._spans(layout, pointers)
         if rows is not None and rows.blocks:
             ends, firsts = _blocks(rows, layout.starts[0], nodes)
             call.block_ends, call.block_firsts = pointers.tensor(ends), pointers.tensor(firsts)
@@ -118,6 +120,16 @@ class NativeDecoder:
         at = {layer.index: place for place, layer in enumerate(kept.layers)}
         call.recurrent_states = pointers.tensors([kept.states[at[i]] if i in at else None for i in each])
         call.recurrent_rows = pointers.tensors([kept.rows[at[i]] if i in at else None for i in each])
+
+    def _spans(self, layout: PassLayout, pointers: Any) -> tuple[Any, int]:
+        """The spans of all rows, padded to the most of any, and their number."""
+        assert self._device.type == "cpu", "kernels of a GPU read whole texts"
+        most = max(map(len, layout.spans))
+        padded = (
+            [*spans, *[(start, start)] * (most - len(spans))]
+            for spans, start in zip(layout.spans, layout.starts, strict=True)
+        )
+        return pointers.integers(chain.from_iterable(chain.from_iterable(padded))), most
 
     def _ids(self, token_ids: Tensor | None, layout: PassLayout, pointers: Any) -> Any:
         if token_ids is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.kv_cache import round_up
-from ..attention.masks import PromptRows
+from ..attention.masks import PromptRows, Spans
 from ..attention.states import StateStore
 from ..core.interfaces import TargetExperts
 from ..core.tree import TokenTree
@@ -38,6 +38,9 @@ class ModelRunner:
 
     share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
 
+    spans_of: the columns that a pass reads of a slot with so many committed ones, in layers without a window (see
+        `methods.draft_window`); None: all.
+
     An argument `keep_states` of methods says whether the pass stores the states that are watched, for drafters that
     read them. It is the same in all passes over a text.
     """
@@ -55,6 +58,7 @@ class ModelRunner:
         self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
         self._waiting: list[object] = share._waiting if share else []
         self.states = StateStore(self.cache.num_slots)
+        self.spans_of: Callable[[int, int], Spans] | None = None
         self.keeps_images = False
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
@@ -336,8 +340,9 @@ class ModelRunner:
         masked = self.num_masks > 0 and any(max(row.token_ids) >= self.vocab_size for row in tree.rows)
         tree = tree.behind(text) if count else tree
         padded = tree.padded(round_up(tree.num_nodes, how.row_multiple))
+        spans = () if self.spans_of is None else [self.spans_of(slot, self.cache.lengths[slot]) for slot in slots]
         layout = self.loaded.begin(
-            self.cache, slots, padded.num_nodes, padded, count, num_given=tree.num_nodes,
+            self.cache, slots, padded.num_nodes, padded, count, num_given=tree.num_nodes, spans=spans,
             head_rows=padded.num_nodes - count, is_mask=padded.token_ids >= self.vocab_size if masked else None,
             batch_invariant=how.invariant, row_multiple=how.row_multiple, max_length=self.max_length,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
 from paceline.kernels.library import BlockFormat
 from paceline.target import ModelRunner, wrap_model
+from tests.attention.test_spans import reads_spans
 from tests.kernels.expert_faults import ATTENTION, EXPERTS, LATE
 from tests.kernels.expert_layers import Layer
 from tests.kernels.test_attention import attends
@@ -48,6 +49,12 @@ LATENT = (
     "latents that are not normed", "queries of the head before", "keys that are not rotated", "values behind the first",
     "halves rotated, not neighbours", "a column that is not written", "rows of all heads in one place",
 )  # fmt: skip
+SPANS = (
+    "the spans of the first sequence",
+    "a first span listed too",
+    "a path without the root",
+    "the last column of a span",
+)
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -158,6 +165,14 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     LATENT[4]: ("latent.h", "l.rotary_dim, l.rotary_pairs)", "l.rotary_dim, !FAULT && l.rotary_pairs)"),
     LATENT[5]: ("latent.h", "  store_row((char*)", "  if (!FAULT || !n || n % 3) store_row((char*)"),
     LATENT[6]: ("latent.h", "from_row(s.by_head, head * s.rows)", "from_row(s.by_head, FAULT ? 0 : head * s.rows)"),
+    SPANS[0]: (
+        "pass.h",
+        "pass->spans + 2 * b * pass->num_spans;",
+        "pass->spans + (FAULT ? 0 : 2 * b * pass->num_spans);",
+    ),
+    SPANS[1]: ("pass.h", "i = spans[0] ? 0 : 1; i <", "i = spans[0] || FAULT ? 0 : 1; i <"),
+    SPANS[2]: ("pass.h", "reach[parent].count - r.straight;", "reach[parent].count - r.straight - (FAULT && parent);"),
+    SPANS[3]: ("pass.h", "column < spans[2 * i + 1];", "column < spans[2 * i + 1] - FAULT;"),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -314,6 +329,12 @@ def test_faults_of_latent_attention_are_seen(fault, switch):
     assert has_the_bits_of_plain_decoding(2, "deepseek_v2") == (fault == "none")
 
 
+@pytest.mark.parametrize("fault", ["none", *SPANS])
+def test_faults_of_spans_are_seen(fault, switch):
+    switch(fault)
+    assert reads_spans() == (fault == "none")
+
+
 @pytest.mark.parametrize("fault", ["none", *ATTENTION])
 def test_faults_of_attention_are_seen(fault, switch):
     switch(fault)
@@ -337,7 +358,20 @@ def test_a_late_thread_finds_what_the_others_found(fault, switch):
     assert in_a_fork(lambda: keeps_time(2), 1.5 if fault == LATE else 60) == (fault == "none")
 
 
-SEEN = {PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT, *LATENT, *ATTENTION, *EXPERTS}
+SEEN = {
+    PROJECTION,
+    HEAD_NOISE,
+    *BF12,
+    *BLOCKS,
+    *NOISE,
+    *GUMBEL,
+    *SHARING,
+    *RECURRENT,
+    *LATENT,
+    *ATTENTION,
+    *EXPERTS,
+    *SPANS,
+}
 
 
 @pytest.mark.parametrize("fault", [name for name in NAMES if name not in SEEN])

@@ -62,6 +62,19 @@ def reading_learnt(believed: float, drafts: list[tuple[int, int]]) -> float:
     return known.draft("m").uncached_token.value
 
 
+def test_long_texts_have_estimates_of_their_own():
+    """A pass over long texts takes three times as long, and nodes take more of it: neither is learnt of short ones."""
+    costs = Costs(Profile(pass_seconds={1: 0.01, 9: 0.02}), pads_trees=False)
+    for _ in range(60):
+        for length, plain, drafted in ((10, 0.01, 0.02), (900, 0.01, 0.02), (8000, 0.03, 0.09), (5000, 0.03, 0.09)):
+            costs.round_seconds(1, length).observe(0, plain)
+            costs.round_seconds(1, length).observe(8, drafted)
+    for length, plain, drafted in ((500, 0.01, 0.02), (6000, 0.03, 0.09)):
+        learnt = costs.round_seconds(1, length)
+        assert (learnt.of(0), learnt.of(8)) == pytest.approx((plain, drafted), rel=0.1)
+    assert costs.round_seconds(1, 20000).of(0) == pytest.approx(0.03, rel=0.1)  # until it is known
+
+
 SHALLOW, DEEP, LONG = (1, 80), (16, 80), (8, 2000)
 
 

@@ -27,6 +27,7 @@ class Runner(Target, Protocol):
     settings: Any
     images: Any
     states: Any
+    spans_of: Any
     forward: Callable[[Sequence[int], TokenTree], Tensor]
     commit: Callable[[Sequence[int], Sequence[Sequence[int]]], None]
     prefill: Callable[[int, Sequence[int], VisionPrompt | None], None]

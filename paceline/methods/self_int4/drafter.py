@@ -16,6 +16,7 @@ from ...target.adapters import put_int4
 from ...target.loaded import LoadedModel
 from ...zoo.packaged import head_folder
 from ..draft_model.drafter import llama_cpp_draft
+from ..draft_window import WindowSize, suffix_of
 from ..heads.folder import load_head
 from ..self_experts import NumExperts, SelfDraft, choose_fewer
 from ..spec import DrafterSpec
@@ -36,6 +37,7 @@ class SelfQuantized(SelfDraft):
     weights: a folder of trained weights, or an `Int4Draft`, which have their own bits and group size. Raises
         `IncompatibleModels` for a folder that was trained for another target.
     experts: how many of them a token takes in each layer of a mixture, fewer than in the target; None: as many.
+    window: how many of the last tokens of a long text it reads, see `SelfDraft`.
     """
 
     name: ClassVar[str] = "self-int4"
@@ -48,8 +50,10 @@ class SelfQuantized(SelfDraft):
         bits: int = 4,
         weights: str | os.PathLike[str] | Int4Draft | None = None,
         experts: NumExperts | None = None,
+        window: WindowSize | None = None,
     ):
-        self.group_size, self.bits, self.weights, self.experts = group_size, bits, weights, experts
+        self.group_size, self.bits, self.weights = group_size, bits, weights
+        self.experts, self.window = experts, window
         self.lm_head: LmHead = lm_head
         self.report: QuantReport | None = None
 
@@ -85,6 +89,7 @@ class SelfInt4Spec(DrafterSpec):
     lm_head: LmHead = "int4"
     bits: Literal[4, 3, 2] | None = None
     experts: NumExperts | None = None
+    window: WindowSize | None = None
     method = "self_int4"
     label = "self-int4"
     tokens = 4
@@ -100,15 +105,18 @@ class SelfInt4Spec(DrafterSpec):
     @property
     def name(self) -> str:
         fewer = "" if self.experts is None else f"-top{self.experts}"
-        return f"self-int{self.bits}{fewer}" if self.model is None else f"self-int4{fewer}:{self.model}"
+        name = f"self-int{self.bits}{fewer}" if self.model is None else f"self-int4{fewer}:{self.model}"
+        return name + suffix_of(self.window, ":" if self.model is None else ",")
 
     def as_dict(self) -> dict[str, object]:
         options = super().as_dict()
-        return options if self.model is None else {key: options[key] for key in ("model", "lm_head", "experts")}
+        return (
+            options if self.model is None else {key: options[key] for key in ("model", "lm_head", "experts", "window")}
+        )
 
     def build(self) -> SelfQuantized:
         folder = None if self.model is None else str(head_folder(self.model))
-        return SelfQuantized(self.group_size or 32, self.lm_head, self.bits or 4, folder, self.experts)
+        return SelfQuantized(self.group_size or 32, self.lm_head, self.bits or 4, folder, self.experts, self.window)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """A second copy in llama.cpp."""

@@ -316,8 +316,9 @@ def grouped(pairs, edges):
     for low, high in pairwise([-math.inf, *edges, math.inf]):
         inside = [(key, row) for key, row in pairs if low <= key < high]
         if inside:
-            about = {"below": high, "mean": mean([key for key, _ in inside]), "share": len(inside) / len(pairs)}
-            found.append({**about, **averaged([row for _, row in inside])})
+            about = {"below": None if high == math.inf else high, "mean": mean([key for key, _ in inside])}
+            share = len(inside) / len(pairs)
+            found.append({**about, "share": share, **averaged([row for _, row in inside])})
     return found
 
 
@@ -336,7 +337,11 @@ def show(found):
         print(f"\n| {key.replace('_', ' ')} below | mean | share | " + " | ".join(names) + " |")
         print("|---" * (3 + len(names)) + "|")
         for row in found[key]:
-            print(f"| {row['below']} | " + " | ".join(f"{row[name]:.3f}" for name in ("mean", "share", *names)) + " |")
+            print(
+                f"| {row['below'] or 'all'} | "
+                + " | ".join(f"{row[name]:.3f}" for name in ("mean", "share", *names))
+                + " |"
+            )
 
 
 def main():

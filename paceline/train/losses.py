@@ -6,6 +6,12 @@
     LK              - log sum min(p, q)                          log of the acceptance rate (arXiv 2602.23881)
     LK hybrid       l KL + (1 - l) TV, l = exp(-3 a) at each     KL where the draft is far off, TV where it is near
                     place, a = sum min(p, q) there
+    coupled         - log softmax(log q + g)[y] with Gumbel      softmax(log q + g) - 1[y], on average
+                    noise g and y = argmax(log p + g)            E softmax(log q + g) - p
+
+The coupled loss is the negative log-likelihood of the token that the target samples, given the noise that an exact
+verifier shares with its drafters. softmax(log q + g) is the confidence by which they rank tokens (`heads.top_tokens`),
+so its minimum has the right confidences, where that of the others has the right q.
 
 p and q are over the Vd tokens that the head can draft; p is restricted to them and renormalised.
 """
@@ -47,8 +53,15 @@ def _lk_hybrid(target: _Logits, head: _Logits) -> Tensor:
     return (weight * apart + (1 - weight) * (1 - accepted)).mean()
 
 
-LossName = Literal["ce", "kl", "tv", "lk", "lk_hybrid"]
-LOSSES: Mapping[str, Loss] = {"ce": _cross_entropy, "kl": _kl, "tv": _tv, "lk": _lk, "lk_hybrid": _lk_hybrid}
+def _coupled(target: _Logits, head: _Logits) -> Tensor:
+    noise = -torch.empty_like(head).exponential_().log()
+    return nn.functional.cross_entropy(head + noise, (target + noise).argmax(-1))
+
+
+LossName = Literal["ce", "kl", "tv", "lk", "lk_hybrid", "coupled"]
+LOSSES: Mapping[str, Loss] = {
+    "ce": _cross_entropy, "kl": _kl, "tv": _tv, "lk": _lk, "lk_hybrid": _lk_hybrid, "coupled": _coupled,
+}  # fmt: skip
 
 
 @torch.no_grad()

@@ -263,4 +263,4 @@ def test_losses_agree_with_their_definitions():
     torch.testing.assert_close(tv(target, head), 1 - torch.minimum(p, q).sum(-1).mean())
     torch.testing.assert_close(lk(target, head), -torch.minimum(p, q).sum(-1).log().mean())
     assert float(kl(target, target)) == pytest.approx(0, abs=1e-12)
-    assert set(LOSSES) == {"ce", "kl", "tv", "lk", "lk_hybrid"}
+    assert set(LOSSES) == {"ce", "kl", "tv", "lk", "lk_hybrid", "coupled"}

@@ -72,7 +72,11 @@ def passes(llm: Any, length: int, given: argparse.Namespace) -> dict[str, float]
     for rows in given.rows:
         tree = TokenTree.chain([[5 + row for row in range(rows)]])
         found[f"{rows} rows"] = milliseconds(lambda tree=tree: runner.forward([slot], tree))
-    draft, root = runner.sharing_cache(lambda model: quantize_linears(model, 32, "int4", 4)), TokenTree.chain([[5]])
+
+    def rounded(model: Any) -> None:
+        quantize_linears(model, 32, "int4", 4)
+
+    draft, root = runner.sharing_cache(rounded), TokenTree.chain([[5]])
     for size in (0, *given.window):
         draft.spans_of = DraftWindow(size).spans if size else None
         name = f"int4, {f'last {size}' if size else 'all'}"
@@ -148,7 +152,7 @@ def measure(given: argparse.Namespace) -> int:
     from paceline.zoo import resolve
 
     given.out.mkdir(parents=True, exist_ok=True)
-    llm = LLM(resolve(given.model), max_num_seqs=1)
+    llm: Any = LLM(resolve(given.model), max_num_seqs=1)
     llms = {name: llm.using(drafter=name) for name in given.drafter}
 
     def piece(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def measure(given: argparse.Namespace) -> int:
     lengths, texts = [*given.length, *given.synthetic], {}
     for kind in given.kind:
         for length in given.length:
-            encode = lambda text: llm.tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+            encode = lambda text: llm.tokenizer.encode(text, add_special_tokens=False, verbose=False)  # noqa: E731
             fits = min(length, llm.loaded.context - given.max_tokens - 64)
             texts[kind, length] = long_prompts(kind, fits, given.num_prompts, given.data, encode, llm.tokenizer.decode)
     missing = [

@@ -43,13 +43,11 @@ def _made(
     kind: str, tokens: int, asked: Sequence[Question], own: int, encode: Callable[[str], Sequence[int]]
 ) -> Question:
     """The prompt of question `own`: its text among those of the questions after it."""
-    passages, left = [], tokens - 64
+    passages, left, request = list[str](), tokens - 64, _parts(kind, asked[own].turns[0])[1]
     for place in islice(count(own), len(asked)):
-        passage, question = _parts(kind, asked[place % len(asked)].turns[0])
+        passage, _ = _parts(kind, asked[place % len(asked)].turns[0])
         ids = encode(passage)
-        if place == own:
-            request = question
-        elif len(ids) > left:
+        if passages and len(ids) > left:
             break
         passages.append(passage)
         left -= len(ids)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, final
 from pydantic import Field
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.request import TokenSequence
 from ..errors import ConfigError
 from ..hf.experts import CHOSEN, num_chosen_of
@@ -45,6 +45,11 @@ class SelfDraft(Drafter):
             self._runner.spans_of = self._window.spans
         sampler = DraftSampler(verifier.exact, target.banned_token_ids)
         self._chains = Chains(self._runner, sampler, target.vocab_size, self.name)
+
+    def draft_options(self, seq: TokenSequence) -> Sequence[DraftOptions]:
+        """One entry without a hint; texts are followed in all rounds, also those that it does not draft in."""
+        self._window.follow([seq])
+        return super().draft_options(seq)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A pass of the draft over one token; there is no prefill."""

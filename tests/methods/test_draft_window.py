@@ -1,5 +1,7 @@
 """What windowed self-drafts read and draft, and that their answers are those of the target."""
 
+import itertools
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ from paceline.config import parse
 from paceline.core.interfaces import DraftBudget
 from paceline.errors import ConfigError
 from paceline.methods import draft_window
-from paceline.methods.draft_window import AROUND, SINK, WINDOW, DraftWindow
+from paceline.methods.draft_window import AROUND, PLACES, SINK, WHOLE, WINDOW, DraftWindow
 from paceline.methods.self_experts import SelfDraft
 from paceline.target import ModelRunner
 from tests.helpers import REPEATING, assert_identical, loaded, prompt, reading_apart, runner, sequence
@@ -39,30 +41,51 @@ def followed(size: int, tokens: list[int]) -> DraftWindow:
 
 @pytest.mark.parametrize("more", [-SINK, -1, 0])
 def test_short_texts_are_read_whole(more):
-    length = SINK + 8 + more
-    assert followed(8, prompt(length + 1)).spans(0, length) == [(0, length)]
+    for size in (4, 8):
+        length = max(SINK + size, WHOLE * size) + more
+        assert followed(size, prompt(length + 1)).spans(0, length) == [(0, length)]
 
 
 def test_one_token_more_is_left_out():
-    assert followed(8, [*range(3, 30)]).spans(0, SINK + 9) == [(0, SINK), (SINK + 1, SINK + 9)]
+    assert followed(4, [*range(3, 30)]).spans(0, SINK + 5) == [(0, SINK), (SINK + 1, SINK + 5)]
 
 
-def test_the_newest_match_is_read_too():
+def test_places_that_match_are_read_too():
     text = [*range(3, 90)] * 4 + [*range(200, 500)] + [40, 41, 42]
-    (sink, around, last) = followed(64, text).spans(0, len(text) - 1)
-    at = 3 * 87 + 42 - 3  # of 42
-    assert (sink, around, last) == ((0, SINK), (at - AROUND, at + AROUND), (len(text) - 65, len(text) - 1))
+    window, end = followed(64, text), len(text) - 65
+    at = 3 * 87 + 42 - 3  # of the newest 42 before
+    assert window.spans(0, len(text) - 1) == [(0, SINK), (at - AROUND, at + AROUND), (end, len(text) - 1)]
+    window.follow(
+        [sequence(loaded(), [*text, 210, 211], GREEDY, slot=0)]
+    )  # near the window, and the first still counts
+    other = 4 * 87 + 211 - 200
+    spans = window.spans(0, len(text) + 1)
+    assert spans == [(0, SINK), (at - AROUND, other + AROUND), (end + 2, len(text) + 1)], "those that touch are one"
+
+
+def test_the_newest_places_are_kept():
+    window, text = DraftWindow(8), [*range(3, 3000)]
+    for start in range(100, 2900, 200):
+        text += [start, start + 1]
+        window.follow([sequence(loaded(), text, GREEDY, slot=0)])
+    assert window._places[0] == [start + 1 - 3 for start in range(2700, 2700 - 200 * PLACES, -200)]
+    window.release([0])
+    assert window.spans(0, 3000) == [(0, SINK), (2992, 3000)]
 
 
 def test_spans_are_in_order_and_apart():
-    for length in range(1, 60):
-        for match in range(-1, length):
-            window = DraftWindow(8)
-            window._matches[0] = match
-            spans = window.spans(0, length)
-            columns = [column for first, last in spans for column in range(first, last)]
-            assert columns == sorted({*columns})
-            assert {*range(min(SINK, length)), *range(max(0, length - 8), length)} <= {*columns} <= {*range(length)}
+    rng = random.Random(0)
+    for length in range(1, 300):
+        window = DraftWindow(8)
+        window._places[0] = places = [rng.randrange(length) for _ in range(rng.randrange(4))]
+        spans = window.spans(0, length)
+        assert all(first < last for first, last in spans)
+        assert all(one[1] < other[0] for one, other in itertools.pairwise(spans))
+        columns = {column for first, last in spans for column in range(first, last)}
+        around = {column for place in places for column in range(max(0, place - AROUND), min(length, place + AROUND))}
+        assert (
+            columns == {*range(min(SINK, length)), *range(max(0, length - 8), length), *around} or length <= WHOLE * 8
+        )
 
 
 @pytest.fixture

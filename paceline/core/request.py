@@ -48,8 +48,8 @@ def _is_prediction(value: Any) -> bool:
 _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_speculative_tokens": (lambda value: type(value) is int and value >= 0, "an integer of at least 0"),
     "method": (lambda value: isinstance(value, str), "the name of a drafter, or none"),
-    "store": (lambda value: isinstance(value, bool), "true or false"),
     "prediction": (_is_prediction, "a text or a list of token ids"),
+    "store": (lambda value: isinstance(value, bool), "true or false"),
 }
 """The keys of `SamplingParams.extra_args` about drafts: a check of the value, and what is expected."""
 
@@ -99,7 +99,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
-    # repeat, for `PredictedOutput`; "store": False where no drafter may keep anything of it; and what drafters and
+    # repeat, for `PredictedOutput`; "store": False: see `is_private`; and what drafters and
     # processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
@@ -137,14 +137,14 @@ class SamplingParams:
         return (self.extra_args or {}).get("method")
 
     @property
-    def is_private(self) -> bool:
-        """Whether nothing of this request may be kept, see `extra_args`."""
-        return (self.extra_args or {}).get("store") is False
-
-    @property
     def prediction(self) -> str | Sequence[int]:
         """The likely answer, see `extra_args`; empty where none is given."""
         return (self.extra_args or {}).get("prediction", "")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether drafters keep nothing of this request once it has ended ("store" is False in `extra_args`)."""
+        return not (self.extra_args or {}).get("store", True)
 
     @cached_property
     def needs_history(self) -> bool:

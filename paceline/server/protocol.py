@@ -194,7 +194,6 @@ class Sampling(Fields):
     no_repeat_ngram_size: Count | None = None
     speculative: Speculative | None = None
     return_provenance: bool | None = None  # where each token came from, and metrics
-    store: bool | None = None  # false: a server that learns keeps nothing of it
     # without effect on answers
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -212,6 +211,7 @@ class Request(Sampling):
     stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
+    store: bool | None = None  # false: drafters keep nothing of it
 
     def params(self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None) -> SamplingParams:
         """The sampling parameters. Raises `ConfigError` for values out of range.

@@ -28,7 +28,7 @@ from ..methods.eagle.drafter import Eagle, EagleSpec
 from ..methods.heads.folder import load_head, save_head
 from ..methods.heads.info import head_class
 from ..methods.method import named
-from ..methods.spec import HeadSpec
+from ..methods.spec import DrafterSpec, HeadSpec
 from ..methods.table import method_named
 from ..train.config import RunConfig
 from ..train.head_recipe import HeadRecipe
@@ -65,11 +65,13 @@ class Learned(Drafter):
     name: ClassVar[str] = "learned"
 
     def __init__(
-        self, head: HeadSpec | None, folder: Path | str, settings: LearnSettings | None = None, trains: bool = True
+        self, head: DrafterSpec | None, folder: Path | str, settings: LearnSettings | None = None, trains: bool = True
     ):
         self._folder, self._settings, self._trains = LearnFolder(folder), settings or LearnSettings(), trains
-        self._start, self._spec = head, head or EagleSpec(model=str(folder))
-        self._recipe = recipe_of(self._spec)
+        spec = head or EagleSpec(model=str(folder))
+        self._recipe = recipe_of(spec)
+        assert isinstance(spec, HeadSpec)
+        self._spec, self._start = spec, None if head is None else spec.model
         if trains:
             need("accelerate", "learning")
         self._heads, self._of, self._drafted = list[_Head](), dict[int, _Head](), dict[int, _Head]()  # by slot
@@ -83,7 +85,7 @@ class Learned(Drafter):
         super().bind(target, verifier)
         loaded, folder = target.loaded, self._folder
         plan = self._recipe.plan(self._spec.method, RunConfig(model=loaded.name, out=str(folder.path)), loaded)
-        start: Any = None if self._start is None else load_head(self._start.model, loaded)
+        start: Any = None if self._start is None else load_head(self._start, loaded)
         config = self._recipe.configure(plan) if start is None else start.config
         about = {"target": loaded.name, "fingerprint": loaded.fingerprint, "method": self._spec.method}
         folder.claim({**about, "start": None if start is None else hash_tensors(_rounded(start))})
@@ -205,11 +207,11 @@ def may_record(seq: TokenSequence) -> bool:
     return seq.error is None and not seq.params.is_private and not has_images
 
 
-def recipe_of(spec: HeadSpec) -> type[HeadRecipe]:
+def recipe_of(spec: DrafterSpec) -> type[HeadRecipe]:
     """What trains such heads. Raises `ConfigError` for a drafter that does not learn."""
     recipe = method_named(spec.method).recipe
     kind: Any = named(recipe) if recipe else None
-    if not (isinstance(kind, type) and issubclass(kind, HeadRecipe)):
+    if not (isinstance(spec, HeadSpec) and isinstance(kind, type) and issubclass(kind, HeadRecipe)):
         expected, fix = "a head over the target's states", "name such a head, or none: a new one is made"
         raise ConfigError("this drafter does not learn", got=spec.name, expected=expected, fix=fix)
     return kind

@@ -195,7 +195,6 @@ class Sampling(Fields):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None  # vLLM's: whose request it is
     speculative: Speculative | None = None
     return_provenance: bool | None = None  # where each token came from, and metrics
-    store: bool | None = None  # false: drafters keep nothing of it
     # without effect on answers
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -213,6 +212,7 @@ class Request(Sampling):
     stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
+    store: bool | None = None  # false: drafters keep nothing of it
 
     def params(
         self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None, tenant: str = ""

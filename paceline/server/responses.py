@@ -114,6 +114,7 @@ class ResponsesRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream_options: ResponsesStreamOptions | None = None
     # known, but only supported with these values or without effect
+    store: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     prompt: Any = None
@@ -153,6 +154,7 @@ class ResponsesRequest(Sampling):
         return ChatRequest(
             **{name: getattr(self, name) for name in Sampling.model_fields},
             messages=said,
+            store=self.store,
             max_completion_tokens=self.max_output_tokens,
             response_format=None if wanted is None else ResponseFormat(type=wanted.type, json_schema=schema),
             logprobs=has_logprobs,

@@ -1,6 +1,12 @@
 """`paceline serve --learn`: which drafter learns, what requests may keep to themselves, and the numbers at /metrics."""
 
 import asyncio
+import json
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +18,11 @@ from paceline.learn.folder import LearnFolder
 from paceline.learn.spec import learning
 from paceline.server.protocol import ChatRequest
 from paceline.train.prepare import read_answers
+from tests.cli.helpers import save
 from tests.learn.helpers import QUICK, until
 from tests.server.helpers import ASK, server, tiny_llm
 from tests.server.test_metrics import read
+from tests.tiny import tiny_model
 
 RESPONSE = {"model": "tiny", "input": "ab ab", "max_output_tokens": 24, "seed": 3}
 BODIES = [
@@ -73,3 +81,28 @@ def test_which_drafter_learns():
     assert parts("head:smollm2-135m-space") == ["head:smollm2-135m-space", "learned"]
     with pytest.raises(ConfigError, match="plain decoding learns nothing"):
         learning(parse("none"), "DIR", 64)
+
+
+def processes_with(word: str) -> list[str]:
+    """The command lines of running processes that name it."""
+    lines = list[str]()
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in lines if word in line]
+
+
+@pytest.mark.more
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads /proc")
+def test_ctrl_c_leaves_no_process(tmp_path):
+    model = save(tmp_path / "tiny", tiny_model("llama"))
+    options = ["--json", "--port", "0", "--learn", str(tmp_path / "learn")]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    server = subprocess.Popen([sys.executable, "-m", "paceline", "serve", model, *options], stdout=subprocess.PIPE)
+    signal.signal(signal.SIGINT, before)
+    told = json.loads(server.stdout.readline())
+    assert told["drafter"].endswith("lookup+learned")
+    assert [line for line in processes_with(str(tmp_path)) if "paceline.learn.trainer" in line]
+    server.send_signal(signal.SIGINT)
+    assert server.wait(60) == 0
+    assert not processes_with(str(tmp_path))

@@ -127,7 +127,7 @@ def drafted_tokens(drafter: Drafter, verifier=None) -> set[int]:
 
 OWN = [name for name in list(DRAFTERS)[1 : list(DRAFTERS).index("random trees")] if "random trees" not in name]
 """Not plain decoding, nor adversaries."""
-COPIES = "lookup recent", "lookup first", "suffix", "jump-forward", "lookahead", "recycling"
+COPIES = "lookup recent", "lookup first", "suffix", "suffix, answers", "jump-forward", "lookahead", "recycling"
 
 
 def made(name: str) -> Drafter:

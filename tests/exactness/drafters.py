@@ -47,6 +47,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "lookup recent": lambda target, future: PromptLookup(),
     "lookup first": lambda target, future: PromptLookup(max_ngram=2, match="first"),
     "suffix": lambda target, future: Suffix(),
+    "suffix, answers": lambda target, future: Suffix(answers=1000),
     "recycling": lambda target, future: TokenRecycling(),
     "jump-forward": lambda target, future: JumpForward(),
     "lookahead": lambda target, future: Lookahead(window=4, ngram=3, guesses=3),

@@ -18,6 +18,7 @@ from ..core.interfaces import TargetExperts
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
+from ..hf.gguf.file import SUFFIX
 from ..hf.vision import Features, Vision, share_tower
 from ..quant.linears import Weights
 from ..system.hardware import median_seconds
@@ -164,8 +165,9 @@ class ModelRunner:
     def open_model(
         self, model: str | LoadedModel, dtype: Any = None, device: Any = None, weights: Weights | None = None
     ) -> LoadedModel:
-        """Another model, as of `Target`."""
-        how = dtype or self.loaded.dtype, device or self.loaded.device, weights
+        """Another model, as of `Target`. A GGUF file keeps its blocks, and its dtype, if none is asked for."""
+        in_blocks = isinstance(model, str) and model.endswith(SUFFIX) and weights is None
+        how = dtype or (None if in_blocks else self.loaded.dtype), device or self.loaded.device, weights
         return self.loaded.opener(model, *how)
 
     def run_model(self, model: LoadedModel) -> "ModelRunner":

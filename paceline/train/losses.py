@@ -11,7 +11,7 @@
 
 The coupled loss is the negative log-likelihood of the token that the target samples, given the noise that an exact
 verifier shares with its drafters. softmax(log q + g) is the confidence by which they rank tokens (`heads.top_tokens`),
-so its minimum has the right confidences, where that of the others has the right q.
+so at its minimum these are right on average, E softmax(log q + g) = p, and q itself is sharper than p.
 
 p and q are over the Vd tokens that the head can draft; p is restricted to them and renormalised.
 """

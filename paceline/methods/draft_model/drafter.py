@@ -37,7 +37,7 @@ _FEW = 8
 class DraftModel(Drafter):
     """Draft with another model: a folder, a hub id, a name that `paceline models` lists, or one already loaded.
 
-    dtype, device: the draft's dtype and device; None takes the target's.
+    dtype, device: the draft's dtype and device; None takes the target's, and leaves the blocks of a GGUF file packed.
     weights: "int8" or "int4" quantises the draft when it is loaded. It is then faster, with a little less acceptance.
     vision: how it handles images: "own" (its own processor and tower), "shared" (the target's features, or the target's
         tower with its own projector), "pooled" (one embedding an image, the mean of the target's features) or "none"
@@ -81,7 +81,8 @@ class DraftModel(Drafter):
     def bind(self, target: Target, verifier: Verifier) -> None:
         """Load the draft model. Raises `IncompatibleModels` if it cannot draft for the target."""
         model = self._model if isinstance(self._model, LoadedModel) else resolve(self._model)
-        loaded: LoadedModel = target.open_model(model, self._dtype, self._device)
+        dtype = self._dtype or (target.loaded.dtype if self._weights else None)  # blocks are not quantised again
+        loaded: LoadedModel = target.open_model(model, dtype, self._device)
         mode: VocabularyMode = self._vocabulary if self.inner_drafter is None else "strings"
         self.translation = translation_of(target.loaded, loaded, mode)
         if self.inner_drafter is not None and target.loaded.vision is not None:

@@ -1,0 +1,204 @@
+"""Chooses the sub-layers that a draft skips, as a knapsack (KnapSpec, arXiv 2602.20217).
+
+    value     how often the draft's likeliest token is the target's, on texts that the target continues itself
+    weight    the measured seconds of a sub-layer, attention over `context` columns
+
+What a sub-layer is worth depends on those that were skipped before it. So a cell (a range of seconds saved, sub-layers
+passed) holds the hidden states of the best set so far, by their cosine with the target's at the same place, and each cell
+either runs the next sub-layer or skips it. A cell is dropped where another one saves more and is closer to the target.
+
+Of the sets at the end, the choice is the one with the highest expected tokens a second over all depths of a draft:
+
+    tokens(d) = 1 + a + ... + a^d        seconds(d) = d (T(1) - saved) + T(1 + d)
+"""
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...core.tree import TokenTree
+from ...target import ModelRunner
+from ...target.loaded import LoadedModel
+from ...target.sublayers import Sublayers
+from .skips import Skips
+
+_LOG = logging.getLogger("paceline")
+TEXTS = (
+    "The old lighthouse keeper climbed the stairs every evening, and",
+    "Here are three reasons why regular sleep is good for your health:\n\n1.",
+    'def moving_average(values, window):\n    """Return the mean of each window of values."""\n',
+    "Question: A train travels 120 km in 90 minutes. What is its speed in km/h?\nAnswer:",
+)
+LENGTH, STEP, NODES = 24, 6, 3  # tokens of a continuation, between two chains, and of a chain
+CELLS = 16  # ranges of equal width of the time that can be saved
+MOST = 0.75  # of the time of all sub-layers
+DEEPEST, ROUNDS = 8, 5  # of drafts; of timings
+
+
+class Parts(Protocol):
+    """What the search runs: `target.sublayers.Sublayers`."""
+
+    count: int
+
+    def embedded(self) -> Tensor: ...
+    def run(self, index: int, rows: Tensor, /) -> Tensor: ...
+    def logits(self, rows: Tensor, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A set of skipped sub-layers. likeness: the mean cosine of its states with the target's. rows: its states."""
+
+    saved: float
+    likeness: float
+    skipped: tuple[int, ...]
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a set is expected to bring.
+
+    agreement: how often its likeliest token is the target's. saved: of the seconds of a pass over one row. speedup:
+    over plain decoding, with drafts of `depth` tokens.
+    """
+
+    skips: Skips
+    agreement: float
+    saved: float
+    speedup: float
+    depth: int
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of each sub-layer over one row, and of passes over 1, 2, ... rows."""
+
+    parts: Sequence[float]
+    passes: Sequence[float]
+
+
+def frontier(parts: Parts, seconds: Sequence[float], cells: int = CELLS) -> list[Cell]:
+    """The sets that no other one beats in time and likeness, from none skipped to `MOST` of the time.
+
+    seconds: of each sub-layer. cells: into how many ranges the time is divided.
+    """
+    true, most = parts.embedded(), MOST * sum(seconds)
+    held = {0: Cell(0.0, 1.0, (), true)}
+    for index in range(parts.count):
+        before, true = true, parts.run(index, true)
+        grown = dict[int, Cell]()
+        for cell in held.values():
+            run = true if cell.rows is before else parts.run(index, cell.rows)
+            saved = cell.saved + seconds[index]
+            offers = [(cell.saved, run, cell.skipped)]
+            if saved <= most:
+                offers.append((saved, cell.rows, (*cell.skipped, index)))
+            for time_saved, rows, skipped in offers:
+                likeness = torch.cosine_similarity(rows, true, dim=-1).mean().item()
+                place = math.ceil(time_saved / most * cells)
+                if place not in grown or likeness > grown[place].likeness:
+                    grown[place] = Cell(time_saved, likeness, skipped, rows)
+        held, best = dict[int, Cell](), -1.0
+        for place in sorted(grown, reverse=True):
+            if grown[place].likeness > best:
+                held[place], best = grown[place], grown[place].likeness
+    return [held[place] for place in sorted(held)]
+
+
+def choices(parts: Parts, cells: Sequence[Cell], seconds: Seconds) -> list[Choice]:
+    """What each set is expected to bring; none skipped is the target, and the first."""
+    target = parts.logits(cells[0].rows).argmax(-1)
+    plain, found = seconds.passes[0], list[Choice]()
+    for cell in cells:
+        agreement = (parts.logits(cell.rows).argmax(-1) == target).float().mean().item()
+        rate, depth = best_rate(agreement, max(plain - cell.saved, 0.0), seconds.passes)
+        found.append(Choice(Skips.of(cell.skipped), agreement, cell.saved / plain, rate * plain, depth))
+    return found
+
+
+def best_rate(agreement: float, draft: float, passes: Sequence[float]) -> tuple[float, int]:
+    """The most tokens a second, and the depth that brings them, where a drafted token takes `draft` seconds."""
+    rates, tokens = list[float](), 1.0
+    for depth in range(1, len(passes)):
+        tokens += agreement**depth
+        rates.append(tokens / (depth * draft + passes[depth]))
+    best = max(rates)
+    return best, 1 + rates.index(best)
+
+
+def chosen(found: Sequence[Choice], fraction: float | None) -> Choice:
+    """The fastest, or with a fraction the one that agrees most of those that save so much of a pass."""
+    skipping = [choice for choice in found if choice.saved > 0] or found
+    if fraction is None:
+        return max(skipping, key=lambda choice: choice.speedup)
+    enough = [choice for choice in skipping if choice.saved >= fraction]
+    return max(enough or skipping, key=lambda choice: choice.agreement if enough else choice.saved)
+
+
+@torch.inference_mode()
+def search(target: LoadedModel, context: int) -> list[Choice]:
+    """The frontier of a model on this machine, by texts that it continues. Raises as `Sublayers`."""
+    told = f"Choosing the layers of {target.name} that its draft skips (once, about a minute) ..."
+    _LOG.info(told)
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(told, file=sys.stderr)
+    seconds = measured(target, context)
+    prompts = [_prompt(target, text) for text in TEXTS]
+    starts = range(0, LENGTH - NODES + 1, STEP)
+    runner = ModelRunner(target, len(prompts) * (1 + len(starts)), max(map(len, prompts)) + LENGTH + NODES)
+    slots, chains = list[int](), list[list[int]]()
+    for slot, text in continued(runner, prompts):
+        first = runner.cache.lengths[slot] - LENGTH
+        page = runner.cache.copy_of(slot, 0, first + LENGTH)
+        for length in (first + start for start in starts):
+            slots.append(runner.cache.allocate())
+            runner.cache.restore(slots[-1], [page], length)
+            chains.append(text[length : length + NODES])
+    parts = Sublayers(runner, slots, chains)
+    return choices(parts, frontier(parts, seconds.parts), seconds)
+
+
+def continued(runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+    """Slots that hold prompts and the `LENGTH` likeliest tokens after each, with their texts; one more is not cached."""
+    texts = [[*ids] for ids in prompts]
+    slots = [runner.cache.allocate() for _ in texts]
+    for slot, ids in zip(slots, texts, strict=True):
+        runner.extend_cache(slot, ids[:-1])
+    for _ in range(LENGTH):
+        logits = runner.forward(slots, TokenTree.chain([ids[-1:] for ids in texts], runner.loaded.device))
+        runner.commit(slots, [[] for _ in slots])
+        for ids, token in zip(texts, logits[:, 0].argmax(-1).tolist(), strict=True):
+            ids.append(token)
+    return list(zip(slots, texts, strict=True))
+
+
+def measured(target: LoadedModel, context: int) -> Seconds:
+    """Seconds of sub-layers and of passes behind so many columns, which hold zeros: their values take no time."""
+    runner = ModelRunner(target, 1, context + DEEPEST + 1)
+    slot = runner.cache.allocate()
+    passes = [runner.pass_seconds(rows) for rows in range(1, DEEPEST + 2)]
+    runner.cache.lengths[slot] = max(runner.max_length - DEEPEST - 1, 0)
+    parts = Sublayers(runner, [slot], [[0]])
+    rows = parts.embedded()
+    least = [float("inf")] * parts.count
+    for _ in range(ROUNDS):  # one after another, so that each finds the caches of the CPU as in a pass
+        for index in range(parts.count):
+            begin = time.perf_counter()
+            parts.run(index, rows)
+            least[index] = min(least[index], time.perf_counter() - begin)
+    return Seconds(least, passes)
+
+
+def _prompt(target: LoadedModel, text: str) -> list[int]:
+    """Token ids of a text; without a tokenizer any."""
+    if target.tokenizer is None:
+        return [sum(text.encode()[: i + 1]) % target.vocab_size for i in range(12)]
+    return target.tokenizer.encode(text)

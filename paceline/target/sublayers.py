@@ -1,4 +1,4 @@
-"""The attention and the MLP of each layer of a native model one by one, for the search of layers that a draft can skip."""
+"""The attention and the MLP of each layer of a native model one by one, for the search of layers to skip."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -37,7 +37,7 @@ class Sublayers:
         return self._run(self._first, 0, None)
 
     def run(self, index: int, rows: Tensor) -> Tensor:
-        """float32 [B, N, E] -> the same, with what the sub-layer adds. Its keys and values of the chains are written."""
+        """float32 [B, N, E] -> the same, with what the sub-layer adds; its keys and values are written."""
         return self._run(self._alone[index], index // 2, rows)
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -73,5 +73,3 @@ class Sublayers:
             call.last_hidden = kernels.address(out)
         kernels.run(model, call)
         return out
-
-

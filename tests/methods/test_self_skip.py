@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from paceline import LLM, Fixed, SamplingParams, SelfSkip
 from paceline.config import parse
@@ -30,13 +31,19 @@ def drafts(on: ModelRunner, skips: Skips, depth: int = 3) -> list[list[int]]:
 
 
 @torch.no_grad()
-def said(name: str, skips: Skips, ids: list[int], depth: int = 3) -> list[int]:
-    """What transformers says after a text where sub-layers give zeros, with the columns of the whole model."""
-    whole, zeroed = tiny_model(name), tiny_model(name)
-    for path, weight in zeroed.named_parameters():
+def without(model: PreTrainedModel, skips: Skips) -> PreTrainedModel:
+    """The model with weights of zero where sub-layers end."""
+    for path, weight in model.named_parameters():
         part = "attention" if "attn" in path else "mlp"
         if any(output in path for output in OUTPUTS) and int(path.split(".")[2]) in getattr(skips, part):
             weight.zero_()
+    return model
+
+
+@torch.no_grad()
+def said(name: str, skips: Skips, ids: list[int], depth: int = 3) -> list[int]:
+    """What transformers says after a text where sub-layers give zeros, with the columns of the whole model."""
+    whole, zeroed = tiny_model(name), without(tiny_model(name), skips)
     columns = whole(input_ids=torch.tensor([ids[:-1]]), use_cache=True)[KV_CACHE]
     row = [ids[-1]]
     for _ in range(depth):
@@ -73,6 +80,20 @@ def without_a_place(monkeypatch):
 
 def nothing_skipped(monkeypatch):
     monkeypatch.setattr(drafter_file, "leave_out", lambda model, skips: None)
+
+
+@pytest.mark.parametrize("count", [32, 50])
+@pytest.mark.parametrize("target", [loaded, lambda: on_torch(tiny_model("llama"))])
+def test_a_small_vocabulary(target, count):
+    on = reading_apart(ModelRunner(target(), len(TEXTS)))
+    seqs = [sequence(on.loaded, ids, GREEDY) for ids in TEXTS]
+    run(on, SelfSkip((0,), vocabulary=count), seqs, 1)
+    for seq, ids in zip(seqs, TEXTS, strict=True):
+        with torch.no_grad():
+            zeroed = without(tiny_model("llama"), Skips((0,)))
+            columns = tiny_model("llama")(input_ids=torch.tensor([ids[:-1]]), use_cache=True)[KV_CACHE]
+            logits = zeroed(input_ids=torch.tensor([ids[-1:]]), use_cache=True, **{KV_CACHE: columns}).logits
+        assert seq.rounds[0].token_ids[1:] == [int(logits[0, -1, :count].argmax())]
 
 
 @pytest.mark.parametrize("fault", [without_a_place, nothing_skipped])
@@ -136,7 +157,7 @@ def test_other_layers_are_refused(name):
 
 
 def test_wrong_sets_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="mlp names a layer that the target lacks.*0 to 1"):
+    with pytest.raises(ConfigError, match=r"mlp names a layer that the target lacks.*0 to 1"):
         LLM(loaded(), drafter=SelfSkip(mlp=(0, 2)))
     with pytest.raises(ConfigError, match="attention names a layer twice"):
         SelfSkip((1, 1))
@@ -144,9 +165,11 @@ def test_wrong_sets_are_refused(tmp_path):
         SelfSkip((), ())
     with pytest.raises(ConfigError, match="given twice"):
         SelfSkip((1,), fraction=0.5)
+    with pytest.raises(ConfigError, match=r"more tokens than its target.*at most 97"):
+        LLM(loaded(), drafter=SelfSkip(vocabulary=98))
     with pytest.raises(ConfigError, match="fraction"):
         parse("self-skip:1.5").drafter.build()
-    with pytest.raises(ConfigError, match="only native passes.*name them"):
+    with pytest.raises(ConfigError, match=r"only native passes.*name them"):
         LLM(on_torch(tiny_model("llama")), drafter=SelfSkip())
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match="not a file of the kind paceline-skips"):
@@ -167,5 +190,5 @@ def test_a_set_of_another_model_is_refused(tmp_path):
 def test_names():
     assert [parse(word).name for word in ("self-skip", "self-skip:0.4")] == ["self-skip", "self-skip:0.4"]
     spec = parse({"method": "self_skip", "attention": [1], "mlp": [0, 1]}).drafter
-    assert asdict(spec.build().skips) == {"attention": (1,), "mlp": (0, 1)}
+    assert asdict(spec.build().skips) == {"attention": (1,), "mlp": (0, 1), "vocabulary": None}
     assert parse({"method": "self_skip", "skip": 0.25}).drafter.build().fraction == 0.25

@@ -100,7 +100,7 @@ def test_the_frontier_is_near_that_of_all_subsets(seed):
 
 def test_sets_of_a_model_against_all_subsets():
     parts = cached(loaded("llama", num_hidden_layers=3))[0]
-    seconds = Seconds([1.0, 2.0] * 3, [10.0, 11.0, 12.0])
+    seconds = Seconds([1.0, 2.0] * 3, 1.0, [10.0, 11.0, 12.0])
     found = choices(parts, frontier(parts, seconds.parts), seconds)
     target = parts.logits(run_without(parts, ())).argmax(-1)
     rates = {}
@@ -110,6 +110,18 @@ def test_sets_of_a_model_against_all_subsets():
     for choice in found:
         assert choice.speedup == pytest.approx(10 * rates[choice.skips])
     assert max(choice.speedup for choice in found) > 0.9 * 10 * max(rates.values())
+
+
+def test_a_smaller_vocabulary_is_tried(monkeypatch):
+    toy, seconds = Toy(0), Seconds(SECONDS, 0.5, [2.0, 2.2, 2.5])
+    monkeypatch.setattr(search_file, "FIRST", 10)
+    cells = frontier(toy, SECONDS)
+    pairs = choices(toy, cells, seconds)
+    assert [choice.skips.vocabulary for choice in pairs] == [None, 10] * len(cells)
+    for cell, whole, small in zip(cells, pairs[::2], pairs[1::2], strict=True):
+        target, logits = toy.logits(cells[0].rows).argmax(-1), toy.logits(cell.rows)
+        assert small.saved == pytest.approx(whole.saved + 0.5 * 0.5 / 2.0)
+        assert small.agreement == pytest.approx((logits[..., :10].argmax(-1) == target).float().mean().item())
 
 
 def test_states_of_another_set_are_seen(monkeypatch):
@@ -123,7 +135,9 @@ def test_rates():
     assert best_rate(1.0, 0.0, [1.0, 1.0, 1.0]) == (3.0, 2)
     rate, depth = best_rate(0.5, 0.5, [1.0, 1.2, 1.4])
     assert (rate, depth) == (pytest.approx(1.5 / 1.7), 1)
-    some = [Choice(Skips((), tuple(range(n))), a, n / 10, s, 1) for n, a, s in ((0, 1, 1), (3, 0.8, 1.1), (5, 0.4, 0.9))]
+    some = [
+        Choice(Skips((), tuple(range(n))), a, n / 10, s, 1) for n, a, s in ((0, 1, 1), (3, 0.8, 1.1), (5, 0.4, 0.9))
+    ]
     assert [chosen(some, f).saved for f in (None, 0.2, 0.4, 0.9)] == [0.3, 0.3, 0.5, 0.5]
 
 

@@ -22,7 +22,7 @@ from ...target.loaded import LoadedModel
 from ..self_experts import SelfDraft
 from ..spec import DrafterSpec
 from .search import chosen, search
-from .skips import Layers, Skips, leave_out, read_skips, write_skips
+from .skips import Layers, Skips, Vocabulary, leave_out, read_skips, write_skips
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,8 +33,9 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 class SelfSkip(SelfDraft):
     """Self-draft with skipped sub-layers.
 
-    attention, mlp: the layers without attention, and those without an MLP. None for both: they are chosen when the drafter
-        is first used with a model on a machine, and kept in the cache.
+    attention, mlp: the layers without attention, and those without an MLP. Where nothing is given, a set is chosen when
+        the drafter is first used with a model on a machine, and kept in the cache.
+    vocabulary: the draft knows so many first tokens alone, which tokenizers number by frequency; None: all.
     fraction: how much of a pass the choice is to save; None: what promises the highest speed.
     file: where a choice is: a file that `write_skips` wrote. Raises `IncompatibleModels` for another target.
     context: the length of the texts that it is chosen for; the longer, the dearer is attention.
@@ -49,13 +50,15 @@ class SelfSkip(SelfDraft):
         self,
         attention: Layers | None = None,
         mlp: Layers | None = None,
+        vocabulary: Vocabulary | None = None,
         fraction: Fraction | None = None,
         file: str | os.PathLike[str] | None = None,
         context: Annotated[int, Field(ge=1)] = 512,
     ):
-        given = None if attention is None and mlp is None else Skips(attention or (), mlp or ())
+        named = attention is not None or mlp is not None or vocabulary is not None
+        given = Skips(attention or (), mlp or (), vocabulary) if named else None
         if sum(one is not None for one in (given, fraction, file)) > 1:
-            raise ConfigError("the skipped layers are given twice", expected="layers, a fraction or a file")
+            raise ConfigError("the skipped layers are given twice", expected="what is skipped, a fraction or a file")
         if given == Skips():
             raise ConfigError("nothing is skipped", fix="name a layer, or leave attention and mlp out")
         self.skips, self.fraction, self.file, self.context = given, fraction, file, context
@@ -93,6 +96,7 @@ class SelfSkipSpec(DrafterSpec):
     skip: Annotated[str, Field(min_length=1)] | Fraction | None = None
     attention: Layers | None = None
     mlp: Layers | None = None
+    vocabulary: Vocabulary | None = None
     context: Annotated[int, Field(ge=1)] = 512
     method = "self_skip"
     drafter = SelfSkip
@@ -109,4 +113,4 @@ class SelfSkipSpec(DrafterSpec):
                 fraction = float(fraction)
             except ValueError:
                 fraction, file = None, fraction
-        return SelfSkip(self.attention, self.mlp, fraction, file, self.context)
+        return SelfSkip(self.attention, self.mlp, self.vocabulary, fraction, file, self.context)

@@ -1,15 +1,17 @@
 """Chooses the sub-layers that a draft skips, as a knapsack (KnapSpec, arXiv 2602.20217).
 
     value     how often the draft's likeliest token is the target's, on texts that the target continues itself
-    weight    the measured seconds of a sub-layer, attention over `context` columns
+    weight    the measured seconds of a sub-layer, attention over `context` columns, and of the output layer
 
 What a sub-layer is worth depends on those that were skipped before it. So a cell (a range of seconds saved, sub-layers
-passed) holds the hidden states of the best set so far, by their cosine with the target's at the same place, and each cell
+passed) holds the hidden states of the best set so far, by their cosine with the target's at the same place. Each cell
 either runs the next sub-layer or skips it. A cell is dropped where another one saves more and is closer to the target.
 
 Of the sets at the end, the choice is the one with the highest expected tokens a second over all depths of a draft:
 
     tokens(d) = 1 + a + ... + a^d        seconds(d) = d (T(1) - saved) + T(1 + d)
+
+Each set is also tried with the first `FIRST` tokens alone, since tokenizers number frequent ones first.
 """
 
 import logging
@@ -39,6 +41,7 @@ TEXTS = (
 LENGTH, STEP, NODES = 24, 6, 3  # tokens of a continuation, between two chains, and of a chain
 CELLS = 16  # ranges of equal width of the time that can be saved
 MOST = 0.75  # of the time of all sub-layers
+FIRST = 32_768  # tokens of a smaller vocabulary
 DEEPEST, ROUNDS = 8, 5  # of drafts; of timings
 
 
@@ -79,9 +82,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of each sub-layer over one row, and of passes over 1, 2, ... rows."""
+    """Of each sub-layer and of the output layer over one row, and of passes over 1, 2, ... rows."""
 
     parts: Sequence[float]
+    head: float
     passes: Sequence[float]
 
 
@@ -118,9 +122,14 @@ def choices(parts: Parts, cells: Sequence[Cell], seconds: Seconds) -> list[Choic
     target = parts.logits(cells[0].rows).argmax(-1)
     plain, found = seconds.passes[0], list[Choice]()
     for cell in cells:
-        agreement = (parts.logits(cell.rows).argmax(-1) == target).float().mean().item()
-        rate, depth = best_rate(agreement, max(plain - cell.saved, 0.0), seconds.passes)
-        found.append(Choice(Skips.of(cell.skipped), agreement, cell.saved / plain, rate * plain, depth))
+        logits = parts.logits(cell.rows)
+        size = logits.shape[-1]
+        for count in (size, FIRST) if size >= 2 * FIRST else (size,):
+            agreement = (logits[..., :count].argmax(-1) == target).float().mean().item()
+            saved = cell.saved + seconds.head * (1 - count / size)
+            rate, depth = best_rate(agreement, max(plain - saved, 0.0), seconds.passes)
+            skips = Skips.of(cell.skipped, None if count == size else count)
+            found.append(Choice(skips, agreement, saved / plain, rate * plain, depth))
     return found
 
 
@@ -167,7 +176,7 @@ def search(target: LoadedModel, context: int) -> list[Choice]:
 
 
 def continued(runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
-    """Slots that hold prompts and the `LENGTH` likeliest tokens after each, with their texts; one more is not cached."""
+    """Slots that hold prompts and the `LENGTH` likeliest tokens after each, with their texts, one token longer."""
     texts = [[*ids] for ids in prompts]
     slots = [runner.cache.allocate() for _ in texts]
     for slot, ids in zip(slots, texts, strict=True):
@@ -188,13 +197,13 @@ def measured(target: LoadedModel, context: int) -> Seconds:
     runner.cache.lengths[slot] = max(runner.max_length - DEEPEST - 1, 0)
     parts = Sublayers(runner, [slot], [[0]])
     rows = parts.embedded()
-    least = [float("inf")] * parts.count
+    least = [float("inf")] * (parts.count + 1)
     for _ in range(ROUNDS):  # one after another, so that each finds the caches of the CPU as in a pass
-        for index in range(parts.count):
+        for index in range(parts.count + 1):
             begin = time.perf_counter()
-            parts.run(index, rows)
+            _ = parts.run(index, rows) if index < parts.count else parts.logits(rows)
             least[index] = min(least[index], time.perf_counter() - begin)
-    return Seconds(least, passes)
+    return Seconds(least[:-1], least[-1], passes)
 
 
 def _prompt(target: LoadedModel, text: str) -> list[int]:

@@ -1,14 +1,14 @@
-"""Which sub-layers a self-draft skips: the set, its file, and the module tree without them."""
+"""What a self-draft skips: the set, its file, and the module tree without it."""
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from ...errors import ConfigError, IncompatibleModels
-from ...hf.skipped import Skipped, sublayers
+from ...hf.skipped import FirstRows, Skipped, sublayers
 from ...schema import Many, checked, validate
 from ...system.files import read_kind, to_json, write_text
 from ...target.adapters import decoder_layers
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 KIND, VERSION = "paceline-skips", 1
 Layers = Many[Annotated[int, Field(ge=0)]]
+Vocabulary = Annotated[int, Field(ge=16)]
 
 
 @checked
 class Skips:
-    """The layers whose attention is skipped, and those whose MLP is."""
+    """The layers whose attention is skipped, and those whose MLP is. vocabulary: only so many first tokens are drafted."""
 
     attention: Layers = ()
     mlp: Layers = ()
+    vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
         for name in ("attention", "mlp"):
@@ -34,14 +36,14 @@ class Skips:
                 raise ConfigError(f"{name} names a layer twice", got=list(layers), expected="each layer once")
 
     @staticmethod
-    def of(indices: Iterable[int]) -> "Skips":
+    def of(indices: Iterable[int], vocabulary: int | None = None) -> "Skips":
         """From indices of `target.sublayers`."""
         held = sorted(indices)
-        return Skips(tuple(i // 2 for i in held if not i % 2), tuple(i // 2 for i in held if i % 2))
+        return Skips(tuple(i // 2 for i in held if not i % 2), tuple(i // 2 for i in held if i % 2), vocabulary)
 
 
 def leave_out(model: "PreTrainedModel", skips: Skips) -> None:
-    """Skip sub-layers of a module tree. Raises `ConfigError` for layers that it lacks, and as `hf.skipped.sublayers`."""
+    """Skip sub-layers of a module tree. Raises `ConfigError` for layers that it lacks, and as `sublayers`."""
     count = int(model.config.get_text_config().num_hidden_layers)
     layers: Sequence[Any] = [*decoder_layers(model, count)]
     names = sublayers(layers)
@@ -51,6 +53,12 @@ def leave_out(model: "PreTrainedModel", skips: Skips) -> None:
         for layer in skipped:
             place = names[layer][part]
             layers[layer].add_module(place, Skipped(layers[layer].get_submodule(place), is_attention=not part))
+    if skips.vocabulary is not None:
+        head: Any = model.get_output_embeddings()
+        if skips.vocabulary > head.out_features:
+            got, expected = skips.vocabulary, f"at most {head.out_features}"
+            raise ConfigError("the draft would have more tokens than its target", got=got, expected=expected)
+        model.set_output_embeddings(FirstRows(head, skips.vocabulary))
 
 
 def write_skips(path: str | os.PathLike[str], skips: Skips, target: LoadedModel, **facts: object) -> None:
@@ -65,8 +73,9 @@ def read_skips(path: str | os.PathLike[str], target: LoadedModel) -> Skips:
     content = read_kind(path, KIND, VERSION, 'write {"attention": [...], "mlp": [...]} in --speculative-config')
     if content.get("fingerprint") != target.fingerprint:
         raise IncompatibleModels(
-            f"the skipped layers of {path!r} were chosen for another model", got=f"{target.name}, {target.fingerprint[:12]}",
+            f"the skipped layers of {path!r} were chosen for another model",
+            got=f"{target.name}, {target.fingerprint[:12]}",
             expected=f"{content.get('model')}, {str(content.get('fingerprint'))[:12]}",
             fix="leave the file out, and they are chosen for this one",
         )  # fmt: skip
-    return validate(Skips, {key: content.get(key) for key in ("attention", "mlp")}, path)
+    return validate(Skips, {field.name: content.get(field.name) for field in fields(Skips)}, path)

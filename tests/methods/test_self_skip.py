@@ -93,7 +93,7 @@ def test_a_small_vocabulary(target, count):
             zeroed = without(tiny_model("llama"), Skips((0,)))
             columns = tiny_model("llama")(input_ids=torch.tensor([ids[:-1]]), use_cache=True)[KV_CACHE]
             logits = zeroed(input_ids=torch.tensor([ids[-1:]]), use_cache=True, **{KV_CACHE: columns}).logits
-        assert seq.rounds[0].token_ids[1:] == [int(logits[0, -1, :count].argmax())]
+        assert [*seq.rounds[0].token_ids[1:]] == [int(logits[0, -1, :count].argmax())]
 
 
 @pytest.mark.parametrize("fault", [without_a_place, nothing_skipped])

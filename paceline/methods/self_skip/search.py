@@ -3,7 +3,7 @@
     value     how often the draft's likeliest token is the target's, on texts that the target continues itself
     weight    the measured seconds of a sub-layer, attention over `context` columns, and of the output layer
 
-What a sub-layer is worth depends on those that were skipped before it. So a cell (a range of seconds saved, sub-layers
+What a sub-layer is worth depends on those that were skipped before it. So a cell (units of time saved, sub-layers
 passed) holds the hidden states of the best set so far, by their cosine with the target's at the same place. Each cell
 either runs the next sub-layer or skips it. A cell is dropped where another one saves more and is closer to the target.
 
@@ -15,7 +15,6 @@ Each set is also tried with the first `FIRST` tokens alone, since tokenizers num
 """
 
 import logging
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ TEXTS = (
     "Question: A train travels 120 km in 90 minutes. What is its speed in km/h?\nAnswer:",
 )
 LENGTH, STEP, NODES = 24, 6, 3  # tokens of a continuation, between two chains, and of a chain
-CELLS = 16  # ranges of equal width of the time that can be saved
+STEPS = 2  # units of time of the dearest sub-layer; a sub-layer of less than half a unit is never skipped
 MOST = 0.75  # of the time of all sub-layers
 FIRST = 32_768  # tokens of a smaller vocabulary
 DEEPEST, ROUNDS = 8, 5  # of drafts; of timings
@@ -89,32 +88,32 @@ class Seconds:
     passes: Sequence[float]
 
 
-def frontier(parts: Parts, seconds: Sequence[float], cells: int = CELLS) -> list[Cell]:
+def frontier(parts: Parts, seconds: Sequence[float]) -> list[Cell]:
     """The sets that no other one beats in time and likeness, from none skipped to `MOST` of the time.
 
-    seconds: of each sub-layer. cells: into how many ranges the time is divided.
+    seconds: of each sub-layer.
     """
+    weights = [round(STEPS * each / max(seconds)) for each in seconds]
     true, most = parts.embedded(), MOST * sum(seconds)
-    held = {0: Cell(0.0, 1.0, (), true)}
+    cells = {0: Cell(0.0, 1.0, (), true)}
     for index in range(parts.count):
         before, true = true, parts.run(index, true)
         grown = dict[int, Cell]()
-        for cell in held.values():
+        for weight, cell in cells.items():
             run = true if cell.rows is before else parts.run(index, cell.rows)
             saved = cell.saved + seconds[index]
-            offers = [(cell.saved, run, cell.skipped)]
+            offers = [(weight, cell.saved, run, cell.skipped)]
             if saved <= most:
-                offers.append((saved, cell.rows, (*cell.skipped, index)))
-            for time_saved, rows, skipped in offers:
+                offers.append((weight + weights[index], saved, cell.rows, (*cell.skipped, index)))
+            for place, time_saved, rows, skipped in offers:
                 likeness = torch.cosine_similarity(rows, true, dim=-1).mean().item()
-                place = math.ceil(time_saved / most * cells)
                 if place not in grown or likeness > grown[place].likeness:
                     grown[place] = Cell(time_saved, likeness, skipped, rows)
-        held, best = dict[int, Cell](), -1.0
+        cells, best = dict[int, Cell](), -1.0
         for place in sorted(grown, reverse=True):
             if grown[place].likeness > best:
-                held[place], best = grown[place], grown[place].likeness
-    return [held[place] for place in sorted(held)]
+                cells[place], best = grown[place], grown[place].likeness
+    return [cells[place] for place in sorted(cells)]
 
 
 def choices(parts: Parts, cells: Sequence[Cell], seconds: Seconds) -> list[Choice]:

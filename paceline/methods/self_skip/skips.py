@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 KIND, VERSION = "paceline-skips", 1
 Layers = Many[Annotated[int, Field(ge=0)]]
-Vocabulary = Annotated[int, Field(ge=16)]
+Vocabulary = Annotated[int, Field(ge=1)]
 
 
 @checked
 class Skips:
-    """The layers whose attention is skipped, and those whose MLP is. vocabulary: only so many first tokens are drafted."""
+    """The layers whose attention is skipped, those whose MLP is, and how many first tokens are drafted; None: all."""
 
     attention: Layers = ()
     mlp: Layers = ()

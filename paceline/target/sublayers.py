@@ -1,15 +1,21 @@
 """The attention and the MLP of each layer of a native model one by one, for the search of layers to skip."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor
 
+from ..core.tree import TokenTree
 from ..errors import ConfigError
 from ..kernels import library as kernels
+from .loaded import LoadedModel
 from .native import NativeDecoder
 from .runner import ModelRunner
+
+_ROUNDS = 5  # of timings
 
 
 class Sublayers:
@@ -73,3 +79,51 @@ class Sublayers:
             call.last_hidden = kernels.address(out)
         kernels.run(model, call)
         return out
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of each sub-layer and of the output layer over one row, and of passes over 1, 2, ... rows."""
+
+    parts: Sequence[float]
+    head: float
+    passes: Sequence[float]
+
+
+def measured(target: LoadedModel, context: int, deepest: int) -> Seconds:
+    """What they take behind so many columns, which hold zeros; passes verify up to `deepest` tokens."""
+    runner = ModelRunner(target, 1, context + deepest + 1)
+    slot = runner.cache.allocate()
+    passes = [runner.pass_seconds(rows) for rows in range(1, deepest + 2)]
+    runner.cache.lengths[slot] = max(runner.max_length - deepest - 1, 0)
+    parts = Sublayers(runner, [slot], [[0]])
+    rows, least = parts.embedded(), [float("inf")] * (parts.count + 1)
+    for _ in range(_ROUNDS):  # one after another, so that each finds the caches of the CPU as in a pass
+        for index in range(parts.count + 1):
+            begin = time.perf_counter()
+            _ = parts.run(index, rows) if index < parts.count else parts.logits(rows)
+            least[index] = min(least[index], time.perf_counter() - begin)
+    return Seconds(least[:-1], least[-1], passes)
+
+
+def continued(target: LoadedModel, prompts: Sequence[Sequence[int]], length: int, step: int, nodes: int) -> Sublayers:
+    """Chains of so many tokens in the likeliest texts after prompts, one every `step` tokens up to `length`."""
+    starts = range(0, length - nodes + 1, step)
+    runner = ModelRunner(target, len(prompts) * (1 + len(starts)), max(map(len, prompts)) + length + nodes)
+    texts = [[*ids] for ids in prompts]
+    held = [runner.cache.allocate() for _ in texts]
+    for slot, ids in zip(held, texts, strict=True):
+        runner.extend_cache(slot, ids[:-1])
+    for _ in range(length):
+        logits = runner.forward(held, TokenTree.chain([ids[-1:] for ids in texts], target.device))
+        runner.commit(held, [[] for _ in held])
+        for ids, token in zip(texts, logits[:, 0].argmax(-1).tolist(), strict=True):
+            ids.append(token)
+    slots, chains = list[int](), list[list[int]]()
+    for slot, prompt, ids in zip(held, prompts, texts, strict=True):
+        page = runner.cache.copy_of(slot, 0, runner.cache.lengths[slot])
+        for end in (len(prompt) - 1 + start for start in starts):
+            slots.append(runner.cache.allocate())
+            runner.cache.restore(slots[-1], [page], end)
+            chains.append(ids[end : end + nodes])
+    return Sublayers(runner, slots, chains)

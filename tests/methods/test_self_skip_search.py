@@ -9,10 +9,10 @@ from paceline import LLM, SelfSkip
 from paceline.core.tree import TokenTree
 from paceline.methods.self_skip import drafter as drafter_file
 from paceline.methods.self_skip import search as search_file
-from paceline.methods.self_skip.search import MOST, Choice, Seconds, best_rate, choices, chosen, frontier, search
+from paceline.methods.self_skip.search import MOST, Choice, best_rate, choices, chosen, frontier, search
 from paceline.methods.self_skip.skips import Skips, leave_out
 from paceline.target import ModelRunner
-from paceline.target.sublayers import Sublayers
+from paceline.target.sublayers import Seconds, Sublayers
 from tests.helpers import loaded, prompt
 from tests.tiny import tiny_model
 

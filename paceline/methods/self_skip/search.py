@@ -16,7 +16,6 @@ Each set is also tried with the first `FIRST` tokens alone, since tokenizers num
 
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,10 +23,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...core.tree import TokenTree
-from ...target import ModelRunner
 from ...target.loaded import LoadedModel
-from ...target.sublayers import Sublayers
+from ...target.sublayers import Seconds, continued, measured
 from .skips import Skips
 
 _LOG = logging.getLogger("paceline")
@@ -41,7 +38,7 @@ LENGTH, STEP, NODES = 24, 6, 3  # tokens of a continuation, between two chains, 
 STEPS = 2  # units of time of the dearest sub-layer; a sub-layer of less than half a unit is never skipped
 MOST = 0.75  # of the time of all sub-layers
 FIRST = 32_768  # tokens of a smaller vocabulary
-DEEPEST, ROUNDS = 8, 5  # of drafts; of timings
+DEEPEST = 8  # tokens of a draft
 
 
 class Parts(Protocol):
@@ -77,15 +74,6 @@ class Choice:
     saved: float
     speedup: float
     depth: int
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Of each sub-layer and of the output layer over one row, and of passes over 1, 2, ... rows."""
-
-    parts: Sequence[float]
-    head: float
-    passes: Sequence[float]
 
 
 def frontier(parts: Parts, seconds: Sequence[float]) -> list[Cell]:
@@ -158,51 +146,9 @@ def search(target: LoadedModel, context: int) -> list[Choice]:
     _LOG.info(told)
     if sys.stderr is not None and sys.stderr.isatty():
         print(told, file=sys.stderr)
-    seconds = measured(target, context)
-    prompts = [_prompt(target, text) for text in TEXTS]
-    starts = range(0, LENGTH - NODES + 1, STEP)
-    runner = ModelRunner(target, len(prompts) * (1 + len(starts)), max(map(len, prompts)) + LENGTH + NODES)
-    slots, chains = list[int](), list[list[int]]()
-    for slot, text in continued(runner, prompts):
-        first = runner.cache.lengths[slot] - LENGTH
-        page = runner.cache.copy_of(slot, 0, first + LENGTH)
-        for length in (first + start for start in starts):
-            slots.append(runner.cache.allocate())
-            runner.cache.restore(slots[-1], [page], length)
-            chains.append(text[length : length + NODES])
-    parts = Sublayers(runner, slots, chains)
+    seconds = measured(target, context, DEEPEST)
+    parts = continued(target, [_prompt(target, text) for text in TEXTS], LENGTH, STEP, NODES)
     return choices(parts, frontier(parts, seconds.parts), seconds)
-
-
-def continued(runner: ModelRunner, prompts: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
-    """Slots that hold prompts and the `LENGTH` likeliest tokens after each, with their texts, one token longer."""
-    texts = [[*ids] for ids in prompts]
-    slots = [runner.cache.allocate() for _ in texts]
-    for slot, ids in zip(slots, texts, strict=True):
-        runner.extend_cache(slot, ids[:-1])
-    for _ in range(LENGTH):
-        logits = runner.forward(slots, TokenTree.chain([ids[-1:] for ids in texts], runner.loaded.device))
-        runner.commit(slots, [[] for _ in slots])
-        for ids, token in zip(texts, logits[:, 0].argmax(-1).tolist(), strict=True):
-            ids.append(token)
-    return list(zip(slots, texts, strict=True))
-
-
-def measured(target: LoadedModel, context: int) -> Seconds:
-    """Seconds of sub-layers and of passes behind so many columns, which hold zeros: their values take no time."""
-    runner = ModelRunner(target, 1, context + DEEPEST + 1)
-    slot = runner.cache.allocate()
-    passes = [runner.pass_seconds(rows) for rows in range(1, DEEPEST + 2)]
-    runner.cache.lengths[slot] = max(runner.max_length - DEEPEST - 1, 0)
-    parts = Sublayers(runner, [slot], [[0]])
-    rows = parts.embedded()
-    least = [float("inf")] * (parts.count + 1)
-    for _ in range(ROUNDS):  # one after another, so that each finds the caches of the CPU as in a pass
-        for index in range(parts.count + 1):
-            begin = time.perf_counter()
-            _ = parts.run(index, rows) if index < parts.count else parts.logits(rows)
-            least[index] = min(least[index], time.perf_counter() - begin)
-    return Seconds(least[:-1], least[-1], passes)
 
 
 def _prompt(target: LoadedModel, text: str) -> list[int]:

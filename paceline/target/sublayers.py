@@ -15,7 +15,7 @@ from .loaded import LoadedModel
 from .native import NativeDecoder
 from .runner import ModelRunner
 
-_ROUNDS = 5  # of timings
+_ROUNDS, _TRIES = 5, 3  # of timings of sub-layers and of passes; the least counts
 
 
 class Sublayers:
@@ -32,7 +32,7 @@ class Sublayers:
                 "only native passes on a CPU search for layers to skip", got=runner.loaded.name,
                 fix='name them: {"method": "self_skip", "attention": [5], "mlp": [5, 6]}',
             )  # fmt: skip
-        self._decoder, self._runner, self._slots, self._chains = decoder, runner, slots, chains
+        self._decoder, self._runner, self._slots, self.chains = decoder, runner, slots, chains
         self._model, self._held = decoder.described.model, kernels.Pointers()
         self.count = 2 * self._model.num_layers
         self._alone = [self._part(index) for index in range(self.count)]
@@ -64,12 +64,12 @@ class Sublayers:
 
     def _run(self, model: kernels.Model, layer: int, rows: Tensor | None) -> Tensor:
         decoder, cache, pointers = self._decoder, self._runner.cache, kernels.Pointers()
-        batch, nodes = len(self._chains), len(self._chains[0])
+        batch, nodes = len(self.chains), len(self.chains[0])
         starts = [cache.lengths[slot] for slot in self._slots]
         size = model.head.outs if model.head.data else model.hidden
         out = torch.empty(batch, nodes, size)
         call = kernels.Pass(batch=batch, nodes=nodes, max_position=self._runner.max_length - 1, head_rows=nodes)
-        call.ids, call.rows = pointers.integers(chain.from_iterable(self._chains)), pointers.tensor(rows)
+        call.ids, call.rows = pointers.integers(chain.from_iterable(self.chains)), pointers.tensor(rows)
         call.starts, call.slots = pointers.integers(starts), pointers.integers(self._slots)
         cache.begin(self._slots, nodes)
         decoder.point(call, cache, max(starts) + nodes, layer)
@@ -94,8 +94,8 @@ def measured(target: LoadedModel, context: int, deepest: int) -> Seconds:
     """What they take behind so many columns, which hold zeros; passes verify up to `deepest` tokens."""
     runner = ModelRunner(target, 1, context + deepest + 1)
     slot = runner.cache.allocate()
-    passes = [runner.pass_seconds(rows) for rows in range(1, deepest + 2)]
     runner.cache.lengths[slot] = max(runner.max_length - deepest - 1, 0)
+    passes = [min(runner.pass_seconds(rows) for _ in range(_TRIES)) for rows in range(1, deepest + 2)]
     parts = Sublayers(runner, [slot], [[0]])
     rows, least = parts.embedded(), [float("inf")] * (parts.count + 1)
     for _ in range(_ROUNDS):  # one after another, so that each finds the caches of the CPU as in a pass

@@ -190,5 +190,5 @@ def test_a_set_of_another_model_is_refused(tmp_path):
 def test_names():
     assert [parse(word).name for word in ("self-skip", "self-skip:0.4")] == ["self-skip", "self-skip:0.4"]
     spec = parse({"method": "self_skip", "attention": [1], "mlp": [0, 1]}).drafter
-    assert asdict(spec.build().skips) == {"attention": (1,), "mlp": (0, 1), "vocabulary": None}
+    assert asdict(spec.build().given) == {"attention": (1,), "mlp": (0, 1), "vocabulary": None}
     assert parse({"method": "self_skip", "skip": 0.25}).drafter.build().fraction == 0.25

@@ -12,7 +12,7 @@ from paceline.methods.self_skip import search as search_file
 from paceline.methods.self_skip.search import MOST, Choice, best_rate, choices, chosen, frontier, search
 from paceline.methods.self_skip.skips import Skips, leave_out
 from paceline.target import ModelRunner
-from paceline.target.sublayers import Seconds, Sublayers
+from paceline.target.sublayers import Seconds, Sublayers, continued
 from tests.helpers import loaded, prompt
 from tests.tiny import tiny_model
 
@@ -48,6 +48,13 @@ def test_sublayers_have_the_bits_of_a_pass(name):
         draft = on.sharing_cache(lambda model, skipped=skipped: leave_out(model, Skips.of(skipped)))
         expected = draft.forward(slots, TokenTree.chain(chains))
         assert torch.equal(parts.logits(run_without(parts, skipped)), expected)
+
+
+def test_chains_are_what_the_target_says():
+    parts = continued(loaded(), [prompt(9), prompt(4, 1)], 9, 3, 3)
+    said = parts.logits(run_without(parts, ())).argmax(-1)
+    assert [one[1:] for one in parts.chains] == said[:, :-1].tolist()
+    assert len(parts.chains) == 2 * 3
 
 
 class Toy:

@@ -61,15 +61,16 @@ class SelfSkip(SelfDraft):
             raise ConfigError("the skipped layers are given twice", expected="what is skipped, a fraction or a file")
         if given == Skips():
             raise ConfigError("nothing is skipped", fix="name a layer, or leave attention and mlp out")
-        self.skips, self.fraction, self.file, self.context = given, fraction, file, context
+        self.given, self.fraction, self.file, self.context = given, fraction, file, context
 
     def _change(self, model: "PreTrainedModel", target: LoadedModel) -> None:
-        if self.skips is None:
-            self.skips = self._found(target) if self.file is None else read_skips(self.file, target)
+        self.skips = self.given or self._found(target)
         leave_out(model, self.skips)
 
     def _found(self, target: LoadedModel) -> Skips:
-        """The choice for a target, from the cache or made now."""
+        """The choice for a target, from its file or the cache, or made now."""
+        if self.file is not None:
+            return read_skips(self.file, target)
         place = _kept(target, self.fraction, self.context)
         with suppress(OSError, ConfigError):
             return read_skips(place, target)

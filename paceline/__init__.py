@@ -16,7 +16,7 @@ _MODULES = {
     "core.round": "Origin Round",
     "engine.output": "Completion RequestOutput StreamChunk",
     "methods": "Blockwise Choose DFlash DraftModel Eagle JetSpec JumpForward Lookahead Medusa Ouroboros Plain "
-    "PredictedOutput PromptLookup SelfExperts SelfQuantized Space Suffix TokenRecycling",
+    "PredictedOutput PromptLookup SelfExperts SelfQuantized SelfSkip Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",
     "cascade": "Cascade",
@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .methods.recycling import TokenRecycling as TokenRecycling
     from .methods.self_experts import SelfExperts as SelfExperts
     from .methods.self_int4.drafter import SelfQuantized as SelfQuantized
+    from .methods.self_skip.drafter import SelfSkip as SelfSkip
     from .methods.space.drafter import Space as Space
     from .methods.suffix.drafter import Suffix as Suffix
     from .policy import CostModel as CostModel

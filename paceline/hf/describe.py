@@ -22,6 +22,7 @@ from .latent import is_latent, latent_of
 from .recurrent import RecurrentDescription, is_recurrent
 from .rotary import has_fixed_ropes, rotary_dim_of, rotary_of
 from .routing import BESIDE, experts_of, part_of
+from .skipped import Skipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,6 +149,15 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
     return chain(module.parameters(), module.buffers())
 
 
+def _leave_out(struct: Any, layer: nn.Module) -> None:
+    """Take from a described layer what is skipped."""
+    for part in layer.children():
+        if isinstance(part, Skipped) and part.is_attention:
+            struct.q.data = struct.latent = None
+        elif isinstance(part, Skipped):
+            struct.up.data = struct.experts = None
+
+
 def describe(model: "PreTrainedModel") -> "Description | None":
     """The description of a model; None if there are no kernels for its device, or if they do not support it."""
     config: Any = model.config.get_text_config()
@@ -192,6 +202,8 @@ class Description:
         makers = [layer for layer in layers if not layer.shared_kv]
         self.kv_heads, self.head_dims = [layer.kv_heads for layer in makers], [layer.head_dim for layer in makers]
         self.value_dims = [0 if getattr(layer, "latent", None) else layer.head_dim for layer in makers]
+        for struct, layer in zip(layers, base.layers, strict=True):
+            _leave_out(struct, layer)
         self.num_layers = len(layers)
         self.num_experts = sum(layer.experts.contents.count for layer in layers if getattr(layer, "experts", None))
         table, form, scale = self._embeddings(embedding)
@@ -251,6 +263,7 @@ class Description:
         parts = {name: part for name, part in layer.named_children() if any(True for _ in _weights(part))}
         norms = {*self._form.norms, *self._form.attention_norms, *_PLE, *BESIDE, "router", "experts"}
         for part in [part for name, part in parts.items() if name not in norms]:
+            part = part.base if isinstance(part, Skipped) else part
             if is_recurrent(part):
                 recurrent = RecurrentDescription(part, index, self._matrix, self._held, self.kernels)
                 recurrent.struct.times = times * self._times("ssm_out_multiplier")

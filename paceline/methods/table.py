@@ -60,6 +60,12 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         head=".self_int4.head:Int4Draft", recipe=".self_int4.recipe:QatRecipe", trained_as="qat",
     ),
     Method(
+        name="self_skip", usage="self-skip[:FRACTION_OR_FILE]", title="self-draft with skipped layers",
+        how="the model without some of its attention layers and MLPs, on its own cache",
+        papers="KnapSpec, arXiv 2602.20217; Draft & Verify 2309.08168, SWIFT 2410.06916",
+        home=".self_skip.drafter", spec="SelfSkipSpec", drafter="SelfSkip",
+    ),
+    Method(
         name="self_top1", usage="self-top1", title="self-draft of a mixture",
         how="the model's own layers with one expert a token, or a few, on its own cache", needs="a mixture of experts",
         home=".self_experts", spec="SelfTop1Spec", drafter="SelfExperts",

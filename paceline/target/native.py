@@ -4,7 +4,7 @@ A row reads the columns of its own path in the order of the text, and every sum 
 those of plain decoding, whatever other rows are in the pass.
 """
 
-from ctypes import c_int64
+from ctypes import c_int64, c_void_p, sizeof
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
@@ -110,6 +110,18 @@ class NativeDecoder:
         if cache.recurrent is not None:
             cache.recurrent.finish()
         return logits
+
+    @property
+    def described(self) -> Description:
+        """The model as the kernels see it."""
+        return self._described
+
+    def point(self, call: Any, cache: SlotCache, length: int, layer: int) -> None:
+        """Let a pass over the layers from this one on read the rotations of so many positions, and the cache."""
+        call.cos, call.sin = map(self._kernels.start_of, self._rope_tables(length))
+        pointer = sizeof(c_void_p)
+        call.keys, call.values = (self._kernels.start_of(a) + pointer * layer for a in self._cache_addresses(cache))
+        call.capacity = cache.capacity
 
     def _add_states(self, call: Any, layout: PassLayout, cache: SlotCache, pointers: Any) -> None:
         """Fill the fields of a pass that recurrent layers read."""

@@ -13,6 +13,7 @@ from paceline import (
     Plain,
     PromptLookup,
     SelfQuantized,
+    SelfSkip,
     Suffix,
     TokenRecycling,
 )
@@ -57,6 +58,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "ouroboros, same weights": lambda target, future: Ouroboros(DraftModel(twin(target)), ngram=3),
     "self int4": lambda target, future: SelfQuantized(lm_head="shared"),
     "self int4, trained": lambda target, future: SelfQuantized(lm_head="shared", weights=new_head("self_int4")),
+    "self skip": lambda target, future: SelfSkip((0,), (1,)),
     "space": lambda target, future: Space(adapter(transition_rank=4), top_k=2),
     "space, chain": lambda target, future: Space(adapter(shared_mask=True), top_k=1),
     "space, embeddings only": lambda target, future: Space(adapter(num_masks=5, rank=0), top_k=2),

@@ -1,0 +1,1 @@
+"""The target without some of its attention layers and MLPs as its draft."""

@@ -116,6 +116,13 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         exports={"vllm": _WHOLE, "sglang": _WHOLE, "speculators": "", "llama.cpp": ""},
     ),
     Method(
+        name="dspark", usage=HEAD, title="DSpark", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
+        how="DFlash's block, whose rows are told the token before them", papers="arXiv 2607.05147",
+        home=".dspark.drafter", spec="DSparkSpec", drafter="DSpark",
+        head=".dspark.head:DSparkHead", recipe=".dspark.recipe:DSparkRecipe",
+        marks=("speculators_model_type=dspark", "architectures=Qwen3DSparkModel"), layouts=".dspark.layouts",
+    ),
+    Method(
         name="mtp", usage="mtp[:PATH_OR_NAME]", title="MTP", drafts=_TREES,
         needs="a checkpoint with an [MTP module](heads.md#modules-that-come-with-the-model), or a trained head",
         how="one layer over the last hidden states, in DeepSeek-V3's form",

@@ -48,6 +48,7 @@ class DFlashPass:
         masks: how many tokens to draft after the first.
         """
         cache, head, size = self.cache, self.head, self.head.config.block_size
+        drafting = head.config.num_speculative_tokens  # the last rows
         for slot, new in zip(slots, states, strict=True):
             for chunk in new.split(CHUNK):
                 self._read(slot, chunk)
@@ -56,7 +57,7 @@ class DFlashPass:
         if self.is_native:
             cache.ensure(max(starts) + size)  # the block's own keys and values lie behind the text's
             block_pass = LayerPass(
-                cache.keys, cache.values, slots, starts, block, None, head_rows=size - 1, top=most, is_block=True
+                cache.keys, cache.values, slots, starts, block, None, head_rows=drafting, top=most, is_block=True
             )
             return self._block(block_pass).at(slice(0, masks + 1))
         where, ends = torch.tensor([list(slots), starts], device=self._device)
@@ -66,7 +67,7 @@ class DFlashPass:
         layers = zip(cache.keys, cache.values, strict=True)
         context = ((keys[where, :, :width], values[where, :, :width]) for keys, values in layers)
         positions = ends[:, None] + torch.arange(size, device=self._device)
-        hidden = head(block, positions, attending(context, seen))[:, 1 : masks + 2]
+        hidden = head(block, positions, attending(context, seen))[:, -drafting:][:, : masks + 1]
         return Level(hidden, head.logits(hidden))
 
     def _read(self, slot: int, states: Tensor) -> None:

@@ -7,7 +7,7 @@
 Row k of a block counts decay^(k - 1) (the paper: exp(-(k - 1) / 7) for blocks of 16).
 """
 
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from ...schema import checked
 from ...target import LoadedModel
 from ...train.config import AtLeast1, Few
 from ...train.data import Answers
-from ...train.head_recipe import Decay, HeadRecipe, LayersShape, TokenLoss, config_of, mask_token, state_samples
+from ...train.head_recipe import Decay, HeadRecipe, Labels, LayersShape, TokenLoss, config_of, mask_token, state_samples
 from ...train.recipe import Batch, Losses, Plan
 from .head import DFlashConfig, attending
 
@@ -46,17 +46,17 @@ class DFlashLoss:
     anchors: AtLeast1 = 32
 
 
-@final
 class DFlashRecipe(HeadRecipe):
     """Train a `DFlashHead` that is attached to its target."""
 
     KINDS: ClassVar = {"dflash": (DFlashShape, DFlashLoss)}
+    CONFIG: ClassVar[type[DFlashConfig]] = DFlashConfig
 
     @classmethod
     def configure(cls, plan: Plan) -> DFlashConfig:
         layers = plan.target.num_layers
         evenly = torch.linspace(min(2, layers), max(layers - 2, 1), 5).round().int().tolist()
-        return config_of(DFlashConfig, plan, states=tuple(sorted({*evenly})), mask_token_id=mask_token(plan))
+        return config_of(cls.CONFIG, plan, states=tuple(sorted({*evenly})), mask_token_id=mask_token(plan))
 
     @torch.no_grad()
     def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
@@ -82,17 +82,26 @@ class DFlashRecipe(HeadRecipe):
         tokens = head.block(batch.token_ids.gather(1, anchors).flatten()).view(rows, -1)
         positions = (anchors[..., None] + torch.arange(size, device=columns.device)).view(rows, -1)
         hidden = head(tokens, positions, attending(context, seen)).view(rows, count, size, -1)
+        hidden = self.drafting(hidden, batch, anchors)
         parts, agreement = dict[str, Tensor](), list[Tensor]()
-        total = head.logits(hidden[:, :0, 0]).sum()  # zero, and part of the graph where nothing is supervised
+        total = hidden[:, :0].sum()  # zero, and part of the graph where nothing is supervised
         for row in range(1, size):
             columns_of = labels.columns(row)
             drafted = hidden[:, :, row][columns_of.gather(1, anchors)]  # anchors ascend: in the order of the columns
-            distance, right = labels.compare(head.logits(drafted), columns_of, row)
+            distance, right = self.row_loss(labels, drafted, columns_of, row)
             agreement.append(right)
             if len(drafted):
                 total = total + self.settings.decay ** (row - 1) * distance
                 parts[f"loss{row - 1}"] = distance.detach()
         return Losses(total, parts, torch.stack(agreement))
+
+    def drafting(self, hidden: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
+        """What `row_loss` reads of the rows of all blocks [B, A, block_size, E]."""
+        return hidden
+
+    def row_loss(self, labels: Labels, drafted: Tensor, columns: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        """As `Labels.compare`, of some rows with this place in their blocks. [M, E]."""
+        return labels.compare(self.head.logits(drafted), columns, row)
 
     def _anchors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Columns before supervised tokens, ascending [B, A], and a mask of them [B, T]: at random, or evenly in eval.

@@ -11,7 +11,6 @@ KIND, ENGINE, VERSION = "speculators_model_type", "speculators", "0.9.0"
 _LAYER = "transformer_layer_config"
 _LACKS = {
     "dflash2": "dflash2, with a selector of paths and convolutions: this layout of it waits for a reader in vLLM",
-    "dspark": "dspark, with a Markov head: engines disagree on the row that drafts the first token",
 }
 """Kinds without a reader here, and why."""
 
@@ -24,7 +23,10 @@ def flattened(config: Mapping[str, Any], kinds: Collection[str], defaults: Mappi
     """
     kind = config[KIND]
     if kind not in kinds:
-        message, expected = "a speculators head of a kind that Paceline has no drafter for", "dflash, eagle3 or peagle"
+        message, expected = (
+            "a speculators head of a kind that Paceline has no drafter for",
+            "dflash, dspark, eagle3 or peagle",
+        )
         raise IncompatibleModels(message, got=_LACKS.get(kind, repr(kind)), expected=expected)
     layer: Any = config.get(_LAYER)
     if not isinstance(layer, dict):

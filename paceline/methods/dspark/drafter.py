@@ -1,0 +1,68 @@
+"""DSpark heads draft a block in one pass, and rank each token after the one before it (see `methods.dspark.head`).
+
+Every node has children of its own: those of depth k come from row k of the block, and from the token and the Markov
+state of their parent. A level is one small product for all of its nodes.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from ...core.request import TokenSequence
+from ...schema import checked
+from ..dflash.drafter import DFlashPass, DFlashSpec
+from ..eagle.drafter import Eagle
+from ..heads.draft_layer import Level
+from ..heads.trees import Children, DynamicTree, grow
+from .head import DSparkHead
+
+
+@final
+class DSpark(Eagle):
+    """Draft trees with a DSpark head. Options are those of `Eagle`; trees are no deeper than its block."""
+
+    name: ClassVar[str] = "dspark"
+    _head, _pass = DSparkHead, DFlashPass
+
+    @torch.inference_mode()
+    def _grow_at_once(self, seqs: Sequence[TokenSequence], growing: Sequence[DynamicTree]) -> None:
+        block = self._catch_up(seqs, masks=max(tree.levels for tree in growing) - 1)
+        states = block.hidden.new_zeros(len(growing), self.layer.head.config.markov_rank)
+        places = {(row, -1): row for row in range(len(growing))}  # in `states`, of the parents of the frontier
+
+        def children(rows: list[int], level: int) -> Children:
+            nonlocal states, places
+            nodes = [(row, node) for row in rows for node in growing[row].frontier]
+            above = [places[row, growing[row].parents[node]] for row, node in nodes]
+            tokens = [growing[row].tokens[node] for row, node in nodes]
+            which = torch.tensor([tokens, above, [row for row, _ in nodes]], device=states.device)
+            logits, states = self._told(block, level, which[2], which[0], states[which[1]])
+            places = {node: place for place, node in enumerate(nodes)}
+            found = self._ranking.top(logits, [seqs[row] for row, _ in nodes], level, self.top_k)
+            ends = [places[row, growing[row].frontier[-1]] + 1 for row in rows]
+            ids, logps = ([part[begin:end] for begin, end in zip([0, *ends], ends, strict=False)] for part in found)
+            return ids, logps
+
+        grow(growing, children)
+
+    def _told(self, block: Level, level: int, rows: Tensor, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [N, Vd] after tokens [N] of this depth, and the Markov states below them. rows: of the batch [N]."""
+        head: DSparkHead = self.layer.head
+        hidden = block.hidden[rows, level]
+        told, states = head.markov_head(head.before(tokens).to(hidden.dtype), hidden, states)
+        return block.logits[rows, level] + head.markov_head.markov_w2(told), states
+
+    def _ranked(self, drafted: Level, depth: int) -> object:
+        rows = torch.zeros(self.top_k, dtype=torch.long, device=drafted.hidden.device)
+        states = drafted.hidden.new_zeros(self.top_k, self.layer.head.config.markov_rank)
+        return self._ranking.top(self._told(drafted, depth, rows, rows, states)[0], [], 0, self.top_k)
+
+
+@checked
+class DSparkSpec(DFlashSpec):
+    """Options of `DSpark`."""
+
+    method = "dspark"
+    drafter = DSpark

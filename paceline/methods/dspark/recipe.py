@@ -1,0 +1,101 @@
+"""Training of DSpark heads: DFlash's blocks, in which each row is also told the true token before it.
+
+    block     anchor 2, of four rows:  x_2  mask  mask  mask      as in `dflash.recipe`
+    told                                -   x_2   x_3   x_4       what the Markov head reads beside the hidden states
+    labels                              -   x_3   x_4   x_5
+
+The confidence learns 1 - TV of each row, the share of its distribution that the target accepts (arXiv 2607.05147).
+"""
+
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ConfigError
+from ...schema import checked
+from ...target import LoadedModel
+from ...train.config import AtLeast0
+from ...train.data import Answers
+from ...train.head_recipe import Labels
+from ...train.losses import compared
+from ...train.recipe import Batch
+from ..dflash.recipe import DFlashLoss, DFlashRecipe, DFlashShape
+from ..heads.parts import Width
+from .head import DSparkConfig, DSparkHead, MarkovType
+
+
+@checked
+class DSparkShape(DFlashShape):
+    """Shape of a DSpark head. markov_rank, markov_head_type: of `DSparkConfig`."""
+
+    markov_rank: Width = 128
+    markov_head_type: MarkovType = "rnn"
+
+
+@checked
+class DSparkLoss(DFlashLoss):
+    """How a head is trained. confidence: the weight of its loss. frozen: the block of a started head does not learn."""
+
+    confidence: AtLeast0 = 0.1
+    frozen: bool = False
+
+
+@final
+class DSparkRecipe(DFlashRecipe):
+    """Train a `DSparkHead` that is attached to its target. It can start from a DFlash head."""
+
+    KINDS: ClassVar = {"dspark": (DSparkShape, DSparkLoss)}
+    STARTS: ClassVar = {"dspark": {"dflash": ("markov_rank", "markov_head_type")}}
+    CONFIG: ClassVar = DSparkConfig
+    head: DSparkHead
+
+    @classmethod
+    def check_loss(cls, config: DSparkConfig, settings: Any) -> None:
+        if config.own_tables:
+            fix = "start from a head that Paceline trained"
+            raise ConfigError("a head with tables of its own does not learn further", fix=fix)
+
+    @torch.no_grad()
+    def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
+        """W2 is zero at first: a started head drafts as the DFlash head did."""
+        super().initialise(target, answers, is_fresh)
+        head, markov = self.head, self.head.markov_head
+        fresh = not bool(markov.markov_w2.weight.any())
+        used = nn.functional.embedding(head.draft_ids, head.embeddings).float()
+        scales = dict(self.input_scales)
+        self.scale_inputs(markov.markov_w1.weight, [used], fresh)
+        scales |= self.input_scales
+        joint = getattr(markov, "joint_proj", None)
+        if joint is not None:
+            ones = torch.ones(1, markov.rank)
+            self.scale_inputs(joint.weight, [ones, ones, head.norm.weight.detach().abs()[None]], fresh)
+            scales |= self.input_scales
+        self.input_scales = scales
+        if self.settings.frozen:
+            head.requires_grad_(False)
+            markov.requires_grad_(True)
+            head.confidence_head.requires_grad_(True)
+
+    def drafting(self, hidden: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
+        """The states behind the logits, and the logits of the confidence beside them. [B, A, block_size, E + 1]."""
+        head, (rows, count, size, _) = self.head, hidden.shape
+        places = anchors[..., None] + torch.arange(-1, size - 1, device=anchors.device)
+        places = places.clamp(0, batch.token_ids.shape[1] - 1).view(rows, -1)
+        before = head.before(batch.token_ids.gather(1, places)).view(rows, count, size, -1)
+        state, made = torch.zeros_like(before[:, :, 0]), [torch.zeros_like(before[:, :, 0])]
+        for row in range(1, size):
+            z, state = head.markov_head(before[:, :, row], hidden[:, :, row], state)
+            made.append(z)
+        biased = hidden + head.markov_head.markov_w2(torch.stack(made, 2))
+        return torch.cat([biased, head.sure(hidden, before)[..., None]], -1)
+
+    def row_loss(self, labels: Labels, drafted: Tensor, columns: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        states, sure = drafted[:, :-1], drafted[:, -1]
+        logits = self.head.logits(states)
+        distance, right = labels.compare(logits, columns, row)
+        if len(logits) and self._loss is not None and self.settings.confidence:
+            accepted, _ = compared(labels.teacher(columns, row), logits)
+            loss = nn.functional.binary_cross_entropy_with_logits(sure, accepted)
+            distance = distance + self.settings.confidence * loss
+        return distance, right

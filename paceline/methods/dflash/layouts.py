@@ -93,7 +93,7 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> DFlas
 def build(
     published: Published, target: TargetFacts, options: DFlashOptions, is_theirs: bool, kind: type[_H], **more: Any
 ) -> _H:
-    """The head of these options and tensors. is_theirs: they are laid out by speculators. more: of its configuration."""
+    """The head of these options and tensors. is_theirs: in the layout of speculators. more: of its configuration."""
     states = options.aux_hidden_state_layer_ids if is_theirs else options.target_layer_ids
     if states is None or (options.aux_hidden_state_layer_ids and options.target_layer_ids):
         raise contradicts(published, "no states that the head reads, or two lists of them", "one list")

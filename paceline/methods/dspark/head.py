@@ -4,8 +4,8 @@ block        x_n  mask  mask  ..        DFlash's pass over the whole block gives
 Markov head  e = W1[x_{n+k-1}]          logits of row k: L h_k + W2 z; z depends on its type
              vanilla                    z = e
              gated                      z = sigmoid(gate [h_k; e]) * e
-             rnn                        g, c, o = joint [s_{k-1}; e; h_k], s_k = sigmoid(g) s_{k-1} + (1 - sigmoid(g)) tanh(c)
-                                        z = tanh(o), s_0 = 0
+             rnn                        g, c, z = joint [s; e; h_k], z = tanh z; s is zero in the first row, and then
+                                        sigmoid(g) s + (1 - sigmoid(g)) tanh(c)
 confidence   sigmoid(w [h_k; e])        the share of this row that the target is expected to accept
 
 W1 and W2 are tables over the vocabularies, or are made from the target's own: W1 = E A and W2 = L B. Then rare tokens
@@ -105,7 +105,7 @@ class DSparkHead(DFlashHead):
         return self.confidence_head(torch.cat([hidden, before], -1)).squeeze(-1)
 
     def folded(self) -> Self:
-        """This head with tables of its own."""
+        """The same head with tables of its own."""
         if self.config.own_tables:
             return self
         like, markov = self.fc.weight, self.markov_head

@@ -60,16 +60,19 @@ class DSparkRecipe(DFlashRecipe):
     def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
         """W2 is zero at first: a started head drafts as the DFlash head did."""
         super().initialise(target, answers, is_fresh)
-        head, markov = self.head, self.head.markov_head
-        fresh = not bool(markov.markov_w2.weight.any())
-        used = nn.functional.embedding(head.draft_ids, head.embeddings).float()
-        scales = dict(self.input_scales)
-        self.scale_inputs(markov.markov_w1.weight, [used], fresh)
-        scales |= self.input_scales
-        joint = getattr(markov, "joint_proj", None)
-        if joint is not None:
-            ones = torch.ones(1, markov.rank)
-            self.scale_inputs(joint.weight, [ones, ones, head.norm.weight.detach().abs()[None]], fresh)
+        head, markov, scales = self.head, self.head.markov_head, dict(self.input_scales)
+        is_fresh = not bool(markov.markov_w2.weight.any())
+        one = torch.ones(1, markov.rank)
+        read = {
+            markov.markov_w1.weight: [nn.functional.embedding(head.draft_ids, head.embeddings).float()],
+            markov.markov_w2.weight: [one / 4],  # it has to reach the size of the states
+        }
+        if markov.kind == "rnn":
+            read[markov.joint_proj.weight] = [one, one, head.norm.weight.detach().abs()[None]]
+        elif markov.kind == "gated":
+            read[markov.gate_proj.weight] = [head.norm.weight.detach().abs()[None], one]
+        for weight, parts in read.items():
+            self.scale_inputs(weight, parts, is_fresh)
             scales |= self.input_scales
         self.input_scales = scales
         if self.settings.frozen:

@@ -102,7 +102,7 @@ class DraftHead(nn.Module):
         return self
 
     def folded(self) -> Self:
-        """This attached head as a drafter runs it."""
+        """An attached head as a drafter runs it."""
         return self
 
 

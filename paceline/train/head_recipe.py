@@ -82,11 +82,7 @@ class Labels:
             return logits.sum(), agreement
         if self._loss is None:
             return nn.functional.cross_entropy(logits, labels), agreement
-        return self._loss(self.teacher(columns, ahead), logits), agreement
-
-    def teacher(self, columns: Tensor, ahead: int) -> Tensor:
-        """The target's logits for the labels of the columns [M, Vd]; not without a loss between distributions."""
-        return self._teacher[shifted(self._row, ahead - 1)[columns]]
+        return self._loss(self._teacher[shifted(self._row, ahead - 1)[columns]], logits), agreement
 
 
 @final

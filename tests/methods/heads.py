@@ -216,6 +216,8 @@ def told(head: DSparkHead, hidden: Tensor, tokens: Sequence[int]) -> Tensor:
             kept, z = torch.sigmoid(made[:rank]), torch.tanh(made[2 * rank :])
             state = kept * state + (1 - kept) * torch.tanh(made[rank : 2 * rank])
     bias = markov.markov_w2.weight @ z
+    if len(tokens) == 1 and not head.config.tells_first:
+        return head.output(row)
     return head.output(row) + bias if head.config.own_tables else head.output(row + bias)
 
 

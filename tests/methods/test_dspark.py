@@ -17,6 +17,7 @@ FORMS = {
     "tables": {"own_tables": True},
     "vanilla, tables": {"markov_head_type": "vanilla", "own_tables": True},
     "a window": {"window": 3},
+    "after the first row": {"tells_first": False},
     "from the anchor": {"from_anchor": True},
 }
 

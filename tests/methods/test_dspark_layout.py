@@ -21,10 +21,10 @@ def dspark(size: int = VOCAB, **options) -> DSparkHead:
     return randomised(DSparkHead(config, draft_ids(size) if size < VOCAB else torch.arange(VOCAB)))
 
 
-def written(head: DSparkHead, width: int = WIDTH) -> dict[str, torch.Tensor]:
-    """Its tensors by the names of others, with a confidence head over this width."""
-    tensors = {name.replace("confidence_head.", "confidence_head.proj."): t for name, t in tensors_of(head).items()}
-    return {**tensors, "confidence_head.proj.weight": tensors["confidence_head.proj.weight"][:, :width]}
+def written(head: DSparkHead) -> dict[str, torch.Tensor]:
+    """Its tensors, and those of a confidence head."""
+    sure = {"confidence_head.proj.weight": torch.ones(1, WIDTH), "confidence_head.proj.bias": torch.ones(1)}
+    return tensors_of(head) | sure
 
 
 def authors(**changes) -> dict:
@@ -78,9 +78,6 @@ def test_the_layout_of_speculators(kind, size, from_anchor, tmp_path):
         "markov_head_type": kind,
     }
     config, tensors = speculators(head, **more)
-    tensors = {name: tensor for name, tensor in tensors.items() if "confidence" not in name} | {
-        name: tensor for name, tensor in written(head, WIDTH + 8).items() if "confidence" in name
-    }
     order = torch.randperm(size, generator=torch.Generator().manual_seed(3))  # of the file's draft vocabulary
     for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
         tensors[name] = tensors[name][order]

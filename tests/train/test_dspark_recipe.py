@@ -43,7 +43,7 @@ def loss_by_hand(head: DSparkHead, batch: Batch, decay: float) -> tuple[Tensor, 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
 def test_the_loss_is_that_of_single_blocks(kind):
     head, batch = head_of(kind), batch_of()
-    found = DSparkRecipe(head, ROWS, DSparkLoss(anchors=99, decay=0.7, confidence=0.0), LAST).loss(batch)
+    found = DSparkRecipe(head, ROWS, DSparkLoss(anchors=99, decay=0.7), LAST).loss(batch)
     total, shares = loss_by_hand(head, batch, 0.7)
     torch.testing.assert_close(found.total, total)
     assert found.agreement.tolist() == pytest.approx(shares)
@@ -53,5 +53,5 @@ def test_the_loss_is_that_of_single_blocks(kind):
 def test_a_mutant_that_is_told_another_token_is_caught(off, monkeypatch):
     head, batch, real = head_of(), batch_of(), DSparkHead.before
     monkeypatch.setattr(DSparkHead, "before", lambda self, tokens: real(self, tokens.roll(off, -1)))
-    found = DSparkRecipe(head, ROWS, DSparkLoss(anchors=99, decay=0.7, confidence=0.0), LAST).loss(batch)
+    found = DSparkRecipe(head, ROWS, DSparkLoss(anchors=99, decay=0.7), LAST).loss(batch)
     assert (found.total - loss_by_hand(head, batch, 0.7)[0]).abs().item() > 1e-6

@@ -17,7 +17,7 @@ from ...schema import checked
 from ...target import LoadedModel
 from ...train.config import AtLeast1, Few
 from ...train.data import Answers
-from ...train.head_recipe import Decay, HeadRecipe, Labels, LayersShape, TokenLoss, config_of, mask_token, state_samples
+from ...train.head_recipe import Decay, HeadRecipe, LayersShape, TokenLoss, config_of, mask_token, state_samples
 from ...train.recipe import Batch, Losses, Plan
 from .head import DFlashConfig, attending
 
@@ -84,11 +84,11 @@ class DFlashRecipe(HeadRecipe):
         hidden = head(tokens, positions, attending(context, seen)).view(rows, count, size, -1)
         hidden = self.drafting(hidden, batch, anchors)
         parts, agreement = dict[str, Tensor](), list[Tensor]()
-        total = hidden[:, :0].sum()  # zero, and part of the graph where nothing is supervised
+        total = head.logits(hidden[:, :0, 0]).sum()  # zero, and part of the graph where nothing is supervised
         for row in range(1, size):
             columns_of = labels.columns(row)
             drafted = hidden[:, :, row][columns_of.gather(1, anchors)]  # anchors ascend: in the order of the columns
-            distance, right = self.row_loss(labels, drafted, columns_of, row)
+            distance, right = labels.compare(head.logits(drafted), columns_of, row)
             agreement.append(right)
             if len(drafted):
                 total = total + self.settings.decay ** (row - 1) * distance
@@ -96,12 +96,8 @@ class DFlashRecipe(HeadRecipe):
         return Losses(total, parts, torch.stack(agreement))
 
     def drafting(self, hidden: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
-        """What `row_loss` reads of the rows of all blocks [B, A, block_size, E]."""
+        """The states that the logits of all blocks are made of, from those of the layers [B, A, block_size, E]."""
         return hidden
-
-    def row_loss(self, labels: Labels, drafted: Tensor, columns: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        """As `Labels.compare`, of some rows with this place in their blocks. [M, E]."""
-        return labels.compare(self.head.logits(drafted), columns, row)
 
     def _anchors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Columns before supervised tokens, ascending [B, A], and a mask of them [B, T]: at random, or evenly in eval.

@@ -52,7 +52,9 @@ class DSpark(Eagle):
         head: DSparkHead = self.layer.head
         hidden = block.hidden[rows, level]
         told, states = head.markov_head(head.before(tokens).to(hidden.dtype), hidden, states)
-        return block.logits[rows, level] + head.markov_head.markov_w2(told), states
+        logits = block.logits[rows, level]
+        is_told = level > 0 or head.config.tells_first
+        return (logits + head.markov_head.markov_w2(told) if is_told else logits), states
 
     def _ranked(self, drafted: Level, depth: int) -> object:
         rows = torch.zeros(self.top_k, dtype=torch.long, device=drafted.hidden.device)

@@ -6,10 +6,10 @@ Markov head  e = W1[x_{n+k-1}]          logits of row k: L h_k + W2 z; z depends
              gated                      z = sigmoid(gate [h_k; e]) * e
              rnn                        g, c, z = joint [s; e; h_k], z = tanh z; s is zero in the first row, and then
                                         sigmoid(g) s + (1 - sigmoid(g)) tanh(c)
-confidence   sigmoid(w [h_k; e])        the share of this row that the target is expected to accept
 
 W1 and W2 are tables over the vocabularies, or are made from the target's own: W1 = E A and W2 = L B. Then rare tokens
-learn from frequent ones, and the head stays small.
+learn from frequent ones, and the head stays small. The paper's confidence head is left out: the probability of a token
+tells better whether it will be accepted.
 """
 
 from dataclasses import KW_ONLY, replace
@@ -27,15 +27,17 @@ MarkovType = Literal["vanilla", "gated", "rnn"]
 
 @checked
 class DSparkConfig(DFlashConfig):
-    """Shape of a head. markov_rank: of W1 and W2. own_tables: these are tables of its own.
+    """Shape of a head.
 
-    from_anchor: the first row drafts, too; row k then drafts x_{n+k+1}, after x_{n+k}.
+    markov_rank: of W1 and W2. own_tables: these are tables of its own. tells_first: the first drafting row is told as
+    well, although the anchor is in its block. from_anchor: the first row drafts, too; row k then drafts x_{n+k+1}.
     """
 
     _: KW_ONLY
     markov_rank: Width = 128
     markov_head_type: MarkovType = "rnn"
     own_tables: bool = False
+    tells_first: bool = True
     from_anchor: bool = False
 
     @property
@@ -81,7 +83,7 @@ class MarkovHead(nn.Module):
 
 
 class DSparkHead(DFlashHead):
-    """A DFlash head with a Markov head and a confidence head."""
+    """A DFlash head with a Markov head."""
 
     Config = DSparkConfig
     config: DSparkConfig
@@ -89,7 +91,6 @@ class DSparkHead(DFlashHead):
     def __init__(self, config: DSparkConfig, draft_ids: Tensor | None = None):
         super().__init__(config, draft_ids)
         self.markov_head = MarkovHead(config)
-        self.confidence_head = nn.Linear(config.hidden_size + config.markov_rank, 1)
         if not config.own_tables:
             nn.init.zeros_(self.markov_head.markov_w2.weight)
 
@@ -99,10 +100,6 @@ class DSparkHead(DFlashHead):
         if isinstance(w1, nn.Embedding):
             return w1(tokens)
         return w1(nn.functional.embedding(tokens, self._embeddings).to(w1.weight.dtype))
-
-    def sure(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """The logit of the confidence in rows: [..., E], [..., r] -> [...]."""
-        return self.confidence_head(torch.cat([hidden, before], -1)).squeeze(-1)
 
     def folded(self) -> Self:
         """The same head with tables of its own."""

@@ -5,21 +5,18 @@ config.json   flat: block_size, mask_token_id,         as DFlash's; markov_rank,
               target_layer_ids, markov_rank,
               markov_head_type
 tensors       markov_head.markov_w1 (of the vocabulary), markov_w2 (of the draft vocabulary), gate_proj or joint_proj;
-              confidence_head.proj, where it is enabled, over [h; e] or h
+              confidence_head.proj, which is not read
 first draft   by the anchor's row                      by the anchor's row, if sample_from_anchor
 """
 
 from dataclasses import KW_ONLY
-
-import torch
-from torch import nn
 
 from ...errors import ConfigError
 from ...schema import checked
 from ..dflash.layouts import DFlashOptions, build
 from ..heads.parts import Width
 from ..heads.published import Published, TargetFacts, lacks
-from ..heads.published_options import check_held, said
+from ..heads.published_options import said
 from ..heads.speculators import KIND, flattened
 from .head import DSparkHead, MarkovType
 
@@ -56,7 +53,8 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> DSpar
         raise ConfigError(message, got="no sample_from_anchor", expected=expected, fix="add what it was trained with")
     if not is_theirs and options.sample_from_anchor is False:
         raise lacks(published, "DSpark", "sample_from_anchor false", _READ)
-    _rename_confidence(published, options)
+    for name in ("weight", "bias"):  # not read here
+        published.tensors.pop(f"confidence_head.proj.{name}", None)
     if not is_theirs:
         for name in ("embed_tokens.weight", "lm_head.weight"):  # copies of the target's
             published.tensors.pop(name, None)
@@ -65,15 +63,3 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> DSpar
         markov_rank=options.markov_rank, markov_head_type=options.markov_head_type, own_tables=True,
         from_anchor=not is_theirs or bool(options.sample_from_anchor),
     )  # fmt: skip
-
-
-def _rename_confidence(published: Published, options: _DSpark) -> None:
-    """A confidence head over all that ours reads: zeros where theirs reads less, or is not there."""
-    tensors, old = published.tensors, "confidence_head.proj."
-    weight, bias = torch.zeros(1, options.hidden_size + options.markov_rank), torch.zeros(1)
-    if options.enable_confidence_head:
-        told = tensors.pop(old + "weight", torch.empty(0)), tensors.pop(old + "bias", torch.empty(0))
-        width = weight.shape[1] if options.confidence_head_with_markov else options.hidden_size
-        check_held(published, {"confidence_head": ([(1, width), (1,)], [tuple(part.shape) for part in told])})
-        weight, bias = nn.functional.pad(told[0], (0, weight.shape[1] - width)), told[1]
-    tensors |= {"confidence_head.weight": weight, "confidence_head.bias": bias}

@@ -1,10 +1,8 @@
 """Training of DSpark heads: DFlash's blocks, in which each row is also told the true token before it.
 
-    block     anchor 2, of four rows:  x_2  mask  mask  mask      as in `dflash.recipe`
-    told                                -   x_2   x_3   x_4       what the Markov head reads beside the hidden states
-    labels                              -   x_3   x_4   x_5
-
-The confidence learns 1 - TV of each row, the share of its distribution that the target accepts (arXiv 2607.05147).
+block     anchor 2, of four rows:  x_2  mask  mask  mask      as in `dflash.recipe`
+told                                -   x_2   x_3   x_4       what the Markov head reads beside the hidden states
+labels                              -   x_3   x_4   x_5
 """
 
 from typing import Any, ClassVar, final
@@ -15,10 +13,7 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ...schema import checked
 from ...target import LoadedModel
-from ...train.config import AtLeast0
 from ...train.data import Answers
-from ...train.head_recipe import Labels
-from ...train.losses import compared
 from ...train.recipe import Batch
 from ..dflash.recipe import DFlashLoss, DFlashRecipe, DFlashShape
 from ..heads.parts import Width
@@ -27,17 +22,17 @@ from .head import DSparkConfig, DSparkHead, MarkovType
 
 @checked
 class DSparkShape(DFlashShape):
-    """Shape of a DSpark head. markov_rank, markov_head_type: of `DSparkConfig`."""
+    """Shape of a DSpark head. markov_rank, markov_head_type, tells_first: of `DSparkConfig`."""
 
     markov_rank: Width = 128
     markov_head_type: MarkovType = "rnn"
+    tells_first: bool = True
 
 
 @checked
 class DSparkLoss(DFlashLoss):
-    """How a head is trained. confidence: the weight of its loss. frozen: the block of a started head does not learn."""
+    """How a head is trained. frozen: the block of a started head does not learn."""
 
-    confidence: AtLeast0 = 0.1
     frozen: bool = False
 
 
@@ -46,7 +41,7 @@ class DSparkRecipe(DFlashRecipe):
     """Train a `DSparkHead` that is attached to its target. It can start from a DFlash head."""
 
     KINDS: ClassVar = {"dspark": (DSparkShape, DSparkLoss)}
-    STARTS: ClassVar = {"dspark": {"dflash": ("markov_rank", "markov_head_type")}}
+    STARTS: ClassVar = {"dspark": {"dflash": ("markov_rank", "markov_head_type", "tells_first")}}
     CONFIG: ClassVar = DSparkConfig
     head: DSparkHead
 
@@ -78,10 +73,9 @@ class DSparkRecipe(DFlashRecipe):
         if self.settings.frozen:
             head.requires_grad_(False)
             markov.requires_grad_(True)
-            head.confidence_head.requires_grad_(True)
 
     def drafting(self, hidden: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
-        """The states behind the logits, and the logits of the confidence beside them. [B, A, block_size, E + 1]."""
+        """The output rows of a token times `markov_w2` z are what W2 adds to its logit, so that z moves the states."""
         head, (rows, count, size, _) = self.head, hidden.shape
         places = anchors[..., None] + torch.arange(-1, size - 1, device=anchors.device)
         places = places.clamp(0, batch.token_ids.shape[1] - 1).view(rows, -1)
@@ -89,16 +83,5 @@ class DSparkRecipe(DFlashRecipe):
         state, made = torch.zeros_like(before[:, :, 0]), [torch.zeros_like(before[:, :, 0])]
         for row in range(1, size):
             z, state = head.markov_head(before[:, :, row], hidden[:, :, row], state)
-            made.append(z)
-        biased = hidden + head.markov_head.markov_w2(torch.stack(made, 2))
-        return torch.cat([biased, head.sure(hidden, before)[..., None]], -1)
-
-    def row_loss(self, labels: Labels, drafted: Tensor, columns: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        states, sure = drafted[:, :-1], drafted[:, -1]
-        logits = self.head.logits(states)
-        distance, right = labels.compare(logits, columns, row)
-        if len(logits) and self._loss is not None and self.settings.confidence:
-            accepted, _ = compared(labels.teacher(columns, row), logits)
-            loss = nn.functional.binary_cross_entropy_with_logits(sure, accepted)
-            distance = distance + self.settings.confidence * loss
-        return distance, right
+            made.append(z if row > 1 or head.config.tells_first else torch.zeros_like(z))
+        return hidden + head.markov_head.markov_w2(torch.stack(made, 2))

@@ -5,7 +5,7 @@ state of their parent. A level is one small product for all of its nodes.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class DSpark(Eagle):
     @torch.inference_mode()
     def _grow_at_once(self, seqs: Sequence[TokenSequence], growing: Sequence[DynamicTree]) -> None:
         block = self._catch_up(seqs, masks=max(tree.levels for tree in growing) - 1)
-        states = block.hidden.new_zeros(len(growing), self.layer.head.config.markov_rank)
+        states = self._first_states(block, len(growing))
         places = {(row, -1): row for row in range(len(growing))}  # in `states`, of the parents of the frontier
 
         def children(rows: list[int], level: int) -> Children:
@@ -40,16 +40,16 @@ class DSpark(Eagle):
             which = torch.tensor([tokens, above, [row for row, _ in nodes]], device=states.device)
             logits, states = self._told(block, level, which[2], which[0], states[which[1]])
             places = {node: place for place, node in enumerate(nodes)}
-            found = self._ranking.top(logits, [seqs[row] for row, _ in nodes], level, self.top_k)
+            ids, logps = self._ranking.top(logits, [seqs[row] for row, _ in nodes], level, self.top_k)
             ends = [places[row, growing[row].frontier[-1]] + 1 for row in rows]
-            ids, logps = ([part[begin:end] for begin, end in zip([0, *ends], ends, strict=False)] for part in found)
-            return ids, logps
+            cuts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+            return [ids[cut] for cut in cuts], [logps[cut] for cut in cuts]
 
         grow(growing, children)
 
     def _told(self, block: Level, level: int, rows: Tensor, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [N, Vd] after tokens [N] of this depth, and the Markov states below them. rows: of the batch [N]."""
-        head: DSparkHead = self.layer.head
+        head: Any = self.layer.head
         hidden = block.hidden[rows, level]
         told, states = head.markov_head(head.before(tokens).to(hidden.dtype), hidden, states)
         logits = block.logits[rows, level]
@@ -58,8 +58,13 @@ class DSpark(Eagle):
 
     def _ranked(self, drafted: Level, depth: int) -> object:
         rows = torch.zeros(self.top_k, dtype=torch.long, device=drafted.hidden.device)
-        states = drafted.hidden.new_zeros(self.top_k, self.layer.head.config.markov_rank)
-        return self._ranking.top(self._told(drafted, depth, rows, rows, states)[0], [], 0, self.top_k)
+        logits, _ = self._told(drafted, depth, rows, rows, self._first_states(drafted, self.top_k))
+        return self._ranking.top(logits, [], 0, self.top_k)
+
+    def _first_states(self, block: Level, count: int) -> Tensor:
+        """The Markov states above the first row."""
+        head: Any = self.layer.head
+        return block.hidden.new_zeros(count, head.config.markov_rank)
 
 
 @checked

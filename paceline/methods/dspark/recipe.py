@@ -55,7 +55,8 @@ class DSparkRecipe(DFlashRecipe):
     def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
         """W2 is zero at first: a started head drafts as the DFlash head did."""
         super().initialise(target, answers, is_fresh)
-        head, markov, scales = self.head, self.head.markov_head, dict(self.input_scales)
+        head, scales = self.head, dict(self.input_scales)
+        markov: Any = head.markov_head
         is_fresh = not bool(markov.markov_w2.weight.any())
         one = torch.ones(1, markov.rank)
         read = {

@@ -15,7 +15,7 @@ _MODULES = {
     "core.structured": "StructuredOutputsParams",
     "core.round": "Origin Round",
     "engine.output": "Completion RequestOutput StreamChunk",
-    "methods": "Blockwise Choose DFlash DraftModel Eagle JetSpec JumpForward Lookahead Medusa Ouroboros Plain "
+    "methods": "Blockwise Choose DFlash DSpark DraftModel Eagle JetSpec JumpForward Lookahead Medusa Ouroboros Plain "
     "PredictedOutput PromptLookup SelfExperts SelfQuantized SelfSkip Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",
@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .methods.dflash.drafter import DFlash as DFlash
     from .methods.dflash.jetspec import JetSpec as JetSpec
     from .methods.draft_model.drafter import DraftModel as DraftModel
+    from .methods.dspark.drafter import DSpark as DSpark
     from .methods.eagle.drafter import Eagle as Eagle
     from .methods.jump_forward import JumpForward as JumpForward
     from .methods.lookahead import Lookahead as Lookahead

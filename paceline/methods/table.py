@@ -123,6 +123,13 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         exports={"vllm": _WHOLE, "sglang": _WHOLE, "speculators": "", "llama.cpp": ""},
     ),
     Method(
+        name="dspark", usage=HEAD, title="DSpark", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
+        how="DFlash's block, whose rows are told the token before them", papers="arXiv 2607.05147",
+        home=".dspark.drafter", spec="DSparkSpec", drafter="DSpark",
+        head=".dspark.head:DSparkHead", recipe=".dspark.recipe:DSparkRecipe",
+        marks=("speculators_model_type=dspark", "architectures=Qwen3DSparkModel"), layouts=".dspark.layouts",
+    ),
+    Method(
         name="jetspec", usage=HEAD, title="JetSpec", drafts=f"{_TREES}, from two passes", needs=_TRAINED,
         how="DFlash's layers, causal in a block: the second pass reads the tokens that the first one drafted",
         papers="arXiv 2606.18394", home=".dflash.jetspec", spec="JetSpecSpec", drafter="JetSpec",

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields as of_fields
 from itertools import cycle
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, final
 
@@ -171,7 +171,7 @@ def config_of(kind: type[_T], plan: Plan, **overrides: object) -> _T:
     if max(values["states"]) > layers:
         got = list(values["states"])
         raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
-    return kind(**{field.name: values[field.name] for field in fields(cast("Any", kind)) if field.name in values})
+    return kind(**{field.name: values[field.name] for field in of_fields(cast("Any", kind)) if field.name in values})
 
 
 def mask_token(plan: Plan) -> int:
@@ -282,7 +282,9 @@ class HeadRecipe(Recipe):
             ids = head.draft_ids
         if not fields:
             return head
-        weights, same = head.state_dict(), {name: getattr(config, name) for name in fields}
-        head = head_class(plan.method)(replace(head.config, **same), ids).to(plan.target.device)
+        weights, kind = head.state_dict(), head_class(plan.method)
+        same = {field.name: getattr(head.config, field.name) for field in of_fields(head.config)}
+        same |= {name: getattr(config, name) for name in fields}
+        head = seeded(plan.shape.seed, lambda: kind(kind.Config(**same), ids)).to(plan.target.device)
         head.load_state_dict(head.state_dict() | weights | {"draft_ids": ids})
         return head

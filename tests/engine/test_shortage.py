@@ -12,7 +12,7 @@ from paceline.attention import kv_cache
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import CacheFull, DraftError
 from paceline.kernels import library
-from paceline.methods import DFlash
+from paceline.methods import DFlash, DSpark
 from paceline.target import LoadedModel, ModelRunner
 from paceline.verify import Ratio
 from tests.adversaries import Constant
@@ -26,6 +26,7 @@ HEADS = {
     "eagle": lambda target, future: Eagle(random_head(target, 1)),
     "p-eagle": lambda target, future: Eagle(random_head(target, 3, mask_token_id=0, num_speculative_tokens=4)),
     "dflash": lambda target, future: DFlash(random_head(target, "dflash")),
+    "dspark": lambda target, future: DSpark(random_head(target, "dspark")),
     "medusa": lambda target, future: Medusa(medusa(target)),
     "a draft that drafts": lambda target, future: DraftModel(small_draft(), inner_drafter=PromptLookup()),
     "chosen": lambda target, future: Choose([PromptLookup(), DraftModel(twin(target)), Eagle(random_head(target, 1))]),
@@ -106,7 +107,7 @@ def test_a_shortage_at_any_operation(drafter, monkeypatch):
     check(OURS[drafter], loaded(), 4, monkeypatch)
 
 
-@pytest.mark.parametrize("drafter", ["draft model", "self int4", "eagle", "dflash", "medusa"])
+@pytest.mark.parametrize("drafter", ["draft model", "self int4", "eagle", "dflash", "dspark", "medusa"])
 def test_a_shortage_in_torch(drafter, monkeypatch):
     check(OURS[drafter], on_torch(tiny_model("llama")), 3, monkeypatch)
 

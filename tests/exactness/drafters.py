@@ -18,7 +18,7 @@ from paceline import (
     TokenRecycling,
 )
 from paceline.core.interfaces import Drafter
-from paceline.methods import Blockwise, DFlash, JetSpec, Space
+from paceline.methods import Blockwise, DFlash, DSpark, JetSpec, Space
 from paceline.target import LoadedModel, ModelRunner, make_runner
 from paceline.target.adapters import share_copy
 from tests.adversaries import Constant, Ending, LeastLikely, RandomTrees, Scripted, Sometimes, Wide, Window
@@ -74,6 +74,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "peagle, chain": lambda target, future: Eagle(random_head(target, 3, **MASKS), "chain"),
     "dflash": lambda target, future: DFlash(random_head(target, "dflash")),
     "jetspec": lambda target, future: JetSpec(random_head(target, "jetspec")),
+    "dspark": lambda target, future: DSpark(random_head(target, "dspark")),
     "dflash, static": lambda target, future: DFlash(random_head(target, "dflash"), "static"),
     "dflash, chain": lambda target, future: DFlash(random_head(target, "dflash"), "chain"),
     "mtp": lambda target, future: Eagle(random_head(target, "mtp")),

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.methods.dflash.head import DFlashConfig, DFlashHead
+from paceline.methods.dspark.head import DSparkConfig, DSparkHead
 from paceline.methods.eagle.head import EagleConfig, EagleHead
 from paceline.methods.heads.folder import save_head
 from paceline.methods.heads.info import Head
@@ -38,6 +39,9 @@ def new_head(method: str, seed: int = 0) -> Head:
         last["states"] = 1, 2
         causal = method == "jetspec"
         head = DFlashHead(DFlashConfig(mask_token_id=5, block_size=4, causal=causal, **_LAYER, **last), IDS)
+    elif method == "dspark":
+        last["states"] = 1, 2
+        head = DSparkHead(DSparkConfig(mask_token_id=5, block_size=4, markov_rank=8, **_LAYER, **last), IDS)
     elif method == "medusa":
         head = MedusaHead(MedusaConfig(num_heads=3, **last), IDS)
     elif method == "blockwise":

@@ -16,7 +16,8 @@ from paceline.core.request import SamplingParams, TokenSequence
 from paceline.core.rng import Purpose, gumbel
 from paceline.core.walk import Walk
 from paceline.engine.loop import SpeculativeDecoder
-from paceline.methods.dflash.head import DFlashConfig, DFlashHead
+from paceline.methods.dflash.head import DFlashHead
+from paceline.methods.dspark.head import DSparkHead
 from paceline.methods.eagle.head import EagleConfig, EagleHead
 from paceline.methods.heads.context_ngrams import WEIGHT
 from paceline.methods.parallel.head import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
@@ -123,6 +124,13 @@ def watched(
     drafter.propose = real
 
 
+BLOCKS = {
+    "dflash": (DFlashHead, {}),
+    "dspark": (DSparkHead, {"markov_rank": 32}),
+    "jetspec": (DFlashHead, {"causal": True}),
+}
+
+
 def random_head(
     target: LoadedModel, version: int | str, seed: int = 0, draft_vocab: int = 60, **options: object
 ) -> EagleHead:
@@ -130,12 +138,13 @@ def random_head(
     width, layers = target.hidden_size, target.num_layers
     torch.manual_seed(seed)
     ids = torch.arange(draft_vocab) + max(0, target.vocab_size - draft_vocab - 3)
-    if version in ("dflash", "jetspec"):
-        options = {"causal": version == "jetspec", "qk_norm": True, "num_hidden_layers": 2, **options}
-        shape = DFlashConfig(
+    if version in BLOCKS:
+        options = {"qk_norm": True, "num_hidden_layers": 2, **BLOCKS[version][1], **options}
+        kind = BLOCKS[version][0]
+        shape = kind.Config(
             width, options.pop("states", (1, 2)), draft_vocab, target.vocab_size, 48, 4, 2, 8, 7, 5, **options
         )
-        head = DFlashHead(shape, ids).to(target.dtype)
+        head = kind(shape, ids).to(target.dtype)
     else:
         states = (0, 1, layers) if version == 3 else (layers,)
         config = EagleConfig(width, states, draft_vocab, target.vocab_size, 48, 4, 2, 8, version, width, **options)
@@ -166,9 +175,11 @@ def law_after(head: EagleHead, states: Tensor, token_ids: Sequence[int], path: S
 
     states: f_0 .. f_{T-2} or more, [1, T - 1, len(states) E]. `head` must be attached.
     """
+    if isinstance(head, DSparkHead):
+        return told(head, block_states(head, states, token_ids), [token_ids[-1], *path])
     if isinstance(head, DFlashHead):
         known = path if head.config.causal else ()
-        return block_of(head, states, token_ids, known)[len(path)]
+        return head.output(block_states(head, states, token_ids, known)[len(path)])
     known, mask = len(token_ids) - 1, head.config.mask_token_id
     hidden = head.begin(states[:, :known])
     if mask is not None:  # P-EAGLE: what was drafted is not read
@@ -194,8 +205,34 @@ def with_copies(
     return {token: prob / total for token, prob in law.items()}
 
 
+def told(head: DSparkHead, hidden: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Logits [Vd] of the row after these tokens, each of which stands before one row: DSpark's equations."""
+    markov, rank, state = head.markov_head, head.config.markov_rank, torch.zeros(head.config.markov_rank)
+    state = state.to(hidden)
+    for row, token in zip(hidden, tokens, strict=False):
+        weight = markov.markov_w1.weight
+        e = weight[token] if head.config.own_tables else weight @ head._embeddings[token]
+        if markov.kind == "vanilla":
+            z = e
+        elif markov.kind == "gated":
+            z = torch.sigmoid(markov.gate_proj.weight @ torch.cat([row, e]) + markov.gate_proj.bias) * e
+        else:
+            made = markov.joint_proj.weight @ torch.cat([state, e, row]) + markov.joint_proj.bias
+            kept, z = torch.sigmoid(made[:rank]), torch.tanh(made[2 * rank :])
+            state = kept * state + (1 - kept) * torch.tanh(made[rank : 2 * rank])
+    bias = markov.markov_w2.weight @ z
+    if len(tokens) == 1 and not head.config.tells_first:
+        return head.output(row)
+    return head.output(row) + bias if head.config.own_tables else head.output(row + bias)
+
+
 def block_of(head: DFlashHead, states: Tensor, token_ids: Sequence[int], path: Sequence[int] = ()) -> Tensor:
-    """Logits [B - 1, Vd] after each row of a block but the last: layer by layer, each query beside all that it sees.
+    """Logits [B - 1, Vd] after each row of a block but the last, see `block_states`."""
+    return head.output(block_states(head, states, token_ids, path))
+
+
+def block_states(head: DFlashHead, states: Tensor, token_ids: Sequence[int], path: Sequence[int] = ()) -> Tensor:
+    """The normed states of the rows of a block that draft [D, E]: layer by layer, each query beside all that it sees.
 
     path: what is known of the block, in the place of its first masks.
     """
@@ -228,7 +265,7 @@ def block_of(head: DFlashHead, states: Tensor, token_ids: Sequence[int], path: S
         out = torch.stack([torch.softmax(one, -1) @ value[:, h // groups] for h, one in enumerate(scores)], 1)
         hidden = hidden + attention.o_proj(out.flatten(1))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    return head.output(head.norm(hidden[1:]))
+    return head.norm(hidden[-c.num_speculative_tokens :])
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

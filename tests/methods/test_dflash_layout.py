@@ -108,7 +108,6 @@ def test_the_layout_of_speculators(size, holds_embeddings, tmp_path):
 
 @pytest.mark.parametrize(("changes", "name"), [
     ({"speculators_model_type": "dflash2", "selector_rank": 8}, "dflash2, with a selector of paths"),
-    ({"speculators_model_type": "dspark", "markov_rank": 8}, "dspark, with a Markov head"),
     ({"speculators_model_type": "jetspec", "kd_temperature": 1.0}, "jetspec, whose rows"),
     ({"speculators_model_type": "dflash3"}, "'dflash3'"),
     ({"sample_from_anchor": True}, "sample_from_anchor"),
@@ -121,7 +120,7 @@ def test_what_speculators_has_beyond_it_is_refused_by_name(changes, name, tmp_pa
         load_head(folder_of(tmp_path / "h", config | changes, tensors), target())
 
 
-@pytest.mark.parametrize("name", ["DSparkDraftModel", "Qwen3DSparkModel", "DFlash2DraftModel", "DominoDraftModel"])
+@pytest.mark.parametrize("name", ["DSparkDraftModel", "Gemma4DSparkModel", "DFlash2DraftModel", "DominoDraftModel"])
 def test_kin_without_a_dflash_config_are_refused_by_name(name, tmp_path):
     config = config_of(architectures=[name]) | {"target_layer_ids": [1, 3, 5], "mask_token_id": 11, "markov_rank": 8}
     del config["dflash_config"]

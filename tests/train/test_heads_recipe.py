@@ -7,6 +7,8 @@ from torch import nn
 from paceline import SamplingParams
 from paceline.methods.dflash.drafter import DFlash
 from paceline.methods.dflash.recipe import DFlashLoss, DFlashRecipe
+from paceline.methods.dspark.drafter import DSpark
+from paceline.methods.dspark.recipe import DSparkLoss, DSparkRecipe
 from paceline.methods.eagle.drafter import Eagle
 from paceline.methods.eagle.recipe import EagleLoss, EagleRecipe
 from paceline.methods.parallel.drafter import Blockwise, Medusa
@@ -101,6 +103,11 @@ CASES = {
         lambda t: random_head(t, "dflash", draft_vocab=t.vocab_size, states=(2,)),
         DFlash,
         lambda h, r: DFlashRecipe(h, r, DFlashLoss("token", anchors=99), 2),
+    ),
+    "dspark": (
+        lambda t: random_head(t, "dspark", draft_vocab=t.vocab_size, states=(2,)),
+        DSpark,
+        lambda h, r: DSparkRecipe(h, r, DSparkLoss("token", anchors=99), 2),
     ),
     "mtp": (
         lambda t: random_head(t, "mtp", draft_vocab=t.vocab_size),

@@ -67,7 +67,7 @@ def test_whole_run(base, tmp_path):
     assert checked
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa", "blockwise", "mtp", "dflash"])
+@pytest.mark.parametrize("method", ["eagle", "medusa", "blockwise", "mtp", "dflash", "dspark"])
 def test_every_method(base, tmp_path, method):
     stages = Stages(method, read_config(config_of(base, tmp_path), ("prepare.states=online", "prepare.limit=8")))
     names = ["prepare", "train", "eval"]
@@ -232,3 +232,24 @@ def test_what_is_refused(base, tmp_path):
     assert "is not a stage" in refusal("train", "eagle", "predict", "--config", config, code=2)
     (tmp_path / "bad.jsonl").write_text('{"words": "x"}\n')
     assert "no prompt" in refusal("train", "eagle", "prepare", "--config", config, f"prompts={tmp_path / 'bad.jsonl'}")
+
+
+def test_a_dspark_head_begins_as_a_dflash_head(base, tmp_path):
+    """Until the Markov head has learnt, it drafts the same; `frozen` keeps the block as it was."""
+    shape = {"block_size": 4, "markov_rank": 8}
+    first = read_config(config_of(base, tmp_path / "first"), ("prepare.limit=8", "head.block_size=4"))
+    finished(Stages("dflash", first), "prepare", "train")
+    old = tmp_path / "first" / "head"
+    more = f"start={old}", f"answers=[{tmp_path / 'first' / 'answers-0'}]", "train.lr=1e-2", "train.loss.frozen=true"
+    list(Stages("dspark", replace(read_config(config_of(base, tmp_path / "new"), more), head=shape)).run("train"))
+    before, head = (
+        load_head(str(folder), wrap_model(tiny_model("llama"))) for folder in (old, tmp_path / "new" / "head")
+    )
+    assert (head.config.method, head.config.block_size) == ("dspark", 4)
+    assert torch.equal(head.fc.weight, before.fc.weight)
+    assert bool(head.markov_head.markov_w2.weight.any())
+    (tables,) = [head.attach(*[wrap_model(tiny_model("llama")).embeddings] * 2).folded()]
+    stored = save_head(tmp_path / "tables", tables, wrap_model(tiny_model("llama")), {})
+    more = f"start={stored}", *more[1:]
+    with pytest.raises(ConfigError, match="does not learn further"):
+        list(Stages("dspark", replace(read_config(config_of(base, tmp_path / "no"), more), head=shape)).run("train"))

@@ -49,6 +49,7 @@ class DFlashPass:
         masks: how many tokens to draft after the first.
         """
         cache, head, size = self.cache, self.head, self.head.config.block_size
+        drafting = head.config.num_speculative_tokens  # the last rows
         for slot, new in zip(slots, states, strict=True):
             for chunk in new.split(CHUNK):
                 self._read(slot, chunk)
@@ -57,13 +58,14 @@ class DFlashPass:
         if self.is_native:
             cache.ensure(max(starts) + size)  # the block's own keys and values lie behind the text's
             block_pass = LayerPass(
-                cache.keys, cache.values, slots, starts, block, None, head_rows=size - 1, top=most,
+                cache.keys, cache.values, slots, starts, block, None, head_rows=drafting, top=most,
                 is_block=not head.config.causal,
             )  # fmt: skip
             return self._block(block_pass).at(slice(0, masks + 1))
         sees = torch.ones(1, size, size, dtype=torch.bool)
         hidden = self._in_torch(slots, block, torch.arange(size), sees.tril() if head.config.causal else sees)
-        return Level(hidden[:, 1 : masks + 2], head.logits(hidden[:, 1 : masks + 2]))
+        hidden = hidden[:, -drafting:][:, : masks + 1]
+        return Level(hidden, head.logits(hidden))
 
     def behind(self, slots: Sequence[int], tokens: Tensor, parents: Tensor, most: int = 0) -> Level:
         """Draft the token behind each node of trees [B, N], the root's aside, by a causal head: [B, N - 1, ...].

@@ -81,7 +81,7 @@ class DFlashHead(DraftHead):
 
     def block(self, token_ids: Tensor) -> Tensor:
         """Tokens [B] and the masks after each -> [B, block_size]."""
-        masks = token_ids.new_full((len(token_ids), self.config.num_speculative_tokens), self.config.mask_token_id)
+        masks = token_ids.new_full((len(token_ids), self.config.block_size - 1), self.config.mask_token_id)
         return torch.cat([token_ids[:, None], masks], 1)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -14,7 +14,7 @@ llama.cpp     see `heads.gguf`; the mask token is that of the tokenizer
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -43,9 +43,11 @@ from ..heads.speculators import ENGINE as SPECULATORS
 from ..heads.speculators import KIND, flattened, nested
 from .head import DFlashConfig, DFlashHead
 
+_H = TypeVar("_H", bound=DFlashHead)
+
 
 @checked
-class _DFlash(PublishedLayers):
+class DFlashOptions(PublishedLayers):
     """What config.json of a DFlash head says."""
 
     _: KW_ONLY
@@ -79,7 +81,7 @@ _OWN = {"hidden_norm": "enc.output_norm"}
 def read(published: Published, target: TargetFacts, engine: str | None) -> DFlashHead | None:
     """A DFlash or JetSpec head; None for files of another method.
 
-    Raises `IncompatibleModels` for one of DFlash-2, Domino or DSpark, or with sliding attention.
+    Raises `IncompatibleModels` for one of DFlash-2 or Domino, or with sliding attention.
     """
     if published.file is not None:
         return _read_file(published, target) if published.architecture == "dflash" else None
@@ -87,7 +89,14 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> DFlas
         return None
     is_theirs = KIND in published.config
     published.config = flattened(published.config, ("dflash",), {}) if is_theirs else _joined(published)
-    options = said(published, _DFlash, "DFlash", _READ, ("speculators_config",) if is_theirs else ())
+    options = said(published, DFlashOptions, "DFlash", _READ, ("speculators_config",) if is_theirs else ())
+    return build(published, target, options, is_theirs, DFlashHead)
+
+
+def build(
+    published: Published, target: TargetFacts, options: DFlashOptions, is_theirs: bool, kind: type[_H], **more: Any
+) -> _H:
+    """The head of these options and tensors. is_theirs: in the layout of speculators. more: of its configuration."""
     states = options.aux_hidden_state_layer_ids if is_theirs else options.target_layer_ids
     if states is None or (options.aux_hidden_state_layer_ids and options.target_layer_ids):
         raise contradicts(published, "no states that the head reads, or two lists of them", "one list")
@@ -105,12 +114,12 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> DFlas
             raise lacks(published, "DFlash", "embeddings of its own", "the target's")
     elif options.draft_vocab_size not in (None, options.vocab_size):
         raise lacks(published, "DFlash", f"draft_vocab_size {options.draft_vocab_size}", "the whole vocabulary")
-    config = DFlashConfig(
+    config = kind.Config(
         **layer_fields(published, options, "DFlash"), draft_vocab_size=len(ids), qk_norm=True,
         states=states, own_lm_head=owns, mask_token_id=options.mask_token_id, block_size=options.block_size,
-        causal=options.causal or options.causal_head,
+        causal=options.causal or options.causal_head, **more,
     )  # fmt: skip
-    return published.build(DFlashHead, config, ids)
+    return published.build(kind, config, ids)
 
 
 def _is_dflash(config: Mapping[str, Any]) -> bool:
@@ -130,7 +139,7 @@ def _joined(published: Published) -> dict[str, Any]:
     return joined(published.name, outer, config.get("dflash_config", {}), "dflash_config")
 
 
-def _check_target(published: Published, options: _DFlash, target: TargetFacts) -> None:
+def _check_target(published: Published, options: DFlashOptions, target: TargetFacts) -> None:
     """Raise `ConfigError` for a head of another target."""
     message = f"the head at {str(published.folder)!r} is for another target"
     told = {"num_layers": options.num_target_layers, "hidden_size": options.target_hidden_size}

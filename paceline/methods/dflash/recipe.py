@@ -15,7 +15,7 @@ A block of JetSpec has a mask behind each of its true tokens, and masks behind m
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -75,19 +75,19 @@ class _Block:
     taught: Sequence[tuple[int, str, float]]
 
 
-@final
 class DFlashRecipe(HeadRecipe):
     """Train a `DFlashHead` that is attached to its target."""
 
     KINDS: ClassVar = {"dflash": (DFlashShape, DFlashLoss), "jetspec": (DFlashShape, JetSpecLoss)}
     STARTS: ClassVar = {"jetspec": {"dflash": ("causal", "block_size")}}
+    CONFIG: ClassVar[type[DFlashConfig]] = DFlashConfig
 
     @classmethod
     def configure(cls, plan: Plan) -> DFlashConfig:
         layers = plan.target.num_layers
         evenly = torch.linspace(min(2, layers), max(layers - 2, 1), 5).round().int().tolist()
         more = {"mask_token_id": mask_token(plan), "causal": plan.method == "jetspec"}
-        return config_of(DFlashConfig, plan, states=tuple(sorted({*evenly})), **more)
+        return config_of(cls.CONFIG, plan, states=tuple(sorted({*evenly})), **more)
 
     @torch.no_grad()
     def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
@@ -114,6 +114,7 @@ class DFlashRecipe(HeadRecipe):
         masked = ~block.is_known.to(columns.device).repeat(count)
         tokens = tokens.masked_fill(masked, head.config.mask_token_id)
         hidden = head(tokens, positions, attending(context, seen)).view(rows, count, size, -1)
+        hidden = self.drafting(hidden, batch, anchors)
         parts, agreement = dict[str, Tensor](), list[Tensor]()
         total = head.logits(hidden[:, :0, 0]).sum()  # zero, and part of the graph where nothing is supervised
         for row, name, weight in block.taught:
@@ -141,6 +142,10 @@ class DFlashRecipe(HeadRecipe):
         alone = [(row, "alone", self.settings.alone) for row in range(size, last)]
         behind = [(row, "loss", 1.0) for row in (size - 1, *range(last, len(parents[0])))]
         return _Block(torch.arange(len(sees)) < size - 1, sees.sum(1) - 1, sees, behind + alone)
+
+    def drafting(self, hidden: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
+        """The states that the logits of all blocks are made of, from those of the layers [B, A, block_size, E]."""
+        return hidden
 
     def _anchors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Columns before supervised tokens, ascending [B, A], and a mask of them [B, T]: at random, or evenly in eval.

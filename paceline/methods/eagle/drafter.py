@@ -109,10 +109,14 @@ class Eagle(Drafter):
         def draft() -> object:
             drafted = layer.extend_cache([0], [[0]], [states[:1]], self.top_k, masks=levels - 1)
             layer.cache.lengths[0] = length
-            return [self._children(drafted.at(slice(depth, depth + 1)), [], 0) for depth in range(levels)]
+            return [self._ranked(drafted, depth) for depth in range(levels)]
 
         level, levels = read(), self._levels_at_once
         return {self.source: (median_seconds(draft if levels else step), median_seconds(read) / 64)}
+
+    def _ranked(self, drafted: Level, depth: int) -> object:
+        """What a level takes after the pass over all of them."""
+        return self._children(drafted.at(slice(depth, depth + 1)), [], 0)
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
         """Cache what was emitted since the last round, then grow all trees of the batch, one pass per level."""

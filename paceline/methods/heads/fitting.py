@@ -29,7 +29,7 @@ def read_head(head: str | PathLike[str] | nn.Module | None, kind: type[_H], targ
     """
     module = mtp_head(target) if head is None else head
     module = module if isinstance(module, nn.Module) else load_head(module, target)
-    if not isinstance(module, kind):
+    if type(module) is not kind:
         raise ConfigError("the head is for another method", got=type(module).__name__, expected=kind.__name__)
     message = f"this {kind.__name__} does not fit {target.name}: it was made for another target"
     fix = "train a head for this target, or load the target it was trained for"
@@ -47,7 +47,7 @@ def attach_head(head: str | PathLike[str] | nn.Module | None, kind: type[_F], ta
     attached = copy.deepcopy(attached) if attached is head else attached
     attached = attached.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
     rows = loaded.embeddings if attached.owns_rows else loaded.output_rows()
-    attached.attach(loaded.embeddings, rows.to(loaded.device, loaded.dtype))
+    attached = attached.attach(loaded.embeddings, rows.to(loaded.device, loaded.dtype)).folded()
     if runs_natively(loaded, attached):
         pack_head(attached)
     return attached

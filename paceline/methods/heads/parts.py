@@ -101,6 +101,10 @@ class DraftHead(nn.Module):
             self.output.rows = rows if len(self.draft_ids) == len(rows) else rows[self.draft_ids.to(rows.device)]
         return self
 
+    def folded(self) -> Self:
+        """An attached head as a drafter runs it."""
+        return self
+
 
 def check_sizes(message: str, head: Mapping[str, object], target: Mapping[str, object], fix: str) -> None:
     """Raise `IncompatibleModels` where sizes of a head, by name, are not those of the target."""

@@ -96,7 +96,8 @@ class Published:
         `ConfigError` as `filled` does.
         """
         order = torch.argsort(draft_ids)
-        state = {name: tensor[order] if name.startswith("lm_head") else tensor for name, tensor in self.tensors.items()}
+        rows = "lm_head.", "markov_head.markov_w2."  # of the draft vocabulary
+        state = {name: tensor[order] if name.startswith(rows) else tensor for name, tensor in self.tensors.items()}
         module = filled(kind, config, {**state, "draft_ids": draft_ids[order]}, self.folder)
         # Files mix halves with output rows in float32.
         return module.to(reduce(torch.promote_types, {parameter.dtype for parameter in module.parameters()}))

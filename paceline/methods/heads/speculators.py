@@ -12,7 +12,6 @@ _LAYER = "transformer_layer_config"
 _LACKS = {
     "dflash2": "dflash2, with a selector of paths and convolutions: this layout of it waits for a reader in vLLM",
     "jetspec": "jetspec, whose rows hold drafted tokens and draft the next ones: no published head has this layout",
-    "dspark": "dspark, with a Markov head: engines disagree on the row that drafts the first token",
 }
 """Kinds without a reader here, and why."""
 
@@ -25,7 +24,10 @@ def flattened(config: Mapping[str, Any], kinds: Collection[str], defaults: Mappi
     """
     kind = config[KIND]
     if kind not in kinds:
-        message, expected = "a speculators head of a kind that Paceline has no drafter for", "dflash, eagle3 or peagle"
+        message, expected = (
+            "a speculators head of a kind that Paceline has no drafter for",
+            "dflash, dspark, eagle3 or peagle",
+        )
         raise IncompatibleModels(message, got=_LACKS.get(kind, repr(kind)), expected=expected)
     layer: Any = config.get(_LAYER)
     if not isinstance(layer, dict):

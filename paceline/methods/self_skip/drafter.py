@@ -19,7 +19,7 @@ from ...kernels.build import cache_folder, load
 from ...schema import checked, checked_call
 from ...system.hardware import cpu_info
 from ...target.loaded import LoadedModel
-from ..draft_window import WindowSize, suffix_of
+from ..draft_window import WindowSize
 from ..self_experts import SelfDraft
 from ..spec import DrafterSpec
 from .search import chosen, search

@@ -1,0 +1,1 @@
+"""DSpark: DFlash's block, whose rows are told the token before them."""

@@ -76,7 +76,7 @@ def attends(
             outputs.append(scores.softmax(0)[: len(seen)] @ own_values)
         want.append(row + o(torch.cat(outputs)))
     is_close = (held - exact).abs().max() < 1e-5 if form is None else is_rounded(held, exact, form)
-    return is_close and bool((out - torch.stack(want)).abs().max() < 1e-5)
+    return bool(is_close and (out - torch.stack(want)).abs().max() < 1e-5)
 
 
 @pytest.mark.parametrize("nodes", [1, 23])

@@ -1,6 +1,7 @@
 """Keys and values in INT8 and FP8: how they are rounded, what is read of them, and the bits of rows."""
 
 import random
+from typing import Literal
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_a_row_has_the_same_bits_in_every_pass(name, form, isa):
     assert_same_bits(with_kv_cache(model, form), random.Random(f"{name} {form}"))
 
 
-def keeps_columns(form: str) -> bool:
+def keeps_columns(form: Literal["int8", "fp8"]) -> bool:
     """Whether accepted columns, a larger cache, and pages of another text give the bits of plain decoding."""
     model = wrap_model(tiny_model("llama", head_dim=48, max_position_embeddings=1024))
     runner = ModelRunner(with_kv_cache(model, form), 2, 600)

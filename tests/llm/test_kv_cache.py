@@ -1,5 +1,7 @@
 """Answers of a model whose cached keys and values are rounded: those of plain decoding with such a cache."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ SAMPLED = SamplingParams(temperature=0.9, max_tokens=40, seed=7, ignore_eos=True
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 
-def answers(kv_cache_dtype: str, params: SamplingParams, **how: object) -> list[list[int]]:
+def answers(kv_cache_dtype: Any, params: SamplingParams, **how: Any) -> list[list[int]]:
     llm = LLM(loaded("llama", torch.bfloat16), kv_cache_dtype=kv_cache_dtype, max_num_seqs=3, **how)
     first = [one.token_ids for one in llm.generate(PROMPTS, params)]
     again = [one.token_ids for one in llm.generate(PROMPTS, params)]  # over cached prefixes

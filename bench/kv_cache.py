@@ -40,7 +40,7 @@ def passes(models, contexts, rows, turns):
                     for begin, end in pairwise((*range(64, length, 64), length)):
                         held[0, :, begin:end] = held[0, :, : end - begin]
             runner.cache.lengths[slot] = context
-            found[context]["MB"][name] = round(runner.cache.num_bytes / 1e6, 1)
+            found[context]["MB"][name] = runner.cache.num_bytes / 1e6
         for count in rows:
             tree, best = TokenTree.chain([[*range(5, 5 + count)]]), {}
             for _ in range(turns):

@@ -65,7 +65,7 @@ class LLM:
         model. `llm.quantized` reports on the layers.
     activations: "int8" (default) or "int16", what inputs are rounded to on a CPU before they are multiplied with
         weights in blocks. "int16" takes as long as twice the rows.
-    kv_cache_dtype: "fp8": cached keys and values of half the bytes, on CUDA, and the answers of such a cache.
+    kv_cache_dtype: "int8" (CPU) or "fp8": cached keys and values of half the bytes, and the answers of such a cache.
     experts_in: "disk": packed experts are in a temporary file of the cache, and read as they are used. "auto" and None:
         where a model is larger than the available memory; else in "memory".
     profile: a file of `paceline tune`: `CostModel` starts from it, and its drafter is used unless one is given.
@@ -101,7 +101,7 @@ class LLM:
         numerics: Numerics | None = None,
         weights: Weights | None = None,
         activations: Activations | None = None,
-        kv_cache_dtype: Literal["auto", "fp8"] | None = None,
+        kv_cache_dtype: Literal["auto", "int8", "fp8"] | None = None,
         experts_in: ExpertsIn | None = None,
         profile: str | PathLike[str] | None = None,
         dtype: str | torch.dtype | None = None,

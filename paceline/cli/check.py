@@ -93,6 +93,7 @@ def check(
                 **{key: getattr(report, key) for key in ("passed", "verdicts", "mean_acceptance_length")},
                 "num_references": sum(comparison.measured is not None for comparison in report.comparisons),
                 "numerics": llm.numerics,
+                "kv_cache_dtype": loading.kv_cache_dtype or "auto",
                 "lossless": llm.verifier.lossless,
                 "exact": llm.verifier.exact,
                 "formats": [vars(weights) for weights in held_weights(llm.loaded)],
@@ -106,6 +107,8 @@ def check(
     else:
         for weights in held_weights(llm.loaded):
             screen.print(f"[dim]{escape(str(weights))}[/dim]")
+        if llm.loaded.kv_dtype is not None:
+            screen.print(f"[dim]keys and values in {loading.kv_cache_dtype}, those of plain decoding too[/dim]")
         for form, why in unpacked_formats(llm, model).items():
             screen.print(f"[yellow]{form} of the file {escape(why)}[/yellow]")
         _print_report(f"{model} with {chosen.config.name}", llm, report, screen)

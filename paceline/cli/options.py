@@ -283,7 +283,7 @@ class ModelOptions(LoadOptions):
     activations: Literal["int8", "int16"] | None = opt(
         None, "What inputs are rounded to before they meet quantized weights on a CPU (int8).", MODEL
     )
-    kv_cache_dtype: Literal["auto", "fp8"] | None = opt(None, "fp8: a rounded cache of half the bytes (CUDA).", MODEL)
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] | None = opt(None, "Round cached keys and values to 8 bits.", MODEL)
     experts_in: Literal["auto", "memory", "disk"] | None = opt(None, "Where experts lie; auto: disk if need be.", MODEL)
 
 

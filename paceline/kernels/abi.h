@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-enum Format { BF16 = 0, F16 = 1, F32 = 2, BF12 = 3 };
+enum Format { BF16 = 0, F16 = 1, F32 = 2, BF12 = 3, INT8 = 4, FP8 = 5 };  // the last two: of keys and values alone
 enum BlockFormats {  // see block_formats.h; those of llama.cpp's files have its numbers, and 64
   BLOCK_FORMATS = 64, Q4_0 = 66, Q4_1 = 67, Q5_0 = 70, Q5_1 = 71, Q8_0 = 72, Q2_K = 74, Q3_K = 75, Q4_K = 76, Q5_K = 77,
   Q6_K = 78, IQ4_NL = 84, IQ4_XS = 87, MXFP4 = 103, INT2 = 256, INT3 = 257, INT4 = 258
@@ -111,8 +111,9 @@ struct Model {
   int32_t embedding_format, ple_format, ple_size;
   int32_t num_layers, hidden, vocabulary;  // vocabulary: rows of the embeddings
   float embedding_scale, ple_scale, logit_scale, logit_softcap;
-  int32_t cache_format;    // BF16, F16 or F32
+  int32_t cache_format;    // of states, keys and values: BF16, F16 or F32
   int32_t projects_pairs;  // `project` reads [embedding of the token; input]; 0: the input alone
+  int32_t kv_format;       // of keys and values: INT8 or FP8; 0: `cache_format`
 };
 
 // One pass over batch x nodes rows. Row (b, n) reads `starts[b]` committed columns of its slot, then its path. The first
@@ -140,7 +141,7 @@ struct Pass {
   int64_t max_position;    // positions are cut to this; -1: cos, sin hold one row for each row of the pass
   int64_t windowed_blocks;  // whether only layers with a window obey `block_ends`
   int64_t num_spans;
-  void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim]
+  void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim], see `row_bytes`
   void* const* values;     // ... which latent attention has none of
   int64_t capacity;
   const int64_t* bases;    // recurrent layers only: [batch] the columns that states hold ...

@@ -395,22 +395,82 @@ INLINE void rotate(float* x, const float* cos, const float* sin, int64_t size, b
 
 // ---------------------------------------------------------------------------------------------- the cache
 
+constexpr int64_t SHARE = 32, SHARE_BYTES = SHARE + 2;  // numbers of INT8 that share a bfloat16 scale, which is before them
+
 INLINE int element_bytes(int format) { return format == F32 ? 4 : 2; }
+INLINE int64_t row_bytes(int64_t size, int format) {
+  if (format == INT8) return size + 2 * ((size + SHARE - 1) / SHARE);
+  return format == FP8 ? size : size * element_bytes(format);
+}
+
+// Up to 32 numbers behind their scale, the largest of them over 127. A scale that is not finite makes all of them NaN.
+static void store_codes(char* to, const float* x, int64_t size) {
+  uint32_t most = 0;  // absolute values are ordered as their bits are, infinity and NaN last
+  for (int64_t i = 0; i < size; i++) {
+    uint32_t u;
+    memcpy(&u, x + i, 4);
+    most = (u & 0x7fffffff) > most ? u & 0x7fffffff : most;
+  }
+  float largest, scale;
+  memcpy(&largest, &most, 4);
+  largest /= 127;
+  memcpy(&most, &largest, 4);
+  const uint16_t up = most > 0x7f800000 ? 0x7fc0 : (uint16_t)((most + 0xffff) >> 16);  // so that no code is larger
+  memcpy(to, &up, 2);
+  scale = from_bf16(up);
+  for (int64_t i = 0; i < size; i++) {
+    const float shifted = (up && up < 0x7f80 ? x[i] / scale : 0.0f) + 12582912.0f;  // 1.5 * 2^23: see `round_row`
+    memcpy(&most, &shifted, 4);
+    to[2 + i] = (char)most;
+  }
+}
+
+// e4m3 without infinities, to the nearest, ties to even; beyond 448 the largest, infinity and NaN: NaN.
+INLINE uint8_t to_fp8(float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  const uint8_t sign = (uint8_t)(u >> 24 & 0x80);
+  u &= 0x7fffffff;
+  if (u >= 0x7f800000) return sign | 0x7f;
+  if (u >= 0x43e00000) return sign | 0x7e;
+  if (u >= 0x3c800000) return (uint8_t)(sign | ((u - 0x3c000000 + 0x7ffff + (u >> 20 & 1)) >> 20));
+  float y;  // subnormal: add 2^14, whose last bit is theirs
+  memcpy(&y, &u, 4);
+  y += 16384.0f;
+  memcpy(&u, &y, 4);
+  return (uint8_t)(sign | (u - 0x46800000));
+}
 
 static void store_row(void* to, const float* x, int64_t size, int format) {
   if (format == F32) memcpy(to, x, 4 * size);
   else if (format == BF16) narrow_row(x, (half_t*)to, size);
+  else if (format == INT8)
+    for (int64_t i = 0; i < size; i += SHARE) store_codes((char*)to + i / SHARE * SHARE_BYTES, x + i, min_(SHARE, size - i));
+  else if (format == FP8)
+    for (int64_t i = 0; i < size; i++) ((uint8_t*)to)[i] = to_fp8(x[i]);
   else
     for (int64_t i = 0; i < size; i++) ((half_t*)to)[i] = to_half(x[i]);
 }
 
 template <int FORMAT> INLINE vf load_cached(const void* p, int64_t i) {
   if (FORMAT == F32) return load((const float*)p + i);
+  if (FORMAT == INT8) {
+    const char* at = (const char*)p + i / SHARE * SHARE_BYTES;
+    return from_int8(at + 2 + i % SHARE) * bits((vu)set_word(at) << 16);
+  }
+  if (FORMAT == FP8) return from_fp8((const uint8_t*)p + i);
   const vh h = loadu<vh>((const half_t*)p + i);
   return FORMAT == BF16 ? widen(h) : from_half(h);
 }
 template <int FORMAT> INLINE float cached(const void* p, int64_t i) {
   if (FORMAT == F32) return ((const float*)p)[i];
+  if (FORMAT == INT8) {
+    const char* at = (const char*)p + i / SHARE * SHARE_BYTES;
+    uint16_t scale;
+    memcpy(&scale, at, 2);
+    return (float)(int8_t)at[2 + i % SHARE] * from_bf16(scale);
+  }
+  if (FORMAT == FP8) return from_fp8(((const uint8_t*)p)[i]);
   return FORMAT == BF16 ? from_bf16(((const half_t*)p)[i]) : from_half(((const half_t*)p)[i]);
 }
 
@@ -580,18 +640,19 @@ struct Slot {  // one sequence's columns of one layer and key head
   int64_t column(const Reach& r, int64_t i) const { return i < r.straight ? i : paths[r.path + i - r.straight]; }
 };
 
-// N queries, V vectors of values from `begin` on: sums over columns [from, count), one after another.
+// N queries, V vectors of values from `begin` on: sums over those of columns [first, end) that are in [from, count), one
+// after another. adds: to what is there.
 template <int FORMAT, int N, int V>
-INLINE void mean_part(const Slot& slot, const Reach* const* reach, float* const* weights, const int64_t* from,
-                      int64_t begin, float* const* to) {
+INLINE void mean_part(const Slot& slot, const Reach* const* reach, float* const* weights, const int64_t* from, int64_t first,
+                      int64_t end, bool adds, int64_t begin, float* const* to) {
   vf sums[N][V];
-  UNROLL for (int q = 0; q < N; q++)
-    UNROLL for (int v = 0; v < V; v++) sums[q][v] = zero();
-  int64_t low = from[0], high = reach[0]->straight, most = from[0];
-  UNROLL for (int q = 1; q < N; q++) {
-    low = low < from[q] ? low : from[q];
-    most = most > from[q] ? most : from[q];
-    high = high < reach[q]->straight ? high : reach[q]->straight;
+  int64_t starts[N], ends[N], most = first, high = end;
+  UNROLL for (int q = 0; q < N; q++) {
+    UNROLL for (int v = 0; v < V; v++) sums[q][v] = adds ? load(to[q] + begin + v * LANES) : zero();
+    starts[q] = max_(first, from[q]);
+    ends[q] = min_(end, reach[q]->count);
+    most = max_(most, starts[q]);
+    high = min_(high, reach[q]->straight);
   }
   const auto add = [&](int q, int64_t i) {
     const char* p = slot.values + slot.column(*reach[q], i) * slot.row_bytes;
@@ -600,10 +661,10 @@ INLINE void mean_part(const Slot& slot, const Reach* const* reach, float* const*
   };
   if (N > 1)
     UNROLL for (int q = 0; q < N; q++)
-      for (int64_t i = from[q]; i < min_(most, reach[q]->count); i++) add(q, i);
+      for (int64_t i = starts[q]; i < min_(most, ends[q]); i++) add(q, i);
   bool same = true;
   UNROLL for (int q = 1; q < N; q++) same &= reach[q] == reach[0];
-  if (same) high = reach[0]->count;
+  if (same) high = min_(end, reach[0]->count);
   for (int64_t i = most; i < high; i++) {
     const char* p = slot.values + slot.column(*reach[0], i) * slot.row_bytes;
     vf x[V];
@@ -614,7 +675,7 @@ INLINE void mean_part(const Slot& slot, const Reach* const* reach, float* const*
     }
   }
   UNROLL for (int q = 0; q < N; q++)
-    for (int64_t i = max_(most, high); i < reach[q]->count; i++) add(q, i);
+    for (int64_t i = max_(most, high); i < ends[q]; i++) add(q, i);
   UNROLL for (int q = 0; q < N; q++)
     UNROLL for (int v = 0; v < V; v++) storeu(to[q] + begin + v * LANES, sums[q][v]);
 }
@@ -622,10 +683,20 @@ INLINE void mean_part(const Slot& slot, const Reach* const* reach, float* const*
 template <int FORMAT, int N>
 INLINE void mean(const Slot& slot, const Reach* const* reach, float* const* weights, const int64_t* from, int64_t d,
                  float* const* to) {
-  constexpr int W = LANES == 16 ? 4 : 2;
-  int64_t i = 0;
-  for (; i + W * LANES <= d; i += W * LANES) mean_part<FORMAT, N, W>(slot, reach, weights, from, i, to);
-  for (; i + LANES <= d; i += LANES) mean_part<FORMAT, N, 1>(slot, reach, weights, from, i, to);
+  constexpr int W = LANES == 16 ? 4 : 2, TILE = 128;  // columns that stay in the first cache for all parts
+  int64_t i = 0, low = from[0], end = reach[0]->count;
+  UNROLL for (int q = 1; q < N; q++) {
+    low = min_(low, from[q]);
+    end = max_(end, reach[q]->count);
+  }
+  for (int64_t tile = low; tile < end; tile += TILE) {
+    const int64_t last = min_(end, tile + TILE);
+    const bool adds = tile > low;
+    i = 0;
+    for (; i + W * LANES <= d; i += W * LANES)
+      mean_part<FORMAT, N, W>(slot, reach, weights, from, tile, last, adds, i, to);
+    for (; i + LANES <= d; i += LANES) mean_part<FORMAT, N, 1>(slot, reach, weights, from, tile, last, adds, i, to);
+  }
   for (; i < d; i++)
     UNROLL for (int q = 0; q < N; q++) {
       float sum = 0;

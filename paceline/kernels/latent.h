@@ -17,7 +17,8 @@ static void place_latent(const Model* model, const Pass* pass, const Scratch& s,
   norm_row(m.kv_norm, column, column, m.rank);
   rotate_row(pass, s, l, row, column + m.rank);
   const int64_t at = pass->slots[b] * pass->capacity + pass->starts[b] + pass->old + n;
-  store_row((char*)pass->keys[index] + at * d * element_bytes(model->cache_format), column, d, model->cache_format);
+  const int format = kv_format(model);
+  store_row((char*)pass->keys[index] + at * row_bytes(d, format), column, d, format);
   if (!m.q_in.data) return;
   float* x = s.attended.wide + row * s.attended.stride;
   norm_row(m.q_norm, x, x, m.q_in.outs);
@@ -55,7 +56,7 @@ static void run_latent(const Model* model, const Pass* pass, const Scratch& s, c
                        Worker& me) {
   const Latent& m = *l.latent;
   const int64_t d = l.head_dim, width = qkv_width(l), before = l.heads * d;
-  const bool pairs = HAS_DP && model->cache_format == BF16;
+  const bool pairs = HAS_DP && kv_format(model) == BF16;
   const Matrix* inputs[] = {&m.kv, m.q_in.data ? &m.q_in : &l.q};
   product(me, s, inputs, ends ? 1 : 2, s.normed, s.rows,
           [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {

@@ -21,6 +21,8 @@ class NumberFormat(IntEnum):
     F16 = 1
     F32 = 2
     BF12 = 3
+    INT8 = 4
+    FP8 = 5
 
 
 class BlockFormat(IntEnum):
@@ -65,6 +67,7 @@ class BlockFormat(IntEnum):
 
 
 FORMATS = {torch.bfloat16: NumberFormat.BF16, torch.float16: NumberFormat.F16, torch.float32: NumberFormat.F32}
+KV_FORMATS = {torch.int8: NumberFormat.INT8, torch.uint8: NumberFormat.FP8}
 SCORINGS = {"softmax": 0, "sigmoid": 1}
 RECURRENCES = {"delta_rule": 0, "state_space": 1, "short_conv": 2}
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1, "relu2": 2}
@@ -175,7 +178,7 @@ class Model(ctypes.Structure):
         *((name, c_int32) for name in ("embedding_format", "ple_format", "ple_size")),
         *((name, c_int32) for name in ("num_layers", "hidden", "vocabulary")),
         *((name, c_float) for name in ("embedding_scale", "ple_scale", "logit_scale", "logit_softcap")),
-        *((name, c_int32) for name in ("cache_format", "projects_pairs")),
+        *((name, c_int32) for name in ("cache_format", "projects_pairs", "kv_format")),
     ]
 
 

@@ -441,6 +441,8 @@ static void make_ple(const Model* model, const Pass* pass, const Scratch& s, Wor
   });
 }
 
+INLINE int kv_format(const Model* model) { return model->kv_format ? model->kv_format : model->cache_format; }
+
 // Normalises q and k, applies the rotary embedding, and writes k and v to the cache.
 static void place_row(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, int64_t row) {
   const int64_t d = l.head_dim, b = s.place[row] / pass->nodes, n = s.place[row] % pass->nodes;
@@ -468,13 +470,14 @@ static void place_row(const Model* model, const Pass* pass, const Scratch& s, co
     if (!l.norm_whole) norm_row(h < l.heads ? l.q_norm : l.k_norm, x, x, d);
     if (l.rotary_dim) rotate(x, cos, sin, l.rotary_dim, l.rotary_pairs);
   }
-  if (HAS_DP && model->cache_format == BF16) narrow_row(q, s.queries + row * l.heads * d, l.heads * d);
-  const int64_t size = d * element_bytes(model->cache_format), column = pass->starts[b] + pass->old + n;
+  if (HAS_DP && kv_format(model) == BF16) narrow_row(q, s.queries + row * l.heads * d, l.heads * d);
+  const int format = kv_format(model);
+  const int64_t size = row_bytes(d, format), column = pass->starts[b] + pass->old + n;
   for (int h = 0; h < own; h++) {
     const int64_t at = ((pass->slots[b] * own + h) * pass->capacity + column) * size;
     norm_row(l.v_norm, v + h * d, v + h * d, d);
-    store_row((char*)pass->keys[index] + at, k + h * d, d, model->cache_format);
-    store_row((char*)pass->values[index] + at, v + h * d, d, model->cache_format);
+    store_row((char*)pass->keys[index] + at, k + h * d, d, format);
+    store_row((char*)pass->values[index] + at, v + h * d, d, format);
   }
 }
 
@@ -482,6 +485,7 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
   const int64_t d = l.head_dim, groups = l.heads / l.kv_heads, sequences = pass->batch * l.kv_heads;
   const int64_t threads = me.team->threads, width = qkv_width(l), value_dim = l.latent ? l.latent->rank : d;
   const Input& out = l.latent ? s.by_head : s.attended;
+  const int format = kv_format(model);
   int64_t parts = (groups + QUERIES - 1) / QUERIES;  // of the queries of one row and key head
   if (sequences * pass->nodes < threads) parts = max_(parts, min_(groups, threads / (sequences * pass->nodes)));
   const int64_t each = (groups + parts - 1) / parts;
@@ -490,14 +494,14 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
   phase(me, (int)(sequences * chunks * parts), [&](int piece) {
     const int64_t part = piece % parts, chunk = piece / parts % chunks, sequence = piece / parts / chunks;
     const int64_t b = sequence / l.kv_heads, h = sequence % l.kv_heads;
-    const int64_t size = d * element_bytes(model->cache_format);
+    const int64_t size = row_bytes(d, format);
     const int64_t at = (pass->slots[b] * l.kv_heads + h) * pass->capacity * size;
     const Slot slot = {(char*)pass->keys[index] + at, (char*)(l.latent ? pass->keys : pass->values)[index] + at, size, s.paths};
     const Reach* reach[QUERIES];
     const void* queries[QUERIES];
     float *to[QUERIES], sinks[QUERIES];
     int count = 0;
-    const bool pairs = HAS_DP && model->cache_format == BF16;
+    const bool pairs = HAS_DP && format == BF16;
     for (int64_t n = chunk * nodes; n < min_(s.begins[b + 1] - s.begins[b], (chunk + 1) * nodes); n++)
       for (int64_t g = part * each; g < min_(groups, (part + 1) * each); g++) {
         const int64_t row = s.begins[b] + n, head = h * groups + g;
@@ -514,8 +518,10 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
       attend(slot, reach, queries, count, d, value_dim, l.window, l.scale, l.softcap, sinks, scores, s.width, keys, to);
     };
     if (pairs) run(attend<true, BF16>);
-    else if (model->cache_format == BF16) run(attend<false, BF16>);
-    else if (model->cache_format == F16) run(attend<false, F16>);
+    else if (format == BF16) run(attend<false, BF16>);
+    else if (format == F16) run(attend<false, F16>);
+    else if (format == INT8) run(attend<false, INT8>);
+    else if (format == FP8) run(attend<false, FP8>);
     else run(attend<false, F32>);
     if (l.is_gated)
       for (int q = 0; q < count; q++) {

@@ -29,6 +29,8 @@ typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 typedef uint8_t bytes __attribute__((vector_size(LANES)));
+typedef int8_t signed_bytes __attribute__((vector_size(LANES)));
+typedef int16_t signed_halves __attribute__((vector_size(2 * LANES)));
 
 template <class V, class T> INLINE V loadu(const T* p) { V v; memcpy(&v, p, sizeof v); return v; }
 template <class V, class T> INLINE void storeu(T* p, V v) { memcpy(p, &v, sizeof v); }
@@ -82,6 +84,22 @@ INLINE vf from_half(vh x) {
 #endif
 }
 
+INLINE vf from_int8(const void* p) {
+#if defined(__AVX512F__)
+  return __builtin_convertvector((vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)), vf);
+#elif defined(__AVX2__)
+  return __builtin_convertvector((vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), vf);
+#else
+  return __builtin_convertvector(loadu<signed_bytes>(p), vf);
+#endif
+}
+
+// e4m3 without infinities. With its bits at the upper end, it is a float16 of 1 / 256 of its value.
+INLINE vf from_fp8(const uint8_t* p) {
+  const vh h = (vh)__builtin_convertvector(loadu<signed_bytes>(p), signed_halves) << 7 & 0xbf80;
+  return from_half(h | ((h + 0x80) & 0x4000)) * 256.0f;  // only NaN carries into the upper bit of the exponent
+}
+
 // To the nearest, ties to even; NaN stays NaN.
 INLINE uint16_t to_bf16(float x) {
   uint32_t u;
@@ -110,6 +128,10 @@ INLINE float from_half(uint16_t x) {
   u |= sign | (magnitude >= (0x7c00u << 13) ? 0x7f800000u : 0);
   memcpy(&y, &u, 4);
   return y;
+}
+INLINE float from_fp8(uint8_t x) {
+  const uint16_t h = (uint16_t)((x & 0x7f) << 7 | (x & 0x80) << 8);
+  return from_half((uint16_t)(h | ((h + 0x80) & 0x4000))) * 256.0f;
 }
 INLINE uint16_t to_half(float x) {
   uint32_t u;

@@ -109,6 +109,12 @@ class AssistantHead:
             raise IncompatibleModels(
                 "a Gemma 4 assistant drafts for Gemma 4 alone", got=of.model_type, expected=" or ".join(_TARGETS)
             )
+        if target.kv_dtype is not None:
+            raise ConfigError(
+                "a Gemma 4 assistant reads the target's keys and values as they are",
+                got=f"{target.name}, which rounds them",
+                fix="leave kv_cache_dtype out, or take another drafter",
+            )
         own = [layer for layer, other in enumerate(key_layers_of(of)) if layer == other]
         last = {of.layer_types[layer]: layer for layer in own}
         self.layers = {kind: last[kind] for kind in sorted({*text.layer_types})}

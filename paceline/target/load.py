@@ -119,7 +119,7 @@ def rounded(
     loaded: LoadedModel,
     weights: Weights | None = None,
     activations: Activations | None = None,
-    kv_cache_dtype: Literal["auto", "fp8"] | None = None,
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] | None = None,
 ) -> tuple[LoadedModel, QuantReport | None]:
     """The model with what is asked for in fewer bits; None: as it is. The report is on weights."""
     report = None
@@ -127,7 +127,7 @@ def rounded(
         loaded, report = with_weights(loaded, weights)
     if activations is not None:
         loaded = with_activations(loaded, activations)
-    return with_fp8_cache(loaded) if kv_cache_dtype == "fp8" else loaded, report
+    return loaded if kv_cache_dtype in (None, "auto") else with_kv_cache(loaded, kv_cache_dtype), report
 
 
 def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedModel:
@@ -146,20 +146,24 @@ def with_activations(loaded: LoadedModel, activations: Activations) -> LoadedMod
     return check(replace(rounded, reference=own_reference(rounded), name=name))
 
 
-def with_fp8_cache(loaded: LoadedModel) -> LoadedModel:
-    """A copy whose cached keys and values are rounded to FP8 (e4m3): half the bytes, and other answers.
+def with_kv_cache(loaded: LoadedModel, dtype: Literal["int8", "fp8"]) -> LoadedModel:
+    """A copy whose cached keys and values are rounded to INT8 with scales or FP8 (e4m3), and whose answers are others.
 
-    Raises `ConfigError` where the model does not run in the kernels of a GPU.
+    Raises `ConfigError` where no kernels read such a cache, or there are no keys.
     """
-    if not loaded.is_native or kernels.kernels_for(loaded.device) is library:
+    on_cpu, decoder = kernels.kernels_for(loaded.device) is library, loaded.decoder
+    wrong = ", in layers of transformers"
+    if isinstance(decoder, NativeDecoder):
+        wrong = "" if not decoder.has_keys else ", whose kernels read FP8" if dtype == "int8" and not on_cpu else None
+    if wrong is not None:
         raise ConfigError(
-            "a cache in FP8 is for the kernels of a GPU",
-            got=f"{loaded.name} on {loaded.device}" + ("" if loaded.is_native else ", in layers of transformers"),
-            expected="a model that has kernels, on a CUDA device", fix='leave kv_cache_dtype out, or give "auto"',
+            f"kv_cache_dtype={dtype!r} is for attention in kernels of Paceline: int8 on a CPU, fp8 also on CUDA",
+            got=f"{loaded.name} on {loaded.device}{wrong or ', which has no attention'}",
+            expected="a model with native passes and attention", fix='leave kv_cache_dtype out, or give "auto"',
         )  # fmt: skip
-    rounded = replace(loaded, kv_dtype=torch.uint8)
+    rounded = replace(loaded, kv_dtype=torch.int8 if dtype == "int8" else torch.uint8)
     rounded = rounded.with_model(loaded.model)
-    return check(replace(rounded, reference=own_reference(rounded)))
+    return check(replace(rounded, reference=own_reference(rounded), name=f"{loaded.name}-kv-{dtype}"))
 
 
 def _prepare(

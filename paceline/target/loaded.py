@@ -56,7 +56,7 @@ class LoadedModel:
     attempt: which of the made-up texts of `self_test` these are.
     vision: the vision half of a vision-language model, whose text half is `model`.
     image_reference: the logits after an image.
-    kv_dtype: of cached keys and values, uint8 for FP8 (e4m3); None: that of the weights.
+    kv_dtype: of cached keys and values, int8 for INT8 with scales, uint8 for FP8 (e4m3); None: that of the weights.
     """
 
     model: PreTrainedModel

@@ -17,6 +17,7 @@ from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
 from ..hf.describe import Description
 from ..hf.rotary import rotary_of, rotation
+from ..kernels.library import KV_FORMATS
 from .adapters import AttachedAdapter
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class NativeDecoder:
         self.num_experts, self.experts_read = described.num_experts, 0  # of all layers; by the last pass, distinct ones
         self._states_like = torch.empty(0, dtype=cast("torch.dtype", model.dtype), device=self._device)
         self._kv_dtype = kv_dtype or cast("torch.dtype", model.dtype)
+        described.model.kv_format = KV_FORMATS.get(self._kv_dtype, 0)
+        self.has_keys = any(described.kv_heads)
 
     def speed_up(self, cache: SlotCache) -> None:
         """Let columns be moved and copied by these kernels, where they can."""
@@ -153,12 +156,16 @@ class NativeDecoder:
 
     def _cache_addresses(self, cache: SlotCache) -> tuple[Any, Any]:
         described, addresses = self._described, self._kernels.addresses
-        widths = zip(described.head_dims, described.value_dims, strict=True)
+        widths = zip(map(self._width, described.head_dims), map(self._width, described.value_dims), strict=True)
         keys, values = cache.tensors(described.kv_heads, [*widths], self._kv_dtype, self._device)
         known = self._known_addresses
         if known is None or known[0]() is not keys[0] or known[1]() is not values[-1]:  # all of them change together
             known = self._known_addresses = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))
         return known[2:]
+
+    def _width(self, numbers: int) -> int:
+        """The elements of a row of the cache, see `row_bytes` in the kernels."""
+        return numbers + 2 * -(-numbers // 32) if self._kv_dtype is torch.int8 else numbers
 
     def _inputs_embeds(self, token_ids: Tensor | None, layout: PassLayout) -> Tensor | None:
         """The input of the first layer, float32 [B, N, E]; None if the library can look it up by token ids."""

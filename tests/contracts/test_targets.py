@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.tree import TokenTree
 from paceline.target import ModelRunner, SlotCache, make_runner
-from paceline.target.load import with_weights
+from paceline.target.load import with_kv_cache, with_weights
 from tests.attention.common import CACHE_MUTANTS, GathersWithoutACopy, agree, held, with_cache
 from tests.helpers import loaded, on_torch, prompt
 from tests.methods.space.common import adapter
@@ -26,6 +26,7 @@ TARGETS: dict[str, Callable[[], ModelRunner]] = {
     "native, invariant": lambda: make_runner(loaded(), 3, invariant=True),
     "native, windows": lambda: ModelRunner(loaded("mistral"), 3),
     "native, int8": lambda: ModelRunner(with_weights(loaded("llama", intermediate_size=64), "int8")[0], 3),
+    "native, a cache in int8": lambda: ModelRunner(with_kv_cache(loaded(), "int8"), 3),
     "torch": lambda: ModelRunner(on_torch(tiny_model("llama")), 3),
     "torch, windows": lambda: ModelRunner(loaded("mistral", torch.float64), 3),
     "transformers' layers": lambda: ModelRunner(loaded("gpt2"), 3),

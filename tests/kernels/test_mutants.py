@@ -18,10 +18,12 @@ from paceline.target import ModelRunner, wrap_model
 from tests.attention.test_spans import reads_spans
 from tests.kernels.expert_faults import ATTENTION, EXPERTS, LATE
 from tests.kernels.expert_layers import Layer
+from tests.kernels.kv_formats import ROUNDED
 from tests.kernels.test_attention import attends
 from tests.kernels.test_bf12 import products_are_those_of_bfloat16
 from tests.kernels.test_blocks import has_products
 from tests.kernels.test_experts import FORMS, RULES, breaks_ties, close, has_the_bits_of_one_row, rows_of
+from tests.kernels.test_kv_formats import rounds_as_torch
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
 from tests.kernels.test_pool import in_a_fork, keeps_time
@@ -55,6 +57,7 @@ SPANS = (
     "a path without the root",
     "the last column of a span",
 )
+KV = "the scale of the first numbers", "scales of keys for values", "scales that are not written", "no subnormal e4m3"
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -173,6 +176,15 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     SPANS[1]: ("pass.h", "i = spans[0] ? 0 : 1; i <", "i = spans[0] || FAULT ? 0 : 1; i <"),
     SPANS[2]: ("pass.h", "reach[parent].count - r.straight;", "reach[parent].count - r.straight - (FAULT && parent);"),
     SPANS[3]: ("pass.h", "column < spans[2 * i + 1];", "column < spans[2 * i + 1] - FAULT;"),
+    KV[0]: ("body.cpp", "bits((vu)set_word(at) << 16)", "bits((vu)set_word(FAULT ? (const char*)p : at) << 16)"),
+    KV[1]: (
+        "pass.h",
+        "v + h * d, d, format);",
+        "v + h * d, d, format);"
+        "if (FAULT && format == INT8) memcpy((char*)pass->values[index] + at, (char*)pass->keys[index] + at, 2);",
+    ),
+    KV[2]: ("body.cpp", "memcpy(to, &up, 2);", "if (!FAULT) memcpy(to, &up, 2);"),
+    KV[3]: ("body.cpp", "if (u >= 0x3c800000)", "if (FAULT || u >= 0x3c800000)"),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -341,6 +353,13 @@ def test_faults_of_attention_are_seen(fault, switch):
     assert (attends(has_sinks=True) and attends(pairs=True)) == (fault == "none")
 
 
+@pytest.mark.parametrize("fault", ["none", *KV])
+def test_faults_of_rounded_caches_are_seen(fault, switch):
+    switch(fault)
+    right = all(attends(width=48, form=form) and rounds_as_torch(form) for form in ROUNDED)
+    assert right == (fault == "none")
+
+
 @pytest.mark.parametrize("fault", ["none", *(name for name in EXPERTS if name != LATE)])
 def test_faults_of_experts_are_seen(fault, switch):
     switch(fault)
@@ -359,19 +378,8 @@ def test_a_late_thread_finds_what_the_others_found(fault, switch):
 
 
 SEEN = {
-    PROJECTION,
-    HEAD_NOISE,
-    *BF12,
-    *BLOCKS,
-    *NOISE,
-    *GUMBEL,
-    *SHARING,
-    *RECURRENT,
-    *LATENT,
-    *ATTENTION,
-    *EXPERTS,
-    *SPANS,
-}
+    PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT, *LATENT, *ATTENTION, *EXPERTS, *SPANS, *KV,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", [name for name in NAMES if name not in SEEN])

@@ -56,8 +56,11 @@ def test_logits_are_those_of_transformers(name, dtype):
 @pytest.mark.parametrize("name", NATIVE)
 def test_a_row_has_the_same_bits_in_every_pass(name, dtype, isa):
     """Random trees, neighbours, chunks and thread counts against one row at a time."""
-    rng = random.Random(f"{name} {dtype}")
-    target = wrap_model(tiny_model(name, dtype))
+    assert_same_bits(wrap_model(tiny_model(name, dtype)), random.Random(f"{name} {dtype}"))
+
+
+def assert_same_bits(target: LoadedModel, rng: random.Random) -> None:
+    """A row of this model has the bits of one row at a time, whatever shares its pass."""
     runner = ModelRunner(target, 3, 200)
     slots, threads = [runner.cache.allocate() for _ in range(3)], torch.get_num_threads()
     try:

@@ -10,6 +10,7 @@ from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods import Gemma4Assistant
 from paceline.target import ModelRunner, load_model
+from paceline.target.load import with_kv_cache
 from paceline.verify import Coupled
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_identical, loaded, prompt, runner, tokenizer
 from tests.tiny import ARCHITECTURES, SMALL, tiny_model
@@ -120,3 +121,9 @@ def test_it_is_read_from_its_folder(tmp_path):
 def test_other_targets_are_refused(name, text, message):
     with pytest.raises(IncompatibleModels, match=message):
         Gemma4Assistant(assistant(**text)).bind(runner(loaded(name)), Coupled())
+
+
+def test_a_rounded_cache_is_refused():
+    rounded = with_kv_cache(loaded("gemma4"), "int8")
+    with pytest.raises(ConfigError, match=r"reads the target's keys.*which rounds them"):
+        Gemma4Assistant(assistant()).bind(runner(rounded), Coupled())

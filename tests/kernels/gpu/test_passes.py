@@ -13,7 +13,7 @@ from paceline.kernels.gpu import attention
 from paceline.kernels.gpu.rows import embed
 from paceline.kernels.library import BlockFormat
 from paceline.target import ModelRunner, wrap_model
-from paceline.target.load import with_fp8_cache
+from paceline.target.load import with_kv_cache
 from tests.kernels.test_passes import DTYPES, random_tree, rows
 from tests.tiny import tiny_model
 
@@ -62,7 +62,7 @@ def test_a_row_has_the_same_bits_in_every_pass(name, dtype):
 def test_a_cache_in_fp8(gpu):
     """Its numbers are rounded ones; bits of rows hold as in other caches; a model takes half the bytes."""
     plain = wrap_model(tiny_model("llama", torch.bfloat16, num_hidden_layers=1))
-    runners = [ModelRunner(model, 2, 64) for model in (plain, with_fp8_cache(plain))]
+    runners = [ModelRunner(model, 2, 64) for model in (plain, with_kv_cache(plain, "fp8"))]
     for runner in runners:
         for _ in range(2):
             runner.extend_cache(runner.cache.allocate(), [5, 6, 7, 8, 9])
@@ -74,10 +74,9 @@ def test_a_cache_in_fp8(gpu):
     assert runners[0].cache.num_bytes == 2 * runners[1].cache.num_bytes
 
 
-def test_a_cache_in_fp8_is_refused_elsewhere(monkeypatch):
-    monkeypatch.undo()
-    with pytest.raises(ConfigError, match="kernels of a GPU"):
-        with_fp8_cache(wrap_model(tiny_model("llama")))
+def test_a_cache_in_int8_is_refused():
+    with pytest.raises(ConfigError, match="whose kernels read FP8"):
+        with_kv_cache(wrap_model(tiny_model("llama")), "int8")
 
 
 def test_long_texts_are_read_some_rows_at_a_time(monkeypatch):

@@ -275,7 +275,7 @@ def test_tenants_beyond_the_most_are_forgotten(monkeypatch):
 
 
 def test_names_and_refusals():
-    assert parse("suffix:answers=5000").drafter.build().answers is not None
+    assert parse("suffix:answers=5000").drafter.as_dict() == {"corpus": None, "answers": 5000}
     assert parse({"method": "suffix", "answers": 5000}).drafter.name == "suffix:answers=5000"
     with pytest.raises(ConfigError, match="answers"):
         parse("suffix:answers=3")

@@ -120,14 +120,14 @@ def test_sets_of_a_model_against_all_subsets():
 
 
 def test_a_smaller_vocabulary_is_tried(monkeypatch):
-    toy, seconds = Toy(0), Seconds(SECONDS, 0.5, [2.0, 2.2, 2.5])
+    toy, seconds = Toy(0), Seconds(SECONDS, 0.5, [5.0, 5.5, 6.0])
     monkeypatch.setattr(search_file, "FIRST", 10)
     cells = frontier(toy, SECONDS)
     pairs = choices(toy, cells, seconds)
     assert [choice.skips.vocabulary for choice in pairs] == [None, 10] * len(cells)
     for cell, whole, small in zip(cells, pairs[::2], pairs[1::2], strict=True):
         target, logits = toy.logits(cells[0].rows).argmax(-1), toy.logits(cell.rows)
-        assert small.saved == pytest.approx(whole.saved + 0.5 * 0.5 / 2.0)
+        assert small.saved == pytest.approx(whole.saved + 0.5 * 0.5 / (sum(SECONDS) + 0.5))
         assert small.agreement == pytest.approx((logits[..., :10].argmax(-1) == target).float().mean().item())
 
 

@@ -105,16 +105,20 @@ def frontier(parts: Parts, seconds: Sequence[float]) -> list[Cell]:
 
 
 def choices(parts: Parts, cells: Sequence[Cell], seconds: Seconds) -> list[Choice]:
-    """What each set is expected to bring; none skipped is the target, and the first."""
+    """What each set is expected to bring; none skipped is the target, and the first.
+
+    T(1) is the sum of its parts, since both were timed alike on a busy machine; passes say how T(n) grows.
+    """
     target = parts.logits(cells[0].rows).argmax(-1)
-    plain, found = seconds.passes[0], list[Choice]()
+    plain, found = sum(seconds.parts) + seconds.head, list[Choice]()
+    passes = [each * plain / seconds.passes[0] for each in seconds.passes]
     for cell in cells:
         logits = parts.logits(cell.rows)
         size = logits.shape[-1]
         for count in (size, FIRST) if size >= 2 * FIRST else (size,):
             agreement = (logits[..., :count].argmax(-1) == target).float().mean().item()
             saved = cell.saved + seconds.head * (1 - count / size)
-            rate, depth = best_rate(agreement, max(plain - saved, 0.0), seconds.passes)
+            rate, depth = best_rate(agreement, plain - saved, passes)
             skips = Skips.of(cell.skipped, None if count == size else count)
             found.append(Choice(skips, agreement, saved / plain, rate * plain, depth))
     return found

@@ -58,9 +58,8 @@ class ModelRunner:
         self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
         self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
         self._waiting: list[object] = share._waiting if share else []
-        self.states = StateStore(self.cache.num_slots)
+        self.states, self.keeps_images = StateStore(self.cache.num_slots), False
         self.spans_of: Callable[[int, int], Spans] | None = None
-        self.keeps_images = False
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
         self.settings = PassSettings(loaded.is_native, can_fuse_prefill=share is None)

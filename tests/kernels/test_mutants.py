@@ -378,7 +378,8 @@ def test_a_late_thread_finds_what_the_others_found(fault, switch):
 
 
 SEEN = {
-    PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT, *LATENT, *ATTENTION, *EXPERTS, *SPANS, *KV,
+    PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT, *LATENT, *ATTENTION, *EXPERTS,
+    *SPANS, *KV,
 }  # fmt: skip
 
 

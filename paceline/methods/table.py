@@ -123,19 +123,19 @@ METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in (
         exports={"vllm": _WHOLE, "sglang": _WHOLE, "speculators": "", "llama.cpp": ""},
     ),
     Method(
-        name="dspark", usage=HEAD, title="DSpark", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
-        how="DFlash's block, whose rows are told the token before them", papers="arXiv 2607.05147",
-        home=".dspark.drafter", spec="DSparkSpec", drafter="DSpark",
-        head=".dspark.head:DSparkHead", recipe=".dspark.recipe:DSparkRecipe",
-        marks=("speculators_model_type=dspark", "architectures=Qwen3DSparkModel"), layouts=".dspark.layouts",
-    ),
-    Method(
         name="jetspec", usage=HEAD, title="JetSpec", drafts=f"{_TREES}, from two passes", needs=_TRAINED,
         how="DFlash's layers, causal in a block: the second pass reads the tokens that the first one drafted",
         papers="arXiv 2606.18394", home=".dflash.jetspec", spec="JetSpecSpec", drafter="JetSpec",
         head=".dflash.head:DFlashHead", recipe=".dflash.recipe:DFlashRecipe",
         marks=("dflash_config='causal': True", "dflash_config='causal_head': True"),
         layouts=".dflash.layouts", exports={"vllm": f"a causal DFlash head; {_WHOLE}"},
+    ),
+    Method(
+        name="dspark", usage=HEAD, title="DSpark", drafts=f"{_TREES}, from one pass", needs=_TRAINED,
+        how="DFlash's block, whose rows are told the token before them", papers="arXiv 2607.05147",
+        home=".dspark.drafter", spec="DSparkSpec", drafter="DSpark",
+        head=".dspark.head:DSparkHead", recipe=".dspark.recipe:DSparkRecipe",
+        marks=("speculators_model_type=dspark", "architectures=Qwen3DSparkModel"), layouts=".dspark.layouts",
     ),
     Method(
         name="mtp", usage="mtp[:PATH_OR_NAME]", title="MTP", drafts=_TREES,

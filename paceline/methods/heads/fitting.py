@@ -29,7 +29,8 @@ def read_head(head: str | PathLike[str] | nn.Module | None, kind: type[_H], targ
     """
     module = mtp_head(target) if head is None else head
     module = module if isinstance(module, nn.Module) else load_head(module, target)
-    if type(module) is not kind:
+    shape = getattr(kind, "Config", None)  # DSpark's is DFlash's and more
+    if not isinstance(module, kind) or type(module.config) is not shape:
         raise ConfigError("the head is for another method", got=type(module).__name__, expected=kind.__name__)
     message = f"this {kind.__name__} does not fit {target.name}: it was made for another target"
     fix = "train a head for this target, or load the target it was trained for"

@@ -17,17 +17,21 @@ ATTENTION, MLP = ("self_attn", "attention", "attn"), ("mlp", "feed_forward", "bl
 class Skipped(nn.Module):
     """In the place of a sub-layer. base: that one; its keys keep their place in the cache, and are not written.
 
-    is_attention: whether it is an attention layer, which also returns weights.
+    is_attention: whether it is an attention layer, which also returns weights. Some experts also return scores.
     """
 
     def __init__(self, base: nn.Module, is_attention: bool):
         super().__init__()
         self.base, self.is_attention = base, is_attention
+        self._num_beside = 1 if is_attention else None
 
-    def forward(self, *args: Tensor, **kwargs: Any) -> Tensor | tuple[Tensor, None]:
+    def forward(self, *args: Tensor, **kwargs: Any) -> Tensor | tuple[Tensor | None, ...]:
         """Zeros in the shape of the hidden states."""
+        if self._num_beside is None:
+            made = self.base(*args, **kwargs)
+            self._num_beside = len(made) - 1 if isinstance(made, tuple) else 0
         nothing = torch.zeros_like(args[0] if args else kwargs["hidden_states"])
-        return (nothing, None) if self.is_attention else nothing
+        return (nothing, *[None] * self._num_beside) if self._num_beside else nothing
 
 
 class FirstRows(nn.Module):
@@ -57,7 +61,7 @@ def sublayers(layers: Sequence[nn.Module]) -> list[tuple[str, str]]:
 
 def _names(layer: nn.Module, index: int) -> tuple[str, str]:
     parts = [name for name, part in layer.named_children() if "norm" not in name and _has_weights(part)]
-    parts += [name for name, _ in layer.named_parameters(recurse=False)]
+    parts += [name for name, _ in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))]
     attention, mlp = (next((name for name in names if name in parts), "") for names in (ATTENTION, MLP))
     if sorted(parts) != sorted((attention, mlp)):
         raise ConfigError(

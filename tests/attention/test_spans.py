@@ -11,6 +11,7 @@ from paceline.attention.masks import PassLayout
 from paceline.core.tree import TokenTree
 from paceline.kernels import load
 from paceline.target import ModelRunner, wrap_model
+from paceline.target.load import with_kv_cache
 from tests.helpers import on_torch, prompt
 from tests.kernels.test_passes import random_tree
 from tests.tiny import tiny_model
@@ -80,9 +81,11 @@ def test_a_mask_without_spans_is_seen(monkeypatch):
 
 
 @native
-def test_what_is_read_decides_the_bits():
+@pytest.mark.parametrize("form", [None, "int8"])
+def test_what_is_read_decides_the_bits(form):
     """Everything in any number of spans has the bits of a pass without spans; a tree those of its chains."""
-    runner, rng = ModelRunner(wrap_model(tiny_model("llama", torch.bfloat16)), 2, 128), random.Random(1)
+    model = wrap_model(tiny_model("llama", torch.bfloat16))
+    runner, rng = ModelRunner(model if form is None else with_kv_cache(model, form), 2, 128), random.Random(1)
     slots, tree = [runner.cache.allocate(), runner.cache.allocate()], random_tree(9, rng)
     for slot in slots:
         runner.extend_cache(slot, prompt(LENGTH, 4))

@@ -172,6 +172,7 @@ def test_the_default_is_for_kernels_of_the_cpu():
 
 
 def test_names_tell_a_window():
-    for name in ("self-int4", "self-top1"):
+    for name in ("self-int4", "self-top1", "self-skip"):
         assert parse(name).drafter.name == name
         assert parse(f"{name}:window=64").drafter.name == f"{name}:window=64"
+    assert parse("self-skip:0.4,window=64").drafter.name == "self-skip:0.4,window=64"

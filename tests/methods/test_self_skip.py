@@ -58,7 +58,7 @@ def test_drafts_are_what_is_said_without_the_sublayers(name, skips):
     assert drafts(ModelRunner(loaded(name), len(TEXTS)), skips) == [said(name, skips, ids) for ids in TEXTS]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gpt_oss", "llama4"])  # the last two return scores, too
 def test_drafts_in_torch(name):
     on = ModelRunner(on_torch(tiny_model(name)), len(TEXTS))
     assert not on.loaded.is_native
@@ -150,7 +150,7 @@ def test_packed_targets(monkeypatch):
             assert any(record.num_drafted for record in drafted.rounds)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "gemma4", "granitemoehybrid"])
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma4", "gemma4-k-is-v", "granitemoehybrid"])
 def test_other_layers_are_refused(name):
     with pytest.raises(ConfigError, match=r"one attention and one MLP.*layer \d has.*self-int4"):
         LLM(loaded(name), drafter=SelfSkip(mlp=(0,)))

@@ -19,7 +19,7 @@ from ...kernels.build import cache_folder, load
 from ...schema import checked, checked_call
 from ...system.hardware import cpu_info
 from ...target.loaded import LoadedModel
-from ..draft_window import WindowSize
+from ..draft_window import WindowSize, suffix_of
 from ..self_experts import SelfDraft
 from ..spec import DrafterSpec
 from .search import chosen, search
@@ -90,7 +90,8 @@ def _kept(target: LoadedModel, fraction: float | None, context: int) -> Path:
     """The file of a choice in the cache: of a model, its formats and this machine."""
     formats = sorted({type(module).__name__ + str(getattr(module, "form", "")) for module in target.model.modules()})
     machine = cpu_info("model name"), torch.get_num_threads(), str(load())
-    facts = repr((target.fingerprint, str(target.dtype), formats, machine, fraction, context))
+    dtypes = str(target.dtype), str(target.kv_dtype)
+    facts = repr((target.fingerprint, dtypes, formats, machine, fraction, context))
     return cache_folder("skips") / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
 
 
@@ -110,7 +111,8 @@ class SelfSkipSpec(DrafterSpec):
 
     @property
     def name(self) -> str:
-        return "self-skip" if self.skip is None else f"self-skip:{self.skip}"
+        name = "self-skip" if self.skip is None else f"self-skip:{self.skip}"
+        return name + suffix_of(self.window, ":" if self.skip is None else ",")
 
     def build(self) -> SelfSkip:
         fraction, file = self.skip, None

@@ -179,10 +179,10 @@ class CountsTheTarget(DraftModel):
 class ForgetsPictures(DraftModel):
     """Reads placeholders as tokens."""
 
-    def _prefill(self, slot, text, most):
-        if self._prompts[slot].vision is not None:
-            self._prompts[slot] = replace(self._prompts[slot], vision=None)
-        return super()._prefill(slot, text, most)
+    def _prefill(self, seq, text, most):
+        if self._prompts[seq.slot].vision is not None:
+            self._prompts[seq.slot] = replace(self._prompts[seq.slot], vision=None)
+        return super()._prefill(seq, text, most)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ def serve(
         from ..learn.spec import learning
 
         chosen = replace(chosen, config=learning(chosen.config, str(server.learn), server.learn_mb))
+        if len(server.keys) > 1:
+            screen.warn("All API keys share the head that learns:", "answer times tell a little of what others ask.")
     taken = server.bind("serve", screen)
     answering = server.answering()
     tracer = None

@@ -80,10 +80,12 @@ class Learned(Drafter):
     def bind(self, target: Target, verifier: Verifier) -> None:
         """Lock the folder and load its best head.
 
-        Raises `ConfigError` where another process holds it, or where it is of another target or head.
+        Raises `ConfigError` where another process holds it, or where it is of another target or head, and
+        `IncompatibleModels` where heads cannot learn from this target.
         """
         super().bind(target, verifier)
         loaded, folder = target.loaded, self._folder
+        loaded.output_rows()  # which a target may lack: before anything is written
         plan = self._recipe.plan(self._spec.method, RunConfig(model=loaded.name, out=str(folder.path)), loaded)
         start: Any = None if self._start is None else load_head(self._start, loaded)
         config = self._recipe.configure(plan) if start is None else start.config
@@ -96,8 +98,8 @@ class Learned(Drafter):
                 save_head(folder.path / "heads" / "000000", start, loaded, {})
             read = partial(_read, self._spec, target, verifier)
             self._heads = [_Head(place, read(place)) for place in folder.heads()[:1]]
-            self._shape = self._heads[0].drafter if self._heads else _random(config, target, verifier)
-            self.info = self._shape.info
+            self._shape = None if self._heads else _random(config, target, verifier)
+            self.info = self._drafter.info
             self._layers = tuple(sorted({*config.states, loaded.num_layers}))
             target.watch_states(self._layers)
             record = {"layers": self._layers, "target": loaded.name, "fingerprint": loaded.fingerprint}
@@ -117,7 +119,7 @@ class Learned(Drafter):
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Before there is a head, those of a random one of the same shape."""
-        costs = [*self._shape.seconds().values()]
+        costs = [*self._drafter.seconds().values()]
         return {self.name: costs[0]} if costs else {}
 
     def propose(self, seqs: Sequence[TokenSequence], budgets: Sequence[DraftBudget]) -> Draft:
@@ -168,6 +170,13 @@ class Learned(Drafter):
             "learn_stopped": ("Whether learning has stopped after an error.", float(self.learner.has_failed)),
         }
 
+    @property
+    def _drafter(self) -> Drafter:
+        """Of the head in use; before there is one, of a random head."""
+        drafter = self._heads[0].drafter if self._heads else self._shape
+        assert drafter is not None
+        return drafter
+
     def _head_of(self, seq: TokenSequence) -> _Head:
         """The head of a sequence: while one is on trial, of each second request."""
         head = self._of.get(seq.slot)
@@ -184,7 +193,7 @@ class Learned(Drafter):
                 return
             self._heads.append(_Head(*offered))
             if len(self._heads) == 1:  # the first
-                self.swaps += 1
+                self.swaps, self._shape = self.swaps + 1, None
             for head in self._heads:
                 head.drafts = head.accepted = 0
         elif all(head.drafts >= self._settings.trial for head in self._heads):

@@ -142,9 +142,9 @@ class Recorder:
     def write(self, answer: Recorded) -> None:
         """Append an answer. Raises `OSError`."""
         part = self._part
-        if part is None or self._sizes[part] > self._max_bytes // _PARTS:
+        if part is None or not part.is_dir() or self._sizes[part] > self._max_bytes // _PARTS:
             part = self._part = self._folder.path / f"answers-{self._number():06d}"
-            part.mkdir()
+            part.mkdir(mode=0o700)  # also where the folder was there before, and others may read it
             write_record(part, self._record)
             self._sizes[part] = 0
         states = {f"{self._next}.{layer}": state for layer, state in answer.states.items()}

@@ -38,23 +38,25 @@ class TrainerProcess:
     """The trainer's process, in a process group of its own, so that Ctrl-C reaches the server alone."""
 
     def __init__(self, folder: LearnFolder, settings: LearnSettings):
-        self._log, self.is_paused = folder.path / "trainer.log", True
+        self._log, self.is_paused, self._turning = folder.path / "trainer.log", True, threading.Lock()
         command = [sys.executable, "-m", "paceline.learn.trainer", str(folder.path), json.dumps(asdict(settings))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, process_group=0, bufsize=0
-            )
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, process_group=0, bufsize=0,
+                umask=0o077,  # a head may remember texts
+            )  # fmt: skip
         assert self.process.stdin is not None
         self._pipe = self.process.stdin
         os.set_blocking(self._pipe.fileno(), False)
 
     def turn(self, is_paused: bool) -> None:
-        """Pause it, or let it go on."""
-        if is_paused != self.is_paused:
-            self.is_paused = is_paused
-            with suppress(OSError):  # it has ended, which `check` reports
-                self._pipe.write(b"0" if is_paused else b"1")
+        """Pause it, or let it go on. Both threads may ask, and the trainer hears them in the order of `is_paused`."""
+        with self._turning:
+            if is_paused != self.is_paused:
+                self.is_paused = is_paused
+                with suppress(OSError, ValueError):  # it has ended, which `check` reports, and the pipe may be closed
+                    self._pipe.write(b"0" if is_paused else b"1")
 
     def check(self) -> None:
         """Raise `TrainerEnded` where it has ended."""

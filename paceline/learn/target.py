@@ -48,7 +48,7 @@ class LearnTarget:
 
 
 def save_target(folder: Path, target: LoadedModel) -> None:
-    """Write it. Raises `IncompatibleModels` where heads cannot learn from this target."""
+    """Write it."""
     rows, config = target.output_rows(), target.model.config.get_text_config()
     tensors, norm = {"embeddings": target.embeddings}, getattr(target.model.base_model, "norm", None)
     if rows is not target.embeddings:

@@ -27,7 +27,7 @@ from ..schema import validate
 from ..target import LoadedModel
 from ..train.artefact import save_trained
 from ..train.config import RunConfig, TrainConfig
-from ..train.data import Answers
+from ..train.data import Answers, close_states
 from ..train.log import Evaluated, Window, accepted_length
 from ..train.loop import train
 from ..train.prepare import PreparedAnswer
@@ -93,16 +93,17 @@ class Trainer:
         """A round, if enough answers are new and no head is on trial; returns the new head, if there is one."""
         if len(self._folder.heads()) > 1:
             return None
-        answers = [answer for answer in recent(self._folder, self._settings.recent) if _is_whole(answer)]
+        answers = recent(self._folder, self._settings.recent)
         if sum(len(a.answer_ids) for a in answers if a.index > self._seen) < self._settings.every:
             return None
         self._seen = max(answer.index for answer in answers)
         try:
-            return self._round(Answers(answers))
+            return self._round(Answers([answer for answer in answers if _is_whole(answer)]))
         except ConfigError as error:  # the oldest answers went while they were read
             print(f"a round ended early: {error}", flush=True)
             return None
         finally:
+            close_states()
             shutil.rmtree(self._folder.path / "round", ignore_errors=True)
 
     def _round(self, answers: Answers) -> Path | None:

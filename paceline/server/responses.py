@@ -251,7 +251,7 @@ class ResponseAnswering(Answering):
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": None,
-            "store": False,
+            "store": body.store,
             "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
             "tool_choice": "auto",
             "tools": [],

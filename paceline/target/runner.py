@@ -204,9 +204,9 @@ class ModelRunner:
             if self._waiting:
                 time.sleep(0.0005)
 
-    def prefill(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
-        """Cache a text except its last token, the first root, in its slot from `admit`."""
-        self.restore_prefix(slot, token_ids, vision)
+    def prefill(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, salt: str = "") -> None:
+        """Cache a text except its last token, the first root, in its slot from `admit`. salt: its tenant."""
+        self.restore_prefix(slot, token_ids, vision, tenant=salt)
         for _ in self.prefill_chunks(slot, token_ids, vision):
             pass
 

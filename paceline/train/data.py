@@ -193,6 +193,11 @@ def _opened(file: Path) -> Any:
     return safe_open(file, "pt")
 
 
+def close_states() -> None:
+    """Close the files of states that were read, so that removed ones leave the disk."""
+    _opened.cache_clear()
+
+
 @torch.no_grad()
 def online_states(target: LoadedModel, batch: Batch, layers: Sequence[int]) -> Batch:
     """The batch with these states of its texts, zero at and after each answer's last token, as stored ones are."""

@@ -2,13 +2,14 @@
 
 import time
 from pathlib import Path
+from typing import Any, cast
 
 from paceline import LLM, Fixed, SamplingParams
 from paceline.learn.drafter import Learned
 from paceline.learn.folder import LearnFolder, LearnSettings
 from paceline.learn.trainer import Gate, Trainer
-from paceline.methods.eagle.drafter import Eagle3Spec, EagleSpec
-from paceline.methods.spec import HeadSpec
+from paceline.methods.spec import HeadSpec, spec_class
+from paceline.target import LoadedModel
 from tests.helpers import loaded, prompt
 
 QUICK = LearnSettings(
@@ -19,14 +20,16 @@ GREEDY, SAMPLED = SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, t
 
 
 def head_spec(folder: Path, method: str = "eagle") -> HeadSpec:
-    return {"eagle": EagleSpec, "eagle3": Eagle3Spec}[method](model=str(folder))
+    return cast("Any", spec_class(method))(model=str(folder))
 
 
 def learning_llm(
-    folder: Path, head: HeadSpec | None = None, settings: LearnSettings = QUICK, trains: bool = False
-) -> LLM:
+    folder: Path, head: HeadSpec | None = None, settings: LearnSettings = QUICK, trains: bool = False,
+    target: LoadedModel | str | None = None, **how: Any,
+) -> LLM:  # fmt: skip
     """By default the test trains, and not another process."""
-    return LLM(loaded(), drafter=Learned(head, folder, settings, trains), policy=Fixed(3), max_num_seqs=4)
+    drafter = Learned(head, folder, settings, trains)
+    return LLM(target or loaded(), drafter=drafter, policy=Fixed(3), max_num_seqs=4, **how)
 
 
 def trainer(folder: Path, settings: LearnSettings = QUICK) -> Trainer:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -66,6 +67,34 @@ def test_the_folder_is_bounded(tmp_path):
     assert [answer.index for answer in kept] == [*range(16 - len(kept), 16)]
     newest = recent(LearnFolder(tmp_path), 24 * 3)
     assert [answer.index for answer in newest] == [15, 14, 13]
+
+
+def test_others_read_no_answers(tmp_path):
+    """Also in a folder that they may read."""
+    tmp_path.chmod(0o755)
+    llm = learning_llm(tmp_path)
+    answers(llm, prompts=PROMPTS[:1])
+    recorded(llm, 1)
+    (part,) = LearnFolder(tmp_path).parts()
+    assert part.stat().st_mode & 0o077 == 0
+
+
+def test_what_is_deleted_stays_deleted(tmp_path):
+    """Answers while the server runs, and the whole folder, which ends learning."""
+    llm = learning_llm(tmp_path / "learn")
+    learner, folder = llm.decoder.drafter.learner, LearnFolder(tmp_path / "learn")
+    for count in (1, 2):
+        answers(llm, prompts=PROMPTS[:1])
+        until(lambda: learner.recorder.answers == count)  # noqa: B023
+        (part,) = folder.parts()
+        assert read_record(part), "a folder that `prepare` knows"
+        assert [answer.index for answer in read_answers(part)] == [count - 1]
+        shutil.rmtree(part)
+    shutil.rmtree(folder.path)
+    expected = answers(llm, prompts=PROMPTS[:1])
+    until(lambda: learner.has_failed)
+    assert not folder.path.exists()
+    assert answers(llm, prompts=PROMPTS[:1]) == expected
 
 
 def keeps_private_answers_out(folder) -> bool:

@@ -18,7 +18,7 @@ from paceline.learn.folder import LearnFolder
 from paceline.learn.spec import learning
 from paceline.server.protocol import ChatRequest
 from paceline.train.prepare import read_answers
-from tests.cli.helpers import save
+from tests.cli.helpers import paceline, save
 from tests.learn.helpers import QUICK, until
 from tests.server.helpers import ASK, server, tiny_llm
 from tests.server.test_metrics import read
@@ -90,6 +90,18 @@ def processes_with(word: str) -> list[str]:
         with suppress(OSError):
             lines.append(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
     return [line for line in lines if word in line]
+
+
+def test_keys_that_share_a_head_are_named(tmp_path):
+    """Once, before anything slow."""
+    (tmp_path / "other").write_text("")
+    model = save(tmp_path / "tiny", tiny_model("llama"))
+    both = ("--api-key", "a", "--api-key", "b")
+    for keys in (both, both[:2]):
+        result = paceline("serve", model, "--port", "0", "--learn", str(tmp_path), *keys)
+        assert result.exit_code == 1
+        assert "is not a folder of a drafter that learns" in result.stderr
+        assert result.stderr.count("All API keys share the head") == (keys is both)
 
 
 @pytest.mark.more

@@ -1,10 +1,13 @@
 """Heads that change while requests run: answers stay, drafts are those of a fresh drafter, worse heads go."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from paceline.core.interfaces import DraftBudget
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, IncompatibleModels
 from paceline.learn.drafter import Learned
 from paceline.learn.folder import LearnFolder
 from paceline.methods.eagle.drafter import Eagle
@@ -81,12 +84,15 @@ def test_the_better_head_stays(llm, is_better):
     future = {tuple(ids): ids + said for ids, said in zip(PROMPTS, answers(llm.plain()), strict=True)}
     good, bad = Scripted(future, [2]), Constant(0)
     old, new = (bad, good) if is_better else (good, bad)
+    first = weakref.ref(learned._heads[0].drafter)
     old.bind(llm.runner, llm.verifier)
     learned._heads[0].drafter = old
     offer(llm, new)
     answers(llm)
     assert (learned.swaps, learned.rollbacks) == ((1, 0) if is_better else (0, 1))
     assert learned._heads[0].drafter is (new if is_better else old)
+    gc.collect()
+    assert first() is None, "its weights and caches are gone"
     assert learned.metrics()["learn_head"][1] == (1 if is_better else 0)
     until(lambda: [head.name for head in learned._folder.heads()] == ["000001" if is_better else "000000"])
 
@@ -102,6 +108,12 @@ def test_a_restart_goes_on_from_the_best_head(tmp_path):
     (head,) = again.decoder.drafter._heads
     again.decoder.drafter.close()
     assert head.folder.name == "000001"
+
+
+def test_a_refused_target_leaves_no_folder(tmp_path):
+    with pytest.raises(IncompatibleModels, match="more than output rows times states"):
+        learning_llm(tmp_path / "learn", target=loaded("granite"))
+    assert not (tmp_path / "learn").exists()
 
 
 def test_what_does_not_learn_is_refused(tmp_path):

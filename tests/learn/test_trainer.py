@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.learn import trainer as module
 from paceline.learn.folder import LearnFolder
+from paceline.learn.learner import TrainerProcess
 from paceline.learn.trainer import Gate, Trainer
 from paceline.methods.heads.folder import load_head
 from paceline.train.prepare import read_answers
@@ -39,6 +40,8 @@ def test_a_first_head_appears(learnt):
     head = load_head(learnt / "heads" / "000001", loaded())
     assert head.config.method == "eagle"
     assert not (learnt / "round").exists()
+    if (maps := Path("/proc/self/maps")).exists():
+        assert str(learnt / "answers-") not in maps.read_text(), "removed answers would stay on the disk"
 
 
 def test_a_round_needs_new_answers_and_no_trial(learnt):
@@ -66,6 +69,10 @@ def test_torn_states_are_named_and_left_out(learnt, capsys):
     file.write_bytes(whole[:-7])
     assert not module._is_whole(answer)
     assert answer.states in capsys.readouterr().out
+    one = trainer(learnt)
+    one._seen = answer.index
+    assert one.step() is None
+    assert not capsys.readouterr().out, "once a round, or the log grows while nothing happens"
     file.write_bytes(whole)
 
 
@@ -101,6 +108,8 @@ def test_the_process_pauses_for_requests_and_ends_with_the_drafter(tmp_path):
     llm = learning_llm(tmp_path, trains=True)
     learner = llm.decoder.drafter.learner
     process = learner._trainer.process
+    if (status := Path(f"/proc/{process.pid}/status")).exists():
+        assert "Umask:\t0077" in status.read_text(), "others may read its heads"
     until(lambda: not learner._trainer.is_paused)
     paused = list[bool]()
     turn = learner._trainer.turn
@@ -111,11 +120,34 @@ def test_the_process_pauses_for_requests_and_ends_with_the_drafter(tmp_path):
     assert process.poll() is not None
 
 
+def test_the_trainer_hears_of_a_request_last(tmp_path):
+    """Where a request arrives while the other thread lets the trainer go on."""
+    (tmp_path / "learn").mkdir()
+    process, heard = TrainerProcess(LearnFolder(tmp_path / "learn"), QUICK), list[bytes]()
+    requests = threading.Thread(target=process.turn, args=(True,))
+
+    class Pipe:
+        def write(self, said: bytes) -> None:
+            if said == b"1":
+                requests.start()
+                requests.join(0.3)
+            heard.append(said)
+
+    pipe, process._pipe = process._pipe, Pipe()
+    process.turn(is_paused=False)
+    requests.join()
+    process._pipe = pipe
+    process.process.kill()
+    process.end()
+    assert heard == [b"1", b"0"]
+
+
 def test_a_trainer_that_ends_ends_learning(tmp_path, caplog):
     llm = learning_llm(tmp_path, trains=True)
-    expected = answers(llm, prompts=[[5, 6, 7]])
-    llm.decoder.drafter.learner._trainer.process.kill()
-    until(lambda: llm.decoder.drafter.learner.has_failed)
+    expected, learner = answers(llm, prompts=[[5, 6, 7]]), llm.decoder.drafter.learner
+    until(lambda: not learner._trainer.is_paused)  # so that the next request would pause it
+    learner._trainer.process.kill()
+    until(lambda: learner.has_failed)
     assert "the trainer has ended" in caplog.text
     assert answers(llm, prompts=[[5, 6, 7]]) == expected
 

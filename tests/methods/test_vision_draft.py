@@ -103,6 +103,15 @@ def test_answers_are_the_target_s(draft, temperature):
         assert all(r.num_accepted == r.num_drafted for one in got for r in one.rounds)
 
 
+def test_no_prompt_of_others_is_found_in_the_draft_s_prefix_cache():
+    llm, found = opened(drafter := DraftModel(twin())), list[int]()
+    restore = drafter.runner.prefixes.restore
+    drafter.runner.prefixes.restore = lambda *given: found.append(restore(*given)) or found[-1]
+    for tenant in "AAB":
+        llm.generate(CHATS[:1], SamplingParams(max_tokens=4, extra_args={"cache_salt": tenant}))
+    assert found[1] > found[0] == found[2] == 0
+
+
 def test_images_that_the_draft_s_processor_refuses_are_left_out(monkeypatch, caplog):
     def refuse(*given):
         raise ConfigError("the processor cannot read this chat")
@@ -170,10 +179,10 @@ class CountsTheTarget(DraftModel):
 class ForgetsPictures(DraftModel):
     """Reads placeholders as tokens."""
 
-    def _prefill(self, slot, text, most):
-        if self._prompts[slot].vision is not None:
-            self._prompts[slot] = replace(self._prompts[slot], vision=None)
-        return super()._prefill(slot, text, most)
+    def _prefill(self, seq, text, most):
+        if self._prompts[seq.slot].vision is not None:
+            self._prompts[seq.slot] = replace(self._prompts[seq.slot], vision=None)
+        return super()._prefill(seq, text, most)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Runner(Target, Protocol):
     spans_of: Any
     forward: Callable[[Sequence[int], TokenTree], Tensor]
     commit: Callable[[Sequence[int], Sequence[Sequence[int]]], None]
-    prefill: Callable[[int, Sequence[int], VisionPrompt | None], None]
+    prefill: Callable[[int, Sequence[int], VisionPrompt | None, str], None]
     extend_cache: Callable[[int, Sequence[int]], None]
     set_offset: Callable[[int, VisionPrompt | None], None]
     tentative: Callable[[Sequence[int]], AbstractContextManager[None]]

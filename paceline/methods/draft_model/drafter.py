@@ -142,7 +142,7 @@ class DraftModel(Drafter):
             depth = max(0, min(budget.depth, room))
             depth *= runner.cache.can_hold(len(text) + depth)
             if depth:
-                most -= self._prefill(seq.slot, text, most)
+                most -= self._prefill(seq, text, most)
                 depth = depth if len(text) - runner.cache.lengths[seq.slot] <= _FEW else 0
             limits.append(replace(budget, depth=depth))
             uncached_tokens.append(text[runner.cache.lengths[seq.slot] :] if depth else [])
@@ -174,16 +174,16 @@ class DraftModel(Drafter):
             return self.translation.read(seq.slot, text)
         return text if most >= self.chains.vocab_size else [token if token < most else 0 for token in text]
 
-    def _prefill(self, slot: int, text: list[int], most: int) -> int:
+    def _prefill(self, seq: TokenSequence, text: list[int], most: int) -> int:
         """Cache up to `most` tokens if many are missing, or a whole prompt with images; returns how many."""
-        runner, vision = self.runner, self._prompts[slot].vision
+        runner, slot, vision = self.runner, seq.slot, self._prompts[seq.slot].vision
         cached = runner.cache.lengths[slot]
         if cached == 0 or (vision is not None and cached < min(vision.edge, len(text) - 1)):
             cached = 0
             runner.cache.truncate(slot, 0)
             runner.set_offset(slot, vision)
         if cached == 0 and vision is not None:
-            runner.prefill(slot, text, vision)
+            runner.prefill(slot, text, vision, seq.params.tenant)
         elif len(text) - cached > _FEW:
             runner.extend_cache(slot, text[cached : min(cached + max(most, 0), len(text) - 1)])
         return runner.cache.lengths[slot] - cached

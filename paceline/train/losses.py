@@ -54,7 +54,7 @@ def _lk_hybrid(target: _Logits, head: _Logits) -> Tensor:
 
 
 def _coupled(target: _Logits, head: _Logits) -> Tensor:
-    noise = -torch.empty_like(head).exponential_().log()
+    noise = -torch.empty_like(head, dtype=torch.float32).exponential_().log()  # not in 16 bits, which tie
     return nn.functional.cross_entropy(head + noise, (target + noise).argmax(-1))
 
 

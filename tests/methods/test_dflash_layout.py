@@ -111,6 +111,7 @@ def test_the_layout_of_speculators(size, holds_embeddings, tmp_path):
     ({"speculators_model_type": "jetspec", "kd_temperature": 1.0}, "jetspec, whose rows"),
     ({"speculators_model_type": "dflash3"}, "'dflash3'"),
     ({"sample_from_anchor": True}, "sample_from_anchor"),
+    ({"causal": True}, "causal"),
     ({"markov_rank": 8}, "markov_rank"),
     ({"aux_hidden_state_layer_ids": [2, 4, 8]}, "states that the target lacks"),
 ], ids=str)  # fmt: skip

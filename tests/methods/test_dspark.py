@@ -5,6 +5,7 @@ import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.methods.dflash.drafter import DFlash
+from paceline.methods.dflash.jetspec import JetSpec
 from paceline.methods.dspark.drafter import DSpark
 from paceline.methods.dspark.head import DSparkHead, MarkovHead
 from paceline.target import ModelRunner
@@ -87,7 +88,9 @@ def test_mutants_are_caught(place, mutant, dtype, monkeypatch):
     assert differing(DSpark(head), head)
 
 
-@pytest.mark.parametrize(("drafter", "version"), [(DFlash, "dspark"), (DSpark, "dflash")])
+@pytest.mark.parametrize(("drafter", "version"), [
+    (DFlash, "dspark"), (DSpark, "dflash"), (DFlash, "jetspec"), (JetSpec, "dflash"), (JetSpec, "dspark"),
+])  # fmt: skip
 def test_heads_of_other_methods_are_refused(drafter, version):
     with pytest.raises(ConfigError, match="another method"):
         drafter(random_head(target(), version)).bind(ModelRunner(target(), 1), Coupled())

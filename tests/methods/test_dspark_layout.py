@@ -94,6 +94,7 @@ def test_the_layout_of_speculators(kind, size, from_anchor, tmp_path):
     ({"markov_rank": None}, "markov_rank"),
     ({"markov_rank": 4}, "do not fit"),
     ({"selector_rank": 4}, "selector_rank"),
+    ({"causal": True}, "blocks are causal"),
 ], ids=str)  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(changes, name, tmp_path):
     more = {"speculators_model_type": "dspark", "sample_from_anchor": True, "markov_rank": 8}

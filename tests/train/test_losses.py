@@ -50,6 +50,14 @@ def noise(like: Tensor) -> Tensor:
     return -torch.empty_like(like).exponential_().log()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_logits_of_16_bits_have_whole_noise(dtype):
+    exact = [torch.tensor(row, dtype=torch.float64).expand(DRAWS, -1) + 24 for row in ([0.875, -0.375], [-0.125, 0.25])]
+    torch.manual_seed(0)
+    narrow, whole = LOSSES["coupled"](*(logits.to(dtype) for logits in exact)), LOSSES["coupled"](*exact)
+    assert abs(float(narrow) - float(whole)) < 0.01
+
+
 MUTANTS: dict[str, Loss] = {
     "noise of its own": lambda p, q: nn.functional.cross_entropy(q + noise(q), (p + noise(p)).argmax(-1)),
     "no noise on q": lambda p, q: nn.functional.cross_entropy(q, (p + noise(p)).argmax(-1)),

@@ -250,6 +250,7 @@ def test_a_dspark_head_begins_as_a_dflash_head(base, tmp_path):
     assert bool(head.markov_head.markov_w2.weight.any())
     (tables,) = [head.attach(*[wrap_model(tiny_model("llama")).embeddings] * 2).folded()]
     stored = save_head(tmp_path / "tables", tables, wrap_model(tiny_model("llama")), {})
-    more = f"start={stored}", *more[1:]
-    with pytest.raises(ConfigError, match="does not learn further"):
-        list(Stages("dspark", replace(read_config(config_of(base, tmp_path / "no"), more), head=shape)).run("train"))
+    for start, message in ((f"start={stored}", "does not learn further"), ("train.epochs=1", "fresh block")):
+        no = read_config(config_of(base, tmp_path / "no"), (start, *more[1:]))
+        with pytest.raises(ConfigError, match=message):
+            list(Stages("dspark", replace(no, head=shape)).run("train"))

@@ -90,6 +90,8 @@ def read(published: Published, target: TargetFacts, engine: str | None) -> DFlas
     is_theirs = KIND in published.config
     published.config = flattened(published.config, ("dflash",), {}) if is_theirs else _joined(published)
     options = said(published, DFlashOptions, "DFlash", _READ, ("speculators_config",) if is_theirs else ())
+    if is_theirs and (options.causal or options.causal_head):
+        raise lacks(published, "DFlash", "causal true in speculators", "rows that see their whole block")
     return build(published, target, options, is_theirs, DFlashHead)
 
 

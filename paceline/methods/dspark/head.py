@@ -18,6 +18,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
+from ...errors import ConfigError
 from ...schema import checked
 from ..dflash.head import DFlashConfig, DFlashHead
 from ..heads.parts import Width
@@ -39,6 +40,12 @@ class DSparkConfig(DFlashConfig):
     own_tables: bool = False
     tells_first: bool = True
     from_anchor: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.causal:
+            message = "a DSpark head whose blocks are causal is not known"
+            raise ConfigError(message, got="causal true", expected="rows that see their whole block")
 
     @property
     def method(self) -> str:

@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ...schema import checked
 from ...target import LoadedModel
 from ...train.data import Answers
-from ...train.recipe import Batch
+from ...train.recipe import Batch, Plan
 from ..dflash.recipe import DFlashLoss, DFlashRecipe, DFlashShape
 from ..heads.parts import Width
 from .head import DSparkConfig, DSparkHead, MarkovType
@@ -50,6 +50,13 @@ class DSparkRecipe(DFlashRecipe):
         if config.own_tables:
             fix = "start from a head that Paceline trained"
             raise ConfigError("a head with tables of its own does not learn further", fix=fix)
+
+    @classmethod
+    def check(cls, plan: Plan) -> None:
+        super().check(plan)
+        if plan.settings.frozen and plan.config.start is None:
+            fix = "name the head that has it: start="
+            raise ConfigError("a fresh block cannot be frozen", got="train.loss.frozen true", fix=fix)
 
     @torch.no_grad()
     def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:

@@ -64,6 +64,8 @@ class Eagle(Drafter):
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
         loaded = target.loaded
         head = self._attach(target)
+        if self._head is not EagleHead and head.config.method != self.name:  # DFlash and JetSpec have one module
+            raise ConfigError("the head is for another method", got=head.config.method, expected=self.name)
         if max(head.config.states) > loaded.num_layers:
             raise IncompatibleModels(
                 f"this {head.config.method} head was made for another target",

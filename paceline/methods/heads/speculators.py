@@ -24,10 +24,8 @@ def flattened(config: Mapping[str, Any], kinds: Collection[str], defaults: Mappi
     """
     kind = config[KIND]
     if kind not in kinds:
-        message, expected = (
-            "a speculators head of a kind that Paceline has no drafter for",
-            "dflash, dspark, eagle3 or peagle",
-        )
+        message = "a speculators head of a kind that Paceline has no drafter for"
+        expected = "dflash, dspark, eagle3 or peagle"
         raise IncompatibleModels(message, got=_LACKS.get(kind, repr(kind)), expected=expected)
     layer: Any = config.get(_LAYER)
     if not isinstance(layer, dict):

@@ -11,7 +11,7 @@ from paceline.core.interfaces import DraftBudget
 from paceline.kernels import gpu as gpu_kernels
 from paceline.kernels import library
 from paceline.kernels.gpu import passes
-from paceline.methods import DFlash, DraftModel, Eagle, Medusa, Plain, SelfQuantized
+from paceline.methods import DFlash, DraftModel, DSpark, Eagle, JetSpec, Medusa, Plain, SelfQuantized
 from paceline.methods.eagle.head import EagleHead
 from paceline.methods.heads.draft_layer import NativeLayer
 from paceline.methods.heads.fitting import attach_head
@@ -70,18 +70,22 @@ HEADS = {
     "mtp": ("mtp", {}),
     "dflash": ("dflash", BLOCK),
 }
+BLOCKS = {"dflash": (DFlash, {}), "dspark": (DSpark, {}), "jetspec": (JetSpec, {"passes": 4, "reads": 9})}
 
 
 def has_the_law(version, temperature=0.0, rounds=2, **options) -> bool:
     """Whether every node of a draft has the confidence that the whole head gives it, in torch."""
     head = random_head(target(torch.float32), version, draft_vocab=30, **options)
-    kind = DFlash if version == "dflash" else Eagle
-    return not differing(kind(head, top_k=2), head, (5, 3), temperature, FEW, rounds=rounds)
+    kind, more = BLOCKS.get(version, (Eagle, {}))
+    return not differing(kind(head, top_k=2, **more), head, (5, 3), temperature, FEW, rounds=rounds)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
-@pytest.mark.parametrize(("version", "options"), HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(("version", "options"), [
+    *(pytest.param(*head, id=name) for name, head in HEADS.items()),
+    *(pytest.param(name, BLOCK, id=name, marks=pytest.mark.more) for name in ("dspark", "jetspec")),
+])  # fmt: skip
 def test_every_node_has_the_law_of_the_whole_head(version, options, temperature):
     assert has_the_law(version, temperature, **options)
 

@@ -28,7 +28,7 @@ from paceline.measure.record import Cell, Record, measured_on, read_records, rec
 from paceline.system.hardware import set_waiting, use_threads, watch_load
 
 MODEL = "smollm2-135m"
-DRAFTERS = ("none", *results.NEEDS)
+DRAFTERS = ("none", *results.NEEDS, "head:smollm2-135m-dspark", "head:smollm2-135m-jetspec")
 FILE_DRAFTERS = ("none", "lookup", "lookup+head:smollm2-135m-dflash")
 QUICK_DRAFTERS = ("lookup", "head:smollm2-135m-dflash", "lookup+head:smollm2-135m-dflash")
 SUITES = {"spec_bench": "", "humaneval": "HumanEval", "gsm8k": "GSM8K", "mbpp": "MBPP"}

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ..errors import ConfigError
-from ..kernels import load
 from ..system.files import read_json, write_text
 from ..system.provenance import provenance
 
@@ -22,6 +21,8 @@ Cell: TypeAlias = str | int | float | tuple[float, float] | None
 
 def measured_on() -> dict[str, object]:
     """`provenance`, and the instruction set of the kernels; None where torch computes."""
+    from ..kernels import load  # imports torch, before which `set_waiting` is called
+
     return {**provenance(), "isa": load().isa}
 
 

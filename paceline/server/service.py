@@ -60,8 +60,7 @@ class Service(Gated):
         self.defaults = {"temperature": 1.0, **defaults, **settings.defaults}
 
     def check(self, body: protocol.Request) -> None:
-        """Raise `ApiError` for unknown models, unknown drafters and contradictory options."""
-        self.check_model(body.model)
+        """Raise `ApiError` for unknown drafters and contradictory options."""
         drafters = self.llm.drafters
         if body.prediction is not None:
             if PredictedOutput.name not in drafters:

@@ -30,7 +30,7 @@ from bench.speeds import estimated, warned
 from paceline.cli.options import quieten
 from paceline.cli.screen import duration
 from paceline.errors import PacelineError
-from paceline.system.hardware import set_waiting, use_threads
+from paceline.system.hardware import use_threads
 
 HEADS = ("head:smollm2-135m-eagle", "head:smollm2-135m-dflash")
 DRAFTERS = (
@@ -137,7 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     given.drafter = given.drafter or list(DRAFTERS)
     quieten(debug=False)
-    set_waiting()
     use_threads()
     warned()
     try:

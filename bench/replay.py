@@ -38,7 +38,7 @@ from paceline.core.tree import TokenTree
 from paceline.policy.constants import FEW_TOKENS
 from paceline.policy.costs import PassCurve
 from paceline.policy.simple import Fixed
-from paceline.system.hardware import set_waiting, use_threads
+from paceline.system.hardware import use_threads
 
 DEPTH, TREE_DEPTH, TREE_NODES = 10, 5, 23  # of what is recorded
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -295,7 +295,6 @@ def main():
     running.set_defaults(do=run)
     args = parser.parse_args()
     quieten(debug=False)
-    set_waiting()
     use_threads()
     args.do(args)
 

@@ -48,7 +48,7 @@ from paceline.measure.suites import choose, read_suite
 from paceline.methods.heads.top_tokens import TokenRanking
 from paceline.methods.spec import from_short_name, spec_class
 from paceline.policy.simple import Fixed
-from paceline.system.hardware import set_waiting, use_threads
+from paceline.system.hardware import use_threads
 from paceline.target.prefill import reference_logits
 
 COUNTS = (1, 2, 4, 8)
@@ -364,7 +364,6 @@ def main():
     if args.temperature <= 0:
         parser.error("--temperature must be above 0: without noise the bound of a draft is p of its token, 0 or 1")
     quieten(debug=False)
-    set_waiting()
     use_threads()
     questions = choose(read_suite(args.suite, args.data), args.num_prompts)
     prompts = [one.turns[0] if one.chat is None else one.messages([]) for one in questions]

@@ -25,7 +25,7 @@ from paceline.cli.options import quieten
 from paceline.cli.screen import duration
 from paceline.errors import PacelineError
 from paceline.measure.record import Cell, Record, measured_on, read_records, record_of
-from paceline.system.hardware import set_waiting, use_threads, watch_load
+from paceline.system.hardware import use_threads, watch_load
 
 MODEL = "smollm2-135m"
 DRAFTERS = ("none", *results.NEEDS, "head:smollm2-135m-dspark", "head:smollm2-135m-jetspec")
@@ -119,7 +119,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.quick and given.update:
         parser.error("--quick keeps nothing, so there is nothing to --update")
     quieten(debug=False)
-    set_waiting()
     use_threads()
     plans = [("drafters", "Greedy answers", MODEL, QUICK_DRAFTERS if given.quick else DRAFTERS)]
     if given.gguf:

@@ -10,7 +10,6 @@ from rich.markup import escape
 
 from paceline.cli import main as paceline
 from paceline.errors import PacelineError
-from paceline.system.hardware import set_waiting
 
 from . import PEERS, PeerOptions, open_peer
 from . import __doc__ as about_peers
@@ -98,7 +97,6 @@ def opener(given: argparse.Namespace) -> Any:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and exit as `paceline bench` does."""
     given, others = parse(arguments)
-    set_waiting()  # before torch is imported
     from paceline.measure.run import OPEN_PEERS
 
     OPEN_PEERS.set(opener(given))

@@ -1,9 +1,8 @@
 """Runs one model over token trees and manages its cache. It never chooses tokens."""
 
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from ..hf.gguf.file import SUFFIX
 from ..hf.vision import Features, Vision, share_tower
 from ..quant.linears import Weights
 from ..system.hardware import median_seconds
+from ..system.turns import Turns
 from .adapters import MaskAdapter, attach_adapter, share_copy
 from .loaded import LoadedModel
 from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
@@ -56,8 +56,7 @@ class ModelRunner:
         self.loaded = loaded
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
         self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
-        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
-        self._waiting: list[object] = share._waiting if share else []
+        self.turns = share.turns if share else Turns()  # one thread at a time runs the model
         self.states, self.keeps_images = StateStore(self.cache.num_slots), False
         self.spans_of: Callable[[int, int], Spans] | None = None
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
@@ -190,19 +189,14 @@ class ModelRunner:
         """Set the position offset of an empty slot, which depends on the images of its prompt."""
         self.cache.offsets[slot] = self.loaded.offset_of(vision)
 
-    @contextmanager
-    def fair_lock(self):
-        """The lock, for threads that run the model in turns: a thread that leaves it lets waiting threads go first."""
-        ticket = object()
-        try:
-            self._waiting.append(ticket)
-            with self.lock:
-                yield
-        finally:
-            with suppress(ValueError):
-                self._waiting.remove(ticket)
-            if self._waiting:
-                time.sleep(0.0005)
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """For a thread that may keep others waiting."""
+        return self.turns.lock
+
+    def fair_lock(self) -> AbstractContextManager[None]:
+        """The lock, for threads that run the model in turns."""
+        return self.turns.taken()
 
     def prefill(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, salt: str = "") -> None:
         """Cache a text except its last token, the first root, in its slot from `admit`. salt: its tenant."""

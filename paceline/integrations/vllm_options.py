@@ -104,9 +104,9 @@ ENGINE: dict[str, Option] = {
     **_each("pooler_config override_pooler_config", "leave it out: every model generates"),
     **_flags("enable_sleep_mode", "leave it out: end the process to free its memory"),
     # adapters
-    **_flags("enable_lora", _MERGE),
-    **_each("max_loras max_lora_rank max_cpu_loras lora_dtype"),
-    **_flags("fully_sharded_loras"),
+    "max_loras": Option(ours="max_loras"),
+    **_each("max_lora_rank max_cpu_loras lora_dtype"),
+    **_flags("enable_lora fully_sharded_loras"),
     # images
     "limit_mm_per_prompt": Option(),
     **_each("mm_processor_kwargs", "set them in the model's preprocessor_config.json"),

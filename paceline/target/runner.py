@@ -24,6 +24,7 @@ from ..system.hardware import median_seconds
 from ..system.turns import Turns
 from .adapters import MaskAdapter, attach_adapter, share_copy
 from .loaded import LoadedModel
+from .lora import Adapters
 from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
 from .prefix_cache import PrefixCache, page_ends
 from .prompts import check_length
@@ -53,7 +54,7 @@ class ModelRunner:
         max_length: int | None = None,
         share: "ModelRunner | None" = None,
     ):
-        self.loaded = loaded
+        self.loaded, self.adapters = loaded, share.adapters if share else Adapters()
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
         self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
         self.turns = share.turns if share else Turns()  # one thread at a time runs the model
@@ -233,8 +234,7 @@ class ModelRunner:
 
     def _vision(self) -> Vision:
         if self.loaded.vision is None:
-            message, fix = "this model takes text alone", "load a vision-language model"
-            raise ConfigError(message, got="a prompt with images", fix=fix)
+            raise ConfigError("this model takes text alone", got="an image", fix="load a vision-language model")
         return self.loaded.vision
 
     def _prefill_images(

@@ -190,6 +190,10 @@ class ModelRunner:
         """Set the position offset of an empty slot, which depends on the images of its prompt."""
         self.cache.offsets[slot] = self.loaded.offset_of(vision)
 
+    def take_turns(self, turns: Turns) -> None:
+        """Share turns with other runners; between two passes."""
+        self.turns = turns
+
     @property
     def lock(self) -> AbstractContextManager[object]:
         """For a thread that may keep others waiting."""

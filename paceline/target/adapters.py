@@ -151,7 +151,7 @@ def fitted(model: "PreTrainedModel", adapter: MaskAdapter, device: torch.device,
     message, factors = "the SPACE adapter's factors do not fit", dict[str, tuple[Tensor, Tensor]]()
     for index, layer, name in _linears(model, config, message) if config.linears else ():
         path, pair = f"{paths[layer]}.{name}", own.factors(index, name)
-        check_can_adapt(model, path, "a SPACE adapter")
+        check_can_adapt(model, path)
         factors[path] = pair.a.detach().contiguous(), pair.b.detach().contiguous()
     return AttachedAdapter(adapter, own, LowRank(factors, is_bounded=True))
 

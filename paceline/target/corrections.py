@@ -184,8 +184,8 @@ def adapt(model: "PreTrainedModel", paths: Iterable[str], corrected: Corrected) 
             model.set_submodule(path, AdaptedLinear(linear, path, corrected))
 
 
-def check_can_adapt(model: "PreTrainedModel", path: str, whose: str) -> None:
-    """Raise `IncompatibleModels` for a linear layer that no pass can correct."""
+def check_can_adapt(model: "PreTrainedModel", path: str) -> None:
+    """Raise `IncompatibleModels` for a linear layer that no pass of transformers' layers can correct."""
     parent, _, name = path.rpartition(".")
     above = [model.get_submodule(path.rsplit(".", depth)[0]) for depth in (1, 2) if path.count(".") >= depth]
     if isinstance(above[0], InWaves):
@@ -194,5 +194,5 @@ def check_can_adapt(model: "PreTrainedModel", path: str, whose: str) -> None:
         reason = "which not all rows reach"
     else:
         return
-    message = f"{whose} cannot change {name} of {parent}, {reason}"
+    message = f"an adapter cannot change {name} of {parent}, {reason}"
     raise IncompatibleModels(message, fix="train the adapter without this layer")

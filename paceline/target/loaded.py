@@ -23,7 +23,7 @@ from ..hf.describe import describe
 from ..hf.vision import Vision
 from ..sampling.pieces import Pieces
 from .adapters import AttachedAdapter, MaskAdapter, fitted, share_copy
-from .corrections import Corrected, Corrections, adapt
+from .corrections import Corrected, Corrections, adapt, check_can_adapt
 from .native import NativeDecoder
 from .torch_decoder import TransformersDecoder
 
@@ -240,19 +240,27 @@ class LoadedModel:
         decoder.attached = attached
         return replace(made, decoder=decoder)
 
+    def check_correcting(self, factors: Factors) -> None:
+        """Raise `IncompatibleModels` for factors of a layer whose rows passes cannot correct."""
+        if isinstance(self.decoder, NativeDecoder):
+            return self.decoder.described.places.check(factors)
+        for path in factors:
+            check_can_adapt(self.model, path)
+
     def correcting(self, factors: Factors) -> "LoadedModel":
         """A copy that can correct rows by these factors. Raises `IncompatibleModels` where it cannot.
 
         In torch its module tree is another one over the same tensors. Native passes correct any layer with a place.
         """
+        self.check_correcting(factors)
         if isinstance(self.decoder, NativeDecoder):
-            self.decoder.described.places.check(factors)
             return self
-        made = self
-        if self.decoder.corrected is None:
-            made = self.with_model(share_copy(self.model))
-            made.decoder.attached, made.decoder.corrected = self.attached, Corrected()
-        adapt(made.model, factors, made.decoder.corrected)
+        made, corrected = self, self.decoder.corrected
+        if corrected is None:
+            made, corrected = self.with_model(share_copy(self.model)), Corrected()
+            assert isinstance(made.decoder, TransformersDecoder)
+            made.decoder.attached, made.decoder.corrected = self.attached, corrected
+        adapt(made.model, factors, corrected)
         return made
 
 

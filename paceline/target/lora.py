@@ -16,9 +16,8 @@ from ..errors import ConfigError, IncompatibleModels
 from ..hf.experts import Experts
 from ..hf.peft import PeftAdapter, read_adapter
 from ..schema import brief, cut
-from .corrections import AdaptedLinear, LowRank, check_can_adapt
+from .corrections import AdaptedLinear, LowRank
 from .loaded import LoadedModel
-from .native import NativeDecoder
 
 MAX_LORAS = 1024
 """The most adapters at the same time."""
@@ -105,8 +104,7 @@ def read_for(loaded: LoadedModel, name: str, folder: Path) -> Adapter:
     read = read_adapter(folder)
     try:
         factors = _fitted(loaded, read)
-        if isinstance(loaded.decoder, NativeDecoder):
-            loaded.decoder.described.places.check(factors)
+        loaded.check_correcting(factors)
         low_rank = LowRank(factors)
         loaded.decoder.prepare(low_rank)
     except IncompatibleModels as error:
@@ -127,7 +125,6 @@ def _fitted(loaded: LoadedModel, read: PeftAdapter) -> dict[str, tuple[Tensor, T
             trained = f"; it was trained for {cut(read.base)!r}" if read.base else ""
             got, expected = f"{cut(given)}{trained}", f"linear layers such as {next(iter(linears))}"
             raise IncompatibleModels("the model has no such layer", got=got, expected=expected, fix=_TRAIN)
-        check_can_adapt(loaded.model, path, "a LoRA adapter")
         shape = linears[path].out_features, linears[path].in_features
         if (len(b), a.shape[1]) != shape:
             message, got = f"its factors for {path} are for another shape", f"{len(b)} outputs of {a.shape[1]} inputs"

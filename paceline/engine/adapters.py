@@ -43,8 +43,11 @@ class HoldsAdapters:
         An adapter of this name is replaced: requests in progress end with the one that they began with. Raises
         `ConfigError` for an adapter that does not fit the model, and for more than `max_loras`.
         """
+        adapters = self.runner.adapters
+        adapter = adapters.read(self.runner.loaded, name, path)  # rounds go on meanwhile
         with self.runner.fair_lock():
-            self.runner.adapters.add(name, path)
+            adapters.put(adapter)
+            self.runner.correct_by(adapter.low_rank.factors)
 
     @checked_call
     def remove_adapter(self, name: str) -> None:

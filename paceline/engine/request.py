@@ -282,7 +282,7 @@ def read_prompt(request: Request) -> Iterator[None]:
     k, vision, ids = seq.params.prompt_logprobs, seq.vision, seq.prompt_ids
     features = runner.image_features(vision.images) if vision and vision.images else ()
     logprobs, tokens = list[TokenLogprob | None]([None]), iter(ids[1:])
-    for logits in text_logits(runner.loaded, ids, vision, features, runner.chunk):
+    for logits in text_logits(runner.loaded, ids, vision, features, runner.chunk, seq.adapter):
         entries = [token_logprob(row, token, k) for row, token in zip(logits, tokens, strict=False)]
         logprobs += with_texts(entries, runner.loaded, seq.params)
         yield

@@ -63,14 +63,14 @@ class Model:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes now; its caches grow."""
-        return 0 if self.service is None else self.size + _cache_bytes(self.service.engine)
+        """What it takes now."""
+        return 0 if self.service is None else self.size + _growing_bytes(self.service.engine)
 
     def take(self, engine: AsyncLLM) -> None:
         """It is loaded. Its rounds take turns with those of other models."""
         llm = engine.llm
         llm.runner.take_turns(SHARED)
-        self.size = sum(_storages(llm.loaded, llm.runner, llm.decoder).values()) - _cache_bytes(engine)
+        self.size = sum(_storages(llm.loaded, llm.runner, llm.decoder).values()) - _growing_bytes(engine)
         self.service, self.num_loads = Service(engine, self.settings, self.metrics), self.num_loads + 1
 
     def grant(self) -> None:
@@ -359,9 +359,10 @@ def _return_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _cache_bytes(engine: AsyncLLM) -> int:
+def _growing_bytes(engine: AsyncLLM) -> int:
+    """The bytes of its caches and adapters."""
     runner = engine.llm.runner
-    return runner.cache.num_bytes + runner.prefixes.num_bytes
+    return runner.cache.num_bytes + runner.prefixes.num_bytes + runner.adapters.num_bytes
 
 
 def _storages(*roots: object) -> dict[int, int]:

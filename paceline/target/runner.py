@@ -17,12 +17,13 @@ from ..core.interfaces import TargetExperts
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
+from ..hf.corrections import Factors
 from ..hf.gguf.file import SUFFIX
 from ..hf.vision import Features, Vision, share_tower
 from ..quant.linears import Weights
 from ..system.hardware import median_seconds
 from ..system.turns import Turns
-from .adapters import MaskAdapter, attach_adapter, share_copy
+from .adapters import MaskAdapter, share_copy
 from .loaded import LoadedModel
 from .lora import Adapters
 from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
@@ -54,7 +55,7 @@ class ModelRunner:
         max_length: int | None = None,
         share: "ModelRunner | None" = None,
     ):
-        self.loaded, self.adapters = loaded, share.adapters if share else Adapters()
+        self.loaded, self.adapters = loaded, Adapters()
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
         self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
         self.turns = share.turns if share else Turns()  # one thread at a time runs the model
@@ -115,24 +116,16 @@ class ModelRunner:
     def attach_adapter(self, adapter: MaskAdapter) -> MaskAdapter:
         """Accept mask tokens from now on; returns the attached copy of the adapter, which changes mask rows only.
 
-        The model gets a second module tree over the same tensors. Attaching the same weights again does nothing. Raises
-        `ConfigError` if other weights are attached or the adapter has changed since, `IncompatibleModels` if it does
-        not fit.
+        Attaching the same weights again does nothing. Raises `ConfigError` if other weights are attached or the adapter
+        has changed since, `IncompatibleModels` if it does not fit.
         """
-        attached = self.loaded.attached
-        if attached is None:
-            model = share_copy(self.loaded.model)
-            attached = attach_adapter(model, adapter, self.loaded.device, self.loaded.dtype)
-            self.loaded = self.loaded.with_model(model, attached)
-        elif not attached.matches(adapter):
-            changed = attached.source is adapter
-            raise ConfigError(
-                "the attached SPACE adapter was changed" if changed else "another SPACE adapter is attached",
-                got="other weights than those that are attached",
-                expected="one adapter for each runner (LLM), of which it keeps a copy",
-                fix="make another LLM over the same loaded model, or let drafters share one adapter",
-            )
-        return attached.adapter
+        self.loaded = self.loaded.with_masks(adapter)
+        assert self.loaded.attached is not None
+        return self.loaded.attached.adapter
+
+    def correct_by(self, factors: Factors) -> None:
+        """Be able to correct rows by these factors. Raises `IncompatibleModels` where no pass can."""
+        self.loaded = self.loaded.correcting(factors)
 
     @contextmanager
     def restored_on_error(self):
@@ -272,7 +265,9 @@ class ModelRunner:
         The last token is never included. The columns after the prefix get the same bits as without the cache.
         """
         ends, watched = self._page_ends(token_ids, vision, defer_last_chunk), self.states.layers if keep_states else ()
-        return self.prefixes.restore(slot, token_ids, vision, ends, watched, tenant)
+        adapter = self.cache.adapters[slot]
+        owner = tenant if adapter is None else (adapter.fingerprint, tenant)
+        return self.prefixes.restore(slot, token_ids, vision, ends, watched, owner)
 
     def keep_prefix(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
         """Put the columns of a slot into the prefix cache, for later texts with the same prefix.

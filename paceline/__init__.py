@@ -14,6 +14,7 @@ _MODULES = {
     "core.request": "RequestOutputKind SamplingParams",
     "core.structured": "StructuredOutputsParams",
     "core.round": "Origin Round",
+    "engine.adapters": "LoRARequest",
     "engine.output": "Completion RequestOutput StreamChunk",
     "methods": "Blockwise Choose DFlash DSpark DraftModel Eagle JetSpec JumpForward Lookahead Medusa Ouroboros Plain "
     "PredictedOutput PromptLookup SelfExperts SelfQuantized SelfSkip Space Suffix TokenRecycling",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .core.round import Origin as Origin
     from .core.round import Round as Round
     from .core.structured import StructuredOutputsParams as StructuredOutputsParams
+    from .engine.adapters import LoRARequest as LoRARequest
     from .engine.output import Completion as Completion
     from .engine.output import RequestOutput as RequestOutput
     from .engine.output import StreamChunk as StreamChunk

@@ -19,6 +19,7 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from .core.request import RequestOutputKind, SamplingParams, params_of
+from .engine.adapters import LoRARequest
 from .engine.output import RequestOutput
 from .engine.request import MAX_WAITING_PIXEL_BYTES
 from .engine.stats import EngineStats
@@ -66,13 +67,18 @@ class AsyncLLM:
         self._lock, self._count, self._is_draining = threading.Lock(), itertools.count(), False
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Answer one prompt, as `LLM.generate` takes it; yields what `sampling_params.output_kind` says.
 
         Every output has all `n` answers, in order. With DELTA, the default, each has what is new since the last output,
         which may be nothing; for a slow reader, rounds are joined. CUMULATIVE: each has the answer so far. FINAL_ONLY:
-        one output, once all have ended.
+        one output, once all have ended. lora_request: as in `LLM.generate`.
 
         Closing the iterator, or cancelling the task that reads it, aborts the request.
 
@@ -80,6 +86,8 @@ class AsyncLLM:
         wait, all before the prompt is queued; `EngineStopped` after `shutdown`; and errors of decoding.
         """
         (params,) = params_of(sampling_params, 1, self.llm.get_default_sampling_params())
+        if lora_request is not None:
+            (params,) = await asyncio.to_thread(self.llm.adapted, [params], lora_request)
         ticket = self._enter(str(next(self._count)) if request_id is None else request_id, params)
         try:
             seed = self.llm.draw_seed(params)

@@ -24,13 +24,14 @@ from transformers import PreTrainedTokenizerBase
 
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
-from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
+from .core.request import SEED_BITS, RequestOutputKind, SamplingParams
+from .engine.adapters import HoldsAdapters, LoRARequest
 from .engine.loop import SpeculativeDecoder
 from .engine.output import RequestOutput, StreamChunk
 from .engine.request import Request, check_drafting, default_params, drop_waiting_pixels, encode, open_request
 from .engine.scheduler import run
 from .engine.stats import Counter, EngineStats, Vector
-from .errors import ConfigError, LossyNotAllowed
+from .errors import ConfigError
 from .hf.classes import PreTrainedModel, ProcessorMixin
 from .integrations.other_names import INSTEAD
 from .methods.plain import Plain
@@ -41,15 +42,16 @@ from .quant.linears import Weights
 from .schema import checked_call, checked_names
 from .system.hardware import return_free_memory
 from .target import LoadedModel, make_runner, rounded
+from .target.lora import MAX_LORAS
 from .target.open_model import open_model
 from .target.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .tuned import check_profile, load_tuned
-from .verify import Coupled
+from .verify import Coupled, check_lossy
 
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
 
-class LLM:
+class LLM(HoldsAdapters):
     """A causal or vision-language model that decodes speculatively and gives the answers of plain decoding.
 
     model: a folder, a GGUF file, a hub id, a name that `paceline models` lists, or a loaded model.
@@ -76,6 +78,7 @@ class LLM:
     max_num_seqs: sequences at the same time, 1 to 4096. max_model_len: tokens of each; None: the model's context.
     prefix_cache_bytes: memory of the prefix cache, whose keys and values later prompts with the same beginning reuse.
         0: off; None: 1 GiB, for prompts with images only. An `AsyncLLM` caches all prompts.
+    adapters: folders of LoRA adapters by name, as of `add_adapter`; at most max_loras at the same time.
     seed: for the seeds of requests that have none, in their order; None: they are drawn at random.
     generation_config: "auto" takes the sampling options of the model's generation_config.json where a call gives none;
         "vllm" and None: those of `SamplingParams`.
@@ -112,6 +115,8 @@ class LLM:
         max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8,
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
         prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
+        max_loras: Annotated[int, Field(ge=1, le=MAX_LORAS)] = 16,
         seed: int | None = None,
         generation_config: Literal["auto", "vllm"] | None = None,
         revision: str | None = None,
@@ -124,13 +129,14 @@ class LLM:
             raise ConfigError("drafter and speculative_config both name a drafter", fix="give one of them")
         named = drafter if isinstance(drafter, str) else speculative_config
         self._config = None if named is None else parse(named)
-        _check_lossy(verifier, allow_lossy)
+        check_lossy(verifier, allow_lossy)
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
         loaded = open_model(model, dtype, device, tokenizer, processor, mmproj, hub, trust_remote_code, experts_in)
         self.loaded, self.quantized = rounded(loaded, weights, activations, kv_cache_dtype)
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, numerics and numerics == "invariant")
         if prefix_cache_bytes is not None:
             self.runner.prefixes.resize(prefix_cache_bytes)
+        self._take(adapters or {}, max_loras)
         self._measured = None
         if profile is not None:
             tuned = load_tuned(str(profile))
@@ -175,7 +181,7 @@ class LLM:
 
         Raises what `LLM` raises, and `ConfigError` for a drafter that serves another kind of verifier and has no name.
         """
-        _check_lossy(verifier, allow_lossy)
+        check_lossy(verifier, allow_lossy)
         other, kept = copy.copy(self), None if isinstance(self.decoder.drafter, Plain) else self.decoder.drafter
         fresh = copy.copy(self.decoder.policy) if kept else None  # its state is bound to the drafter
         if isinstance(drafter, str):
@@ -247,6 +253,7 @@ class LLM:
         use_tqdm: bool = False,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         return_exceptions: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one prompt or many; results are in the order of the prompts.
 
@@ -259,13 +266,14 @@ class LLM:
         params: the same as sampling_params.
         return_exceptions: as in `asyncio.gather`: an error that concerns one prompt is returned in the place of its
             result, and the others are answered. Else the first one is raised.
+        lora_request: the adapter of all prompts, or of each; the same as "adapter" in `SamplingParams.extra_args`.
 
         All prompts are read before the first is answered. Where images take more than 1 GiB, those of later prompts are
         read again when they are needed, and must not have changed. Calls from several threads run one after the other.
         Raises `ConfigError` for prompts or parameters that cannot be used, `CacheFull` where a prompt does not fit.
         """
         many = as_list(prompts)
-        each = params_of(_either(sampling_params, params), len(many), self._default)
+        each = self._options(len(many), sampling_params, params, lora_request)
         try:
             opened = self._open(many, each, return_exceptions)
             requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
@@ -307,12 +315,13 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         return_exceptions: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one chat or many, with options of the chat template; without options it is `generate`.
 
         chat_template: instead of the model's. continue_final_message: the answer continues the last message; needs
             add_generation_prompt=False. tools: functions in JSON Schema. chat_template_kwargs: further variables of the
-            template, for example {"enable_thinking": False}. return_exceptions: see `generate`.
+            template, for example {"enable_thinking": False}. return_exceptions, lora_request: see `generate`.
 
         Raises what `generate` raises, and `ConfigError` for options that the template does not use.
         """
@@ -320,18 +329,20 @@ class LLM:
         template = {"chat_template": chat_template, "continue_final_message": continue_final_message, "tools": tools}
         options |= {name: value for name, value in template.items() if value}
         chats = [TemplatedChat(chat, options) for chat in as_chats(messages)]
-        return self.generate(chats, sampling_params, use_tqdm=use_tqdm, return_exceptions=return_exceptions)
+        how: dict[str, Any] = {"use_tqdm": use_tqdm, "return_exceptions": return_exceptions}
+        return self.generate(chats, sampling_params, lora_request=lora_request, **how)
 
     @checked_names
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, params: SamplingParams | None = None
-    ) -> Iterator[StreamChunk]:
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> Iterator[StreamChunk]:  # fmt: skip
         """Answer one prompt and yield a chunk after every round; the last one has the `Completion`.
 
         It holds one of the `max_num_seqs` slots until it ends or is closed. Other calls, from any thread, may run
         between its rounds. Raises what `generate` raises, and `ConfigError` for `n` > 1.
         """
-        (params,) = params_of(_either(sampling_params, params), 1, self._default)
+        (params,) = self._options(1, sampling_params, params, lora_request)
         if params.n != 1:
             raise ConfigError("a stream has one answer", got=f"n={params.n}", fix="use generate for n > 1")
         if params.prompt_logprobs is not None:
@@ -386,15 +397,3 @@ class LLM:
         """The tokens of a prompt. Others need not wait for images: only their tokenizer is locked."""
         with nullcontext() if holds_images(prompt) else self._tokenizing:
             return encode(self.runner, prompt, check)
-
-
-def _check_lossy(verifier: Verifier | None, allow_lossy: bool) -> None:
-    if verifier is not None and not (verifier.lossless or allow_lossy):
-        message = f"{verifier.name} changes what the model answers"
-        raise LossyNotAllowed(message, fix="pass allow_lossy=True to accept that")
-
-
-def _either(sampling_params: object, params: object) -> object:
-    if sampling_params is not None and params is not None:
-        raise ConfigError("sampling_params and params are the same", fix="give one of them")
-    return sampling_params if params is None else params

@@ -73,6 +73,7 @@ class SlotCache(Cache):
         self._require(2 * num_layers * num_slots * self.capacity)  # of at least one byte each
         self.lengths = [0] * num_slots  # committed tokens of each slot
         self.offsets = [0] * num_slots  # position minus column; images shift the text after them
+        self.adapters: list[Any] = [None] * num_slots  # what corrects the rows of each slot, see `target.lora`
         self.keys: list[Tensor] = []  # per layer [slots, H, capacity, dim]
         self.values: list[Tensor] = []
         self._slots: list[int] = []  # of the pass in progress
@@ -112,6 +113,7 @@ class SlotCache(Cache):
         if self.recurrent is not None:
             self.recurrent.reset(slot)
         self.lengths[slot] = self._written[slot] = self.offsets[slot] = 0
+        self.adapters[slot] = None
         return slot
 
     @property
@@ -126,6 +128,7 @@ class SlotCache(Cache):
         if self.recurrent is not None:
             self.recurrent.release(slot)
         self.lengths[slot] = self.offsets[slot] = 0
+        self.adapters[slot] = None
         self._is_used.pop(slot, None)
 
     def reclaim(self) -> None:

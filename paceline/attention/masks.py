@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,7 @@ class PassLayout:
 
     tree: None for a prefill chunk, which is a causal chain of `num_nodes` nodes.
     offsets: what is added to the columns of each row to get positions.
+    adapters: the LoRA adapter of each row, or None; empty: none has one. corrections: see `target.corrections`.
     rows: the input rows of a chunk of a prompt with images.
     """
 
@@ -136,6 +137,8 @@ class PassLayout:
     head_rows: int | None = None  # how many last rows get logits; None: all; 0: none, as in a prefill
     is_mask: Tensor | None = None  # [B, N], which nodes are mask tokens; None: none. They follow the candidates.
     offsets: list[int] = field(default_factory=list)  # empty: zeros
+    adapters: Sequence[Any] = ()
+    corrections: Any = None  # of this pass, once it runs
     rows: PromptRows | None = None
     spans: Sequence[Spans] = ()  # the committed columns that each row sees in layers without a window; empty: all
     num_calls: int = 0  # layers that went through `tree_attention`

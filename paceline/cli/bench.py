@@ -17,13 +17,12 @@ from .options import (
     ModelArgument,
     ModelOptions,
     SpeculationOptions,
-    announce_run,
-    choose_prompts,
     command,
     open_engine,
     opt,
 )
 from .process import uninterrupted
+from .prompts import announce_run, choose_prompts
 from .screen import NEAR_TIE, Screen, mark, nothing_drafted, number, table_of
 
 

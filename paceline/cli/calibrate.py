@@ -19,9 +19,9 @@ from .options import (
     command,
     open_engine,
     opt,
-    remark_raw,
     seed_option,
 )
+from .prompts import remark_raw
 from .screen import Screen
 
 if TYPE_CHECKING:

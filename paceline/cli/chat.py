@@ -87,7 +87,7 @@ def chat(
     name = model or start.model_option
     chosen, params = speculation.choose("lookup"), replace(sampling, seed=None).params()
     (loading,) = others.applied("chat", screen, loading)
-    chosen, llm = open_with_head(name, chosen, speculation, loading, screen, sampling.seed)
+    chosen, llm = open_with_head(name, chosen, speculation, loading, screen, sampling.seed, sampling.adapters)
     from ..target.prompts import has_chat_template
 
     if not has_chat_template(llm.loaded):

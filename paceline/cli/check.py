@@ -14,13 +14,12 @@ from .options import (
     ModelOptions,
     Speculation,
     SpeculationOptions,
-    announce,
     command,
     open_engine,
     opt,
-    remark_raw,
     seed_option,
 )
+from .prompts import announce, remark_raw
 from .screen import NEAR_TIE, Screen, mark, nothing_drafted, table_of
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """`paceline demo`: the same prompts decoded plainly and with speculation, side by side."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +99,7 @@ def open_with_head(
     loading: ModelOptions,
     screen: Screen,
     seed: int | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> "tuple[Speculation, LLM]":
     """The engine with the chosen drafter.
 
@@ -106,7 +107,7 @@ def open_with_head(
     or else has the MTP module of the checkpoint, if there is one.
     """
     if not speculation.is_default:
-        return chosen, open_engine(model, screen, loading, chosen, seed=seed)
+        return chosen, open_engine(model, screen, loading, chosen, seed=seed, adapters=adapters)
     from ..methods.eagle.module import mtp_files
     from ..zoo.packaged import heads_for
 
@@ -114,7 +115,7 @@ def open_with_head(
     best = next((head for head in heads_for(plain.loaded.fingerprint, plain.loaded.origin) if head.is_default), None)
     if name := best.demo if best is not None else "lookup+mtp" if mtp_files(plain.loaded) else "":
         chosen = replace(chosen, config=parse(name, speculation.num_speculative_tokens, speculation.policy))
-    return chosen, open_engine(plain.loaded, screen, loading, chosen, seed=seed)
+    return chosen, open_engine(plain.loaded, screen, loading, chosen, seed=seed, adapters=adapters)
 
 
 def _show(llm: "LLM", examples: "Sequence[Example]", params: "SamplingParams", screen: Screen) -> "list[Pair]":

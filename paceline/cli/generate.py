@@ -12,7 +12,7 @@ from ..core.round import MIN_TIMED, Timings
 from ..errors import ConfigError
 from ..schema import brief, validate
 from ..system.files import parse_json, read_stdin, read_text
-from .options import ModelArgument, ModelOptions, SpeculationOptions, command, open_engine, opt
+from .options import MODEL, ModelArgument, ModelOptions, SpeculationOptions, command, open_engine, opt
 from .others import LOADING, Others
 from .screen import Painter, Screen, legend, nothing_drafted
 
@@ -99,6 +99,12 @@ class SamplingOptions:
     json_schema: str | None = opt(None, "JSON that matches the schema in this file.", _FORM, metavar="FILE")
     regex: str | None = opt(None, "Text that matches this whole regular expression.", _FORM)
     choice: list[str] | None = opt(None, "One of these texts; repeat the option for each.", _FORM)
+    adapter: str | None = opt(None, "Folder of a LoRA adapter (peft), which answers.", MODEL, metavar="DIR")
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Of `LLM`."""
+        return {} if self.adapter is None else {self.adapter: self.adapter}
 
     def params(self) -> "SamplingParams":
         """Raises `ConfigError` for wrong values."""
@@ -108,6 +114,8 @@ class SamplingOptions:
         if self.logit_bias is not None:
             bias = parse_json(self.logit_bias, "--logit-bias")
             values["logit_bias"] = validate(dict[int, Bias], bias, '--logit-bias, for example {"42": -5},')
+        if (adapter := values.pop("adapter")) is not None:
+            values["extra_args"] = {"adapter": adapter}
         schema, regex, choice = (values.pop(key) for key in ("json_schema", "regex", "choice"))
         form = {"json": schema and read_text(schema, "the schema in"), "regex": regex, "choice": choice}
         if any(value is not None for value in form.values()):
@@ -147,7 +155,7 @@ def generate(
     params = sampling.params()
     prompt = source.read()
     (loading,) = others.applied("generate", screen, loading)
-    llm = open_engine(model, screen, loading, chosen)
+    llm = open_engine(model, screen, loading, chosen, adapters=sampling.adapters)
     if source.image and llm.loaded.vision is None:
         count = f"{len(source.image)} image" + "s" * (len(source.image) > 1)
         fix = "leave --image out, or name a vision-language model"

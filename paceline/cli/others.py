@@ -33,7 +33,7 @@ class Others:
             raise not_taken(f"paceline {command}", fixes)
         if settled.idle:
             screen.warn("These options change nothing here:", ", ".join(map(as_flag, settled.idle)) + ".")
-        return [_with(group, settled.ours) for group in groups]
+        return [with_values(group, settled.ours) for group in groups]
 
     def words(self) -> list[str]:
         """The options for a command line of vLLM."""
@@ -57,7 +57,8 @@ def _read(value: object) -> object:
         return value
 
 
-def _with(group: Any, values: Mapping[str, object]) -> Any:
+def with_values(group: Any, values: Mapping[str, object]) -> Any:
+    """A group of options with those of these values that it has."""
     own = {option.name: values[option.name] for option in fields(group) if option.name in values}
     return replace(group, **own) if own else group
 

@@ -30,6 +30,8 @@ SAME = {
     "tokenizer": "--tokenizer",
     "chat_template": "--chat-template",
     "seed": "--seed",
+    "adapter": "--lora-modules",
+    "max_loras": "--max-loras",
     "kv_cache_dtype": "--kv-cache-dtype",
     "generation_config": "--generation-config",
     "override_generation_config": "--override-generation-config",
@@ -46,6 +48,11 @@ SAME = {
 """Options that vLLM has, too, by Paceline's names."""
 MISSING = {
     "allowed_hosts": "check the Host header in a proxy in front of it",
+    "models": "start one server for each model",
+    "memory_budget": "vLLM has one model; see -- --gpu-memory-utilization",
+    "max_loaded_models": "vLLM has one model",
+    "preload": "vLLM has one model",
+    "adapter_dir": "set VLLM_ALLOW_RUNTIME_LORA_UPDATING, which opens all folders",
     "prefix_cache_bytes": "vLLM caches prefixes in its KV cache; -- --no-enable-prefix-caching turns that off",
     "learn": "serve with --engine paceline",
     "learn_mb": "serve with --engine paceline",
@@ -146,6 +153,7 @@ def vllm_command(
     for name, option in SAME.items():
         if name in values:
             words += [option, *_values(name, values[name])]
+    words += ["--enable-lora"] if server.adapter else []
     words += ["--quantization", "fp8"] if loading.weights else []
     words += ["--per-request-spec-decode-metrics", "summary"] if server.return_metrics else []
     flags, environment = _drafting(model, speculation), dict[str, str]()

@@ -3,17 +3,17 @@
 import json
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import typer
 
 from ..errors import ConfigError
 from ..integrations.other_names import OPTIONS
 from ..integrations.vllm_options import as_flag
-from ..schema import meant, validate
+from ..schema import brief, meant, validate
 from ..system.files import parse_json, read_text
 from .options import opt
 from .screen import Screen
@@ -49,7 +49,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
             message = f"{path} has an option that {ctx.command.name} does not have"
             fix = OPTIONS.get(as_flag(name)) or meant(name, list(options))
             raise ConfigError(message, got=key, expected=", ".join(shown), fix=fix)
-        is_many = getattr(options[name], "multiple", False)
+        is_many = getattr(options[name], "multiple", False) or options[name].nargs == -1
         if isinstance(value, list) and not is_many:
             raise ConfigError(f"{path} gives {key} more than once", got=value, expected="one value")
         if value is not None:
@@ -133,6 +133,45 @@ class ListenOptions:
         Server(app, self.drain_timeout, announce, self.max_connections).run(sockets=[taken])
 
 
+_OF_ALL = frozenset({"models", "memory_budget", "max_loaded_models", "preload", "config", "adapter", "adapter_dir"}) | {
+    "learn", "learn_mb", "allow_origin", "metric_prefix", "otlp_traces_endpoint", "threads", "engine", "only_print",
+    "json", "debug", "no_progress", "help", "model", *(option.name for option in fields(ListenOptions)),
+}  # fmt: skip
+"""Options that a model cannot have for itself."""
+
+
+def _read_models(ctx: typer.Context, given: list[str] | None) -> list[dict[str, Any]] | None:
+    """Models with options of their own, which become those of the command. Raises `ConfigError` and usage errors."""
+    return None if given is None else [_read_model(ctx, parse_json(text, "an entry of models")) for text in given]
+
+
+def _read_model(ctx: typer.Context, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
+        raise ConfigError("an entry of models names no model", got=brief(entry), expected="model: MODEL")
+    model, adapters = entry.pop("model"), entry.pop("adapters", None) or {}
+    made = {"model": model, "adapters": validate(dict[str, str], adapters, f"the adapters of {model}")}
+    own = [param for param in ctx.command.params if param.name not in _OF_ALL and not getattr(param, "hidden", False)]
+    options: dict[str, Any] = {str(param.name): param for param in own}
+    words, named = list[str](), list[str]()
+    for key, value in entry.items():
+        name = str(key).replace("-", "_")
+        option = options.get("served_model_name" if name == "name" else name)
+        if option is None:
+            message = f"the entry of {model} in models has an option that a model does not have"
+            raise ConfigError(message, got=key, expected=", ".join(["name", "adapters", *sorted(options)]))
+        is_flag, many = getattr(option, "is_flag", False), value if isinstance(value, list) else [value]
+        if is_flag != isinstance(value, bool) or (len(many) != 1 and not getattr(option, "multiple", False)):
+            expected = "true or false" if is_flag else "one value"
+            raise ConfigError(f"the entry of {model} in models has a wrong {key}", got=brief(value), expected=expected)
+        if is_flag:
+            made[option.name] = value
+        elif value is not None:
+            named.append(option.name)
+            words += [word for item in many for word in (option.opts[0], str(_as_word(item)))]
+    params = ctx.command.make_context(f"the entry of {model}", words, parent=ctx.parent).params
+    return made | {name: params[name] for name in named}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(ListenOptions):
     """Options of a server with a model."""
@@ -145,6 +184,25 @@ class ServerOptions(ListenOptions):
         callback=_read_config,
         is_eager=True,
     )
+    models: list[str] | None = opt(
+        None,
+        'A model with options of its own: {"model": MODEL, "name": NAME, ...}; in FILE a list.',
+        SERVER,
+        metavar="JSON",
+        callback=_read_models,
+    )
+    memory_budget: float | None = opt(
+        None, "Of all loaded models, in GB; default: nine tenths of what is free.", SERVER, min=0.001, metavar="GB"
+    )
+    max_loaded_models: int | None = opt(None, "Models that are loaded at the same time; default: all.", SERVER, min=1)
+    preload: bool = opt(False, "Load all models at the start, not only the first.", SERVER)
+    adapter: list[str] | None = opt(
+        None, "LoRA adapter (peft); requests name it as their model; repeatable.", SERVER, metavar="NAME=DIR"
+    )
+    adapter_dir: Path | None = opt(
+        None, "Let clients load adapters of this folder and unload them, by vLLM's endpoints.", _ACCESS, metavar="DIR"
+    )
+    max_loras: int | None = opt(None, "Adapters of a model; default: 16.", _LIMITS, min=1)
     served_model_name: str | None = opt(None, "Name of the model in requests; default: MODEL.", SERVER, metavar="NAME")
     max_num_seqs: int | None = opt(None, "Answers decoded at the same time; default: 8.", SERVER, min=1)
     prefix_cache_bytes: int | None = opt(
@@ -203,6 +261,47 @@ class ServerOptions(ListenOptions):
             "chat_template_kwargs": _object(self.default_chat_template_kwargs, "--default-chat-template-kwargs"),
         }
 
+    def settings(self) -> dict[str, Any]:
+        """Further fields of `Settings`, apart from those of the gate and of `answering`."""
+        from ..server.chats import LIMITS
+
+        hosts = tuple(host.lower() for host in self.allow_image_hosts or ())
+        most = {"max_bytes": self.max_image_mb << 20, "max_total_pixels": self.max_megapixels * 1_000_000}
+        return {
+            "allow_origins": self.allow_origin or (),
+            "adapter_dir": self.adapter_dir,
+            "images": replace(LIMITS, hosts=hosts, **most),
+            "metric_prefix": self.metric_prefix,
+            "return_metrics": self.return_metrics,
+            "return_provenance": self.return_provenance,
+        }
+
     def name_of(self, model: str) -> str:
         """The name of the model in requests."""
         return self.served_model_name or (Path(model).name if Path(model).is_dir() else model)
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The models with options of their own."""
+        return cast("Any", self.models or [])
+
+    def adapters(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The adapters that were given, as folders by name, for the models of these names. Raises `ConfigError`."""
+        found: dict[str, dict[str, str]] = {name: {} for name in names}
+        given: Any = self.adapter or ()  # of vLLM's --lora-modules one text, or JSON that was read
+        for one in given if isinstance(given, list | tuple) else [given]:
+            facts = _object(one, "--adapter") if isinstance(one, str) and one.startswith("{") else one
+            if isinstance(facts, str):
+                facts = dict[str, str](zip(("name", "path"), facts.split("=", 1), strict=False))
+            name, folder = str(facts.get("name", "")), str(facts.get("path", ""))
+            base = facts.get("base_model_name") or (names[0] if len(names) == 1 else None)
+            if not (name and folder):
+                raise ConfigError("--adapter names no adapter", got=brief(one), expected="NAME=DIR")
+            if base not in found:
+                fix = '--adapter \'{"name": ..., "path": ..., "base_model_name": ...}\', or `adapters` in --config'
+                message = f"the adapter {name} is of none of the models"
+                raise ConfigError(message, got=base, expected=" or ".join(names), fix=fix)
+            if any(name in (known, *found[known]) for known in found):
+                raise ConfigError("two models or adapters have the same name", got=name, fix="give one another name")
+            found[base][name] = folder
+        return found

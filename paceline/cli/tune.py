@@ -18,12 +18,11 @@ from .options import (
     ModelArgument,
     ModelOptions,
     Speculation,
-    announce_run,
-    choose_prompts,
     command,
     open_engine,
     opt,
 )
+from .prompts import announce_run, choose_prompts
 from .screen import Screen, nothing_drafted, table_of
 
 if TYPE_CHECKING:

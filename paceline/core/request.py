@@ -51,8 +51,9 @@ _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
     "prediction": (_is_prediction, "a text or a list of token ids"),
     "cache_salt": (lambda value: isinstance(value, str) and value != "", "a text that is not empty"),
     "store": (lambda value: isinstance(value, bool), "true or false"),
+    "adapter": (lambda value: isinstance(value, str) and value != "", "the name of an adapter"),
 }
-"""The keys of `SamplingParams.extra_args` about drafts and caches: a check of the value, and what is expected."""
+"""The keys of `SamplingParams.extra_args` that have a meaning here: a check of the value, and what is expected."""
 
 
 class RequestOutputKind(Enum):
@@ -100,8 +101,8 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
-    # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; and what drafters and
-    # processors of your own read in `Sequence.params.extra_args`
+    # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; "adapter": the name
+    # of one of `LLM.adapters`; and what drafters and processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -149,6 +150,11 @@ class SamplingParams:
         That holds for the prefix cache and for all that drafters keep from one request to the next.
         """
         return (self.extra_args or {}).get("cache_salt", "")
+
+    @property
+    def adapter(self) -> str:
+        """The name of the LoRA adapter that answers, see `extra_args`; "" for the model itself."""
+        return (self.extra_args or {}).get("adapter", "")
 
     @property
     def is_private(self) -> bool:
@@ -239,6 +245,7 @@ class TokenSequence:
     vision: VisionPrompt | None = None  # the images of the prompt
     grammar: Any = None  # a `sampling.Grammar`, which decides what tokens are allowed
     prediction: tuple[int, ...] = ()  # the predicted output
+    adapter: Any = None  # a `target.lora.Adapter` that acts on its rows
     slot: int = -1  # set by the runner
     has_deferred_tokens: bool = (
         False  # whether the last chunk of the prompt is left to the first pass, see `engine.first_pass`

@@ -51,6 +51,7 @@ class SpeculativeDecoder:
         """
         self._check_room(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
+        self.runner.cache.adapters[seq.slot] = seq.adapter
         self.reset_slot(seq.slot)  # an interrupted release may not have done this
         return self._prefill(seq)
 

@@ -206,6 +206,7 @@ def open_request(
     prediction = params.prediction
     if isinstance(prediction, str):
         prediction = tokenizer_of(loaded).encode(prediction, add_special_tokens=False) if prediction else ()
+    adapter = decoder.runner.adapters.get(params.adapter) if params.adapter else None
     form, facts = params.structured_outputs, (loaded.vocab_size, loaded.eos_ids, params.ignore_eos)
     request = Request(decoder, request_id, prompt, _prompt_text(prompt, ids, loaded))
     for index in range(params.n):
@@ -224,6 +225,7 @@ def open_request(
             vision,
             None if form is None else make_grammar(form, tokenizer_of(loaded), *facts),
             tuple(prediction),
+            adapter,
         )
         request.answers.append(Answer(request, seq, detokenizer, index))
     return request
@@ -280,7 +282,7 @@ def read_prompt(request: Request) -> Iterator[None]:
     k, vision, ids = seq.params.prompt_logprobs, seq.vision, seq.prompt_ids
     features = runner.image_features(vision.images) if vision and vision.images else ()
     logprobs, tokens = list[TokenLogprob | None]([None]), iter(ids[1:])
-    for logits in text_logits(runner.loaded, ids, vision, features, runner.chunk):
+    for logits in text_logits(runner.loaded, ids, vision, features, runner.chunk, seq.adapter):
         entries = [token_logprob(row, token, k) for row, token in zip(logits, tokens, strict=False)]
         logprobs += with_texts(entries, runner.loaded, seq.params)
         yield

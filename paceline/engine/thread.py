@@ -13,6 +13,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
+import torch
+
 from ..core.request import RequestOutputKind, SamplingParams
 from ..errors import EngineStopped
 from .loop import SpeculativeDecoder
@@ -91,6 +93,7 @@ class EngineThread:
         self.error: EngineStopped | None = None
         self._inbox = SimpleQueue[tuple[Ticket, bool | None] | None]()  # a ticket to add, or to abort: see `abort`
         self.scheduler = Scheduler(decoder, lambda: self.is_alive, is_shared=True)
+        self._num_threads = torch.get_num_threads()  # a new thread's number is whatever `one_thread` has set elsewhere
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -126,6 +129,7 @@ class EngineThread:
 
     def _run(self) -> None:
         reason = EngineStopped("the engine was shut down")
+        torch.set_num_threads(self._num_threads)
         try:
             while self._read_inbox():
                 with self.runner.fair_lock():

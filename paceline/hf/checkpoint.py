@@ -23,6 +23,7 @@ from transformers.utils import logging
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import Many, checked, cut, validate
 from ..system.files import read_object
+from ..system.turns import SHARED
 from .settings import check_settings, one_rope
 
 CONFIG = "config.json"
@@ -326,7 +327,7 @@ def check_config(name: str, config: Any, generation: Any = None) -> None:
 
 def on_meta(kind: Callable[..., Any], config: Any, **options: Any) -> Any:
     """A model of transformers without memory for its weights. kind: makes it from a config, which is copied."""
-    with torch.device("meta"), no_init_weights():
+    with SHARED.taken(), torch.device("meta"), no_init_weights():
         return kind(copy.deepcopy(config), **options)
 
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from .. import kernels
 from ..attention.recurrent import RecurrentLayer
-from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS
 from ..quant.blocks import BlockEmbedding
-from ..quant.packed import matrix_of_weight
+from .corrections import Places
 from .latent import is_latent, latent_of
 from .recurrent import RecurrentDescription, is_recurrent
 from .rotary import has_fixed_ropes, rotary_dim_of, rotary_of
@@ -27,8 +26,6 @@ from .skipped import Skipped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 _PLE = ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
-MAX_RANK = 256
-"""The largest rank of an adapter's factors, `INNER` of `pass.h`."""
 
 
 @dataclass(frozen=True)
@@ -181,12 +178,14 @@ class Description:
     multiplier: the factor for embeddings that are passed in.
     recurrent: what recurrent layers keep.
     num_experts: of all layers.
+    places: where rows can be corrected.
     """
 
     def __init__(self, model: "PreTrainedModel"):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
         self.kernels: Any = kernels.kernels_for(cast("torch.device", model.device))
+        self.places = Places(model, self.kernels)
         self._held, self._dtype = self.kernels.Pointers(), cast("torch.dtype", model.dtype)
         self.recurrent: list[RecurrentLayer] = []
         self._experts_on_disk = getattr(model, "experts_on_disk", False)
@@ -210,7 +209,7 @@ class Description:
         self._held.append(table)
         self.model = self.kernels.Model(
             layers=self._held.structures(self.kernels.Layer, layers),
-            head=self._matrix(model.get_output_embeddings()),
+            head=self._bare(model.get_output_embeddings()),
             final_norm=self._norm(part_of(base, "norm", "final_layernorm", "norm_f", "embedding_norm")),
             embeddings=self.kernels.address(table),
             embedding_format=form,
@@ -245,7 +244,7 @@ class Description:
         if base.embed_tokens_per_layer.num_embeddings < model.vocabulary:
             raise KeyError("tokens without a row")
         model.ple_table, model.ple_scale, model.ple_norm = self.kernels.address(table), scale * 2.0**-0.5, norm
-        model.ple_project = self._matrix(base.per_layer_model_projection)
+        model.ple_project = self._bare(base.per_layer_model_projection)
         model.ple_size = int(base.hidden_size_per_layer_input)
         return int(self._config.pad_token_id or 0)
 
@@ -304,7 +303,7 @@ class Description:
 
     def _experts(self, struct: Any, block: Any) -> None:
         """The experts of a block, and the MLP beside them."""
-        made = experts_of(block, self._config, self._matrix, self._norm, self._held, self.kernels)
+        made = experts_of(block, self._config, self._bare, self._norm, self._held, self.kernels)
         for name in ("shared_expert", "shared_experts"):
             if getattr(block, name, None) is not None:
                 self._mlp(struct, getattr(block, name))
@@ -370,23 +369,18 @@ class Description:
         return self._matrices(linear, 1)[0]
 
     def _matrices(self, linear: Any, count: int) -> list[Any]:
-        """The outputs of a linear layer as `count` matrices of the same size."""
-        base: Any = getattr(linear, "base", linear)  # below the factors of an adapter, see `AdaptedLinear`
-        whole = self.kernels.matrix_of(base)  # AttributeError: a layer of another kind
+        """The outputs of a linear layer as `count` matrices of the same size, which can be corrected."""
+        parts = self._parts(linear, count)
+        self.places.give(linear, parts)
+        return parts
+
+    def _bare(self, linear: Any) -> Any:
+        """A linear layer that cannot be corrected."""
+        return self._parts(linear, 1)[0]
+
+    def _parts(self, linear: Any, count: int) -> list[Any]:
+        whole = self.kernels.matrix_of(linear)  # AttributeError: a layer of another kind
         size = whole.outs // count
         parts = [whole.part(first, first + size) for first in range(0, whole.outs, size)]
         self._held += parts
-        if base is not linear:
-            for part, b in zip(parts, linear.b.chunk(count), strict=True):
-                self._correct(part.struct, linear.a, b)
         return [part.struct for part in parts]
-
-    def _correct(self, matrix: Any, a: Tensor, b: Tensor) -> None:
-        """Add the correction b (a x) in mask rows. Raises `IncompatibleModels` if its rank is too large."""
-        if len(a) > MAX_RANK:
-            raise IncompatibleModels(
-                "the SPACE adapter's rank is too large for a CPU", got=len(a), expected=f"at most {MAX_RANK}"
-            )
-        factors = [matrix_of_weight(factor.detach()) for factor in (a, b)]
-        self._held += factors
-        matrix.a, matrix.b = (self._held.pointer(factor.struct) for factor in factors)

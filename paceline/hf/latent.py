@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from ..quant.packed import PackedLinear, linear_of
-from .routing import bare
 
 
 def is_latent(part: Any) -> bool:
@@ -21,8 +20,7 @@ def latent_of(
 ) -> None:
     """Fill the fields of a `Layer` that differ from those of other attention; the rotation is known.
 
-    matrix, norm, held, kernels: as of `describe.Description`. Raises AttributeError for a layer of another kind,
-    `IncompatibleModels` for an adapter of `kv_b_proj`.
+    matrix, norm, held, kernels: as of `describe.Description`. Raises AttributeError for a layer of another kind.
     """
     nope, rope, value = (int(getattr(attention, f"{name}_head_dim")) for name in ("qk_nope", "qk_rope", "v"))
     latent = kernels.Latent(rank=int(attention.kv_lora_rank), nope_dim=nope, rope_dim=rope, value_dim=value)
@@ -36,7 +34,7 @@ def latent_of(
     if struct.rotary_dim not in (0, rope):
         raise AttributeError(f"{struct.rotary_dim} numbers are rotated, and there are {rope}")
     # Keys are made by the transpose, which blocks do not have: weights in blocks are widened, and few of all.
-    weight = bare(attention.kv_b_proj, "kv_b_proj").weight.detach().to(attention.kv_a_layernorm.weight.dtype)
+    weight = attention.kv_b_proj.weight.detach().to(attention.kv_a_layernorm.weight.dtype)
     each = weight.view(struct.heads, nope + value, latent.rank)
     for name, parts in (("k", [own[:nope].T for own in each]), ("v", [own[nope:] for own in each])):
         packed: list[nn.Module] = [PackedLinear(linear_of(part.contiguous(), None)) for part in parts]

@@ -27,6 +27,7 @@ from ..kernels.library import library
 from ..kernels.packing import Blocks
 from ..quant.file_arena import ExpertsIn, expert_arena, no_experts
 from ..quant.packed import WeightArena
+from ..system.turns import SHARED
 from .checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -211,7 +212,7 @@ def open_checkpoint(
         raise no_experts(folder.name)
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     check_model_size(name_or_path, partial(on_meta, auto.from_config, config, **own), config, stored)
-    with unreadable():
+    with unreadable(), SHARED.taken():
         model, loaded = auto.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             folder,
             config=config,

@@ -20,6 +20,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ..errors import ConfigError, IncompatibleModels
 from ..system.files import read_object
+from ..system.turns import SHARED
 from .checkpoint import CONFIG, Stored, read_headers, read_tensors, refused, weight_files
 
 
@@ -177,7 +178,8 @@ def _read(name: str, text: Any, kind: Any, files: MtpFiles, k: int, dtype: torch
     state = {_BLOCK + part: tensor for part, tensor in layer.items()}
     state |= {f"{table}.weight": torch.zeros(1, int(text.hidden_size)) for table in ("model.embed_tokens", "lm_head")}
     state["model.norm.weight"] = tensors["hnorm"]  # like the tables, not used
-    with refused(f"the decoder layer of the MTP module of {name} cannot be built", kind=IncompatibleModels):
+    broken = refused(f"the decoder layer of the MTP module of {name} cannot be built", kind=IncompatibleModels)
+    with broken, SHARED.taken():
         model, report = kind.from_pretrained(
             None, config=_of_one_layer(text, any(".experts." in part for part in layer)), state_dict=state, dtype=dtype,
             output_loading_info=True, ignore_mismatched_sizes=True,

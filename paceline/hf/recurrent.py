@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from ..attention.recurrent import RecurrentLayer
 from ..kernels.library import RECURRENCES
-from .routing import bare
 
 _WIDE = 16  # columns of a block of a state, and what channels are padded to
 
@@ -109,7 +108,7 @@ class RecurrentDescription:
 
     def _apart(self, linear: Any, order: Tensor) -> Any:
         """The outputs of a layer in another order."""
-        self._held.append(made := self._kernels.matrix_of(bare(linear, "in_proj_qkvz or in_proj_ba")).rows(order))
+        self._held.append(made := self._kernels.matrix_of(linear).rows(order))
         return made.struct
 
     def _common(self, conv: nn.Conv1d, inputs: list[Any], out: Any) -> dict[str, Any]:

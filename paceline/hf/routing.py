@@ -64,15 +64,6 @@ def part_of(module: Any, *names: str) -> Any:
     return getattr(module, next((name for name in names if hasattr(module, name)), names[0]))
 
 
-def bare(linear: Any, name: str) -> Any:
-    """A linear layer whose rows take no corrections. Raises `IncompatibleModels` where an adapter has some for it."""
-    if hasattr(linear, "base"):
-        raise IncompatibleModels(
-            "a native pass cannot correct a layer of a SPACE adapter", got=name, fix="train it without this layer"
-        )
-    return linear
-
-
 def experts_of(
     block: Any, config: Any, matrix: Callable[[Any], Any], norm: Callable[..., Any], held: Any, kernels: Any
 ) -> Any:
@@ -87,7 +78,7 @@ def experts_of(
     if not isinstance(getattr(block, "fc1_latent_proj", None), nn.Identity | None):
         raise AttributeError("experts of a smaller width")
     scored: Any = next((part for name in ("proj", "gate", "wg") if (part := getattr(router, name, None))), router)
-    made, weight = kernels.Experts(count=len(experts)), matrix_of_weight(bare(scored, "the router").weight.detach())
+    made, weight = kernels.Experts(count=len(experts)), matrix_of_weight(scored.weight.detach())
     if weight.outs != made.count:
         raise IncompatibleModels("a router scores another number of experts", got=weight.outs, expected=made.count)
     if made.count > MAX_EXPERTS:
@@ -103,7 +94,7 @@ def experts_of(
     for name in ("gate", "up", "down"):
         layers = [getattr(expert, f"{name}_proj") for expert in cast("Any", experts)]
         if layers[0] is not None:
-            setattr(made, name, held.structures(kernels.Matrix, [matrix(bare(one, "an expert")) for one in layers]))
+            setattr(made, name, held.structures(kernels.Matrix, [matrix(one) for one in layers]))
     _check(made, weight.ins)
     if (gate := getattr(block, "shared_expert_gate", None)) is not None:
         made.shared_gate = matrix(gate)

@@ -97,7 +97,6 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
         "prompt_token_ids": 'prompts={"prompt_token_ids": [...]}',
         "inputs": "prompts",
         "input_ids": "prompts",
-        "lora_request": "merge the adapter (peft: merge_and_unload), and leave prompts as they are",
         "priority": "leave it out: prompts are answered in their order",
         "streamer": "leave it out, and write for chunk in llm.stream(prompt): print(chunk.text)",
         "assistant_model": "leave it out, and make LLM(..., drafter=DraftModel(...))",
@@ -106,7 +105,6 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
         "guided_options_request": "sampling_params=SamplingParams(structured_outputs=...)",
     },
     "LLM.chat": {
-        "lora_request": "merge the adapter (peft: merge_and_unload), and leave messages as they are",
         "chat_template_content_format": Option(
             "leave it out: contents are given as the template takes them", ("auto",)
         ),

@@ -37,7 +37,6 @@ def _each(names: str, instead: str = "", *idle: object) -> dict[str, Option]:
 _ONE_DEVICE = "leave it out: a model runs on one device, and `paceline serve --engine vllm` spreads it over several"
 _CACHE = "leave it out: the cache grows with the answers, up to {max_num_seqs} times {max_model_len} tokens"
 _CONFIG = "change the model's config.json"
-_MERGE = "merge the adapter (peft: merge_and_unload), and give that as the model"
 _PROXY = "leave it out, and put a proxy in front of the server"
 
 ENGINE: dict[str, Option] = {
@@ -104,9 +103,9 @@ ENGINE: dict[str, Option] = {
     **_each("pooler_config override_pooler_config", "leave it out: every model generates"),
     **_flags("enable_sleep_mode", "leave it out: end the process to free its memory"),
     # adapters
-    **_flags("enable_lora", _MERGE),
-    **_each("max_loras max_lora_rank max_cpu_loras lora_dtype"),
-    **_flags("fully_sharded_loras"),
+    "max_loras": Option(ours="max_loras"),
+    **_each("max_lora_rank max_cpu_loras lora_dtype"),
+    **_flags("enable_lora fully_sharded_loras"),
     # images
     "limit_mm_per_prompt": Option(),
     **_each("mm_processor_kwargs", "set them in the model's preprocessor_config.json"),
@@ -144,7 +143,8 @@ SERVER: dict[str, Option] = {
     ),
     **_each("tool_parser_plugin tool_server reasoning_parser_plugin", "leave it out: there are no plugins"),
     **_flags("enable_reasoning", "leave it out: thoughts stay in the text, between the model's tags"),
-    **_each("lora_modules prompt_adapters", _MERGE),
+    "lora_modules": Option("give {adapter}, once for each", ours="adapter"),
+    **_each("prompt_adapters", "leave it out: adapters are LoRA's"),
     "chat_template_content_format": Option("leave it out: contents are given as the template takes them", ("auto",)),
     **_flags("trust_request_chat_template", "give {chat_template} to the server"),
     **_each("limit_mm_per_prompt", "leave it out: a request may have 16 images"),

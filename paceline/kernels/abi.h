@@ -18,9 +18,8 @@ struct Matrix {
   const uint8_t* table;     // BF12: the high byte of each code [16]
   const int32_t* patches;   // BF12: where the patches of each block begin [blocks + 1], then (place << 8 | high byte)
   const float* bias;    // [outs] or null
-  const struct Matrix* a;  // low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank], or null; rank <= 256
-  const struct Matrix* b;
   int32_t outs, ins, format, input_bits;  // input_bits: of the integers that blocks are multiplied with, 8 or 16
+  int32_t place;        // in each list of corrections; 0: it takes none
 };
 
 struct Norm {
@@ -135,12 +134,14 @@ struct Pass {
   const int32_t* block_firsts;  // [batch, nodes] a row sees columns from this one on even outside the window, or null
   const int64_t* spans;    // [batch, num_spans, 2] begins and ends of the committed columns that layers without a window
                            // read, in their order; null: all of them
-  const uint8_t* is_mask;  // [batch, nodes] rows that take the low-rank corrections, or null
+  const int32_t* corrected;  // [batch, nodes] which of the low-rank corrections each row takes, from 1 on; 0: none; or null
+  const struct Matrix* const* corrections;  // for each of these a [rank, ins] and b [outs, rank] of every place, or without
+                                            // data: what is added is b (a x); rank <= 256
   const float* const* cos;  // for each rope table [positions, rotary_dim], see `positions`
   const float* const* sin;
   int64_t max_position;    // positions are cut to this; -1: cos, sin hold one row for each row of the pass
   int64_t windowed_blocks;  // whether only layers with a window obey `block_ends`
-  int64_t num_spans;
+  int64_t num_spans, num_corrections;
   void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim], see `row_bytes`
   void* const* values;     // ... which latent attention has none of
   int64_t capacity;

@@ -76,16 +76,10 @@ ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "ge
 class Matrix(ctypes.Structure):
     """A linear layer; its layout is in `packing`."""
 
-
-Matrix._fields_ = [
-    ("data", c_void_p),
-    ("table", c_void_p),
-    ("patches", c_void_p),
-    ("bias", c_void_p),
-    ("a", POINTER(Matrix)),
-    ("b", POINTER(Matrix)),
-    *((name, c_int32) for name in ("outs", "ins", "format", "input_bits")),
-]
+    _fields_ = [
+        *((name, c_void_p) for name in ("data", "table", "patches", "bias")),
+        *((name, c_int32) for name in ("outs", "ins", "format", "input_bits", "place")),
+    ]
 
 
 class Norm(ctypes.Structure):
@@ -190,8 +184,8 @@ class Pass(ctypes.Structure):
         *((name, c_void_p) for name in ("sizes", "ids", "rows", "inputs")),
         ("input_format", c_int64),
         *((name, c_void_p) for name in ("parents", "starts", "slots", "offsets", "block_ends", "block_firsts")),
-        *((name, c_void_p) for name in ("spans", "is_mask", "cos", "sin")),
-        *((name, c_int64) for name in ("max_position", "windowed_blocks", "num_spans")),
+        *((name, c_void_p) for name in ("spans", "corrected", "corrections", "cos", "sin")),
+        *((name, c_int64) for name in ("max_position", "windowed_blocks", "num_spans", "num_corrections")),
         *((name, c_void_p) for name in ("keys", "values")),
         ("capacity", c_int64),
         *((name, c_void_p) for name in ("bases", "steps", "recurrent_states", "recurrent_rows")),
@@ -273,6 +267,11 @@ class Pointers(list[object]):
         """A pointer to an array of pointers to these tensors, null for None."""
         self.extend((tensors, array := addresses(tensors)))
         return ctypes.addressof(array)
+
+    def arrays(self, arrays: Sequence[Any]) -> int:
+        """A pointer to an array of pointers to arrays of structures."""
+        self.extend((arrays, pointers := (c_void_p * len(arrays))(*map(start_of, arrays))))
+        return start_of(pointers)
 
     def integers(self, numbers: Iterable[int]) -> int:
         """A pointer to an array of int64."""

@@ -4,6 +4,11 @@ struct Visit {  // of a tree in the walk of a recurrent layer
   int32_t place, below, taken, level, heir, node;  // below: the node and its descendants; node: which comes at this place
 };
 
+struct Corrected {  // the rows that take one correction: begin .. end of `rows_by_correction`
+  int64_t begin, end;
+  const Matrix* factors;  // a and b of each place
+};
+
 struct Scratch {
   int64_t rows, hidden, width;  // width: columns that scores have room for
   Reach* reach;                 // of every node [batch, old + nodes]
@@ -15,9 +20,10 @@ struct Scratch {
   int64_t num_heads;
   int64_t* position;            // [rows]
   int32_t* paths;
-  int64_t* masks;               // rows that take low-rank corrections
-  int64_t num_masks;
-  uint8_t* is_mask;             // [rows]
+  int32_t* takes;               // [rows], which correction each row takes, from 1 on; 0: none
+  int64_t* rows_by_correction;  // the rows that take one
+  Corrected* corrected;         // [num_corrections]
+  int64_t num_corrected, num_corrections;  // rows that take one; 0: nothing is corrected
   float* x;                     // [rows, hidden], the residual stream
   float* y;                     // [rows, hidden], what a norm behind a product reads
   float* ple;                   // [rows, num_layers ple_size], per-layer inputs
@@ -37,7 +43,7 @@ struct Scratch {
   Input routed, inners;              // of pairs: what experts read, and what their second matrix reads
   float *made, *mixed;          // of recurrent layers, [rows, ring_width] and [waiting and rows, ring_width]
   Input normed, attended, mlp;
-  Input inner;                  // [3][rows, INNER], the rows times the first factors of corrections
+  Input inner;                  // [inputs][rows, INNER], the rows times the first factors of corrections
   char* of_thread;              // scores, keys; a row of a table
   int64_t thread_bytes;
 };
@@ -49,6 +55,7 @@ struct Sizes {
   int64_t normed, attended, mlp, qkv, queries, head_dim, gates, ring, state;
   int64_t latent_heads, by_head;
   int64_t experts, chosen, inner;
+  int64_t together;  // layers that read the same rows
   int by_32, by_256;  // parts of rows as integers
 };
 
@@ -74,6 +81,7 @@ INLINE int64_t qkv_width(const Layer& l) {
 static Sizes sizes_of(const Model* model) {
   Sizes s = {};
   s.normed = model->hidden;
+  s.together = 3;
   for (int i = 0; i < model->num_layers; i++) {
     const Layer& l = model->layers[i];
     s.normed = max_(s.normed, l.q.ins);
@@ -92,6 +100,7 @@ static Sizes sizes_of(const Model* model) {
     if (l.recurrent) {
       const Recurrent& r = *l.recurrent;
       s.normed = max_(s.normed, r.inputs[0].ins);
+      s.together = max_(s.together, r.num_inputs);
       s.attended = max_(s.attended, r.out.ins);
       s.qkv = max_(s.qkv, r.width + LANES);
       s.ring = max_(s.ring, ring_width(r));
@@ -178,8 +187,9 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
   s->to_logits = arena.take<int64_t>(rows);
   s->position = arena.take<int64_t>(rows);
   s->paths = arena.take<int32_t>((pass->parents ? pass->batch * nodes * nodes : 0) + listed(pass, nodes));
-  s->masks = arena.take<int64_t>(rows);
-  s->is_mask = arena.take<uint8_t>(rows);
+  s->takes = arena.take<int32_t>(rows);
+  s->rows_by_correction = arena.take<int64_t>(rows);
+  s->corrected = arena.take<Corrected>(pass->num_corrections);
   s->x = arena.take<float>(rows * model->hidden);
   s->y = arena.take<float>(rows * model->hidden);
   s->ple = arena.take<float>(rows * model->ple_project.outs + BLOCK);
@@ -189,7 +199,7 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
   s->normed = allocate_input(arena, rows, sizes.normed, sizes);
   s->attended = allocate_input(arena, rows, sizes.attended, sizes);
   s->mlp = allocate_input(arena, rows, sizes.mlp, sizes);
-  s->inner = allocate_input(arena, pass->is_mask ? 3 * rows : 0, INNER, Sizes{});
+  s->inner = allocate_input(arena, pass->corrected ? sizes.together * rows : 0, INNER, Sizes{});
   s->gates = arena.take<float>(rows * sizes.gates);
   const int64_t pairs = rows * sizes.chosen;
   s->scores = arena.take<float>(rows * sizes.experts);
@@ -224,6 +234,19 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
 }
 
 static void plan_walks(const Pass* pass, Scratch& s);
+
+// Orders the rows that take corrections by these.
+static void plan_corrections(const Pass* pass, Scratch& s) {
+  s.num_corrected = 0;
+  s.num_corrections = pass->corrected ? pass->num_corrections : 0;
+  for (int64_t which = 0; which < s.num_corrections; which++) {
+    Corrected& c = s.corrected[which];
+    c = {s.num_corrected, 0, pass->corrections[which]};
+    for (int64_t row = 0; row < s.rows; row++)
+      if (s.takes[row] == which + 1) s.rows_by_correction[s.num_corrected++] = row;
+    c.end = s.num_corrected;
+  }
+}
 
 int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
   Scratch s;
@@ -265,7 +288,7 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
   Scratch& s = *(Scratch*)memory;
   lay_out(model, pass, threads, &s, (char*)memory);
   int64_t used = 0, row = 0;
-  s.num_masks = s.num_heads = 0;
+  s.num_heads = 0;
   const int64_t nodes = pass->old + pass->nodes;
   for (int64_t b = 0; b < pass->batch; b++) {
     const int64_t start = pass->starts[b], size = pass->old + (pass->sizes ? pass->sizes[b] : pass->nodes);
@@ -296,8 +319,7 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
       int64_t position = r.own - 1;
       if (pass->max_position >= 0) position = min_(position, pass->max_position);
       s.position[row] = pass->max_position < 0 ? place : position + (pass->offsets ? pass->offsets[b] : 0);
-      s.is_mask[row] = pass->is_mask && pass->is_mask[place];
-      if (s.is_mask[row]) s.masks[s.num_masks++] = row;
+      s.takes[row] = pass->corrected ? pass->corrected[place] : 0;
       const int64_t wanted = pass->logits ? n - (nodes - pass->head_rows) : -1;
       s.head[row] = wanted < 0 ? -1 : s.num_heads;
       if (wanted >= 0) s.to_logits[s.num_heads++] = b * pass->head_rows + wanted;
@@ -306,6 +328,7 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
     if (pass->spans) list_spans(pass, s, b, size, &used);
   }
   s.begins[pass->batch] = row;
+  plan_corrections(pass, s);
   if (s.visits) plan_walks(pass, s);
 }
 
@@ -324,31 +347,47 @@ static void keep_state(const Model* model, const Pass* pass, const Scratch& s, i
   store_row(to, x, s.hidden, model->cache_format);
 }
 
-// Mask rows times the first factors of the corrections of up to three layers that read the same rows, a few at a time.
+// The factors a and b of a correction for a layer, or null.
+INLINE const Matrix* factors_of(const Matrix& m, const Corrected& c) {
+  const Matrix* a = m.place ? c.factors + 2 * m.place : nullptr;
+  return a && a->data ? a : nullptr;
+}
+
+// Rows times the first factors of their corrections of layers that read the same rows, a few rows at a time.
 static void correct_inner(const Scratch& s, const Matrix* const* layers, int count, const Input& in, Worker& me) {
-  int64_t blocks = 0;
-  for (int i = 0; i < count; i++) blocks += layers[i]->a ? num_blocks(*layers[i]->a) : 0;
-  if (!s.num_masks || !blocks) return;
-  const int64_t threads = me.team->threads, wanted = (s.num_masks * blocks + threads - 1) / threads;
-  const int64_t each = min_(GROUP, wanted), parts = (s.num_masks + each - 1) / each;
-  phase(me, (int)(blocks * parts), [&](int piece) {
-    int64_t block = piece / parts;
-    int which = 0;
-    for (;; which++) {
-      const int64_t own = layers[which]->a ? num_blocks(*layers[which]->a) : 0;
-      if (block < own) break;
-      block -= own;
+  if (!s.num_corrected) return;
+  const auto blocks_of = [&](int64_t which, int layer) -> int64_t {
+    const Matrix* a = factors_of(*layers[layer], s.corrected[which]);
+    return a ? num_blocks(*a) : 0;
+  };
+  int64_t work = 0;
+  for (int64_t which = 0; which < s.num_corrections; which++)
+    for (int i = 0; i < count; i++) work += blocks_of(which, i) * (s.corrected[which].end - s.corrected[which].begin);
+  if (!work) return;
+  const int64_t each = min_(GROUP, (work + me.team->threads - 1) / me.team->threads);
+  const auto parts_of = [&](int64_t which) { return (s.corrected[which].end - s.corrected[which].begin + each - 1) / each; };
+  int64_t pieces = 0;
+  for (int64_t which = 0; which < s.num_corrections; which++)
+    for (int i = 0; i < count; i++) pieces += blocks_of(which, i) * parts_of(which);
+  phase(me, (int)pieces, [&](int piece) {
+    int64_t which = 0;
+    int layer = 0;
+    for (; piece >= blocks_of(which, layer) * parts_of(which);) {
+      piece -= (int)(blocks_of(which, layer) * parts_of(which));
+      if (++layer == count) layer = 0, which++;
     }
-    const Matrix& a = *layers[which]->a;
-    const int64_t end = s.num_masks * (piece % parts + 1) / parts;
+    const Corrected& c = s.corrected[which];
+    const Matrix& a = *factors_of(*layers[layer], c);
+    const int64_t parts = parts_of(which), block = piece / parts, rows = c.end - c.begin;
+    const int64_t end = c.begin + rows * (piece % parts + 1) / parts;
     float out[GROUP * BLOCK];
-    for (int64_t i = s.num_masks * (piece % parts) / parts; i < end;) {  // rows that follow one another share a tile
-      const int64_t row = s.masks[i];
+    for (int64_t i = c.begin + rows * (piece % parts) / parts; i < end;) {  // rows that follow one another share a tile
+      const int64_t row = s.rows_by_correction[i];
       int run = 1;
-      while (i + run < end && s.masks[i + run] == row + run) run++;
+      while (i + run < end && s.rows_by_correction[i + run] == row + run) run++;
       multiply_rows(a, in, row, run, block, out);
       for (int r = 0; r < run; r++) {
-        const int64_t at = (which * s.rows + row + r) * INNER + block * BLOCK;
+        const int64_t at = (layer * s.rows + row + r) * INNER + block * BLOCK;
         memcpy(s.inner.wide + at, out + r * BLOCK, 4 * BLOCK);
         if (s.inner.narrow) narrow_row(out + r * BLOCK, s.inner.narrow + at, BLOCK);
       }
@@ -362,11 +401,15 @@ static void correct_block(const Scratch& s, const Matrix& m, int which, int64_t 
                           float* sums) {
   float out[GROUP * BLOCK];
   for (int64_t r = 0; r < count;) {
-    int run = 0;
-    while (r + run < count && s.is_mask[first + r + run]) run++;
-    multiply_rows(*m.b, s.inner, which * s.rows + first + r, run, block, out);
-    for (int i = 0; i < run * BLOCK; i += LANES) storeu(sums + r * BLOCK + i, load(sums + r * BLOCK + i) + load(out + i));
-    r += run + 1;
+    const int32_t takes = s.takes[first + r];
+    int run = 1;
+    while (r + run < count && s.takes[first + r + run] == takes) run++;
+    if (const Matrix* factors = takes ? factors_of(m, s.corrected[takes - 1]) : nullptr) {
+      multiply_rows(factors[1], s.inner, which * s.rows + first + r, run, block, out);
+      for (int i = 0; i < run * BLOCK; i += LANES)
+        storeu(sums + r * BLOCK + i, load(sums + r * BLOCK + i) + load(out + i));
+    }
+    r += run;
   }
 }
 
@@ -381,7 +424,7 @@ INLINE vf activate(vf x, int kind) {
 template <class F>
 INLINE void product(Worker& me, const Scratch& s, const Matrix* const* layers, int count, const Input& in, int64_t rows,
                     F finish) {
-  const bool corrects = s.num_masks > 0;
+  const bool corrects = s.num_corrected > 0;
   correct_inner(s, layers, count, in, me);
   int total = 0;
   for (int i = 0; i < count; i++) total += num_blocks(*layers[i]);
@@ -395,7 +438,7 @@ INLINE void product(Worker& me, const Scratch& s, const Matrix* const* layers, i
     const Matrix& m = *layers[which];
     const int64_t outs = min_(BLOCK, m.outs - (int64_t)piece * BLOCK);
     multiply_block(m, in, rows, piece, [&](int64_t first, int64_t number, float* sums) {
-      if (corrects && m.a) correct_block(s, m, which, piece, first, number, sums);
+      if (corrects && m.place) correct_block(s, m, which, piece, first, number, sums);
       finish(first, number, before + (int64_t)piece * BLOCK, outs, sums);
     });
   });
@@ -625,14 +668,14 @@ static void run_mlp(const Scratch& s, const Layer& l, float scalar, Worker& me) 
     finish_input(s.normed, row, s.hidden);
   });
   if (!l.up.data) return;
-  const bool corrects = s.num_masks > 0;
+  const bool corrects = s.num_corrected > 0;
   const Matrix* both[] = {&l.gate, &l.up};
   correct_inner(s, both, 2, s.normed, me);
   const bool whole = s.mlp.waits_for_rows() || l.up.outs % 32;
   phase(me, num_blocks(l.up), [&](int block) {
     const auto times = [&](int i, auto made) {  // made(vector of sums, vector in its place)
       multiply_block(*both[i], s.normed, s.rows, block, [&](int64_t first, int64_t count, float* sums) {
-        if (corrects && both[i]->a) correct_block(s, *both[i], i, block, first, count, sums);
+        if (corrects && both[i]->place) correct_block(s, *both[i], i, block, first, count, sums);
         for (int64_t r = 0; r < count; r++) {
           const int64_t at = (first + r) * s.mlp.stride + block * BLOCK;
           for (int k = 0; k < BLOCK; k += LANES) {
@@ -778,9 +821,7 @@ void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
   });
   if (!pass->logits) return;
   const Matrix* one[] = {&model->head};
-  Scratch plain = s;
-  plain.num_masks = 0;
-  product(me, plain, one, 1, s.normed, s.num_heads,
+  product(me, s, one, 1, s.normed, s.num_heads,
           [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
             for (int64_t r = 0; r < count; r++) {
               float* to = pass->logits + s.to_logits[first + r] * model->head.outs + out;

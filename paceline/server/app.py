@@ -2,34 +2,28 @@
 
 import hashlib
 from base64 import b64encode
-from functools import partial
 from importlib import resources
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from ..async_llm import AsyncLLM
+from .adapters import add_adapters
 from .gate import gated_app
+from .models import Models
 from .openai import add_openai
-from .service import Service, Settings
 
 
-def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
-    """The application; `app.state.service` is its `Service`."""
+def make_app(models: Models) -> FastAPI:
+    """The application; `app.state.service` are its models."""
+    settings = models.settings
     cors = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
     outer = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]
-    service = Service(engine, settings)
-    metrics = partial(service.metrics.text, engine)
-    app = gated_app(service, lambda: engine.is_alive, metrics, outer if settings.allow_origins else ())
+    app = gated_app(models, lambda: models.is_alive, models.metrics_page, outer if settings.allow_origins else ())
     page, page_headers = _page()
-
-    async def pick(request: Request, name: str | None) -> Service:
-        service.check_model(name)
-        return service
-
-    add_openai(app, pick, lambda: [service])
+    add_openai(app, models.pick, models)
+    add_adapters(app, models)
 
     @app.get("/")
     async def chat_page() -> Response:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as RoutingError
 
 from ..errors import CacheFull, ConfigError, EngineStopped, PacelineError, QueueFull
-from ..schema import cut
+from ..schema import brief, cut
 
 CLIENT_GONE = 499  # the status in logs if the client disconnected, as in nginx
 _LONGEST = 1500  # characters of a message, since most repeat what was sent
@@ -37,6 +37,12 @@ class ClientGone(Exception):
 def unsupported(field: str, fix: str = "leave it out") -> ApiError:
     """The error for a field of the OpenAI API that this server does not support."""
     return ApiError(400, f"Unsupported parameter: '{field}'. Fix: {fix}.", "unsupported_parameter", field)
+
+
+def unknown_model(name: object, known: Sequence[str]) -> ApiError:
+    """The error for the name of no model of this server."""
+    message = f"The model {brief(name)} does not exist. This server has {', '.join(map(repr, known))}."
+    return ApiError(404, message, "model_not_found", "model")
 
 
 def as_api_error(error: Exception) -> ApiError:

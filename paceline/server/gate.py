@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,12 +53,6 @@ class Gated:
     num_running = 0
     is_draining = False
 
-    def check_model(self, name: str | None) -> None:
-        """Raise `ApiError` for the name of another model."""
-        if name not in (None, self.settings.model):
-            message = f"The model {brief(name)} does not exist. This server has {self.settings.model!r}."
-            raise ApiError(404, message, "model_not_found", "model")
-
     async def drain(self, timeout: float) -> None:
         """Refuse new requests, and wait until none is in progress, for at most `timeout` seconds."""
         self.is_draining, end_at = True, time.monotonic() + timeout
@@ -69,7 +64,8 @@ class Gate:
     """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add fields.
 
     `scope["end_at"]` is when its time is over, in the time of the event loop. `scope["tenant"]` is a random name for
-    its API key; empty where none is required.
+    its API key; empty where none is required. `scope["held"]` is an `AsyncExitStack` of what is held until the whole
+    answer was sent.
     """
 
     def __init__(self, app: ASGIApp, service: Gated):
@@ -110,7 +106,8 @@ class Gate:
                 whole = await self._with_body(scope, receive)
                 self.service.num_running += 1
                 try:
-                    await self.app(scope, whole, put)
+                    async with AsyncExitStack() as scope["held"]:
+                        await self.app(scope, whole, put)
                 finally:
                     self.service.num_running -= 1
             except (ApiError, ClientGone, TimeoutError) as error:

@@ -5,7 +5,7 @@ They have the meanings of vLLM's documentation; with the prefix "vllm" its dashb
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -45,11 +45,18 @@ class Metrics:
         self.counts[name][bisect_left(_HISTOGRAMS[name][1], value)] += times
         self.sums[name] += value * times
 
-    def text(self, engine: AsyncLLM) -> str:
-        """All metrics as text."""
+    def text(self, engine: AsyncLLM | None) -> str:
+        """All metrics as text. engine: None while the model is not loaded; its counts then begin anew."""
+        own = [
+            *self.lines("request_success_total", "Choices by why they ended.", self.finished, "finished_reason"),
+            *(line for name in _HISTOGRAMS for line in self.histogram_lines(name)),
+        ]
+        return "\n".join([*(() if engine is None else self._engine_lines(engine)), *own]) + "\n"
+
+    def _engine_lines(self, engine: AsyncLLM) -> list[str]:
         stats = engine.stats()
         taken = 1 - stats.free_slots / engine.llm.runner.num_slots
-        lines = [
+        return [
             *self.lines("num_requests_running", "Requests being answered.", engine.num_running),
             *self.lines("num_requests_waiting", "Requests waiting for a slot.", engine.num_waiting),
             *self.lines("kv_cache_usage_perc", "Share of the slots that are taken.", taken),
@@ -66,11 +73,8 @@ class Metrics:
                 dict(enumerate(stats.accepted_by_position or (0,))),
                 "position",
             ),
-            *self.lines("request_success_total", "Choices by why they ended.", self.finished, "finished_reason"),
             *(line for name, pair in engine.llm.decoder.drafter.metrics().items() for line in self.lines(name, *pair)),
-            *(line for name in _HISTOGRAMS for line in self.histogram_lines(name)),
         ]
-        return "\n".join(lines) + "\n"
 
     def lines(self, name: str, words: str, values: float | Mapping[Any, float], label: str = "") -> Iterator[str]:
         """The lines of a counter, whose name ends with _total, or of a gauge. label: the label of several values."""
@@ -124,6 +128,16 @@ class Watch:
         self.metrics.observe("e2e_request_latency_seconds", self.seconds)
         for reason in reasons:
             self.metrics.finished[reason] += 1
+
+
+def joined(pages: Sequence[str]) -> str:
+    """One page: the samples of each metric together, as Prometheus wants them."""
+    families = dict[str, list[str]]()
+    for page in pages:
+        for block in f"\n{page}".split("\n# HELP ")[1:]:
+            words, kind, *samples = block.splitlines()
+            families.setdefault(words.partition(" ")[0], [f"# HELP {words}", kind]).extend(samples)
+    return "\n".join(line for lines in families.values() for line in lines) + "\n"
 
 
 def _quoted(value: object) -> str:

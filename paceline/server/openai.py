@@ -1,6 +1,6 @@
 """The endpoints of the OpenAI API, and vLLM's for tokens."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -14,6 +14,7 @@ from . import protocol
 from .answers import Answering, CompletionAnswering, respond
 from .chats import chat_prompt, read_messages
 from .errors import ApiError, unsupported
+from .models import Models
 from .responses import ResponseAnswering, ResponsesRequest
 from .service import Service, Settings
 from .streams import connected
@@ -39,8 +40,8 @@ async def answer_chat(
     return await respond(service, request, body, kind, [prompt], params)
 
 
-def add_openai(app: FastAPI, pick: Pick, services: Callable[[], Sequence[Service]]) -> None:
-    """Add the endpoints. services: of all models."""
+def add_openai(app: FastAPI, pick: Pick, models: Models) -> None:
+    """Add the endpoints."""
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
@@ -68,12 +69,12 @@ def add_openai(app: FastAPI, pick: Pick, services: Callable[[], Sequence[Service
         return await respond(service, request, body, partial(CompletionAnswering, echo=echo), body.prompts, params)
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model_entry(service) for service in services()]}
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": models.entries()}
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str, request: Request) -> dict[str, Any]:
-        return _model_entry(await pick(request, name))
+    async def model(name: str) -> dict[str, Any]:
+        return models.entry(name)
 
     @app.post("/tokenize")
     async def tokenize(body: protocol.TokenizeRequest, request: Request) -> dict[str, Any]:
@@ -90,11 +91,6 @@ def add_openai(app: FastAPI, pick: Pick, services: Callable[[], Sequence[Service
         service = await pick(request, body.model)
         service.check_texts([body.tokens])
         return {"prompt": await run_in_threadpool(service.text_of, body.tokens)}
-
-
-def _model_entry(service: Service) -> dict[str, Any]:
-    name, length = service.settings.model, service.llm.runner.max_length
-    return {"id": name, "object": "model", "created": service.begin, "owned_by": "paceline", "max_model_len": length}
 
 
 def _prompt(body: protocol.TokenizeRequest, settings: Settings) -> str | TemplatedChat:

@@ -229,7 +229,9 @@ class Request(Sampling):
             message = "structured_outputs, response_format and tool_choice each set the format of the answer"
             raise ConfigError(message, fix="give one of them")
         values["structured_outputs"] = wanted[0] if wanted else None
-        drafts = {} if self.speculative is None else self.speculative.model_dump(exclude_none=True)
+        drafts = dict[str, Any](defaults.get("extra_args", {}))
+        if self.speculative is not None:
+            drafts |= self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
             drafts["prediction"] = text_of(self.prediction.content)
         if salt := self.salted(tenant):

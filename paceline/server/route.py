@@ -19,7 +19,7 @@ from ..cascade.calibration import Calibration, sampling_options
 from ..cascade.cascade import Reason, decide
 from ..core.request import TokenLogprob
 from . import protocol
-from .errors import ApiError, body_of
+from .errors import ApiError, body_of, unknown_model
 from .gate import Gated, GateSettings, gated_app
 from .metrics import Metrics, Watch
 from .streams import DONE, EventStream, connected, event
@@ -71,7 +71,8 @@ class Router(Gated):
 
     async def answer(self, request: Request, body: protocol.ChatRequest) -> Response:
         """Answer a chat, whole or as a stream. Raises `ApiError`."""
-        self.check_model(body.model)
+        if body.model != self.settings.model:
+            raise unknown_model(body.model, [self.settings.model])
         log, watch, end_at = request.scope["log"], Watch(self.metrics), request.scope["end_at"]
         sent = {**self._sampling, **body.model_dump(mode="json", exclude_unset=True, by_alias=True)}
         if salt := body.salted(request.scope["tenant"]):

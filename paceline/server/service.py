@@ -1,8 +1,10 @@
 """An engine with its settings, and the common steps of all requests to it."""
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ..async_llm import AsyncLLM
@@ -15,7 +17,7 @@ from ..schema import brief
 from . import protocol
 from .chats import LIMITS
 from .errors import ApiError, unsupported
-from .gate import Gated, GateSettings
+from .gate import GateSettings
 from .metrics import Metrics
 from .tracing import Tracer
 
@@ -31,8 +33,10 @@ class Settings(GateSettings):
     decoded. return_provenance: the default for requests. tracer: gets a span of each answered request.
     takes_model_defaults: whether sampling options of the model's generation_config.json are the defaults of requests.
     defaults: of requests, before those. chat_template_kwargs: variables of the template that requests may replace.
+    adapter_dir: the folder below which clients may name LoRA adapters.
     """
 
+    adapter_dir: Path | None = None
     allow_origins: Sequence[str] = ()
     images: ImageLimits = LIMITS
     metric_prefix: str = "paceline"
@@ -44,12 +48,13 @@ class Settings(GateSettings):
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-class Service(Gated):
-    """An engine with its settings."""
+class Service:
+    """A loaded model with its settings. adapter: that of all its requests; "" for the model itself."""
 
-    def __init__(self, engine: AsyncLLM, settings: Settings):
-        self.engine, self.llm, self.settings = engine, engine.llm, settings
-        self.metrics = Metrics(settings.metric_prefix, settings.model)
+    adapter = ""
+
+    def __init__(self, engine: AsyncLLM, settings: Settings, metrics: Metrics):
+        self.engine, self.llm, self.settings, self.metrics = engine, engine.llm, settings, metrics
         self.begin = int(time.time())
         loaded, config = self.llm.loaded, self.llm.loaded.model.generation_config
         processor = loaded.vision and loaded.vision.processor
@@ -95,7 +100,9 @@ class Service(Gated):
         spaces = params.spaces_between_special_tokens
         return Detokenizer(self.llm.tokenizer, (), params.skip_special_tokens, spaces_between_special=spaces)
 
-    async def drain(self, timeout: float) -> None:
-        """Wait as `Gated.drain`, then abort the remaining requests."""
-        await super().drain(timeout)
-        await self.engine.drain(0)
+    def adapted(self, adapter: str) -> "Service":
+        """The same for requests to an adapter: its name is the model's, and among the defaults of their parameters."""
+        other = copy.copy(self)
+        other.adapter, other.settings = adapter, replace(self.settings, model=adapter)
+        other.defaults = {**self.defaults, "extra_args": {"adapter": adapter}}
+        return other

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _ROOT = Path("/")  # of the file system; tests pass another
@@ -167,6 +168,13 @@ def available_memory(root: Path = _ROOT) -> int:
 
     available, room = psutil.virtual_memory().available, memory_room(root)
     return available if room is None else min(available, room)
+
+
+def free_memory(device: "torch.device") -> int:
+    """Bytes that are free on a device: a GPU's own, else `available_memory`."""
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
 
 
 def watch_load() -> Load:

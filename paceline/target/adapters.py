@@ -1,4 +1,4 @@
-"""Attaches SPACE adapters and trained INT4 drafts to a model, by replacing linear layers of its module tree.
+"""Attaches SPACE adapters and trained INT4 drafts to a model.
 
 The mask tokens of SPACE have embeddings of their own, and low-rank factors at linear layers that act on them only:
 
@@ -6,8 +6,7 @@ The mask tokens of SPACE have embeddings of their own, and low-rank factors at l
     rows (flat)           0   1   2   3   4    5   6
     mask rows                             3 .. 6            these get mask embeddings, and b (a x) at adapted layers
 
-Every other row goes through the same operations as without an adapter, so its bits are the same. In torch, mask rows
-are hidden by adding -inf, which becomes NaN if a key overflows: hence `bounded`. Native passes need no bound.
+`corrections` has what these factors do.
 """
 
 import copy
@@ -20,14 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import DraftError, IncompatibleModels
-from ..hf.experts import Experts
 from ..quant.int4 import int4_linear
 from ..quant.packed import PackedLinear, QuantizedLinear, WeightArena, device_of
-from .recurrent_layers import InWaves
+from .corrections import AdaptedLinear, LowRank, bounded, check_can_adapt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-_MAX_GAIN = 2.0**20  # factors that amplify the largest input by no more cannot overflow and need no bound
 _LINEARS = (nn.Linear, PackedLinear, QuantizedLinear)
 
 
@@ -37,13 +34,6 @@ class LinearShapes(Protocol):
     num_layers: int
     linears: Any
     shapes: Any
-
-
-class Factors(Protocol):
-    """A correction of low rank to a linear layer: x -> b (a x)."""
-
-    a: nn.Parameter
-    b: nn.Parameter
 
 
 class MaskAdapter(Protocol):
@@ -60,8 +50,8 @@ class MaskAdapter(Protocol):
         """Embeddings of mask tokens, counted from 0. [R] -> [R, E]."""
         ...
 
-    def factors(self, layer: int, linear: str) -> Factors:
-        """Those of a linear layer."""
+    def factors(self, layer: int, linear: str) -> Any:
+        """The factors `a` and `b` of a linear layer."""
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -81,23 +71,18 @@ class RoundedDraft(Protocol):
 
 @final
 class AttachedAdapter:
-    """An adapter in a model, and the mask rows of the pass in progress (none between passes).
-
-    All adapted layers of a module tree share one. A copy of the tree gets another one.
+    """A SPACE adapter of a model, and the mask rows of the pass in progress (none between passes).
 
     source: the adapter that the caller passed.
     adapter: its copy in the dtype and on the device of the model.
+    low_rank: its factors.
     """
 
-    def __init__(self, source: MaskAdapter, adapter: MaskAdapter):
-        self.source, self.adapter = source, adapter
+    def __init__(self, source: MaskAdapter, adapter: MaskAdapter, low_rank: LowRank):
+        self.source, self.adapter, self.low_rank = source, adapter, low_rank
         self.vocab_size = adapter.config.vocab_size
         self.rows: slice | Tensor | None = None  # indices into the flattened nodes of the batch; a slice is cheaper
-        self.num_rows = 0  # all rows of the pass, plain ones included
         self._vectors = torch.empty(0)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "AttachedAdapter":
-        return AttachedAdapter(self.source, self.adapter)
 
     def matches(self, adapter: MaskAdapter) -> bool:
         """Whether the attached weights equal the adapter's present ones, in the precision of the model."""
@@ -124,7 +109,6 @@ class AttachedAdapter:
             )
         self._vectors = bounded(self.adapter.embed(which))
         self.rows = slice(first, last + 1) if last - first + 1 == len(rows) else rows
-        self.num_rows = is_mask.numel()
         try:
             yield token_ids.masked_fill(is_mask, 0)
         finally:
@@ -135,66 +119,6 @@ class AttachedAdapter:
         if self.rows is not None:
             embeddings.view(-1, embeddings.shape[-1])[self.rows] = self._vectors.to(embeddings.dtype)
         return embeddings
-
-
-@final
-class AdaptedLinear(nn.Module):
-    """A linear layer of any kind with a low-rank correction of mask rows: out[rows] += b (a x[rows]).
-
-    Its factors are a [r, in] and b [out, r].
-    """
-
-    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, attached: AttachedAdapter):
-        super().__init__()
-        self.base, self.attached = base, attached
-        self.a = nn.Parameter(a.contiguous(), requires_grad=False)
-        self.b = nn.Parameter(b.contiguous(), requires_grad=False)
-        # Each output is at most `gain` times the largest input; the inputs of key projections are normed.
-        gain = float(a.abs().sum(1, dtype=torch.float32).max() * b.abs().sum(1, dtype=torch.float32).max())
-        self._is_bounded = a.dtype == torch.float16 or gain > _MAX_GAIN
-
-    def __getattr__(self, name: str) -> Any:
-        """Forward other attributes, such as sizes or the weight, to the base layer."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("base"), name)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        return self.corrected(self.base.forward(x), x)
-
-    def corrected(self, out: Tensor, x: Tensor) -> Tensor:
-        """The outputs of the base layer for x, with mask rows corrected in place."""
-        rows = self.attached.rows
-        if rows is None:
-            return out
-        x, flat = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
-        if len(x) != self.attached.num_rows:
-            raise IncompatibleModels(
-                "an adapted layer does not get all rows of the pass",
-                got=f"{len(x)} rows",
-                expected=self.attached.num_rows,
-                fix="train the adapter without this layer (experts, for example, only get the rows routed to them)",
-            )
-        inner = nn.functional.linear(x[rows], self.a)
-        if isinstance(rows, slice):
-            flat[rows].addmm_(inner, self.b.t())
-        else:
-            flat.index_add_(0, rows, nn.functional.linear(inner, self.b))
-        if self._is_bounded:
-            flat[rows] = bounded(flat[rows])
-        return out
-
-
-def bounded(rows: Tensor) -> Tensor:
-    """Replace NaN in mask rows and limit their values, in place, so that no attention score of a mask overflows.
-
-    A score q k is at most d |q| times the bound, which stays below the largest number of the dtype. Values of a working
-    adapter are far smaller, except in float16, whose bound is for models with scores in float16.
-    """
-    most = 1024.0 if rows.dtype == torch.float16 else torch.finfo(rows.dtype).max ** 0.5 / 64
-    return rows.nan_to_num_(0.0).clamp_(-most, most)
 
 
 def share_copy(model: "PreTrainedModel") -> "PreTrainedModel":
@@ -210,13 +134,8 @@ def share_copy(model: "PreTrainedModel") -> "PreTrainedModel":
     return copied
 
 
-def attach_adapter(
-    model: "PreTrainedModel", adapter: MaskAdapter, device: torch.device, dtype: torch.dtype
-) -> AttachedAdapter:
-    """Replace the linear layers that the adapter names by adapted ones, in this module tree.
-
-    The adapter is copied. Raises `IncompatibleModels` if it does not fit the model.
-    """
+def fitted(model: "PreTrainedModel", adapter: MaskAdapter, device: torch.device, dtype: torch.dtype) -> AttachedAdapter:
+    """A copy of a SPACE adapter, for a model. Raises `IncompatibleModels` if it does not fit the model."""
     config, text = adapter.config, model.config.get_text_config()
     head: Any = model.get_output_embeddings()
     sizes = {
@@ -228,19 +147,13 @@ def attach_adapter(
         if got != expected:
             raise IncompatibleModels(f"the SPACE adapter is for another {subject}", got=got, expected=expected)
     fresh: Any = copy.deepcopy(adapter)
-    own = fresh.to(device, dtype).eval().requires_grad_(False)
-    attached = AttachedAdapter(adapter, own)
-    message = "the SPACE adapter's factors do not fit"
+    own, paths = fresh.to(device, dtype).eval().requires_grad_(False), {m: path for path, m in model.named_modules()}
+    message, factors = "the SPACE adapter's factors do not fit", dict[str, tuple[Tensor, Tensor]]()
     for index, layer, name in _linears(model, config, message) if config.linears else ():
-        if isinstance(layer.get_submodule(name.rpartition(".")[0]), InWaves):
-            message = f"a SPACE adapter cannot change {name} of layer {index}, which reads tokens one by one"
-            raise IncompatibleModels(message, fix="train the adapter without this layer")
-        if isinstance(layer.get_submodule(".".join(name.split(".")[:-2])), Experts):
-            message = f"a SPACE adapter cannot change {name} of layer {index}, which not all rows reach"
-            raise IncompatibleModels(message, fix="train the adapter without this layer")
-        factors = own.factors(index, name)
-        layer.set_submodule(name, AdaptedLinear(layer.get_submodule(name), factors.a, factors.b, attached))
-    return attached
+        path, pair = f"{paths[layer]}.{name}", own.factors(index, name)
+        check_can_adapt(model, path)
+        factors[path] = pair.a.detach().contiguous(), pair.b.detach().contiguous()
+    return AttachedAdapter(adapter, own, LowRank(factors, is_bounded=True))
 
 
 def _linears(model: "PreTrainedModel", config: LinearShapes, message: str) -> Iterator[tuple[int, nn.Module, str]]:

@@ -1,5 +1,6 @@
 """A loaded model, prepared for passes over trees."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,12 +16,14 @@ from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
-from ..errors import IncompatibleModels
+from ..errors import ConfigError, IncompatibleModels
 from ..hf.classes import PreTrainedModel
+from ..hf.corrections import Factors
 from ..hf.describe import describe
 from ..hf.vision import Vision
 from ..sampling.pieces import Pieces
-from .adapters import AttachedAdapter
+from .adapters import AttachedAdapter, MaskAdapter, fitted, share_copy
+from .corrections import Corrected, Corrections, adapt, check_can_adapt
 from .native import NativeDecoder
 from .torch_decoder import TransformersDecoder
 
@@ -177,7 +180,10 @@ class LoadedModel:
         """Begin a pass and return its layout. text: see `SlotCache.begin`. options: further fields of `PassLayout`."""
         starts = cache.begin(slots, num_nodes, text, self.attends_trees)
         offsets, device = [cache.offsets[slot] for slot in slots], self.device if tree is None else tree.device
-        return PassLayout(starts, num_nodes, tree, slots=list(slots), offsets=offsets, device=device, **options)
+        adapters = [cache.adapters[slot] for slot in slots] if any(cache.adapters) else ()
+        return PassLayout(
+            starts, num_nodes, tree, slots=list(slots), offsets=offsets, adapters=adapters, device=device, **options
+        )
 
     def forward(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
@@ -185,8 +191,13 @@ class LoadedModel:
         """Raw logits [B, N, V] of the last `layout.head_rows` nodes; hidden states are written to `states`.
 
         token_ids: [B, N]; None: those of the layout's tree, which native passes read as lists. The attached adapter
-            acts on the rows of `layout.is_mask`.
+            acts on the rows of `layout.is_mask`, LoRA adapters on those of their slots.
         """
+        masks = None if layout.is_mask is None or self.attached is None else self.attached.low_rank
+        if layout.adapters or masks is not None:
+            adapters = [None if adapter is None else adapter.low_rank for adapter in layout.adapters]
+            adapters = adapters or [None] * len(layout.starts)
+            layout.corrections = Corrections.of(adapters, layout.num_nodes, masks, layout.is_mask, self.device)
         if token_ids is None and not self.is_native:
             assert layout.tree is not None
             token_ids = layout.tree.token_ids
@@ -202,22 +213,65 @@ class LoadedModel:
             return prompt.position_delta
         return 0 if self.vision is None else self.vision.family.text_offset
 
-    def with_model(self, model: PreTrainedModel, attached: AttachedAdapter | None = None) -> "LoadedModel":
-        """A copy for another module tree of the same architecture. attached: the adapter in it."""
+    def with_model(self, model: PreTrainedModel) -> "LoadedModel":
+        """A copy for another module tree of the same architecture."""
         is_plain = self.vision is not None and self.vision.family.needs_transformers
-        decoder = decoder_of(model, self.attends_trees, attached, is_plain, self.kv_dtype)
+        decoder = decoder_of(model, self.attends_trees, is_plain, self.kv_dtype)
         return replace(self, model=model, decoder=decoder, image_reference=None)
+
+    def with_masks(self, adapter: MaskAdapter) -> "LoadedModel":
+        """A copy that takes the mask tokens of a SPACE adapter; itself if it does already.
+
+        Raises `ConfigError` if it takes those of another one, `IncompatibleModels` if the adapter does not fit.
+        """
+        if self.attached is not None:
+            if self.attached.matches(adapter):
+                return self
+            changed = self.attached.source is adapter
+            raise ConfigError(
+                "the attached SPACE adapter was changed" if changed else "another SPACE adapter is attached",
+                got="other weights than those that are attached",
+                expected="one adapter for each runner (LLM), of which it keeps a copy",
+                fix="make another LLM over the same loaded model, or let drafters share one adapter",
+            )
+        attached = fitted(self.model, adapter, self.device, self.dtype)
+        made = self.correcting(attached.low_rank.factors)
+        decoder = copy.copy(made.decoder)
+        decoder.attached = attached
+        return replace(made, decoder=decoder)
+
+    def check_correcting(self, factors: Factors) -> None:
+        """Raise `IncompatibleModels` for factors of a layer whose rows passes cannot correct."""
+        if isinstance(self.decoder, NativeDecoder):
+            return self.decoder.described.places.check(factors)
+        for path in factors:
+            check_can_adapt(self.model, path)
+
+    def correcting(self, factors: Factors) -> "LoadedModel":
+        """A copy that can correct rows by these factors. Raises `IncompatibleModels` where it cannot.
+
+        In torch its module tree is another one over the same tensors. Native passes correct any layer with a place.
+        """
+        self.check_correcting(factors)
+        if isinstance(self.decoder, NativeDecoder):
+            return self
+        made, corrected = self, self.decoder.corrected
+        if corrected is None:
+            made, corrected = self.with_model(share_copy(self.model)), Corrected()
+            assert isinstance(made.decoder, TransformersDecoder)
+            made.decoder.attached, made.decoder.corrected = self.attached, corrected
+        adapt(made.model, factors, corrected)
+        return made
 
 
 def decoder_of(
     model: PreTrainedModel,
     attends_trees: bool,
-    attached: AttachedAdapter | None = None,
     is_plain: bool = False,
     kv_dtype: torch.dtype | None = None,
 ) -> NativeDecoder | TransformersDecoder:
-    """A decoder for a model. attached: the adapter in it. is_plain: it needs transformers' layers."""
+    """A decoder for a model. is_plain: it needs transformers' layers."""
     described = describe(model) if attends_trees and not is_plain else None
     if described is None:
-        return TransformersDecoder(model, attends_trees, attached)
-    return NativeDecoder(model, described, attached, kv_dtype)
+        return TransformersDecoder(model, attends_trees)
+    return NativeDecoder(model, described, kv_dtype)

@@ -19,6 +19,7 @@ from ..hf.describe import Description
 from ..hf.rotary import rotary_of, rotation
 from ..kernels.library import KV_FORMATS
 from .adapters import AttachedAdapter
+from .corrections import LowRank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,10 +32,10 @@ class NativeDecoder:
         self,
         model: "PreTrainedModel",
         described: Description,
-        attached: AttachedAdapter | None = None,
         kv_dtype: torch.dtype | None = None,
     ):
-        self.attached, self.recurrent = attached, described.recurrent
+        self.attached: AttachedAdapter | None = None
+        self.recurrent = described.recurrent
         self._model, self._described, self._kernels = model, described, described.kernels
         self._device = cast("torch.device", model.device)
         base: Any = model.base_model
@@ -79,8 +80,10 @@ class NativeDecoder:
         call.slots = pointers.integers(layout.slots)
         if any(layout.offsets):
             call.offsets = pointers.integers(layout.offsets)
-        if layout.is_mask is not None:
-            call.is_mask = pointers.tensor(layout.is_mask.contiguous())
+        if layout.corrections is not None:
+            lists = [self._described.places.listed(one, one.factors) for one in layout.corrections.used]
+            call.corrected, call.num_corrections = pointers.tensor(layout.corrections.takes), len(lists)
+            call.corrections = pointers.arrays(lists)
         if layout.spans:
             call.spans, call.num_spans = self._spans(layout, pointers)
         if rows is not None and rows.blocks:
@@ -113,6 +116,10 @@ class NativeDecoder:
         if cache.recurrent is not None:
             cache.recurrent.finish()
         return logits
+
+    def prepare(self, low_rank: LowRank) -> None:
+        """Make what passes with these corrections read, before the first of them."""
+        self._described.places.listed(low_rank, low_rank.factors)
 
     @property
     def described(self) -> Description:

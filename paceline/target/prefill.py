@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -131,10 +131,12 @@ def text_logits(
     vision: VisionPrompt | None = None,
     features: Sequence[Features] = (),
     most: int = 512,
+    adapter: Any = None,
 ) -> Iterator[Tensor]:
     """Logits [M, V] after each token of a text, chunk by chunk (at most `most` tokens), with a cache of its own."""
     cache = loaded.new_cache(1, len(token_ids))
     slot = cache.allocate()
+    cache.adapters[slot] = adapter
     blocks = vision.blocks if vision else ()
     edge = vision.edge if vision and _ends_at_edge(loaded) else 0
     behind = ((edge + begin, edge + end) for begin, end in chunks(len(token_ids) - edge, () if edge else blocks, most))

@@ -28,9 +28,9 @@ from ..hf.vision import BoundedCache
 PREFIX_BYTES = 1 << 30
 
 _ROOT = 0
-_Key: TypeAlias = tuple[int | str, Hashable]
+_Key: TypeAlias = tuple[Hashable, Hashable]
 """The number of the previous page, and everything else that the columns were computed from; of a first page `_ROOT`, or
-the text's tenant."""
+the text's owner."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,20 +72,21 @@ class PrefixCache(BoundedCache[_Key, Page]):
         self.keeps_text = False
         self._numbers = itertools.count(1)
         self._watched = dict[int, tuple[int, ...]]()  # the states that each slot has from its first column on
-        self._roots = dict[int, int | str]()  # the number before the first page of each slot
+        self._roots = dict[int, Hashable]()  # the number before the first page of each slot
 
     def restore(
         self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None, ends: Iterable[int],
-        watched: tuple[int, ...] = (), tenant: str = "",
+        watched: tuple[int, ...] = (), owner: Hashable = "",
     ) -> int:  # fmt: skip
         """Copy the cached pages of a text, without its last token, to an empty slot; returns the number of columns.
 
         watched: the layers whose states the slot will have. A page that lacks them counts as missing.
-        tenant: whose text it is, now and in `keep`; the pages of others count as missing, too.
+        owner: the tenant whose text it is, now and in `keep`, and the fingerprint of its adapter if it has one; the
+            pages of others count as missing, too.
         """
         keys, pages, ends_of_pages, last = list[_Key](), list[Page](), list[int](), len(token_ids) - 1
         ends = [*ends]
-        self._watched[slot], self._roots[slot] = watched, tenant or _ROOT
+        self._watched[slot], self._roots[slot] = watched, owner or _ROOT
         for begin, end in pairwise([0, *self._kept(vision, ends)]):
             key = pages[-1].number if pages else self._roots[slot], _read_by(token_ids, vision, begin, end)
             page, end = self._held.get(key), min(end, last)

@@ -1,9 +1,8 @@
 """Runs one model over token trees and manages its cache. It never chooses tokens."""
 
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,12 +17,15 @@ from ..core.interfaces import TargetExperts
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
+from ..hf.corrections import Factors
 from ..hf.gguf.file import SUFFIX
 from ..hf.vision import Features, Vision, share_tower
 from ..quant.linears import Weights
 from ..system.hardware import median_seconds
-from .adapters import MaskAdapter, attach_adapter, share_copy
+from ..system.turns import Turns
+from .adapters import MaskAdapter, share_copy
 from .loaded import LoadedModel
+from .lora import Adapters
 from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
 from .prefix_cache import PrefixCache, page_ends
 from .prompts import check_length
@@ -53,11 +55,10 @@ class ModelRunner:
         max_length: int | None = None,
         share: "ModelRunner | None" = None,
     ):
-        self.loaded = loaded
+        self.loaded, self.adapters = loaded, Adapters()
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
         self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
-        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
-        self._waiting: list[object] = share._waiting if share else []
+        self.turns = share.turns if share else Turns()  # one thread at a time runs the model
         self.states, self.keeps_images = StateStore(self.cache.num_slots), False
         self.spans_of: Callable[[int, int], Spans] | None = None
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
@@ -115,24 +116,16 @@ class ModelRunner:
     def attach_adapter(self, adapter: MaskAdapter) -> MaskAdapter:
         """Accept mask tokens from now on; returns the attached copy of the adapter, which changes mask rows only.
 
-        The model gets a second module tree over the same tensors. Attaching the same weights again does nothing. Raises
-        `ConfigError` if other weights are attached or the adapter has changed since, `IncompatibleModels` if it does
-        not fit.
+        Attaching the same weights again does nothing. Raises `ConfigError` if other weights are attached or the adapter
+        has changed since, `IncompatibleModels` if it does not fit.
         """
-        attached = self.loaded.attached
-        if attached is None:
-            model = share_copy(self.loaded.model)
-            attached = attach_adapter(model, adapter, self.loaded.device, self.loaded.dtype)
-            self.loaded = self.loaded.with_model(model, attached)
-        elif not attached.matches(adapter):
-            changed = attached.source is adapter
-            raise ConfigError(
-                "the attached SPACE adapter was changed" if changed else "another SPACE adapter is attached",
-                got="other weights than those that are attached",
-                expected="one adapter for each runner (LLM), of which it keeps a copy",
-                fix="make another LLM over the same loaded model, or let drafters share one adapter",
-            )
-        return attached.adapter
+        self.loaded = self.loaded.with_masks(adapter)
+        assert self.loaded.attached is not None
+        return self.loaded.attached.adapter
+
+    def correct_by(self, factors: Factors) -> None:
+        """Be able to correct rows by these factors. Raises `IncompatibleModels` where no pass can."""
+        self.loaded = self.loaded.correcting(factors)
 
     @contextmanager
     def restored_on_error(self):
@@ -190,19 +183,18 @@ class ModelRunner:
         """Set the position offset of an empty slot, which depends on the images of its prompt."""
         self.cache.offsets[slot] = self.loaded.offset_of(vision)
 
-    @contextmanager
-    def fair_lock(self):
-        """The lock, for threads that run the model in turns: a thread that leaves it lets waiting threads go first."""
-        ticket = object()
-        try:
-            self._waiting.append(ticket)
-            with self.lock:
-                yield
-        finally:
-            with suppress(ValueError):
-                self._waiting.remove(ticket)
-            if self._waiting:
-                time.sleep(0.0005)
+    def take_turns(self, turns: Turns) -> None:
+        """Share turns with other runners; between two passes."""
+        self.turns = turns
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """For a thread that may keep others waiting."""
+        return self.turns.lock
+
+    def fair_lock(self) -> AbstractContextManager[None]:
+        """The lock, for threads that run the model in turns."""
+        return self.turns.taken()
 
     def prefill(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, salt: str = "") -> None:
         """Cache a text except its last token, the first root, in its slot from `admit`. salt: its tenant."""
@@ -239,8 +231,7 @@ class ModelRunner:
 
     def _vision(self) -> Vision:
         if self.loaded.vision is None:
-            message, fix = "this model takes text alone", "load a vision-language model"
-            raise ConfigError(message, got="a prompt with images", fix=fix)
+            raise ConfigError("this model takes text alone", got="an image", fix="load a vision-language model")
         return self.loaded.vision
 
     def _prefill_images(
@@ -274,7 +265,9 @@ class ModelRunner:
         The last token is never included. The columns after the prefix get the same bits as without the cache.
         """
         ends, watched = self._page_ends(token_ids, vision, defer_last_chunk), self.states.layers if keep_states else ()
-        return self.prefixes.restore(slot, token_ids, vision, ends, watched, tenant)
+        adapter = self.cache.adapters[slot]
+        owner = tenant if adapter is None else (adapter.fingerprint, tenant)
+        return self.prefixes.restore(slot, token_ids, vision, ends, watched, owner)
 
     def keep_prefix(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
         """Put the columns of a slot into the prefix cache, for later texts with the same prefix.

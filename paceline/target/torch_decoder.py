@@ -1,6 +1,7 @@
 """Runs models in torch, with the layers of transformers: those that our kernels do not run, see `hf.describe`."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from ..attention.recurrent import RecurrentLayer
 from ..attention.states import StateStore
 from ..hf.load import KV_CACHE
 from .adapters import AttachedAdapter
+from .corrections import Corrected, LowRank
 from .recurrent_layers import recurrent_layers
 from .waves import Waves
 
@@ -28,9 +30,14 @@ class TransformersDecoder:
     recurrent: Sequence[RecurrentLayer] = ()
     num_experts = experts_read = 0  # not counted
 
-    def __init__(self, model: "PreTrainedModel", attends_trees: bool, attached: AttachedAdapter | None = None):
-        self.attached, self.recurrent = attached, recurrent_layers(model)
+    def __init__(self, model: "PreTrainedModel", attends_trees: bool):
+        self.attached: AttachedAdapter | None = None
+        self.corrected: Corrected | None = None  # of its adapted layers, if it has some
+        self.recurrent = recurrent_layers(model)
         self._model, self._attends_trees = model, attends_trees
+
+    def prepare(self, low_rank: LowRank) -> None:
+        """Nothing: a layer makes what it needs for its corrections in the first pass."""
 
     def logits(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
@@ -60,7 +67,8 @@ class TransformersDecoder:
         else:
             options["input_ids"] = token_ids
         head_rows = layout.head_rows
-        out: Any = (self._model.base_model if head_rows == 0 else self._model)(**options)
+        with nullcontext() if self.corrected is None else self.corrected.by(layout.corrections):
+            out: Any = (self._model.base_model if head_rows == 0 else self._model)(**options)
         if waves is not None:
             waves.finish()
         if states is not None:

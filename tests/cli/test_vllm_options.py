@@ -48,16 +48,16 @@ def test_what_changes_nothing_is_accepted_with_one_line():
 
 
 def test_what_matters_is_refused_all_at_once(tmp_path):
-    wrong = "--tensor-parallel-size 2 --lora-modules a=b --tool-call-parser mistral --quantization awq --enable-lora"
+    wrong = "--tensor-parallel-size 2 --prompt-adapters a --tool-call-parser mistral --quantization awq --headless"
     told = refusal("serve", "none", *HARMLESS[:3], *wrong.split(), "--reasoning-parser", "qwen3", "-dp", "2")
-    for word in ("--tensor-parallel-size 2", "--data-parallel-size 2", "--lora-modules", "merge", "--reasoning-parser",
+    for word in ("--tensor-parallel-size 2", "--data-parallel-size 2", "--prompt-adapters", "--reasoning-parser",
                  "--tool-call-parser mistral", "give hermes", "--weights (int8", "--engine vllm"):  # fmt: skip
         assert word in told
     file = tmp_path / "serve.yaml"
-    file.write_text("model: none\ngpu-memory-utilization: 0.9\nlora-modules: x\nenable_lora: true\n")
+    file.write_text("model: none\ngpu-memory-utilization: 0.9\nprompt-adapters: x\nenable_sleep_mode: true\n")
     told = refusal("serve", "--config", str(file))
-    assert "--lora-modules" in told
-    assert "--enable-lora" in told
+    assert "--prompt-adapters" in told
+    assert "--enable-sleep-mode" in told
     file.write_text("model: none\nmax-model-length: 3\n")
     assert "gpu_memory_utilization" not in refusal("serve", "--config", str(file))
 
@@ -69,7 +69,7 @@ def test_every_option_of_the_table_is_read_and_none_is_shown():
         given = command.make_context("serve", ["MODEL", *words]).params
         assert given[name] in (True, "1", 1)
     own = {"nnodes", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"}
-    own |= {"served_model_name", "override_generation_config"}
+    own |= {"served_model_name", "override_generation_config", "max_loras"}
     for name, shown in (("serve", own), ("generate", set())):
         hidden = {one.name for one in COMMANDS[name].params if getattr(one, "hidden", False)}
         assert {*ENGINE, *(SERVER if name == "serve" else ())} - hidden == shown
@@ -91,7 +91,9 @@ def test_generate_reads_the_engines_options(model):
     plain = answer("generate", model, "-p", "w5 w9", "--max-tokens", "4")
     options = ("--gpu-memory-utilization", "0.9", "--enforce-eager", "--max-model-len", "1k", "--tokenizer", model)
     assert answer("generate", model, "-p", "w5 w9", "--max-tokens", "4", *options)["token_ids"] == plain["token_ids"]
-    assert "--enable-lora" in refusal("generate", model, "-p", "w5", "--enable-lora", "--quantization", "awq")
+    assert "--enable-sleep-mode" in refusal(
+        "generate", model, "-p", "w5", "--enable-sleep-mode", "--quantization", "awq"
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,10 @@ def test_what_changes_nothing_is_accepted_with_one_line(caplog):
 
 
 def test_what_matters_is_refused_all_at_once():
-    given = {"tensor_parallel_size": 2, "quantization": "awq", "enable_lora": True, "load_format": "dummy"}
+    given = {"tensor_parallel_size": 2, "quantization": "awq", "enable_sleep_mode": True, "load_format": "dummy"}
     with pytest.raises(ConfigError) as told:
         llm(**HARMLESS | given, max_num_sequences=3)
-    words = "tensor_parallel_size=2", "give weights", "merge the adapter", "load_format='dummy'", ": max_num_seqs"
+    words = "tensor_parallel_size=2", "give weights", "end the process", "load_format='dummy'", ": max_num_seqs"
     for word in words:
         assert word in str(told.value)
     with pytest.raises(ConfigError, match=r"give it to LLM.*give it to LLM"):

@@ -12,6 +12,7 @@ import httpx
 from paceline import LLM, Choose, Fixed, PredictedOutput, PromptLookup, TokenRecycling
 from paceline.async_llm import AsyncLLM
 from paceline.server.app import make_app
+from paceline.server.models import Model, Models
 from paceline.server.run import Server, bind
 from paceline.server.service import Settings
 from tests.helpers import SPECIAL, byte_pairs, loaded
@@ -61,14 +62,22 @@ def slowed(monkeypatch) -> None:
     monkeypatch.setattr(decoder, "step", lambda seqs: (time.sleep(0.01), step(seqs))[1])
 
 
+def served(engine, **settings) -> Model:
+    """A model of a server that is loaded already."""
+    model = Model(Settings(**settings), lambda adapters: engine)
+    model.take(engine)
+    return model
+
+
 @asynccontextmanager
 async def server(llm=None, headers=None, max_waiting=256, **settings):
     """A client of a server in this process; the engine is `client.engine`."""
     engine = AsyncLLM(llm or tiny_llm(), max_waiting=max_waiting)
-    app = make_app(engine, Settings(model="tiny", **settings))
+    model = served(engine, model="tiny", **settings)
+    app = make_app(Models([model]))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://tiny", headers=headers) as client:
-        client.engine, client.service = engine, app.state.service
+        client.engine, client.service, client.models = engine, model.service, app.state.service
         try:
             yield client
         finally:
@@ -79,7 +88,8 @@ async def server(llm=None, headers=None, max_waiting=256, **settings):
 def listening(llm=None, max_connections=512, **settings):
     """A server on a socket, in a thread of its own; yields its URL, the engine and the service."""
     engine, announced, urls = AsyncLLM(llm or tiny_llm()), threading.Event(), []
-    app = make_app(engine, Settings(model="tiny", **settings))
+    model = served(engine, model="tiny", **settings)
+    app = make_app(Models([model]))
 
     def announce(url):
         urls.append(url)
@@ -90,7 +100,7 @@ def listening(llm=None, max_connections=512, **settings):
     thread.start()
     assert announced.wait(30)
     try:
-        yield urls[0], engine, app.state.service
+        yield urls[0], engine, model.service
     finally:
         running.should_exit = True
         thread.join(30)

@@ -110,9 +110,9 @@ def test_the_unit_starts_with_options_that_exist_and_leaves_time_to_drain():
     copied = re.findall(r"cp (\S+) /etc/paceline/", (FOLDER / "paceline.service").read_text())
     assert [Path(one).name for one in copied] == [Path(config).name]
     assert all((ROOT / one).is_file() for one in copied)
-    assert (
-        COMMANDS["serve"].make_context("serve", ["--config", str(ROOT / copied[0])]).params["model"] == "smollm2-135m"
-    )
+    assert [*COMMANDS["serve"].make_context("serve", ["--config", str(ROOT / copied[0])]).params["model"]] == [
+        "smollm2-135m"
+    ]
     drain = int(words[words.index("--drain-timeout") + 1])
     assert int(unit["Service"]["TimeoutStopSec"]) > drain + 5, "uvicorn closes for 5 s"
 

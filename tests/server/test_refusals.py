@@ -273,7 +273,7 @@ def test_a_full_queue_says_when_to_come_again():
 def test_a_server_that_shuts_down_takes_nothing():
     async def ask():
         async with server() as client:
-            client.service.is_draining = True
+            client.models.is_draining = True
             return await client.post(CHAT, json=ASK), await client.get("/ready"), await client.get("/health")
 
     refused, ready, alive = asyncio.run(ask())

@@ -17,6 +17,7 @@ from ...errors import ConfigError, IncompatibleModels
 from ...kernels.library import BlockFormat
 from ...quant.file_arena import ExpertsIn, expert_arena, no_experts
 from ...system.files import Progress, read_json, to_json, write_text
+from ...system.turns import SHARED
 from ..checkpoint import Stored, check_config, check_loaded_weights, check_model_size, on_meta, quietly, refused
 from ..described import CPU, DescribedModel, has_kernels
 from ..fingerprint import note_rounded
@@ -80,11 +81,12 @@ def open_gguf(
                 built.experts_place = expert_arena(path.name, experts_in, sum(sizes.values()), of_experts)
             model, loaded = built, built.take(read(built.place_of))
         else:
-            weights = read()
+            weights = dict(read())
             told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-            model, loaded = type(built).from_pretrained(
-                None, config=config, state_dict=dict(weights), dtype=wanted, **told
-            )
+            with SHARED.taken():
+                model, loaded = type(built).from_pretrained(
+                    None, config=config, state_dict=weights, dtype=wanted, **told
+                )
     check_loaded_weights(str(path), model, loaded, {})
     note_rounded(model, bool(file.formats))
     return model, tokenizer

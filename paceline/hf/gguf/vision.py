@@ -23,6 +23,7 @@ from transformers.utils.import_utils import is_torchvision_available
 
 from ...errors import ConfigError, IncompatibleModels
 from ...schema import brief, validate
+from ...system.turns import SHARED
 from ..checkpoint import check_config, check_loaded_weights, on_meta, quietly, refused
 from ..fingerprint import note_rounded
 from ..load import chosen_device, dtype_of, usual_dtype
@@ -83,7 +84,8 @@ def open_gguf_vision(
             seen, projector, about, {name: tensor.shape for name, tensor in shell.state_dict().items()}, wanted
         )
         told = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, loaded = kind.from_pretrained(None, config=config, state_dict=weights, dtype=wanted, **told)
+        with SHARED.taken():
+            model, loaded = kind.from_pretrained(None, config=config, state_dict=weights, dtype=wanted, **told)
     check_loaded_weights(str(mmproj), model, loaded, {})
     model = cast("PreTrainedModel", model.to(place).requires_grad_(False))
     note_rounded(model, bool(text.formats))

@@ -20,7 +20,7 @@ from .structures import Inputs, Model, Pass
 NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _FEWEST_COLUMNS = 256
 _MOST = 256  # shapes that are kept of a model; the oldest is dropped first
-_TENSORS = ("rows", "inputs", "noise", "is_mask")  # copied into buffers
+_TENSORS = ("rows", "inputs", "noise", "corrected")  # copied into buffers
 _HELD = ("keys", "values", "cos", "sin", "states", "recurrent_states", "recurrent_rows")  # known by their addresses
 _RESULTS = ("logits", "last_hidden", "top_ids", "top_logps")
 _is_on = True
@@ -66,7 +66,8 @@ def _key(step: Pass, nodes: int) -> tuple[Any, ...]:
         step.batch, nodes, step.nodes if exact else None, step.old, step.head_rows and step.nodes - step.head_rows,
         step.sizes is None, step.parents is None, step.ids is None, step.kv_only, step.top, step.max_position,
         step.capacity, step.state_columns, step.state_row, step.block_ends is None, step.block_firsts is None,
-        step.windowed_blocks, _columns(step), *(None if tensor is None else tensor.data_ptr() for tensor in held),
+        step.windowed_blocks, _columns(step), *map(id, step.corrections or ()),
+        *(None if tensor is None else tensor.data_ptr() for tensor in held),
         *(shape if exact else shape is None for shape in shapes),
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..library import FORMATS
 from . import corrections
 from .attention import attend
+from .corrections import Corrected
 from .products import finish, multiply
 from .recurrent import walk
 from .rows import embed, keep, plan, rotate, settle
@@ -34,7 +35,7 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
         _project(model, step, inputs, stream, dtype)
     else:
         embed(model.embeddings, inputs.ids, stream, model.embedding_scale)
-    is_mask = None if step.is_mask is None else step.is_mask.flatten()
+    corrected = corrections.of(step)
     own = None if model.ple_project.data is None else _per_layer(model, inputs, stream, dtype)
     normed = torch.empty(rows, hidden, dtype=dtype, device=device)
     last = torch.empty_like(stream) if keeps_last else None
@@ -50,15 +51,15 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
         _keep(step, places, index, stream)
         if layer.recurrent:
             r = layer.recurrent
-            sums = corrections.multiply(x, r.inputs[: r.num_inputs], is_mask)
+            sums = corrections.multiply(x, r.inputs[: r.num_inputs], corrected)
             held = step.recurrent_states[index], step.recurrent_rows[index]
             mixed = walk(r, sums, *held, inputs, places, paths, dtype, ends)
             if mixed is not None:
                 norm = Norm() if layer.q.data is not None else layer.after_attention
-                product = _product(r.out, mixed, is_mask, norm, r.times)
+                product = _product(r.out, mixed, corrected, norm, r.times)
         if layer.q.data is not None:
             matrices = [matrix for matrix in (layer.q, layer.k, layer.v) if matrix.data is not None]
-            sums = corrections.multiply(x, matrices, is_mask)
+            sums = corrections.multiply(x, matrices, corrected)
             keys, values = step.keys[index - layer.shared_kv], step.values[index - layer.shared_kv]
             q, gates = rotate(layer, sums, places, keys, values, *_tables(step, layer), step.max_position < 0, dtype)
             if not ends:
@@ -66,22 +67,22 @@ def compute(model: Model, step: Pass, inputs: Inputs) -> None:
                 x = attend(layer, q, gates, keys, values, inputs, places, paths, *blocks)
                 if product:  # of a mixer beside it
                     settle(stream, **product)
-                product = _product(layer.o, x, is_mask, layer.after_attention, layer.attention_times)
+                product = _product(layer.o, x, corrected, layer.after_attention, layer.attention_times)
         if ends:
             continue
         scalar = layer.scalar or 1.0
         if layer.up.data is not None:
             x = settle(stream, **product, following=layer.before_mlp, out=normed)
             gate = None if layer.gate.data is None else layer.gate
-            x = corrections.finish(x, layer.up, gate, layer.activation, is_mask, layer.gate_times)
+            x = corrections.finish(x, layer.up, gate, layer.activation, corrected, layer.gate_times)
             times = 1.0 if own is not None else scalar
-            product = _product(layer.down, x, is_mask, layer.after_mlp, layer.mlp_times, times)
+            product = _product(layer.down, x, corrected, layer.after_mlp, layer.mlp_times, times)
         if own is not None:
             x = settle(stream, **product, out=normed)
             gates = torch.empty(rows, model.ple_size, device=device)
-            corrections.finish(x, layer.ple_gate, None, layer.activation, is_mask, out=gates)
+            corrections.finish(x, layer.ple_gate, None, layer.activation, corrected, out=gates)
             x = (gates * own[:, index]).to(dtype)
-            product = _product(layer.ple_out, x, is_mask, layer.after_ple, 1.0, scalar)
+            product = _product(layer.ple_out, x, corrected, layer.after_ple, 1.0, scalar)
         if step.deepstack and step.deepstack[index] is not None:
             product["more"] = step.deepstack[index]
     if not wants_end:
@@ -112,10 +113,10 @@ def _end(model: Model, step: Pass) -> int:
 
 
 def _product(
-    matrix: Matrix, x: Tensor, is_mask: Tensor | None, post: Norm, times: float, scalar: float = 1.0
+    matrix: Matrix, x: Tensor, corrected: Corrected | None, post: Norm, times: float, scalar: float = 1.0
 ) -> dict[str, Any]:
     """Arguments of `rows.settle`, which adds a product to the residual stream."""
-    sums = corrections.multiply(x, [matrix], is_mask)
+    sums = corrections.multiply(x, [matrix], corrected)
     return {"sums": sums, "bias": matrix.bias, "post": post, "times": times, "scalar": scalar}
 
 

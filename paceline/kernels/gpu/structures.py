@@ -20,19 +20,18 @@ class Matrix:
     data: None: there is no such layer. What it and `scales` hold is told by `formats`.
     group: inputs that share a scale, where a format leaves that open.
     input_bits: 8: rows are rounded to e4m3 before a product with weights in FP8.
-    a, b: low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank].
+    place: in each list of corrections; 0: it takes none.
     """
 
     data: Tensor | None = None
     scales: Tensor | None = None
     bias: Tensor | None = None
-    a: "Matrix | None" = None
-    b: "Matrix | None" = None
     outs: int = 0
     ins: int = 0
     format: int = 0
     input_bits: int = 16
     group: int = 32
+    place: int = 0
 
     @property
     def struct(self) -> "Matrix":
@@ -107,6 +106,9 @@ class Pointers(list[object]):
 
     def tensors(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         return list(tensors)
+
+    def arrays(self, arrays: Sequence[Any]) -> list[Any]:
+        return [*arrays]
 
     def integers(self, numbers: Iterable[int]) -> list[int]:
         return [*numbers]

@@ -62,8 +62,8 @@ _FEWER = {  # layers; the last one of Gemma 4 shares keys
 FAULTS = {
     "a correction of the row before": (
         corrections,
-        "torch.where(is_mask[:, None]",
-        "torch.where(is_mask.roll(-1)[:, None]",
+        "torch.where(self.takes[:, None] ==",
+        "torch.where(self.takes.roll(-1)[:, None] ==",
     ),
     "a correction of another row's gate": (products, "tl.load(is_mask + row", "tl.load(is_mask + (row + 1) % rows"),
 }

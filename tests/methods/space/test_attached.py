@@ -17,7 +17,8 @@ from paceline.errors import ConfigError, DraftError, IncompatibleModels
 from paceline.kernels import library
 from paceline.methods.space.adapter import SpaceAdapter, SpaceConfig
 from paceline.target import LoadedModel, ModelRunner, wrap_model
-from paceline.target.adapters import AdaptedLinear, share_copy
+from paceline.target.adapters import share_copy
+from paceline.target.corrections import AdaptedLinear, Corrections
 from paceline.target.load import with_weights
 from tests.helpers import VOCAB, changed, on_torch, prompt, sequence
 from tests.methods.space.common import LLAMA, adapter, hung_chain
@@ -109,15 +110,15 @@ def test_a_self_draft_of_the_same_target(first):
 
 
 def test_copies_have_a_gate_of_their_own():
-    runner = ModelRunner(target(), 1)
+    runner = ModelRunner(target("torch"), 1)
     runner.attach_adapter(on())
     assert gated_in(runner.loaded.model) == 2 * len(LLAMA)
     assert gated_in(target().model) == 0  # another runner's model is not touched
     assert gated_in(share_copy(runner.loaded.model)) == 0
     copied = copy.deepcopy(runner.loaded.model)
-    attached = {id(module.attached) for module in copied.modules() if isinstance(module, AdaptedLinear)}
-    assert len(attached) == 1
-    assert id(runner.loaded.attached) not in attached
+    corrected = {id(module.corrected) for module in copied.modules() if isinstance(module, AdaptedLinear)}
+    assert len(corrected) == 1
+    assert id(runner.loaded.decoder.corrected) not in corrected
     assert runner.loaded.with_model(copied).attached is None
     again = ModelRunner(runner.loaded, 1)  # a runner of a model with an adapter has it too
     assert again.num_masks == K
@@ -125,7 +126,7 @@ def test_copies_have_a_gate_of_their_own():
     slot, tree = read(runner, TEXT)[0], hung_chain([[5]], [K])
     logits = runner.forward([slot], tree)
     changed = adapter("llama", K, **SIZES)
-    other = ModelRunner(target(), 1)
+    other = ModelRunner(target("torch"), 1)
     other.attach_adapter(changed)
     changed.masks.add_(1)  # as training would: what is attached is a copy
     assert torch.equal(other.forward(read(other, TEXT), tree), logits)
@@ -133,7 +134,7 @@ def test_copies_have_a_gate_of_their_own():
 
 
 def test_one_adapter_at_a_time():
-    runner = ModelRunner(target(), 1)
+    runner = ModelRunner(target("torch"), 1)
     assert runner.num_masks == 0
     runner.attach_adapter(on())
     runner.attach_adapter(on())
@@ -217,9 +218,9 @@ def test_factors_that_see_other_rows_than_the_pass_are_refused():
     runner = ModelRunner(target("torch"), 1)
     runner.attach_adapter(on())
     layer = runner.loaded.model.base_model.layers[0].self_attn.o_proj
-    tree = hung_chain([[5]], [K])
+    takes = (hung_chain([[5]], [K]).token_ids >= VOCAB).int()
     with (
-        runner.loaded.attached.applied(tree.token_ids, tree.token_ids >= VOCAB),
+        runner.loaded.decoder.corrected.by(Corrections(takes, [runner.loaded.attached.low_rank])),
         pytest.raises(IncompatibleModels, match="row"),
     ):
         layer(torch.zeros(2, 32))
@@ -259,5 +260,7 @@ def test_the_contract_refuses(message):
 def test_an_expert_is_not_corrected():
     runner = ModelRunner(wrap_model(tiny_model("qwen3_moe")), 1)
     config = SpaceConfig(32, 2, VOCAB, K, False, 4, ("mlp.experts.1.up_proj",), ((24, 32),), 0)
-    with pytest.raises(IncompatibleModels, match=r"mlp.experts.1.up_proj of layer 0.*not all rows.*without this layer"):
+    with pytest.raises(
+        IncompatibleModels, match=r"up_proj of model.layers.0.mlp.experts.1.*not all rows.*without this layer"
+    ):
         runner.attach_adapter(SpaceAdapter(config))

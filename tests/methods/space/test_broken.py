@@ -10,7 +10,7 @@ from paceline.core.tree import TokenTree
 from paceline.errors import DraftError, NumericsError
 from paceline.methods import Space
 from paceline.methods.space.adapter import SpaceAdapter
-from paceline.target import LoadedModel, ModelRunner, adapters, make_runner
+from paceline.target import LoadedModel, ModelRunner, adapters, corrections, make_runner
 from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, on_torch, oracle, prompt, result, run, sequence
 from tests.methods.space.common import adapter
 from tests.tiny import tiny_model
@@ -44,6 +44,12 @@ def runner(name: str, invariant: bool, slots: int) -> ModelRunner:
 @cache
 def answers(name: str):
     return [result(oracle(target(name), REPEATING, params)) for params in PARAMS]
+
+
+def bound_by(monkeypatch: pytest.MonkeyPatch, bounded) -> None:
+    """Embeddings and corrections of masks go through this function."""
+    for module in (adapters, corrections):
+        monkeypatch.setattr(module, "bounded", bounded)
 
 
 def broken(name: str, place: str, value: float) -> SpaceAdapter:
@@ -80,7 +86,7 @@ def test_answers_stay(case, value):
 def test_keys_without_a_bound_are_noticed(on, monkeypatch):
     """The score of such a key is infinite, and inf - inf hides no mask."""
     place = "query_key_value.b" if on[0] == "gpt_neox" else "k_proj.b"
-    monkeypatch.setattr(adapters, "bounded", lambda rows: rows)
+    bound_by(monkeypatch, lambda rows: rows)
     with pytest.raises(NumericsError):
         same_answers(*on, broken(on[0], place, 3e38))
 
@@ -89,7 +95,7 @@ def test_keys_without_a_bound_are_noticed(on, monkeypatch):
 @pytest.mark.parametrize("on", NATIVE, ids=str)
 def test_native_rows_need_no_bound(on, value, monkeypatch):
     """They do not read what is hidden from them."""
-    monkeypatch.setattr(adapters, "bounded", lambda rows: rows)
+    bound_by(monkeypatch, lambda rows: rows)
     for place in PLACES["llama"]:
         assert same_answers(*on, broken(on[0], place, value))
 
@@ -97,8 +103,8 @@ def test_native_rows_need_no_bound(on, value, monkeypatch):
 def test_only_such_factors_are_watched(monkeypatch):
     """A sound adapter costs no further operation at its layers."""
     seen = []
-    right = adapters.bounded
-    monkeypatch.setattr(adapters, "bounded", lambda rows: seen.append(rows.shape) or right(rows))
+    right = corrections.bounded
+    bound_by(monkeypatch, lambda rows: seen.append(rows.shape) or right(rows))
     on = ModelRunner(target("torch llama"), 1)
     on.attach_adapter(adapter(num_masks=3))
     slot = on.admit(prompt(5))
@@ -115,7 +121,7 @@ def test_only_such_factors_are_watched(monkeypatch):
 def test_bounds(dtype):
     most = float(torch.finfo(dtype).max)
     rows = torch.tensor([NAN, INF, -INF, most, -most, 3.5, 0.0], dtype=dtype)
-    held = adapters.bounded(rows.clone())
+    held = corrections.bounded(rows.clone())
     assert held.isfinite().all()
     assert held[0] == 0
     assert held[5:].tolist() == [3.5, 0.0]

@@ -14,7 +14,7 @@ from paceline.core.tree import TokenTree
 from paceline.errors import IncompatibleModels
 from paceline.hf.load import KV_CACHE
 from paceline.methods.space.adapter import SpaceAdapter
-from paceline.target import LoadedModel, ModelRunner, adapters, wrap_model
+from paceline.target import LoadedModel, ModelRunner, corrections, wrap_model
 from paceline.target.native import NativeDecoder
 from tests.attention.common import NoWindow, TreePlusOne, with_layout
 from tests.helpers import VOCAB, changed, on_torch, prompt
@@ -128,7 +128,7 @@ def test_ranks_that_do_not_fit_a_native_pass_are_refused():
     ("name", "linear", "about"),
     [
         ("minicpm3", "self_attn.kv_b_proj", "kv_b_proj"),
-        ("gemma4-experts", "router.proj", "the router"),
+        ("gemma4-experts", "router.proj", r"router\.proj"),
         ("qwen3_moe", "mlp.experts.1.up_proj", "not all rows reach"),
     ],
 )
@@ -162,28 +162,21 @@ def test_learned_positions_are_added_to_mask_embeddings():
 
 def every_row(monkeypatch) -> None:
     """The factors act on all rows."""
-    right = adapters.AdaptedLinear.corrected
-
-    def wrong(self, out, x):
-        if isinstance(self.attached.rows, slice):
-            self.attached.rows = slice(0, self.attached.num_rows)
-        return right(self, out, x)
-
-    monkeypatch.setattr(adapters.AdaptedLinear, "corrected", wrong)
+    right = corrections.LowRank.correct
+    monkeypatch.setattr(
+        corrections.LowRank, "correct", lambda self, path, _, *rows: right(self, path, slice(None), *rows)
+    )
 
 
 def one_row_off(monkeypatch) -> None:
     """The factors act one row too early."""
-    right = adapters.AdaptedLinear.corrected
+    right = corrections.LowRank.correct
 
-    def wrong(self, out, x):
-        rows = self.attached.rows
-        self.attached.rows = slice(rows.start - 1, rows.stop - 1) if isinstance(rows, slice) else rows
-        done = right(self, out, x)
-        self.attached.rows = rows
-        return done
+    def wrong(self, path, rows, out, x):
+        off = slice(rows.start - 1, rows.stop - 1) if isinstance(rows, slice) else rows
+        right(self, path, off, out, x)
 
-    monkeypatch.setattr(adapters.AdaptedLinear, "corrected", wrong)
+    monkeypatch.setattr(corrections.LowRank, "correct", wrong)
 
 
 def next_mask(monkeypatch) -> None:
@@ -233,14 +226,15 @@ def test_mutants_are_caught(monkeypatch, mutant):
             assert worst(runner, "llama", on) > 0.01
 
 
-@pytest.mark.parametrize("wrong", [torch.ones_like, lambda is_mask: is_mask.roll(-1, 1), torch.zeros_like])
+@pytest.mark.parametrize("wrong", [torch.ones_like, lambda takes: takes.roll(-1, 1), torch.zeros_like])
 def test_native_passes_take_the_rows_of_masks(monkeypatch, wrong):
     """All rows, each one row too early, none."""
     right = NativeDecoder.logits
 
     def run(self, ids, layout, *rest):
-        is_mask = None if layout.is_mask is None else wrong(layout.is_mask)
-        return right(self, ids, dataclasses.replace(layout, is_mask=is_mask), *rest)
+        if layout.corrections is not None:
+            layout.corrections = dataclasses.replace(layout.corrections, takes=wrong(layout.corrections.takes))
+        return right(self, ids, layout, *rest)
 
     monkeypatch.setattr(NativeDecoder, "logits", run)
     on = adapter("llama", K)

@@ -34,21 +34,26 @@ Outputs: TypeAlias = AsyncGenerator[tuple[int, RequestOutput]]
 
 @dataclass
 class Delta:
-    """The part of a choice that an output of the engine adds, as clients see it."""
+    """The part of a choice that an output of the engine adds, as clients see it.
+
+    reasoning: thoughts, which are no part of the text. calls: parts of tool calls as the API streams them: `index`, in the
+    first part of a call `id`, `type` and `function.name`, and then pieces of `function.arguments`.
+    """
 
     text: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     provenance: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
 
 
 @dataclass(kw_only=True)
 class Choice(Delta):
-    """One answer so far. tools: extracts tool calls from its text. pieces: the text of each token, for provenance."""
+    """One answer so far, with whole calls. tools: extracts tool calls from its text. pieces: the text of each token."""
 
     index: int
     tools: ToolReader | None = None
     pieces: Detokenizer | None = None
-    calls: Sequence[dict[str, Any]] = ()
     rounds: list[Round] = field(default_factory=list[Round])
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -57,12 +62,16 @@ class Choice(Delta):
         """Add a part of the answer; returns what clients see of it."""
         text = part.text if self.tools is None else self.tools.feed(part.text)
         self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
-        if self.tools is not None and self.finish_reason is not None:
-            text += self.tools.finish()
-            self.calls = self.tools.calls
+        delta = Delta(text, logprobs=part.logprobs or [], provenance=self._provenance(part))
+        if self.tools is not None:
+            if self.finish_reason is not None:
+                delta.text += self.tools.finish()
+            made = self.tools.calls[len(self.calls) :]
+            delta.calls = [{"index": place, **call} for place, call in enumerate(made, start=len(self.calls))]
+            self.calls += made
             self.finish_reason = "tool_calls" if self.calls and part.finish_reason == "stop" else part.finish_reason
-        delta = Delta(text, part.logprobs or [], self._provenance(part))
         self.text += delta.text
+        self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
         self.provenance += delta.provenance
         self.rounds += part.rounds
@@ -161,7 +170,7 @@ class Answering:
                     pieces.append(_choice(choice, opening, Delta(), False))
                 opened.add(choice.index)
                 is_last = choice.finish_reason is not None
-                if delta.text or delta.logprobs or delta.provenance or is_last:
+                if delta.text or delta.reasoning or delta.calls or delta.logprobs or delta.provenance or is_last:
                     pieces.append(_choice(choice, self._piece(choice, delta), delta, is_last))
                 so_far = self.usage() if options.continuous_usage_stats else None
                 usage = {"usage": so_far} if options.include_usage else {}
@@ -228,13 +237,14 @@ class Answering:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        message: dict[str, Any] = {"content": delta.text} if delta.text else {}
-        if choice.calls:
-            message["tool_calls"] = [{"index": place, **call} for place, call in enumerate(choice.calls)]
+        told = {"reasoning_content": delta.reasoning, "content": delta.text, "tool_calls": delta.calls}
+        message = {name: value for name, value in told.items() if value}
         return {"delta": message, "logprobs": self._logprobs(delta)}
 
     def _entire(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         if choice.calls:
             message |= {"content": choice.text or None, "tool_calls": choice.calls}
         return {"message": message, "logprobs": self._logprobs(choice)}

@@ -36,8 +36,9 @@ Outputs: TypeAlias = AsyncGenerator[tuple[int, RequestOutput]]
 class Delta:
     """The part of a choice that an output of the engine adds, as clients see it.
 
-    reasoning: thoughts, which are no part of the text. calls: parts of tool calls as the API streams them: `index`, in the
-    first part of a call `id`, `type` and `function.name`, and then pieces of `function.arguments`.
+    reasoning: thoughts, which are no part of the text.
+    calls: parts of tool calls as the API streams them: `index`, in the first part of a call `id`, `type` and
+        `function.name`, and pieces of `function.arguments`.
     """
 
     text: str = ""

@@ -68,7 +68,7 @@ class JsonReader(PythonReader):
                 arguments = yield from self.parsed()
                 if arguments is MISSING:
                     return is_made
-            elif not (yield from self.value(self.hold)):
+            elif (is_known and not is_made and key not in ("id", "type")) or not (yield from self.value(self.hold)):
                 return is_made
             if name and arguments is not None and not is_made:
                 self.call(name)
@@ -204,6 +204,7 @@ class DeepSeek(JsonReader):
                 return
         yield from self.space()
         told = yield from self.word()
+        yield from self.space()
         if not (yield from self.sees(self.separator)):
             return
         name = (yield from self.word()) if told == "function" else ""

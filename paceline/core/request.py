@@ -102,7 +102,8 @@ class SamplingParams:
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
     # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; "adapter": the name
-    # of one of `LLM.adapters`; and what drafters and processors of your own read in `Sequence.params.extra_args`
+    # of one of `LLM.adapters`; "shown_special_tokens": ids that `skip_special_tokens` keeps; and what drafters and
+    # processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -155,6 +156,11 @@ class SamplingParams:
     def adapter(self) -> str:
         """The name of the LoRA adapter that answers, see `extra_args`; "" for the model itself."""
         return (self.extra_args or {}).get("adapter", "")
+
+    @property
+    def shown_special_tokens(self) -> Sequence[int]:
+        """The special tokens that the text has in spite of `skip_special_tokens`, see `extra_args`."""
+        return (self.extra_args or {}).get("shown_special_tokens", ())
 
     @property
     def is_private(self) -> bool:

@@ -10,7 +10,7 @@ from ..hf.images import ImageLimits
 from ..schema import brief
 from ..target.prompts import TemplatedChat
 from .protocol import ChatRequest, Image, Message, ToolCall
-from .tools import spell_out
+from .tools.forms import spell_out
 
 LIMITS = ImageLimits(  # data URIs are always allowed
     max_bytes=20 << 20, timeout_s=10.0, hosts=(), max_images=16, max_total_pixels=100_000_000

@@ -10,25 +10,26 @@ import secrets
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from random import Random
 from types import EllipsisType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import Field
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
-from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
+from .core.request import SEED_BITS, SamplingParams, params_of
+from .engine.batch import answer_all, stream
+from .engine.embeddings import EmbeddingOutput, PoolingParams, as_embedding, reading_params
 from .engine.loop import SpeculativeDecoder
 from .engine.output import RequestOutput, StreamChunk
-from .engine.request import Request, check_drafting, default_params, drop_waiting_pixels, encode, open_request
-from .engine.scheduler import run
+from .engine.request import Request, check_drafting, default_params, encode, open_request
 from .engine.stats import Counter, EngineStats, Vector
 from .errors import ConfigError, LossyNotAllowed
 from .hf.classes import PreTrainedModel, ProcessorMixin
@@ -266,33 +267,43 @@ class LLM:
         """
         many = as_list(prompts)
         each = params_of(_either(sampling_params, params), len(many), self._default)
-        try:
-            opened = self._open(many, each, return_exceptions)
-            requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
-            with (
-                self.runner.fair_lock(),
-                tqdm(total=sum(options.n for options in each), desc="Processed prompts", disable=not use_tqdm) as bar,
-                closing(run(self.decoder, requests, self._stats, return_exceptions=return_exceptions)) as steps,
-            ):
-                for step in steps:
-                    bar.update(sum(answer.seq.is_finished for answers in step.updated.values() for answer in answers))
-                results = [request.result(return_exceptions) for request in requests]
-        except Exception as error:
-            if len(many) > 1:
-                error.add_note("To get the other answers: generate(..., return_exceptions=True).")
-            raise
-        return cast("list[RequestOutput]", results)
+        openings = [partial(self.open_request, prompt, options) for prompt, options in zip(many, each, strict=True)]
+        num_answers = sum(options.n for options in each)
+        return answer_all(self.decoder, openings, self._stats, num_answers, use_tqdm, return_exceptions)
 
-    def _open(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], return_exceptions: bool
-    ) -> Iterator[Request]:
-        for prompt, param in zip(prompts, params, strict=True):
-            try:
-                yield self.open_request(prompt, param)
-            except Exception as error:
-                if not return_exceptions:
-                    raise
-                yield Request(self.decoder, error=error)
+    @checked_names
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling: Literal["last", "mean"] | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        use_tqdm: bool = False,
+        return_exceptions: bool = False,
+    ) -> list[EmbeddingOutput]:
+        """The embedding of one text or many: the model's last hidden states, pooled. Nothing is decoded.
+
+        prompts: as in `generate`. The texts that a model was trained for may need an instruction or an end token: what
+            its tokenizer adds is added, and nothing else.
+        pooling_params: or its fields, pooling, normalize and dimensions. return_exceptions: see `generate`.
+
+        In native passes the bits depend on the text alone. Raises what `generate` raises, and `ConfigError` for a
+        model whose files name a pooling that is not known here.
+        """
+        given = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
+        params = PoolingParams(**given) if pooling_params is None else pooling_params
+        if pooling_params is not None and any(value is not None for value in given.values()):
+            raise ConfigError("pooling_params and its fields are given", fix="give one of them")
+        openings = [partial(self.open_embedding, prompt, params) for prompt in as_list(prompts)]
+        return answer_all(self.decoder, openings, self._stats, len(openings), use_tqdm, return_exceptions)
+
+    def open_embedding(
+        self, prompt: Prompt, params: PoolingParams, request_id: str | None = None, **options: Any
+    ) -> Request:
+        """As `open_request`, for a request that ends with an `EmbeddingOutput`."""
+        return as_embedding(self.open_request(prompt, reading_params(params), request_id, **options), params)
 
     @checked_names
     def chat(
@@ -336,21 +347,7 @@ class LLM:
             raise ConfigError("a stream has one answer", got=f"n={params.n}", fix="use generate for n > 1")
         if params.prompt_logprobs is not None:
             raise ConfigError("a stream has no prompt_logprobs", fix="use generate")
-        request, kind, whole = self.open_request(prompt, params), params.output_kind, None
-        (answer,) = request.answers
-        steps = run(self.decoder, [request], self._stats)
-        try:
-            while whole is None or whole.finish_reason is None:
-                with self.runner.fair_lock():
-                    next(steps)
-                    part = answer.part()
-                    completion = answer.completion() if request.is_finished else None
-                whole = part if whole is None or kind is RequestOutputKind.DELTA else whole.joined(part)
-                if kind is not RequestOutputKind.FINAL_ONLY or completion is not None:
-                    yield StreamChunk(whole.text, whole.token_ids, whole.origins, whole.finish_reason, completion)
-        finally:
-            with self.runner.fair_lock():
-                steps.close()
+        return stream(self.decoder, self.open_request(prompt, params), self._stats)
 
     def encode(self, prompt: Prompt, *, check: Callable[[], None] = lambda: None) -> list[int]:
         """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one.

@@ -13,15 +13,16 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from .core.request import RequestOutputKind, SamplingParams, params_of
-from .engine.embeddings import EmbeddingOutput, PoolingParams, reading_params
+from .engine.embeddings import EmbeddingOutput, PoolingParams, open_embedding, reading_params
 from .engine.output import RequestOutput
 from .engine.request import MAX_WAITING_PIXEL_BYTES, Request
+from .engine.scores import Method, ScoringOutput, open_score
 from .engine.stats import EngineStats
 from .engine.thread import EngineThread, Ticket
 from .errors import ConfigError, EngineStopped, QueueFull
@@ -104,13 +105,17 @@ class AsyncLLM:
         Cancelling the task that waits aborts the request. Raises what `generate` raises.
         """
         params = pooling_params or PoolingParams()
-        ticket = self._enter(request_id, reading_params(params))
-        try:
-            opening = partial(self.llm.open_embedding, prompt, params, ticket.request_id)
-            await self._submit(ticket, prompt, opening)
-            return cast("EmbeddingOutput", await ticket.take())
-        finally:
-            self._thread.abort(ticket, is_read=False)
+        return await self._read_alone(
+            prompt, partial(open_embedding, self.llm.open_request, prompt, params), request_id
+        )
+
+    async def score(
+        self, query: str, document: str, method: Method | None = None, instruction: str | None = None, *,
+        request_id: str | None = None, extra_args: dict[str, Any] | None = None,
+    ) -> ScoringOutput:  # fmt: skip
+        """The score of a query and a document, as of `LLM.score`; read as `embed` reads. Raises what `embed` raises."""
+        opening = partial(open_score, self.llm, query, document, method, instruction, extra_args=extra_args)
+        return await self._read_alone(query, opening, request_id)
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """Token ids as of `LLM.encode`, read as the prompts of requests are. Cancelling the task ends it."""
@@ -185,6 +190,15 @@ class AsyncLLM:
 
         reader = self._image_reader if holds_images(prompt) else self._reader
         return await asyncio.get_running_loop().run_in_executor(reader, partial(work, check=check))
+
+    async def _read_alone(self, prompt: Prompt, opening: Callable[..., Request], request_id: str | None) -> Any:
+        """The output of a request that ends when its text is read."""
+        ticket = self._enter(request_id, reading_params(None))
+        try:
+            await self._submit(ticket, prompt, partial(opening, request_id=ticket.request_id))
+            return await ticket.take()
+        finally:
+            self._thread.abort(ticket, is_read=False)
 
     async def _submit(self, ticket: Ticket, prompt: Prompt, opening: Callable[..., Request]) -> None:
         """Read the prompt of a ticket, and queue its request."""

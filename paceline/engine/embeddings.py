@@ -12,6 +12,7 @@ from ..errors import ConfigError, EngineStopped
 from ..hf.pooling import Pooling, declared
 from ..schema import Integer, checked
 from ..target import LoadedModel
+from ..target.prompts import Prompt
 from ..target.readings import LastState, MeanState
 from .request import Request
 
@@ -27,6 +28,13 @@ class PoolingParams:
     normalize: bool | None = None  # to length 1
     dimensions: Annotated[Integer, Field(ge=1)] | None = None  # the first so many numbers, for models trained for that
     extra_args: dict[str, Any] | None = None  # "cache_salt", as in `SamplingParams`
+
+    @classmethod
+    def given(cls, params: "PoolingParams | None", **fields: Any) -> "PoolingParams":
+        """Parameters, or those of these fields. Raises `ConfigError` for both."""
+        if params is not None and any(value is not None for value in fields.values()):
+            raise ConfigError("pooling_params and its fields are both given", fix="give one of them")
+        return cls(**fields) if params is None else params
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,17 @@ class EmbeddingOutput:
     finished: bool = True
 
 
-def reading_params(params: PoolingParams) -> SamplingParams:
+def reading_params(extra_args: dict[str, Any] | None) -> SamplingParams:
     """The parameters of a request that ends when its text is read."""
     kind = RequestOutputKind.FINAL_ONLY
-    return SamplingParams(max_tokens=1, detokenize=False, extra_args=params.extra_args, output_kind=kind)
+    return SamplingParams(max_tokens=1, detokenize=False, extra_args=extra_args, output_kind=kind)
+
+
+def open_embedding(
+    llm: Any, prompt: Prompt, params: PoolingParams, request_id: str | None = None, **options: Any
+) -> Request:
+    """As `LLM.open_request`, for a request that ends with an `EmbeddingOutput`."""
+    return as_embedding(llm.open_request(prompt, reading_params(params.extra_args), request_id, **options), params)
 
 
 def as_embedding(request: Request, params: PoolingParams) -> Request:

@@ -323,7 +323,7 @@ class ModelRunner:
         ids, store = torch.tensor([[*token_ids]], device=self.loaded.device), self._last_states
         logits = self.loaded.forward(ids, layout, self.cache, store if wants_states else self._store(keep_states))
         self.cache.lengths[slot] = end
-        if reading is not None and first < end:
+        if reading is not None and first < min(end, reading.stop):
             taken = store.read(slot, first, end, store.layers) if wants_states else logits[0]
             reading.take(taken[: reading.stop - first])  # a block of an image may go on behind it
 

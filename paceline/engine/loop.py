@@ -87,9 +87,14 @@ class SpeculativeDecoder:
 
     def _chunks(self, seq: TokenSequence) -> Generator[None, None, float]:
         fuses, keep_states = self.runner.settings.can_fuse_prefill, self.drafter.info.reads_states
-        prompt = seq.slot, seq.token_ids, seq.vision, fuses, keep_states
-        seq.num_cached_tokens = self.runner.restore_prefix(*prompt, seq.params.tenant)
-        return (yield from self.runner.prefill_chunks(*prompt))
+        known = ids = seq.token_ids
+        if (reading := seq.reading) is not None:
+            reading.restart()
+            fuses, keep_states = False, keep_states and not reading.ends
+            known, ids = ids[: reading.first + 1], [*ids[: reading.stop], ids[-1]]
+        how = seq.vision, fuses, keep_states
+        seq.num_cached_tokens = self.runner.restore_prefix(seq.slot, known, *how, seq.params.tenant)
+        return (yield from self.runner.prefill_chunks(seq.slot, ids, *how, reading))
 
     def release(self, seq: TokenSequence) -> None:
         """Release the slot, even if the drafter or the policy raises; harmless if there is none."""

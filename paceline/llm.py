@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
-from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
+from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, either, params_of, prioritized
 from .engine.loop import SpeculativeDecoder
 from .engine.output import RequestOutput, StreamChunk
 from .engine.request import Request, check_drafting, default_params, drop_waiting_pixels, encode, open_request
@@ -74,6 +74,7 @@ class LLM:
     processor: for a loaded vision-language model.
     mmproj: the GGUF file of the vision projector, for a GGUF file of its language model.
     max_num_seqs: sequences at the same time, 1 to 4096. max_model_len: tokens of each; None: the model's context.
+    kv_cache_memory_bytes: memory of keys and values, which sequences share in turns; None: what is free.
     prefix_cache_bytes: memory of the prefix cache, whose keys and values later prompts with the same beginning reuse.
         0: off; None: 1 GiB, for prompts with images only. An `AsyncLLM` caches all prompts.
     seed: for the seeds of requests that have none, in their order; None: they are drawn at random.
@@ -111,6 +112,7 @@ class LLM:
         mmproj: str | Path | None = None,
         max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8,
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
+        kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = None,
         prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
         seed: int | None = None,
         generation_config: Literal["auto", "vllm"] | None = None,
@@ -129,6 +131,8 @@ class LLM:
         loaded = open_model(model, dtype, device, tokenizer, processor, mmproj, hub, trust_remote_code, experts_in)
         self.loaded, self.quantized = rounded(loaded, weights, activations, kv_cache_dtype)
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, numerics and numerics == "invariant")
+        if kv_cache_memory_bytes is not None:
+            self.runner.cache.limit(kv_cache_memory_bytes)
         if prefix_cache_bytes is not None:
             self.runner.prefixes.resize(prefix_cache_bytes)
         self._measured = None
@@ -246,6 +250,7 @@ class LLM:
         *,
         use_tqdm: bool = False,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: Sequence[int] | None = None,
         return_exceptions: bool = False,
     ) -> list[RequestOutput]:
         """Answer one prompt or many; results are in the order of the prompts.
@@ -257,6 +262,7 @@ class LLM:
         sampling_params: one for all, or one for each prompt. Default: `get_default_sampling_params()`.
         use_tqdm: show a progress bar.
         params: the same as sampling_params.
+        priority: of each prompt; lower ones are answered first.
         return_exceptions: as in `asyncio.gather`: an error that concerns one prompt is returned in the place of its
             result, and the others are answered. Else the first one is raised.
 
@@ -265,7 +271,7 @@ class LLM:
         Raises `ConfigError` for prompts or parameters that cannot be used, `CacheFull` where a prompt does not fit.
         """
         many = as_list(prompts)
-        each = params_of(_either(sampling_params, params), len(many), self._default)
+        each = prioritized(params_of(either(sampling_params, params), len(many), self._default), priority)
         try:
             opened = self._open(many, each, return_exceptions)
             requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
@@ -331,7 +337,7 @@ class LLM:
         It holds one of the `max_num_seqs` slots until it ends or is closed. Other calls, from any thread, may run
         between its rounds. Raises what `generate` raises, and `ConfigError` for `n` > 1.
         """
-        (params,) = params_of(_either(sampling_params, params), 1, self._default)
+        (params,) = params_of(either(sampling_params, params), 1, self._default)
         if params.n != 1:
             raise ConfigError("a stream has one answer", got=f"n={params.n}", fix="use generate for n > 1")
         if params.prompt_logprobs is not None:
@@ -392,9 +398,3 @@ def _check_lossy(verifier: Verifier | None, allow_lossy: bool) -> None:
     if verifier is not None and not (verifier.lossless or allow_lossy):
         message = f"{verifier.name} changes what the model answers"
         raise LossyNotAllowed(message, fix="pass allow_lossy=True to accept that")
-
-
-def _either(sampling_params: object, params: object) -> object:
-    if sampling_params is not None and params is not None:
-        raise ConfigError("sampling_params and params are the same", fix="give one of them")
-    return sampling_params if params is None else params

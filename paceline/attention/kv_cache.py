@@ -298,7 +298,7 @@ class SlotCache(Cache):
         return larger
 
     def limit(self, max_bytes: int) -> None:
-        """Hold at most this many bytes of keys and values from now on; called once, between two passes, before any slot.
+        """Hold at most this many bytes of keys and values from now on; called once, while no slot is in use.
 
         On a CPU sequences share them: each takes the columns that it has reserved. On other devices every slot has as
         many as the longest sequence. Raises `CacheFull` for too few.

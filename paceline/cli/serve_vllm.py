@@ -31,6 +31,7 @@ SAME = {
     "chat_template": "--chat-template",
     "seed": "--seed",
     "kv_cache_dtype": "--kv-cache-dtype",
+    "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
     "generation_config": "--generation-config",
     "override_generation_config": "--override-generation-config",
     "default_chat_template_kwargs": "--default-chat-template-kwargs",

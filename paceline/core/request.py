@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, cast
@@ -101,8 +101,8 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
-    # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; "priority": see there;
-    # and what drafters and processors of your own read in `Sequence.params.extra_args`
+    # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; "priority": lower
+    # ones are answered first; and what drafters and processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -189,6 +189,23 @@ def params_of(options: object, count: int, default: SamplingParams | None = None
             raise ConfigError("params are no SamplingParams", got=got, expected="SamplingParams(...)", fix=fix)
         each_params.append(params or default)
     return each_params
+
+
+def either(sampling_params: object, params: object) -> object:
+    """One of two names of the same argument. Raises `ConfigError` where both are given."""
+    if sampling_params is not None and params is not None:
+        raise ConfigError("sampling_params and params are the same", fix="give one of them")
+    return sampling_params if params is None else params
+
+
+def prioritized(params: list[SamplingParams], priority: Sequence[int] | None) -> list[SamplingParams]:
+    """The options with these priorities in `extra_args`. Raises `ConfigError` for another number of them."""
+    if priority is None:
+        return params
+    if len(priority) != len(params):
+        raise ConfigError("priority and prompts differ in number", got=len(priority), expected=len(params))
+    extras = [{**(one.extra_args or {}), "priority": own} for one, own in zip(params, priority, strict=True)]
+    return [replace(one, extra_args=extra) for one, extra in zip(params, extras, strict=True)]
 
 
 class Logprob(NamedTuple):

@@ -1,9 +1,9 @@
 """Who comes next: the order of the answers that wait for a slot, and which ones give their slots to them.
 
-Slots go to the answers of the best priority, among these to the tenant that has the fewest, and then in the order of
-arrival, where an answer that had a slot before counts as arriving later by the time that it had it. An answer that has
-waited for half a second takes the slot of another of no better priority that has had its quantum: a second, or ten
-times what reading its text took. One of a better priority takes the slot of one of a worse at once.
+Slots go to the answers of the best priority, among these to the tenant that has the fewest, and then in the order in
+which they began to wait, where one that had a slot before counts as later by the time that it had it, up to ten
+seconds. An answer that has waited for half a second takes the slot of another of its priority that has had its quantum:
+a second, or ten times what reading its text took. One of a better priority takes the slot of one of a worse at once.
 """
 
 import time

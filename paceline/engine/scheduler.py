@@ -7,8 +7,10 @@
 A step first reads prompts, and then runs one round. Where requests of others may come, it reads one chunk of tokens, of
 one prompt or of several short ones. So a long prompt delays the others by one chunk per round, and a short prompt never
 waits for a long one. An error ends only the requests that caused it: a round that raises is run again, one sequence at
-a time. Who gets a slot, and whose, `queue` decides. An answer that gave its slot is read again later and goes on; that is possible
-where `SpeculativeDecoder.can_resume`.
+a time.
+
+Who gets a slot, and whose, `queue` decides. An answer that gave its slot is read again later and goes on with the same
+tokens, see `SpeculativeDecoder.can_resume`.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Short and long answers at once on a cache of a third of what they need: is anything lost, and how long do short ones take?
+"""Short and long answers on a cache of a third of their need: is one lost, and how long do the short ones take?
 
-    python -m bench.full smollm2-135m --minutes 2
+    python bench/full.py smollm2-135m --minutes 2
 
 Clients ask one request after another: some for long answers, others for short ones with a pause in between. The same
 load runs with a cache and slots for all of them at once ("room"), and with a third of that ("full"). Before, one client
@@ -118,13 +118,14 @@ async def load(llm: LLM, short: Sequence[Any], long: Sequence[Any], clients: tup
 
 
 def plain(model: str, asked: Sequence[tuple[str, SamplingParams]]) -> list[tuple[Any, list[int]]]:
-    """The requests with their answers alone."""
-    llm = LLM(model)
-    outputs: list[RequestOutput] = [llm.generate(text, params)[0] for text, params in asked]
+    """The requests with their answers by plain decoding."""
+    texts, options = zip(*asked, strict=True)
+    outputs: list[RequestOutput] = LLM(model).generate(list(texts), list(options))
     return [(one, output.token_ids) for one, output in zip(asked, outputs, strict=True)]
 
 
 def main() -> int:
+    """Run the loads, and print a line of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--minutes", type=float, default=2.0, help="of the full cache; the others take a quarter")
@@ -133,7 +134,7 @@ def main() -> int:
     parser.add_argument("--long", type=int, nargs=2, default=(6, 600), metavar=("CLIENTS", "TOKENS"))
     parser.add_argument("--share", type=float, default=3.0, help="the need divided by the cache")
     args = parser.parse_args()
-    short, long = plain(args.model, asks(16, args.short[1])), plain(args.model, asks(2 * args.long[0], args.long[1]))
+    short, long = plain(args.model, asks(16, args.short[1])), plain(args.model, asks(args.long[0], args.long[1]))
     clients, seconds = (args.short[0], args.long[0]), 60 * args.minutes
     slots = sum(clients)
 

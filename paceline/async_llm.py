@@ -159,12 +159,12 @@ class AsyncLLM:
 
     @property
     def num_running(self) -> int:
-        """Requests of which at least one answer has had a slot."""
+        """Requests of which at least one answer has a slot."""
         return sum(ticket.is_running for ticket in list(self._thread.tickets.values()))
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose prompt is being tokenised, or that wait for their first slot."""
+        """Requests whose prompt is being tokenised, or that wait for a slot, also for another one."""
         return sum(not ticket.is_running for ticket in list(self._thread.tickets.values()))
 
     @property

@@ -75,14 +75,16 @@ class SpeculativeDecoder:
     def first_columns(self, seq: TokenSequence) -> int:
         """The columns that a sequence reserves with its slot: some more than its text, or all that it may need."""
         length = len(seq.token_ids)
-        return length + (min(seq.remaining, max(_AHEAD, length // 4)) if self.can_resume else seq.remaining)
+        ahead = min(seq.remaining, max(_AHEAD, length // 4)) if self.can_resume else seq.remaining
+        return min(length + ahead, self.runner.cache.reserved.most or length + ahead)
 
     def has_room(self, seq: TokenSequence, without: Collection[int] = ()) -> bool:
         """Whether a sequence can be admitted, or never can be. without: slots whose columns do not count."""
         cache = self.runner.cache
         if not cache.is_lazy:
             return True
-        is_refused = seq.params.max_tokens is not None and not cache.can_hold(len(seq.token_ids) + seq.remaining)
+        least = 1 if seq.params.max_tokens is None else seq.remaining
+        is_refused = not cache.can_hold(len(seq.token_ids) + least)
         return is_refused or cache.reserved.fits(self.first_columns(seq), without)
 
     def reserve(self, seq: TokenSequence) -> bool:

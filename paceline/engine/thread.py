@@ -46,9 +46,10 @@ class Ticket:
 
     @property
     def is_running(self) -> bool:
-        """Whether its first answer has, or had, a slot."""
-        first = None if self.request is None else self.request.seqs[0]
-        return first is not None and (first.slot >= 0 or first.num_output > 0)
+        """Whether one of its answers has a slot, or all have ended."""
+        return self.request is not None and (
+            any(seq.slot >= 0 for seq in self.request.seqs) or self.request.is_finished
+        )
 
     async def take(self) -> RequestOutput:
         """Wait for output since the last call and return it. Raises the error that ended the request."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from paceline import LLM, Fixed, PromptLookup, SamplingParams
 from paceline.core.structured import StructuredOutputsParams
 from paceline.engine import queue
 from paceline.engine.loop import SpeculativeDecoder
+from paceline.engine.request import Answer, Request
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import CacheFull, ConfigError, EngineStopped
 from paceline.target import make_runner
@@ -18,7 +21,7 @@ from tests.async_llm.common import TEXTS, answer, facts, run, schedule, serve, t
 from tests.engine.common import push
 from tests.exactness.drafters import DRAFTERS, runner_for
 from tests.exactness.test_identity import REQUESTS, TARGET, future
-from tests.helpers import all_free, assert_identical, loaded, on_torch, reading_apart, talking, tokenizer
+from tests.helpers import all_free, assert_identical, loaded, on_torch, reading_apart, sequence, talking, tokenizer
 from tests.structured.common import FORMS, byte_tokenizer
 from tests.tiny import tiny_model
 from tests.vision.families import make_image, seeing, user
@@ -171,6 +174,17 @@ def test_what_never_fits_is_refused_at_once():
         llm.generate(TEXTS[0], SamplingParams(max_tokens=250))
     (whole,) = llm.generate(TEXTS[0], SamplingParams(max_tokens=None, ignore_eos=True))
     assert len(whole.prompt_token_ids + whole.token_ids) == 256
+
+    async def main(engine):
+        return await asyncio.gather(
+            answer(engine, TEXTS[0], SamplingParams(max_tokens=250)),
+            answer(engine, TEXTS[0], SamplingParams(max_tokens=None, ignore_eos=True)),
+            return_exceptions=True,
+        )
+
+    refused, again = serve(llm, main)
+    assert isinstance(refused, CacheFull)
+    assert again.token_ids == whole.token_ids
     with pytest.raises(CacheFull, match="less than its first columns"):
         limited(63)
 
@@ -309,6 +323,65 @@ def test_an_error_of_a_second_admission_ends_that_request_alone(monkeypatch):
     assert str(failed) == "no"
     assert facts(whole) == facts(tiny_llm().generate(TEXTS[1], other)[0])
     assert all_free(llm.runner)
+
+
+def waiting(*asks: tuple[str, int]) -> list[Answer]:
+    """Answers of these tenants and priorities, in the order in which they began to wait."""
+    made = [
+        SamplingParams(extra_args={"priority": priority} | ({"cache_salt": tenant} if tenant else {}))
+        for tenant, priority in asks
+    ]
+    return [Request.of(None, sequence(TARGET, [5], params)).answers[0] for params in made]
+
+
+def test_tenants_take_turns():
+    answers = waiting(("a", 0), ("a", 0), ("b", 0), ("a", -1), ("b", 0))
+    queued, held, order = queue.Queue(), Counter[str](), list[int]()
+    for one in answers:
+        queued.add(one)
+    while one := queued.first(held):
+        queued.remove(one)
+        held[one.seq.params.tenant] += 1
+        order.append(answers.index(one))
+    assert order == [3, 2, 0, 4, 1]
+    assert not queued
+
+
+def test_one_that_had_a_slot_waits_behind_newer_ones(monkeypatch):
+    old, new, newer = waiting(("", 0), ("", 0), ("", 0))
+    queued, old.served_s = queue.Queue(), 3600.0
+    for one in (old, new):
+        queued.add(one)
+    assert queued.first({}) is new
+    queued.remove(new)
+    later = time.perf_counter() + 11
+    monkeypatch.setattr(time, "perf_counter", lambda: later)
+    queued.add(newer)
+    assert queued.first({}) is old  # ten seconds at most
+
+
+def test_who_gives_a_slot():
+    """The worst priority at once; else, after a wait, who had its quantum: of the largest tenant, the longest."""
+    one, *running = waiting(("c", 0), ("a", 0), ("a", 0), ("b", 0), ("b", 1), ("a", -1))
+    now = time.perf_counter()
+    one.since = now - 1
+    for place, answer_ in enumerate(running):
+        answer_.since = now - 100 + place
+    assert [running.index(found) for found in queue.yielding(one, running, lambda given: len(given) == 4)] == [
+        3,
+        0,
+        1,
+        2,
+    ]
+    assert queue.yielding(one, running, lambda given: len(given) == 5) == ()
+    one.since = now
+    assert queue.yielding(one, running, lambda given: True) == [running[3]]
+    one.since, running[0].read_s = now - 1, 20.0
+    assert queue.yielding(one, running[:3], lambda given: True) == [running[1]]
+    for answer_ in running:
+        answer_.since = now
+    assert queue.yielding(one, running[:3], lambda given: True) == ()
+    assert queue.newest([running[0], running[3], running[4]]) is running[3]
 
 
 # Mutants

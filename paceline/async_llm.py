@@ -7,7 +7,9 @@ async for output in engine.generate("Once upon a time", SamplingParams(max_token
 
 import asyncio
 import itertools
+import math
 import threading
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
-from .core.request import RequestOutputKind, SamplingParams, params_of
+from .core.request import RequestOutputKind, SamplingParams, params_of, prioritized
 from .engine.adapters import LoRARequest
 from .engine.embeddings import EmbeddingOutput, PoolingParams, open_embedding, reading_params
 from .engine.output import RequestOutput
@@ -39,10 +41,10 @@ _IMAGE_READERS = 4  # threads; how much they decode at once is bounded by `open_
 class AsyncLLM:
     """Answers many requests at once on one `LLM`; the methods are vLLM's.
 
-    A thread runs the model. Requests get its `max_num_seqs` slots in the order of arrival, one for each of their `n`
-    answers, and join and leave between rounds. Images are opened and processed in other threads: a request with images
-    arrives when that is done. Long prompts are read in chunks, with rounds of other requests in between. The LLM's own
-    methods may be called at the same time: they and the engine take turns.
+    A thread runs the model. Requests get its `max_num_seqs` slots by priority and in turns, see `engine.queue`, one for
+    each of their `n` answers, and join and leave between rounds. Images are opened and processed in other threads: a
+    request with images arrives when that is done. Long prompts are read in chunks, with rounds of other requests in
+    between. The LLM's own methods may be called at the same time: they and the engine take turns.
 
     max_waiting: requests that may wait for a slot.
     prefix_cache_bytes: see `LLM`, whose prefix cache is used. None: its size there, or 1 GiB, for all prompts.
@@ -75,6 +77,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         lora_request: LoRARequest | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         """Answer one prompt, as `LLM.generate` takes it; yields what `sampling_params.output_kind` says.
 
@@ -82,12 +85,15 @@ class AsyncLLM:
         which may be nothing; for a slow reader, rounds are joined. CUMULATIVE: each has the answer so far. FINAL_ONLY:
         one output, once all have ended. lora_request: as in `LLM.generate`.
 
+        priority: lower ones are answered first, and take the slots of higher ones.
+
         Closing the iterator, or cancelling the task that reads it, aborts the request.
 
         Raises `ConfigError` and `CacheFull` for what cannot be answered and `QueueFull` where `max_waiting` requests
         wait, all before the prompt is queued; `EngineStopped` after `shutdown`; and errors of decoding.
         """
-        (params,) = params_of(sampling_params, 1, self.llm.get_default_sampling_params())
+        given = params_of(sampling_params, 1, self.llm.get_default_sampling_params())
+        (params,) = prioritized(given, [priority] if priority else None)
         if lora_request is not None:
             (params,) = await asyncio.to_thread(self.llm.adapted, [params], lora_request)
         ticket = self._enter(request_id, params)
@@ -177,13 +183,20 @@ class AsyncLLM:
 
     @property
     def num_running(self) -> int:
-        """Requests of which at least one answer has had a slot."""
+        """Requests of which at least one answer has a slot."""
         return sum(ticket.is_running for ticket in list(self._thread.tickets.values()))
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose prompt is being tokenised, or that wait for their first slot."""
+        """Requests whose prompt is being tokenised, or that wait for a slot, also for another one."""
         return sum(not ticket.is_running for ticket in list(self._thread.tickets.values()))
+
+    @property
+    def queue_s(self) -> int:
+        """About how many seconds a request would wait now, 1 to 60, by how fast the last ones were answered."""
+        ends = list(self._thread.ends)
+        each = (time.perf_counter() - ends[0]) / len(ends) if ends else 1.0
+        return max(1, min(60, math.ceil(each * max(1, self.num_waiting))))
 
     def stats(self) -> EngineStats:
         """Counts of the work so far."""
@@ -223,9 +236,8 @@ class AsyncLLM:
             if request_id in self._thread.tickets:
                 raise ConfigError("a request with this id is in progress", got=brief(request_id), fix="use another id")
             if self.num_waiting >= self.max_waiting + self.llm.runner.cache.num_free:
-                raise QueueFull(
-                    "the queue is full", got=f"{self.num_waiting} requests are waiting", fix="try again later"
-                )
+                got = f"{self.num_waiting} requests are waiting"
+                raise QueueFull("the queue is full", got=got, fix=f"try again in {self.queue_s} s").after(self.queue_s)
             ticket = Ticket(request_id, params, asyncio.get_running_loop())
             self._thread.tickets[request_id] = ticket
         return ticket
@@ -237,6 +249,7 @@ class AsyncLLM:
         held = sum(map(pixel_bytes, visions.values()))
         if held > MAX_WAITING_PIXEL_BYTES and len(waiting) > 1 and ticket.request in visions:
             got = f"images of {held:,} bytes"
-            raise QueueFull(
+            error = QueueFull(
                 "the queue is full", got=got, expected=f"<= {MAX_WAITING_PIXEL_BYTES:,}", fix="try again later"
             )
+            raise error.after(self.queue_s)

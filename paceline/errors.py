@@ -29,7 +29,14 @@ class CacheFull(PacelineError):
 
 
 class QueueFull(PacelineError):
-    """A request while the queue is full. It can be sent again later."""
+    """A request while the queue is full. It can be sent again in about `retry_after_s` seconds."""
+
+    retry_after_s = 1
+
+    def after(self, seconds: int) -> "QueueFull":
+        """The same error with this time."""
+        self.retry_after_s = seconds
+        return self
 
 
 class EngineStopped(PacelineError):

@@ -78,6 +78,7 @@ class LLM(HoldsAdapters):
     processor: for a loaded vision-language model.
     mmproj: the GGUF file of the vision projector, for a GGUF file of its language model.
     max_num_seqs: sequences at the same time, 1 to 4096. max_model_len: tokens of each; None: the model's context.
+    kv_cache_memory_bytes: memory of keys and values, which sequences share in turns; None: what is free.
     prefix_cache_bytes: memory of the prefix cache, whose keys and values later prompts with the same beginning reuse.
         0: off; None: 1 GiB, for prompts with images only. An `AsyncLLM` caches all prompts.
     adapters: folders of LoRA adapters by name, as of `add_adapter`; at most max_loras at the same time.
@@ -116,6 +117,7 @@ class LLM(HoldsAdapters):
         mmproj: str | Path | None = None,
         max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8,
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
+        kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = None,
         prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
         adapters: Mapping[str, str | Path] | None = None,
         max_loras: Annotated[int, Field(ge=1, le=MAX_LORAS)] = 16,
@@ -136,6 +138,8 @@ class LLM(HoldsAdapters):
         loaded = open_model(model, dtype, device, tokenizer, processor, mmproj, hub, trust_remote_code, experts_in)
         self.loaded, self.quantized = rounded(loaded, weights, activations, kv_cache_dtype)
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, numerics and numerics == "invariant")
+        if kv_cache_memory_bytes is not None:
+            self.runner.cache.limit(kv_cache_memory_bytes)
         if prefix_cache_bytes is not None:
             self.runner.prefixes.resize(prefix_cache_bytes)
         self._take(adapters or {}, max_loras)
@@ -254,6 +258,7 @@ class LLM(HoldsAdapters):
         *,
         use_tqdm: bool = False,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: Sequence[int] | None = None,
         return_exceptions: bool = False,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
@@ -266,6 +271,7 @@ class LLM(HoldsAdapters):
         sampling_params: one for all, or one for each prompt. Default: `get_default_sampling_params()`.
         use_tqdm: show a progress bar.
         params: the same as sampling_params.
+        priority: of each prompt; lower ones are answered first.
         return_exceptions: as in `asyncio.gather`: an error that concerns one prompt is returned in the place of its
             result, and the others are answered. Else the first one is raised.
         lora_request: the adapter of all prompts, or of each; the same as "adapter" in `SamplingParams.extra_args`.
@@ -275,7 +281,7 @@ class LLM(HoldsAdapters):
         Raises `ConfigError` for prompts or parameters that cannot be used, `CacheFull` where a prompt does not fit.
         """
         many = as_list(prompts)
-        each = self._options(len(many), sampling_params, params, lora_request)
+        each = self._options(len(many), sampling_params, params, lora_request, priority)
         openings = [partial(self.open_request, prompt, options) for prompt, options in zip(many, each, strict=True)]
         num_answers = sum(options.n for options in each)
         return answer_all(self.decoder, openings, self._stats, num_answers, use_tqdm, return_exceptions)

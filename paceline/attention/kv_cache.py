@@ -21,15 +21,9 @@ from transformers import Cache
 
 from ..errors import CacheFull
 from ..system.hardware import available_memory, return_free_memory
+from ..system.pages import free_pages, lazy_zeros
+from .columns import BLOCK, Reserved, round_up
 from .recurrent import RecurrentLayer, RecurrentStates
-
-BLOCK = 64
-"""Columns are read in whole blocks, so that the bits of a row do not depend on the number of columns after it."""
-
-
-def round_up(length: int, multiple: int = BLOCK) -> int:
-    """The smallest multiple of `multiple` that is at least `length`."""
-    return -(-length // multiple) * multiple
 
 
 class Spare(Protocol):
@@ -60,6 +54,7 @@ class SlotCache(Cache):
     max_length: the most tokens of a sequence. The tensors start small and double up to it.
     num_layers: the number of layers that will be written, if it is known.
     spare: another holder of memory, which frees some when this cache needs it.
+    max_bytes, reserved: of a `limit`. is_lazy: whether memory is taken by columns as they are written.
     move_columns, copy_columns: may be replaced by faster ones for its device.
     """
 
@@ -67,6 +62,8 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self.num_slots, self.max_length, self.num_layers = num_slots, max_length, num_layers
         self.spare: Spare | None = None
+        self.max_bytes: int | None = None
+        self.reserved, self.is_lazy = Reserved(), False
         self.move_columns, self.copy_columns = move_columns, copy_columns
         self.recurrent: RecurrentStates | None = None
         self.capacity = min(round_up(256), round_up(max_length))
@@ -121,6 +118,7 @@ class SlotCache(Cache):
         """Slots that are not in use."""
         return len(self._free)
 
+    @torch.inference_mode()
     def release(self, slot: int) -> None:
         """Free a slot; harmless if it is free already."""
         if slot not in self._free:
@@ -130,6 +128,11 @@ class SlotCache(Cache):
         self.lengths[slot] = self.offsets[slot] = 0
         self.adapters[slot] = None
         self._is_used.pop(slot, None)
+        self.reserved.release(slot)
+        if self.is_lazy and self._written[slot]:
+            for layer in (*self.keys, *self.values):
+                free_pages(layer[slot])
+            self._written[slot] = 0
 
     def reclaim(self) -> None:
         """Release the slots whose users were interrupted before they could release them."""
@@ -262,7 +265,11 @@ class SlotCache(Cache):
 
     def _zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
         # Not uninitialised memory: a masked column is multiplied by 0, and 0 * NaN would be NaN.
-        return like.new_zeros(self.num_slots, heads, self.capacity, dim)
+        return self._columns(like, heads, self.capacity, dim)
+
+    def _columns(self, like: Tensor, heads: int, capacity: int, dim: int) -> Tensor:
+        shape = self.num_slots, heads, capacity, dim
+        return lazy_zeros(shape, like.dtype) if self.is_lazy else like.new_zeros(shape)
 
     def ensure(self, length: int) -> None:
         """Extend the tensors to at least `length` columns."""
@@ -277,29 +284,71 @@ class SlotCache(Cache):
         grown = (t.shape[2] for t in (*self.keys, *self.values))
         capacity = max(capacity, round_up(length), *grown)  # padding may reach past the context
         more = sum(t.nbytes // t.shape[2] * (capacity - t.shape[2]) for t in (*self.keys, *self.values))
-        if more > 0:
+        if more > 0 and not self.is_lazy:
             self._require(more, self.keys[0].device)
         for layers in (self.keys, self.values):
             for index, old in enumerate(layers):
                 if old.shape[2] < capacity:
-                    layers[index] = functional.pad(old, (0, 0, 0, capacity - old.shape[2]))
+                    layers[index] = self._grown(old, capacity)
         self.capacity, self._growing = capacity, False
+
+    def _grown(self, old: Tensor, capacity: int) -> Tensor:
+        if not self.is_lazy:
+            return functional.pad(old, (0, 0, 0, capacity - old.shape[2]))
+        larger = self._columns(old, old.shape[1], capacity, old.shape[3])
+        for slot, written in enumerate(self._written):
+            larger[slot, :, :written] = old[slot, :, :written]
+        return larger
+
+    def limit(self, max_bytes: int) -> None:
+        """Hold at most this many bytes of keys and values from now on; called once, while no slot is in use.
+
+        On a CPU sequences share them: each takes the columns that it has reserved. On other devices every slot has as
+        many as the longest sequence. Raises `CacheFull` for too few.
+        """
+        assert len(self._free) == self.num_slots, "slots are in use"
+        self.max_bytes, tensors = max_bytes, (*self.keys, *self.values)
+        self.is_lazy = bool(tensors) and tensors[0].device.type == "cpu"
+        least = self.column_bytes * (BLOCK if self.is_lazy else self.num_slots * self.capacity)
+        if max_bytes < least:
+            raise CacheFull(
+                "the key-value cache is limited to less than its first columns",
+                got=f"{max_bytes:,} bytes",
+                expected=f"{least:,} bytes or more",
+                fix="raise kv_cache_memory_bytes",
+            )
+        if self.is_lazy:
+            self.reserved = Reserved(max_bytes // self.column_bytes // BLOCK * BLOCK)
+            for layers in (self.keys, self.values):
+                layers[:] = [self._zeros(old, old.shape[1], old.shape[3]) for old in layers]
+            self._written = [0] * self.num_slots
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of a column of one slot; 0 before the first pass."""
+        return sum(t.nbytes // (t.shape[0] * t.shape[2]) for t in (*self.keys, *self.values))
 
     def can_hold(self, columns: int) -> bool:
         """Whether every slot has this many columns, or there is memory for them."""
-        return columns <= self.capacity or columns <= self.most_columns()
+        return (not self.is_lazy and columns <= self.capacity) or columns <= self.most_columns()
 
     def most_columns(self) -> int:
         """How many columns each slot can have with the memory that is free now, at most `max_length` rounded up.
 
+        Where sequences share a limit: how many one of them can have.
+
         Before the first pass the size of a column is not known: that pass raises `CacheFull` where there is no memory.
         """
         limit, tensors = round_up(self.max_length), (*self.keys, *self.values)
+        if self.reserved.most is not None:
+            return min(limit, self.reserved.most)
         if self.capacity >= limit or not tensors:
             return limit
         free = self._free_bytes(tensors[0].device) + (0 if self.spare is None else self.spare.num_bytes)
-        more = free // max(1, sum(t.nbytes // t.shape[2] for t in tensors))
-        return min(limit, (self.capacity + more) // BLOCK * BLOCK)
+        each = max(1, self.num_slots * self.column_bytes)
+        if self.max_bytes is not None:
+            free = min(free, self.max_bytes - each * self.capacity)
+        return min(limit, (self.capacity + free // each) // BLOCK * BLOCK)
 
     def _free_bytes(self, device: torch.device | None) -> int:
         if device is None or device.type != "cuda":

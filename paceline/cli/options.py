@@ -121,7 +121,10 @@ BlockMix = Literal[
 ]  # fmt: skip
 Weights = Literal["int8", "int4", "fp8", BlockMix]
 FileWeights = Literal["bf16", "f16", "f32", BlockMix]
-_TO_LLM = "dtype device tokenizer mmproj revision trust_remote_code weights activations kv_cache_dtype experts_in"
+_TO_LLM = (
+    "dtype device tokenizer mmproj revision trust_remote_code weights activations kv_cache_dtype kv_cache_memory_bytes "
+    "experts_in"
+)
 FORMATS = "int8, int4, fp8 (CUDA), or a format of llama.cpp: q8_0, q6_k, q5_k_m, q4_k_m, q4_k, q4_0, q3_k_m, ..."
 ModelArgument = Annotated[
     str,
@@ -281,6 +284,9 @@ class ModelOptions(LoadOptions):
         None, "What inputs are rounded to before they meet quantized weights on a CPU (int8).", MODEL
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] | None = opt(None, "Round cached keys and values to 8 bits.", MODEL)
+    kv_cache_memory_bytes: int | None = opt(
+        None, "Memory of keys and values, which answers share.", MODEL, min=1, metavar="N"
+    )
     experts_in: Literal["auto", "memory", "disk"] | None = opt(None, "Where experts lie; auto: disk if need be.", MODEL)
 
 

@@ -33,6 +33,7 @@ SAME = {
     "adapter": "--lora-modules",
     "max_loras": "--max-loras",
     "kv_cache_dtype": "--kv-cache-dtype",
+    "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
     "generation_config": "--generation-config",
     "override_generation_config": "--override-generation-config",
     "default_chat_template_kwargs": "--default-chat-template-kwargs",

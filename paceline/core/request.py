@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, cast
@@ -53,6 +53,7 @@ _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cache_salt": (lambda value: isinstance(value, str) and value != "", "a text that is not empty"),
     "store": (lambda value: isinstance(value, bool), "true or false"),
     "adapter": (lambda value: isinstance(value, str) and value != "", "the name of an adapter"),
+    "priority": (lambda value: type(value) is int, "an integer; lower ones are answered first"),
 }
 """The keys of `SamplingParams.extra_args` that have a meaning here: a check of the value, and what is expected."""
 
@@ -103,8 +104,8 @@ class SamplingParams:
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
     # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; "adapter": the name
-    # of one of `LLM.adapters`; "shown_special_tokens": ids that `skip_special_tokens` keeps; and what drafters and
-    # processors of your own read in `Sequence.params.extra_args`
+    # of one of `LLM.adapters`; "priority": lower ones are answered first; "shown_special_tokens": ids that
+    # `skip_special_tokens` keeps; and what drafters and processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -167,6 +168,11 @@ class SamplingParams:
         return (self.extra_args or {}).get("shown_special_tokens", ())
 
     @property
+    def priority(self) -> int:
+        """Requests of a lower priority are answered first ("priority" in `extra_args`, as in vLLM)."""
+        return (self.extra_args or {}).get("priority", 0)
+
+    @property
     def is_private(self) -> bool:
         """Whether drafters keep nothing of this request once it has ended ("store" is False in `extra_args`)."""
         return not (self.extra_args or {}).get("store", True)
@@ -199,6 +205,23 @@ def params_of(options: object, count: int, default: SamplingParams | None = None
             raise ConfigError("params are no SamplingParams", got=got, expected="SamplingParams(...)", fix=fix)
         each_params.append(params or default)
     return each_params
+
+
+def either(sampling_params: object, params: object) -> object:
+    """One of two names of the same argument. Raises `ConfigError` where both are given."""
+    if sampling_params is not None and params is not None:
+        raise ConfigError("sampling_params and params are the same", fix="give one of them")
+    return sampling_params if params is None else params
+
+
+def prioritized(params: list[SamplingParams], priority: Sequence[int] | None) -> list[SamplingParams]:
+    """The options with these priorities in `extra_args`. Raises `ConfigError` for another number of them."""
+    if priority is None:
+        return params
+    if len(priority) != len(params):
+        raise ConfigError("priority and prompts differ in number", got=len(priority), expected=len(params))
+    extras = [{**(one.extra_args or {}), "priority": own} for one, own in zip(params, priority, strict=True)]
+    return [replace(one, extra_args=extra) for one, extra in zip(params, extras, strict=True)]
 
 
 class Logprob(NamedTuple):

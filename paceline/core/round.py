@@ -33,8 +33,8 @@ class Round:
     num_experts: the distinct experts that this pass read for the whole batch, added up over layers; 0 if unknown.
     with_prompt: whether the same pass computed the end of the prompt; its seconds then count as prefill.
     number: that of the round in its engine, from 1, the same for all sequences of the batch; 0 if unknown.
-    queue_s, vision_s, prefill_s: of the first round, the seconds that this sequence alone took before it, and for the
-        end of its prompt: waiting for a slot, encoding images, reading.
+    queue_s, vision_s, prefill_s: of the first round in a slot, the seconds that this sequence alone took before it, and
+        for the end of its text: waiting for the slot, encoding images, reading.
     draft_s, verify_s, rest_s, learn_s: the seconds of the round, which `batch` sequences shared. learn_s: for updates
         of the drafter and the policy, after the round before it.
     """
@@ -77,7 +77,7 @@ class Round:
 class Timings:
     """Seconds spent in the parts of the loop, summed over rounds; for a request, over the rounds it took part in.
 
-    queue: waiting for the first slot. vision: encoding images before the prefill.
+    queue: waiting for a slot, also again. vision: encoding images before the prefill.
     """
 
     queue: float = 0.0

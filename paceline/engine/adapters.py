@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..core.request import SamplingParams, params_of
+from ..core.request import SamplingParams, either, params_of, prioritized
 from ..errors import ConfigError
 from ..schema import Integer, brief, checked, checked_call
 from ..target import ModelRunner
@@ -69,13 +69,11 @@ class HoldsAdapters:
         sampling_params: object,
         params: object,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+        priority: Sequence[int] | None = None,
     ) -> list[SamplingParams]:
-        """The options of each of `count` prompts, see `params_of` and `adapted`."""
-        if sampling_params is not None and params is not None:
-            raise ConfigError("sampling_params and params are the same", fix="give one of them")
-        return self.adapted(
-            params_of(sampling_params if params is None else params, count, self._default), lora_request
-        )
+        """The options of each of `count` prompts, see `params_of`, `prioritized` and `adapted`."""
+        given = params_of(either(sampling_params, params), count, self._default)
+        return self.adapted(prioritized(given, priority), lora_request)
 
     def adapted(
         self, params: Sequence[SamplingParams], lora_request: LoRARequest | Sequence[LoRARequest | None] | None

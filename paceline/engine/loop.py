@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from ..attention.columns import BLOCK
 from ..core.draft import Draft
 from ..core.interfaces import NOTHING_PROPOSED, DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
 from ..core.request import TokenSequence
@@ -23,6 +24,9 @@ from ..verify import Coupled
 from . import first_pass
 from .contract import bind_policy, call, check_contract
 from .forbidden import without_forbidden
+
+_AHEAD = 2 * BLOCK
+"""The least columns that a sequence gets beyond its text: reading a text again must be worth it."""
 
 
 class SpeculativeDecoder:
@@ -44,16 +48,49 @@ class SpeculativeDecoder:
         return tuple(name for name in self.drafter.labels or (self.drafter.name,) if name != "none")
 
     def admit(self, seq: TokenSequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
-        """Give a sequence a slot now; each item then reads a chunk of its prompt. Others may run in between.
+        """Give a sequence a slot now; each item then reads a chunk of its text. Others may run in between.
 
         The last token is not read: it is the first root. The last chunk may be left to the first `step`, see
-        `first_pass`. is_used: see `SlotCache.allocate`.
+        `first_pass`. A sequence that was released before its end goes on where it was, see `can_resume`.
+        is_used: see `SlotCache.allocate`.
         """
         self._check_room(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self.runner.cache.adapters[seq.slot] = seq.adapter
+        if not self.runner.cache.reserved.take(seq.slot, self.first_columns(seq)):
+            self.runner.cache.release(seq.slot)
+            seq.slot = -1
+            raise CacheFull("the cache is full", fix="finish the streams that are open, or raise kv_cache_memory_bytes")
         self.reset_slot(seq.slot)  # an interrupted release may not have done this
         return self._prefill(seq)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether a sequence may be released before its end and admitted again, with the tokens that it would have had.
+
+        In native passes the columns of a text have the same bits however they are read. A verifier that changes the
+        answers may have promised something of an answer as a whole.
+        """
+        return self.runner.loaded.is_native and self.verifier.lossless
+
+    def first_columns(self, seq: TokenSequence) -> int:
+        """The columns that a sequence reserves with its slot: some more than its text, or all that it may need."""
+        length = len(seq.token_ids)
+        ahead = min(seq.remaining, max(_AHEAD, length // 4)) if self.can_resume else seq.remaining
+        return min(length + ahead, self.runner.cache.reserved.most or length + ahead)
+
+    def has_room(self, seq: TokenSequence, without: Collection[int] = ()) -> bool:
+        """Whether a sequence can be admitted, or never can be. without: slots whose columns do not count."""
+        cache = self.runner.cache
+        if not cache.is_lazy:
+            return True
+        least = 1 if seq.params.max_tokens is None else seq.remaining
+        is_refused = not cache.can_hold(len(seq.token_ids) + least)
+        return is_refused or cache.reserved.fits(self.first_columns(seq), without)
+
+    def reserve(self, seq: TokenSequence) -> bool:
+        """Reserve the columns of the next round; False where the cache is full."""
+        return self.runner.cache.reserved.take(seq.slot, len(seq.token_ids) + min(seq.remaining, BLOCK))
 
     def _check_room(self, seq: TokenSequence) -> None:
         """Raise `CacheFull` if the memory cannot hold the whole sequence; with `max_tokens=None` shorten it instead."""
@@ -65,8 +102,10 @@ class SpeculativeDecoder:
             raise CacheFull(
                 "a request does not fit into memory",
                 got=f"{length} tokens, and {seq.remaining} to come",
-                expected=f"at most {most} in each of {cache.num_slots} slots",
-                fix="lower max_tokens, max_model_len or max_num_seqs",
+                expected=f"at most {most}" + ("" if cache.is_lazy else f" in each of {cache.num_slots} slots"),
+                fix="lower max_tokens, max_model_len or max_num_seqs"
+                if cache.max_bytes is None
+                else "lower max_tokens, or raise kv_cache_memory_bytes",
             )
         seq.max_length = most
 
@@ -88,12 +127,14 @@ class SpeculativeDecoder:
     def _chunks(self, seq: TokenSequence) -> Generator[None, None, float]:
         fuses, keep_states = self.runner.settings.can_fuse_prefill, self.drafter.info.reads_states
         known = ids = seq.token_ids
-        if (reading := seq.reading) is not None:
+        if (reading := None if seq.rounds else seq.reading) is not None:
             reading.restart()
             fuses, keep_states = False, keep_states and not reading.ends
             known, ids = ids[: reading.first + 1], [*ids[: reading.stop], ids[-1]]
         how = seq.vision, fuses, keep_states
-        seq.num_cached_tokens = self.runner.restore_prefix(seq.slot, known, *how, seq.params.tenant)
+        cached = self.runner.restore_prefix(seq.slot, known, *how, seq.params.tenant)
+        if not seq.rounds:
+            seq.num_cached_tokens = cached
         return (yield from self.runner.prefill_chunks(seq.slot, ids, *how, reading))
 
     def release(self, seq: TokenSequence) -> None:
@@ -149,7 +190,7 @@ class SpeculativeDecoder:
             counts = self.runner.pads_trees, self.num_rounds, num_experts
             records = make_records(draft, walks, emitted, prefill_s, *counts, **seconds)
             for row, (seq, record) in enumerate(zip(seqs, records, strict=True)):
-                seq.rounds.append(record if seq.rounds else _with_prompt_seconds(record, seq, prefill_s.get(row, 0.0)))
+                seq.rounds.append(_with_prompt_seconds(record, seq, prefill_s.get(row, 0.0)))
                 if record.with_prompt:  # requests with the same prompt may use it from now on
                     self.runner.keep_prefix(seq.slot, seq.token_ids, seq.vision)
                 self.policy.observe(seq, record)
@@ -227,9 +268,10 @@ def _append(
 
 
 def _with_prompt_seconds(record: Round, seq: TokenSequence, prefill_s: float) -> Round:
-    """The first record of a sequence. prefill_s: of the end of its prompt."""
-    read_s = seq.prefill_s + prefill_s
-    return replace(record, queue_s=seq.queue_s, vision_s=seq.vision_s, prefill_s=read_s)
+    """The record with the seconds before it, if it is the first one in its slot. prefill_s: of the end of the text."""
+    before = {"queue_s": seq.queue_s, "vision_s": seq.vision_s, "prefill_s": seq.prefill_s + prefill_s}
+    seq.queue_s = seq.vision_s = seq.prefill_s = 0.0
+    return replace(record, **before) if any(before.values()) else record
 
 
 def make_records(

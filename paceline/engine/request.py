@@ -33,6 +33,8 @@ class Answer:
     """One of the answers of a request, in progress.
 
     num_fed: tokens given to its detokenizer. sent: tokens and rounds in its parts so far, see `part`.
+    since: when it got its slot or began to wait for one, by time.perf_counter. read_s: what reading its text took then.
+    served_s: how long it has had slots before.
     """
 
     request: "Request" = field(repr=False)
@@ -42,6 +44,9 @@ class Answer:
     num_fed: int = 0
     sent: tuple[int, int] = (0, 0)
     is_settled: bool = False
+    since: float = 0.0
+    read_s: float = 0.0
+    served_s: float = 0.0
 
     def take_text(self) -> str:
         """Text that became certain since the last call; the rest of it once the answer has ended."""
@@ -281,6 +286,7 @@ def read_pixels(request: Request) -> None:
             )
         for own in request.seqs:
             own.vision = vision
+        request.pixels_dropped = False
 
 
 def shown_ids(seq: TokenSequence) -> list[int]:

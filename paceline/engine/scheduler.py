@@ -1,25 +1,30 @@
 """Continuous batching: requests join and leave between rounds.
 
     waiting  -- a slot is free -->  reading  -- chunk by chunk -->  running  -- round by round -->  ended
+       ^                                                               |
+       +---------------- its slot or its memory goes to another -------+
 
 A step first reads prompts, and then runs one round. Where requests of others may come, it reads one chunk of tokens, of
 one prompt or of several short ones. So a long prompt delays the others by one chunk per round, and a short prompt never
 waits for a long one. An error ends only the requests that caused it: a round that raises is run again, one sequence at
 a time.
+
+Who gets a slot, and whose, `queue` decides. An answer that gave its slot is read again later and goes on with the same
+tokens, see `SpeculativeDecoder.can_resume`.
 """
 
 import logging
 import math
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from inspect import GEN_CLOSED, getgeneratorstate
 
 from ..core.request import TokenSequence
 from .first_pass import deferred_tokens
 from .loop import SpeculativeDecoder
+from .queue import Queue, newest, tenants, yielding
 from .request import Answer, Request, read_pixels
 from .stats import EngineStats
 
@@ -75,7 +80,7 @@ def _steps(scheduler: "Scheduler", requests: list[Request], return_exceptions: b
 
 
 class Scheduler:
-    """Runs requests on a decoder, step by step. Slots are given in the order of arrival, one for each answer.
+    """Runs requests on a decoder, step by step. Each answer has a slot.
 
     Only one thread may call it, and it must hold the runner's lock.
     is_used: see `SlotCache.allocate`.
@@ -93,7 +98,7 @@ class Scheduler:
     ):
         self.decoder, self.stats = decoder, stats or EngineStats()
         self._is_used, self._is_shared = is_used, is_shared
-        self._waiting, self._running = deque[Answer](), list[Answer]()
+        self._waiting, self._running = Queue(), list[Answer]()
         self._reading = dict[Answer, Iterator[None]]()  # chunk by chunk
         self._output = StepOutput()
 
@@ -109,15 +114,14 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Where others may come, its next answer waits for the first round of this one."""
-        self._waiting += request.answers[:1] if self._is_shared else request.answers
+        for answer in request.answers[:1] if self._is_shared else request.answers:
+            self._waiting.add(answer)
 
     def remove(self, request: Request) -> None:
         """Drop a request and release its slots; harmless for an unknown one."""
         for answer in request.answers:
-            self._reading.pop(answer, None)
-            for queue in (self._waiting, self._running):
-                if answer in queue:
-                    queue.remove(answer)
+            self._waiting.remove(answer)
+            self._forget(answer)
         for seq in request.seqs:
             try:
                 self.decoder.release(seq)
@@ -132,14 +136,62 @@ class Scheduler:
             self.stats.failed += 1
             self._output.failed.append(request)
 
+    def preempt(self, answer: Answer) -> None:
+        """Let an answer that has a slot wait for another one."""
+        self._forget(answer)
+        answer.served_s += time.perf_counter() - answer.since
+        self.stats.preemptions += 1
+        try:
+            self.decoder.release(answer.seq)
+        except Exception as error:
+            self.fail(answer.request, error)
+        else:
+            self._waiting.add(answer)
+
+    def _forget(self, answer: Answer) -> None:
+        self._reading.pop(answer, None)
+        if answer in self._running:
+            self._running.remove(answer)
+
     def step(self) -> StepOutput:
         """Read prompts, then run a round of all sequences whose prompts are complete."""
         self._output = StepOutput()
+        if self._waiting and self._is_shared and self.decoder.can_resume:
+            self._make_way()
         if self._waiting or self._reading:
             self._read()
         if self._running:
+            self._make_room()
+        if self._running:
             self._round()
         return self._output
+
+    def _make_way(self) -> None:
+        """Let answers give their slots to the first ones that wait, see `queue`."""
+        cache = self.decoder.runner.cache
+        while answer := self._waiting.first(tenants(self._holders)):
+
+            def is_enough(given: Sequence[Answer], answer: Answer = answer) -> bool:
+                slots = [one.seq.slot for one in given]
+                is_free = cache.num_free + len(slots) > (self._num_kept if answer.index else 0)
+                return is_free and self.decoder.has_room(answer.seq, slots)
+
+            if is_enough([]) or not (given := yielding(answer, self._running, is_enough)):
+                return
+            for one in given:
+                self.preempt(one)
+            self._admit(answer)
+
+    def _make_room(self) -> None:
+        """Reserve the columns of a round; where the cache is full, the newest answers give theirs."""
+        for answer in list(self._running):
+            while answer in self._running and not self.decoder.reserve(answer.seq):
+                self.preempt(newest(self._holders))
+
+    @property
+    def _holders(self) -> list[Answer]:
+        """The answers that have slots."""
+        return [*self._running, *self._reading]
 
     def _read(self) -> None:
         runner = self.decoder.runner
@@ -157,11 +209,12 @@ class Scheduler:
             except Exception as error:
                 self.fail(answer.request, error)
                 continue
-            count = cache.lengths[seq.slot] - (before or seq.num_cached_tokens)
+            count = max(0, cache.lengths[seq.slot] - (before or seq.num_cached_tokens))
             if is_done:
                 del self._reading[answer]
                 self._running.append(answer)
-                self.stats.count_prompt(seq, bool(runner.prefixes.max_bytes))
+                if not seq.rounds:
+                    self.stats.count_prompt(seq, bool(runner.prefixes.max_bytes))
                 budget -= count + len(deferred_tokens(runner, seq))  # which this round will read
                 if seq.ends_when_read:
                     seq.finish_reason = "length"
@@ -176,8 +229,10 @@ class Scheduler:
         self._waiting.remove(answer)
         try:
             chunks = self.decoder.admit(answer.seq, self._is_used)
+            waited_since, answer.since = answer.since, time.perf_counter()
+            if answer.index == 0 or answer.seq.rounds:
+                answer.seq.queue_s += answer.since - (waited_since if answer.served_s else answer.request.begin)
             if answer.index == 0:
-                answer.seq.queue_s = time.perf_counter() - answer.request.begin
                 read_pixels(answer.request)
         except Exception as error:
             self.fail(answer.request, error)
@@ -185,13 +240,23 @@ class Scheduler:
         self._reading[answer] = chunks
 
     def _next(self) -> Answer | None:
-        """The first waiting answer for which a slot is free, or that must have one now."""
+        """The waiting answer that is next, if it can have a slot now or must have one."""
         cache = self.decoder.runner.cache
-        if not self._is_shared:
-            is_due = cache.num_free or not (self._reading or self._running)
-            return self._waiting[0] if self._waiting and is_due else None
-        kept = cache.num_slots // 8  # from further answers of a request
-        return next((answer for answer in self._waiting if cache.num_free > (kept if answer.index else 0)), None)
+        if not self._waiting or not (cache.num_free or self._must_start):
+            return None
+        with_further = self._must_start or cache.num_free > self._num_kept
+        answer = self._waiting.first(tenants(self._holders), with_further)
+        return answer if answer and (self._must_start or self.decoder.has_room(answer.seq)) else None
+
+    @property
+    def _num_kept(self) -> int:
+        """The slots that are kept from further answers of a request."""
+        return self.decoder.runner.cache.num_slots // 8 if self._is_shared else 0
+
+    @property
+    def _must_start(self) -> bool:
+        """Whether nobody else will give a slot, so that the next answer has one or fails."""
+        return not (self._is_shared or self._reading or self._running)
 
     def _round(self) -> None:
         answers = list(self._running)
@@ -208,12 +273,14 @@ class Scheduler:
         for answer, begin in zip(answers, seen, strict=True):
             request, seq = answer.request, answer.seq
             self.stats.count(seq.rounds[begin:])
+            answer.read_s = max([answer.read_s, *(record.prefill_s for record in seq.rounds[begin:])])
             if seq.error is not None:
                 self.fail(request, seq.error)
             elif request.error is None:
                 self._output.updated.setdefault(request, []).append(answer)
                 if begin == 0 and self._is_shared:  # from now on the prompt is in the prefix cache
-                    self._waiting += request.answers[answer.index + 1 :][:1]
+                    for further in request.answers[answer.index + 1 :][:1]:
+                        self._waiting.add(further)
                 if seq.is_finished:
                     self._end(answer)
 

@@ -18,6 +18,7 @@ class EngineStats:
     drafts, draft_tokens, accepted_tokens: rounds with a draft, the tokens in them, and how many were accepted.
     accepted_by_position: how often the first, second and so on token of a draft was accepted.
     rounds: rounds of the whole batch. retried: rounds with several requests that raised.
+    preemptions: how often an answer gave its slot to another before its end.
     seconds: of the rounds, and of reading the prompts of their answers.
     """
 
@@ -34,6 +35,7 @@ class EngineStats:
     accepted_by_position: tuple[int, ...] = ()
     rounds: int = 0
     retried: int = 0
+    preemptions: int = 0
     free_slots: int = 0
     seconds: float = 0.0
 
@@ -59,6 +61,7 @@ class EngineStats:
         counts = {
             "prompt_tokens": self.prompt_tokens,
             "generation_tokens": self.generated_tokens,
+            "num_preemptions": self.preemptions,
             "prefix_cache_queries": self.prefix_cache_queries,
             "prefix_cache_hits": self.prefix_cache_hits,
             "spec_decode_num_drafts": self.drafts,

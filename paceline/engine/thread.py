@@ -7,6 +7,8 @@ asyncio     submit, abort ->  inbox  -> thread: step, step, step ...
 import asyncio
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -46,9 +48,10 @@ class Ticket:
 
     @property
     def is_running(self) -> bool:
-        """Whether its first answer has, or had, a slot."""
-        first = None if self.request is None else self.request.seqs[0]
-        return first is not None and (first.slot >= 0 or first.num_output > 0)
+        """Whether one of its answers has a slot, or all have ended."""
+        return self.request is not None and (
+            any(seq.slot >= 0 for seq in self.request.seqs) or self.request.is_finished
+        )
 
     async def take(self) -> RequestOutput:
         """Wait for output since the last call and return it. Raises the error that ended the request."""
@@ -83,13 +86,13 @@ _Post: TypeAlias = tuple[Ticket, RequestOutput | Exception]
 class EngineThread:
     """Runs requests on a decoder until `stop`.
 
-    tickets: the requests that have not ended, by id.
+    tickets: the requests that have not ended, by id. ends: when the last ones were answered, by time.perf_counter.
     error: why it accepts no more requests; None while the thread runs.
     """
 
     def __init__(self, decoder: SpeculativeDecoder):
         self.runner = decoder.runner
-        self.tickets = dict[str, Ticket]()
+        self.tickets, self.ends = dict[str, Ticket](), deque[float](maxlen=32)
         self.error: EngineStopped | None = None
         self._inbox = SimpleQueue[tuple[Ticket, bool | None] | None]()  # a ticket to add, or to abort: see `abort`
         self.scheduler = Scheduler(decoder, lambda: self.is_alive, is_shared=True)
@@ -191,6 +194,7 @@ class EngineThread:
                 posts.append((ticket, output))
             if request.is_finished:
                 self.scheduler.stats.finished += 1
+                self.ends.append(time.perf_counter())
                 ended.append(ticket)
         for request in step.failed:
             assert request.error is not None

@@ -97,7 +97,6 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
         "prompt_token_ids": 'prompts={"prompt_token_ids": [...]}',
         "inputs": "prompts",
         "input_ids": "prompts",
-        "priority": "leave it out: prompts are answered in their order",
         "streamer": "leave it out, and write for chunk in llm.stream(prompt): print(chunk.text)",
         "assistant_model": "leave it out, and make LLM(..., drafter=DraftModel(...))",
         "prompt_lookup_num_tokens": 'leave it out, and make LLM(..., drafter="lookup")',
@@ -117,7 +116,10 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
         **dict.fromkeys(
             ("model", "tokenizer", "dtype", "seed", "max_num_seqs", "max_model_len", "trust_remote_code"), _TO_LLM
         ),
-        **dict.fromkeys(("speculative_config", "drafter", "revision", "generation_config", "weights"), _TO_LLM),
+        **dict.fromkeys(
+            ("speculative_config", "drafter", "revision", "generation_config", "weights", "kv_cache_memory_bytes"),
+            _TO_LLM,
+        ),
     },
     "LLM.embed": {
         "truncate_prompt_tokens": "cut the text: llm.encode(text)[:k] are its first k tokens",

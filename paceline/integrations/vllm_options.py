@@ -35,7 +35,6 @@ def _each(names: str, instead: str = "", *idle: object) -> dict[str, Option]:
 
 
 _ONE_DEVICE = "leave it out: a model runs on one device, and `paceline serve --engine vllm` spreads it over several"
-_CACHE = "leave it out: the cache grows with the answers, up to {max_num_seqs} times {max_model_len} tokens"
 _CONFIG = "change the model's config.json"
 _PROXY = "leave it out, and put a proxy in front of the server"
 
@@ -56,7 +55,7 @@ ENGINE: dict[str, Option] = {
     **_each("worker_cls worker_extension_cls", "leave it out: there are no workers", "auto"),
     # memory and batches
     **_each("gpu_memory_utilization swap_space block_size preemption_mode prefix_caching_hash_algo"),
-    **_each("kv_cache_memory_bytes num_gpu_blocks_override", _CACHE),
+    **_each("num_gpu_blocks_override", "give {kv_cache_memory_bytes}"),
     **_each("cpu_offload_gb offload_group_size", "leave it out: a model is on one device as a whole", 0),
     **_each("kv_offloading_size", "leave it out: the cache is on the model's device", 0),
     "enable_prefix_caching": Option(
@@ -67,7 +66,9 @@ ENGINE: dict[str, Option] = {
     **_flags("calculate_kv_scales use_v2_block_manager"),
     **_each("max_num_batched_tokens max_num_partial_prefills max_long_partial_prefills long_prefill_token_threshold"),
     **_each("num_scheduler_steps max_seq_len_to_capture max_num_scheduled_tokens renderer_num_workers"),
-    "scheduling_policy": Option("leave it out: requests are answered in the order of their arrival", ("fcfs",)),
+    "scheduling_policy": Option(
+        "leave it out: requests are answered by priority, and else in turns", ("fcfs", "priority")
+    ),
     **_each("scheduler_cls", "leave it out: there is one scheduler"),
     "stream_interval": Option("leave it out: a stream has a chunk for each round", (1,)),
     # kernels and compilation

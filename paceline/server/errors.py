@@ -54,7 +54,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, CacheFull):
         return ApiError(400, str(error), "context_length_exceeded")
     if isinstance(error, QueueFull):
-        return ApiError(429, str(error), "rate_limit_exceeded", retry_after_s=1)
+        return ApiError(429, str(error), "rate_limit_exceeded", retry_after_s=error.retry_after_s)
     if isinstance(error, EngineStopped):
         return ApiError(503, str(error), "server_shutting_down", retry_after_s=5)
     if isinstance(error, ConfigError):

@@ -59,6 +59,7 @@ class Metrics:
         return [
             *self.lines("num_requests_running", "Requests being answered.", engine.num_running),
             *self.lines("num_requests_waiting", "Requests waiting for a slot.", engine.num_waiting),
+            *self.lines("num_preemptions_total", "Slots given to another answer.", stats.preemptions),
             *self.lines("kv_cache_usage_perc", "Share of the slots that are taken.", taken),
             *self.lines("prompt_tokens_total", "Tokens of prompts read.", stats.prompt_tokens),
             *self.lines("prefix_cache_queries_total", "Tokens looked for.", stats.prefix_cache_queries),

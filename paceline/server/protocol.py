@@ -190,6 +190,7 @@ class Sampling(Fields):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     structured_outputs: dict[str, Any] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None  # lower ones are answered first
     # Paceline's
     no_repeat_ngram_size: Count | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None  # vLLM's: whose request it is
@@ -236,6 +237,8 @@ class Request(Sampling):
             drafts["prediction"] = text_of(self.prediction.content)
         if salt := self.salted(tenant):
             drafts["cache_salt"] = salt
+        if self.priority:
+            drafts["priority"] = self.priority
         if self.store is False:
             drafts["store"] = False
         values |= {"extra_args": drafts} if drafts else {}

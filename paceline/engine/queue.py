@@ -1,0 +1,92 @@
+"""Who comes next: the order of the answers that wait for a slot, and which ones give their slots to them.
+
+Slots go to the answers of the best priority, among these to the tenant that has the fewest, and then in the order in
+which they began to wait, where one that had a slot before counts as later by the time that it had it, up to ten
+seconds. An answer that has waited for half a second takes the slot of another of its priority that has had its quantum:
+a second, or ten times what reading its text took. One of a better priority takes the slot of one of a worse at once.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import final
+
+from .request import Answer
+
+PATIENCE_S, QUANTUM_S = 0.5, 1.0
+_READINGS = 10  # reading texts again takes at most a tenth of the time
+_MOST_CREDIT_S = 10.0  # by which an answer counts as arriving later
+
+
+@final
+class Queue:
+    """Answers that wait for a slot."""
+
+    def __init__(self) -> None:
+        self._heaps = dict[tuple[str, bool], list[tuple[int, float, int, Answer]]]()  # by tenant, and whether further
+        self._count = count()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._heaps.values()))
+
+    def add(self, answer: Answer) -> None:
+        """Let an answer wait from now on."""
+        answer.since = time.perf_counter()
+        rank = answer.since + min(answer.served_s, _MOST_CREDIT_S)
+        heap = self._heaps.setdefault((answer.seq.params.tenant, answer.index > 0), [])
+        heappush(heap, (answer.seq.params.priority, rank, next(self._count), answer))
+
+    def remove(self, answer: Answer) -> None:
+        """Let an answer wait no more; harmless if it does not."""
+        key = answer.seq.params.tenant, answer.index > 0
+        heap = self._heaps.get(key, [])
+        if heap and heap[0][3] is answer:
+            heappop(heap)
+        elif any(entry[3] is answer for entry in heap):
+            heap[:] = [entry for entry in heap if entry[3] is not answer]
+            heapify(heap)
+        if not heap:
+            self._heaps.pop(key, None)
+
+    def first(self, held: Mapping[str, int], with_further: bool = True) -> Answer | None:
+        """The answer that is next. held: the slots of each tenant. with_further: also those after a request's first."""
+        heads = [
+            (heap[0][0], held.get(tenant, 0), *heap[0][1:])
+            for (tenant, is_further), heap in self._heaps.items()
+            if with_further or not is_further
+        ]
+        return min(heads)[-1] if heads else None
+
+
+def tenants(answers: Collection[Answer]) -> Counter[str]:
+    """How many of these answers each tenant has."""
+    return Counter(answer.seq.params.tenant for answer in answers)
+
+
+def yielding(
+    waiting: Answer, running: Collection[Answer], is_enough: Callable[[Sequence[Answer]], bool]
+) -> Sequence[Answer]:
+    """The answers that give their slots to one that waits; none if those that may are not enough.
+
+    First those of the worst priority, then of the tenant with the most slots, then those that had theirs the longest.
+    """
+    now, priority, held = time.perf_counter(), waiting.seq.params.priority, tenants(running)
+    is_patient = now - waiting.since < PATIENCE_S
+
+    def may_yield(one: Answer) -> bool:
+        if one.seq.params.priority != priority:
+            return one.seq.params.priority > priority
+        return not is_patient and now - one.since >= max(QUANTUM_S, _READINGS * one.read_s)
+
+    able = sorted(
+        filter(may_yield, running),
+        key=lambda one: (-one.seq.params.priority, -held[one.seq.params.tenant], one.since),
+    )
+    return next((able[:size] for size in range(1, len(able) + 1) if is_enough(able[:size])), ())
+
+
+def newest(answers: Collection[Answer]) -> Answer:
+    """The answer that gives its slot where the others lack memory: of the worst priority, the last that got one."""
+    return max(answers, key=lambda one: (one.seq.params.priority, one.since))

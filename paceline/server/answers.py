@@ -46,6 +46,7 @@ class Delta:
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     provenance: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
+    token_ids: list[int] = field(default_factory=list[int])
 
 
 @dataclass(kw_only=True)
@@ -63,7 +64,8 @@ class Choice(Delta):
         """Add a part of the answer; returns what clients see of it."""
         text = part.text if self.tools is None else self.tools.feed(part.text)
         self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
-        delta = Delta(text, logprobs=part.logprobs or [], provenance=self._provenance(part))
+        parts = {"provenance": self._provenance(part), "token_ids": part.token_ids}
+        delta = Delta(text, logprobs=part.logprobs or [], **parts)
         if self.tools is not None:
             if self.finish_reason is not None:
                 delta.text += self.tools.finish()
@@ -72,6 +74,7 @@ class Choice(Delta):
             self.calls += made
             self.finish_reason = "tool_calls" if self.calls and part.finish_reason == "stop" else part.finish_reason
         self.text += delta.text
+        self.token_ids += delta.token_ids
         self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
         self.provenance += delta.provenance
@@ -99,6 +102,7 @@ class Answering:
     params: SamplingParams
     last: dict[int, RequestOutput] = field(default_factory=dict[int, RequestOutput])
     id_prefix, whole_name, piece_name = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    media_type = "text/event-stream"
 
     def __post_init__(self) -> None:
         self.log: dict[str, Any] = self.request.scope["log"]
@@ -358,7 +362,7 @@ async def respond(
     outputs = merged(sources)  # type: ignore[arg-type]
     if body.stream:
         options = body.stream_options or protocol.StreamOptions()
-        return EventStream(run.events(outputs, options), end_at, run.log, run.failed)
+        return EventStream(run.events(outputs, options), end_at, run.log, run.failed, run.media_type)
     async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
         async for _ in deltas:
             pass

@@ -1,4 +1,4 @@
-"""The application: the endpoints of the OpenAI API, the chat page, and what all requests share."""
+"""The application: the endpoints of the OpenAI API and of others, the chat page, and what all requests share."""
 
 import hashlib
 from base64 import b64encode
@@ -11,6 +11,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from ..async_llm import AsyncLLM
+from .dialects.anthropic import add_anthropic
+from .dialects.llama_cpp import add_llama_cpp
+from .dialects.ollama import add_ollama
 from .gate import gated_app
 from .openai import add_openai
 from .service import Service, Settings
@@ -30,6 +33,9 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
         return service
 
     add_openai(app, pick, lambda: [service])
+    add_ollama(app, pick, lambda: [service])
+    add_anthropic(app, pick)
+    add_llama_cpp(app, pick)
 
     @app.get("/")
     async def chat_page() -> Response:

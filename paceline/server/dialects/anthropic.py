@@ -37,7 +37,7 @@ class AnthropicAnswering(Answering):
 
     async def events(self, outputs: Outputs, options: StreamOptions) -> AsyncGenerator[str]:
         """The API's events. The first are sent with the first tokens, so that an earlier error has its own status."""
-        (choice,), is_begun = self.choices, False
+        is_begun = False
         async with aclosing(self.deltas(outputs)) as deltas:
             async for _ in deltas:
                 if not is_begun:
@@ -48,7 +48,7 @@ class AnthropicAnswering(Answering):
                     yield told
         if self.blocks:
             yield self._of_block("stop")
-        yield _event("message_delta", delta=_end(choice), usage=self._usage())
+        yield _event("message_delta", delta=self._end(), usage=self._usage())
         yield _event("message_stop")
 
     def _taken(self, delta: Delta) -> Iterator[str]:
@@ -83,14 +83,22 @@ class AnthropicAnswering(Answering):
         return event(_error(error), "error")
 
     def whole(self) -> dict[str, Any]:
-        (choice,) = self.choices
         blocks = [{**one, "input": _read(one["input"])} if "input" in one else one for one in self.blocks]
-        return {**self._message(blocks), **_end(choice)}
+        return {**self._message(blocks), **self._end()}
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         """The answer before its end."""
         named = {"id": self.head["id"], "type": "message", "role": "assistant", "model": self.head["model"]}
         return {**named, "content": content, "stop_reason": None, "stop_sequence": None, "usage": self._usage()}
+
+    def _end(self) -> dict[str, Any]:
+        """Why the answer ended."""
+        (choice,), most = self.choices, self.params.max_tokens or 0
+        if choice.finish_reason == "stop" and isinstance(choice.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
+        full = "max_tokens" if len(choice.token_ids) >= most else "model_context_window_exceeded"
+        reasons = {"stop": "end_turn", "length": full, "tool_calls": "tool_use"}
+        return {"stop_reason": reasons.get(choice.finish_reason or ""), "stop_sequence": None}
 
     def _usage(self) -> dict[str, int]:
         """The numbers of tokens. What the prefix cache had is apart from other tokens of the prompt."""
@@ -119,14 +127,6 @@ def add_anthropic(app: FastAPI, pick: Pick) -> None:
 
 def _event(kind: str, **content: Any) -> str:
     return event({"type": kind, **content}, kind)
-
-
-def _end(choice: Choice) -> dict[str, Any]:
-    """Why the answer ended."""
-    reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-    if choice.finish_reason == "stop" and isinstance(choice.stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
-    return {"stop_reason": reasons.get(choice.finish_reason or ""), "stop_sequence": None}
 
 
 def _read(arguments: str) -> dict[str, Any]:

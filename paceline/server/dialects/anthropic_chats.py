@@ -99,7 +99,7 @@ Block: TypeAlias = TextBlock | ImageBlock | ResultBlock | UseBlock | ThinkingBlo
 class Turn(HistoryFields):
     """One message. An answer can be sent back unchanged."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Annotated[Block, Field(discriminator="type")]]
 
     @property
@@ -186,7 +186,6 @@ class CountRequest(Fields):
     # without effect on answers
     cache_control: Any = None
     context_management: ContextManagement | None = None
-    speed: Literal["standard"] | None = None
     # known, but not supported
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
     container: None = None
@@ -245,6 +244,8 @@ class MessagesRequest(CountRequest):
     top_k: Count | None = None
     # without effect on answers
     metadata: Metadata | None = None
+    diagnostics: dict[str, Any] | None = None
+    speed: Literal["standard", "fast"] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: str | None = None
 

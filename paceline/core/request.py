@@ -100,8 +100,9 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
-    # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; and what drafters and
-    # processors of your own read in `Sequence.params.extra_args`
+    # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`;
+    # "shown_special_tokens": ids that `skip_special_tokens` keeps; and what drafters and processors of your own read in
+    # `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -149,6 +150,11 @@ class SamplingParams:
         That holds for the prefix cache and for all that drafters keep from one request to the next.
         """
         return (self.extra_args or {}).get("cache_salt", "")
+
+    @property
+    def shown_special_tokens(self) -> Sequence[int]:
+        """The special tokens that the text has in spite of `skip_special_tokens`, see `extra_args`."""
+        return (self.extra_args or {}).get("shown_special_tokens", ())
 
     @property
     def is_private(self) -> bool:

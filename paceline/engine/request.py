@@ -63,7 +63,8 @@ class Answer:
     def completion(self) -> Completion:
         """The whole answer, which has ended."""
         seq, text = self.seq, ""
-        if self.detokenizer is not None and seq.stops is None and seq.params.spaces_between_special_tokens:
+        is_plain = seq.params.spaces_between_special_tokens and not seq.params.shown_special_tokens
+        if self.detokenizer is not None and seq.stops is None and is_plain:
             tokenizer = tokenizer_of(self.request.decoder.runner.loaded)
             text = str(tokenizer.decode(shown_ids(seq), skip_special_tokens=seq.params.skip_special_tokens))
         elif self.detokenizer is not None:
@@ -212,7 +213,7 @@ def open_request(
         detokenizer = None
         if tokenizer is not None and params.detokenize:
             shows = params.skip_special_tokens, params.include_stop_str_in_output, params.spaces_between_special_tokens
-            detokenizer = Detokenizer(tokenizer, params.stop or (), *shows)
+            detokenizer = Detokenizer(tokenizer, params.stop or (), *shows, params.shown_special_tokens)
         seq = TokenSequence(
             ids,
             params,

@@ -10,7 +10,7 @@ sequence differently. So each step decodes a short window twice, without and wit
 
 import codecs
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import final
 
 from transformers import PreTrainedTokenizerBase
@@ -28,6 +28,7 @@ class Detokenizer:
         the same token completes several, the one that ends first in the text counts, and of those the longest. Feeding
         another token discards the hit (for `min_tokens`): only stop strings that end later are then looked for.
     spaces_between_special: False omits the space that a few tokenizers put between two added tokens, as in vLLM.
+    shown: special tokens that are not skipped.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         include_stop: bool = False,
         spaces_between_special: bool = True,
+        shown: Collection[int] = (),
     ):
         self._tokenizer = tokenizer
         self._stop, self._include_stop = stop, include_stop
-        self._skip_special = skip_special_tokens
-        self._special = special_ids(tokenizer) if skip_special_tokens else frozenset[int]()
+        self._skip_special = skip_special_tokens and not shown
+        self._special = special_ids(tokenizer).difference(shown) if skip_special_tokens else frozenset[int]()
         added = () if skip_special_tokens or spaces_between_special else tokenizer.added_tokens_decoder
         self._joined = frozenset(added)
         self._overlap = max((len(text) for text in stop), default=1) - 1

@@ -26,24 +26,16 @@ from .metrics import Watch
 from .protocol import StreamOptions
 from .service import Service
 from .streams import DONE, EventStream, connected, event, merged
-from .tools import ToolReader, reader_of
+from .tools.reader import Piece, Reader
 
 Outputs: TypeAlias = AsyncGenerator[tuple[int, RequestOutput]]
 """Outputs of the engine, each with the index of its prompt."""
 
 
 @dataclass
-class Delta:
-    """The part of a choice that an output of the engine adds, as clients see it.
+class Delta(Piece):
+    """The part of a choice that an output of the engine adds, as clients see it."""
 
-    reasoning: thoughts, which are no part of the text.
-    calls: parts of tool calls as the API streams them: `index`, in the first part of a call `id`, `type` and
-        `function.name`, and pieces of `function.arguments`.
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     provenance: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
     token_ids: list[int] = field(default_factory=list[int])
@@ -51,28 +43,38 @@ class Delta:
 
 @dataclass(kw_only=True)
 class Choice(Delta):
-    """One answer so far, with whole calls. tools: extracts tool calls from its text. pieces: the text of each token."""
+    """One answer so far; its calls are whole.
+
+    reader: finds calls and thoughts in its text. pieces: the text of each token, for provenance.
+    thought_end: the token that ends thoughts, if it is one. num_thought: tokens up to it.
+    """
 
     index: int
-    tools: ToolReader | None = None
+    reader: Reader | None = None
     pieces: Detokenizer | None = None
+    thought_end: int | None = None
+    num_thought: int = 0
     rounds: list[Round] = field(default_factory=list[Round])
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
     def take(self, part: Completion) -> Delta:
         """Add a part of the answer; returns what clients see of it."""
-        text = part.text if self.tools is None else self.tools.feed(part.text)
         self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
-        parts = {"provenance": self._provenance(part), "token_ids": part.token_ids}
-        delta = Delta(text, logprobs=part.logprobs or [], **parts)
-        if self.tools is not None:
-            if self.finish_reason is not None:
-                delta.text += self.tools.finish()
-            made = self.tools.calls[len(self.calls) :]
-            delta.calls = [{"index": place, **call} for place, call in enumerate(made, start=len(self.calls))]
-            self.calls += made
-            self.finish_reason = "tool_calls" if self.calls and part.finish_reason == "stop" else part.finish_reason
+        found = Piece(part.text)
+        if self.reader is not None:
+            found = self.reader.feed(part.text, is_end=part.finish_reason is not None)
+            if self.reader.is_over or (self.reader.num_calls and part.finish_reason == "stop"):
+                self.finish_reason = "tool_calls"
+        shown = found.text, found.reasoning, found.calls
+        delta = Delta(*shown, part.logprobs or [], self._provenance(part), part.token_ids)
+        self._count_thoughts(part.token_ids)
+        for call in found.calls:
+            if "id" in call:
+                kept = {name: call[name] for name in ("id", "type")}
+                self.calls.append({**kept, "function": dict(call["function"])})
+            else:
+                self.calls[-1]["function"]["arguments"] += call["function"]["arguments"]
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.reasoning += delta.reasoning
@@ -80,6 +82,13 @@ class Choice(Delta):
         self.provenance += delta.provenance
         self.rounds += part.rounds
         return delta
+
+    def _count_thoughts(self, token_ids: Sequence[int]) -> None:
+        if self.thought_end in token_ids:
+            token_ids, self.thought_end = token_ids[: token_ids.index(self.thought_end) + 1], None
+        elif self.thought_end is None:
+            return
+        self.num_thought += len(token_ids)
 
     def _provenance(self, part: Completion) -> list[dict[str, object]]:
         if self.pieces is None:
@@ -131,12 +140,17 @@ class Answering:
         try:
             async with aclosing(outputs):
                 async for place, output in outputs:
+                    is_first = place not in self.last
                     self.last[place] = output
                     for part in output.outputs:
                         choice = self.choices[place * len(output.outputs) + part.index]
+                        if is_first and choice.reader is not None and choice.reader.thoughts is not None:
+                            choice.reader.begin(self.service.end_of(output.prompt_token_ids))
                         if choice.finish_reason is None:
                             self.watch.tokens(choice.index, len(part.token_ids))
                             yield choice, choice.take(part)
+                    if all(choice.finish_reason is not None for choice in self.choices):
+                        break  # none goes on behind its last call
         except Exception as error:
             is_refused, end = isinstance(error, PacelineError) and not self.last, "error"
             raise
@@ -207,14 +221,15 @@ class Answering:
             "total_tokens": num_prompt + num,
             "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in self.last.values())},
         }
+        details = dict[str, int]()
+        if thoughts := [choice.num_thought for choice in self.choices if choice.reasoning and choice.num_thought]:
+            details["reasoning_tokens"] = sum(thoughts)
         if self.params.prediction:
             rounds = [record for record in self.rounds if record.source == PredictedOutput.name]
             accepted = _num_accepted(rounds)
-            usage["completion_tokens_details"] = {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": sum(record.num_nodes for record in rounds) - accepted,
-            }
-        return usage
+            rejected = sum(record.num_nodes for record in rounds) - accepted
+            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        return usage | ({"completion_tokens_details": details} if details else {})
 
     def figures(self) -> dict[str, Any]:
         """How the answer was decoded, with vLLM's names."""
@@ -242,14 +257,12 @@ class Answering:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        told = {"reasoning_content": delta.reasoning, "content": delta.text, "tool_calls": delta.calls}
+        told = {**_thoughts(delta), "content": delta.text, "tool_calls": delta.calls}
         message = {name: value for name, value in told.items() if value}
         return {"delta": message, "logprobs": self._logprobs(delta)}
 
     def _entire(self, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, **_thoughts(choice)}
         if choice.calls:
             message |= {"content": choice.text or None, "tool_calls": choice.calls}
         return {"message": message, "logprobs": self._logprobs(choice)}
@@ -318,6 +331,11 @@ def _choice(choice: Choice, content: dict[str, Any], delta: Delta, is_last: bool
     return answer | ({"provenance": delta.provenance} if choice.pieces is not None else {})
 
 
+def _thoughts(piece: Piece) -> dict[str, str]:
+    """Under the names of DeepSeek's API and of vLLM."""
+    return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning} if piece.reasoning else {}
+
+
 def _num_tokens(rounds: Iterable[Round]) -> int:
     return sum(record.num_emitted for record in rounds)
 
@@ -355,7 +373,7 @@ async def respond(
         message = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
         raise ApiError(400, message, "invalid_value", "n")
     pieces = [service.detokenizer(params) if is_painted else None for _ in range(count)]
-    choices = [Choice(index=index, tools=reader_of(body), pieces=text) for index, text in enumerate(pieces)]
+    choices = [Choice(index=index, pieces=text, **service.reading(body)) for index, text in enumerate(pieces)]
     run = kind(service, request, choices, params)
     sources = [service.engine.generate(item, params, f"{run.head['id']}-{place}") for place, item in enumerate(prompts)]
     end_at = request.scope["end_at"]

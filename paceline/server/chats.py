@@ -10,7 +10,7 @@ from ..hf.images import ImageLimits
 from ..schema import brief
 from ..target.prompts import TemplatedChat
 from .protocol import ChatRequest, Image, Message, ToolCall
-from .tools import spell_out
+from .tools.forms import spell_out
 
 LIMITS = ImageLimits(  # data URIs are always allowed
     max_bytes=20 << 20, timeout_s=10.0, hosts=(), max_images=16, max_total_pixels=100_000_000
@@ -34,6 +34,12 @@ def chat_prompt(body: ChatRequest, limits: ImageLimits, template: str = "tools")
     elif tools:
         options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
     return TemplatedChat(messages, options, limits)
+
+
+def thinking(template: str, wanted: bool | None, effort: str | None = None) -> dict[str, Any]:
+    """Variables of a template that say whether and how much to think: those that it may read. None: its default."""
+    told = {"enable_thinking": wanted, "thinking": wanted, "reasoning_effort": effort}
+    return {name: value for name, value in told.items() if value is not None and name in template}
 
 
 def read_messages(messages: Sequence[Message]) -> list[Mapping[str, object]]:

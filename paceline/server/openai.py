@@ -18,7 +18,7 @@ from .errors import ApiError, unsupported
 from .responses import ResponseAnswering, ResponsesRequest
 from .service import Service, Settings
 from .streams import connected
-from .tools import forced_form
+from .tools.forms import forced_form
 
 Pick: TypeAlias = Callable[[Request, str | None], Awaitable[Service]]
 """The service of the model that a request names, which is held until the request has ended. Raises `ApiError`."""
@@ -35,6 +35,7 @@ async def answer_chat(
     most = {"max_tokens": body.max_completion_tokens}
     tenant = request.scope["tenant"]
     params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body), tenant)
+    params = service.shows(body, params)
     return await respond(service, request, body, kind, [prompt], params)
 
 

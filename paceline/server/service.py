@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..async_llm import AsyncLLM
@@ -17,9 +17,12 @@ from .chats import LIMITS
 from .errors import ApiError, unsupported
 from .gate import Gated, GateSettings
 from .metrics import Metrics
+from .tools.families import format_of
+from .tools.forms import called, wishes
 from .tracing import Tracer
 
 _MAX_CHARS = 64  # per token of the context; longer prompts are refused before they are tokenized, which takes long
+_END = 16  # tokens of a prompt
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -31,6 +34,7 @@ class Settings(GateSettings):
     decoded. return_provenance: the default for requests. tracer: gets a span of each answered request.
     takes_model_defaults: whether sampling options of the model's generation_config.json are the defaults of requests.
     defaults: of requests, before those. chat_template_kwargs: variables of the template that requests may replace.
+    tool_call_parser, reasoning_parser: names of `tools.families`; by default the template tells.
     """
 
     allow_origins: Sequence[str] = ()
@@ -42,6 +46,8 @@ class Settings(GateSettings):
     takes_model_defaults: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 class Service(Gated):
@@ -55,6 +61,8 @@ class Service(Gated):
         processor = loaded.vision and loaded.vision.processor
         templates = [getattr(owner, "chat_template", None) for owner in (processor, loaded.tokenizer)]
         self.template = next((str(template) for template in templates if template), "tools")
+        parsers = settings.tool_call_parser, settings.reasoning_parser
+        self.format = format_of(self.template, loaded.tokenizer, *parsers)
         defaults = {name: getattr(config, name, None) for name in DEFAULTS} if settings.takes_model_defaults else {}
         defaults = {name: value for name, value in defaults.items() if value is not None}
         self.defaults = {"temperature": 1.0, **defaults, **settings.defaults}
@@ -89,6 +97,23 @@ class Service(Gated):
         if bad := [token for token in prompt if not 0 <= token < vocab_size]:
             raise ConfigError("there is no such token", got=brief(bad[0]), expected=f"0 to {vocab_size - 1}")
         return str(self.llm.tokenizer.decode(prompt))
+
+    def end_of(self, prompt_token_ids: Sequence[int]) -> str:
+        """The end of a prompt as text, which may open the thoughts of its answer."""
+        return str(self.llm.tokenizer.decode(list(prompt_token_ids[-_END:])))
+
+    def reading(self, body: protocol.Request) -> dict[str, Any]:
+        """Fields of a `Choice`: how calls and thoughts are found in an answer to this request."""
+        if not isinstance(body, protocol.ChatRequest):
+            return {}
+        return {"reader": self.format.reader(*wishes(body)), "thought_end": self.format.thought_end}
+
+    def shows(self, body: protocol.ChatRequest, params: SamplingParams) -> SamplingParams:
+        """The same, with the special tokens that are needed to find calls and thoughts."""
+        shown = self.format.shown(bool(called(body)))
+        if not shown or not params.skip_special_tokens:
+            return params
+        return replace(params, extra_args={**(params.extra_args or {}), "shown_special_tokens": [*shown.values()]})
 
     def detokenizer(self, params: SamplingParams) -> Detokenizer:
         """The text of one answer, which no stop string cuts."""

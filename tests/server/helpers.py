@@ -109,3 +109,21 @@ def joined(pieces: list[dict], index: int = 0) -> str:
     """The text of one choice."""
     chosen = [choice for piece in pieces for choice in piece["choices"] if choice["index"] == index]
     return "".join(one["delta"].get("content") or "" if "delta" in one else one["text"] for one in chosen)
+
+
+def whole_calls(parts) -> list[dict]:
+    """The calls of a stream, put together as clients do."""
+    calls = []
+    for part in parts:
+        if "id" in part:
+            assert part["index"] == len(calls)
+            calls.append({**part, "function": dict(part["function"])})
+        else:
+            assert part["index"] == len(calls) - 1
+            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
+    return calls
+
+
+def calls_of(pieces: list[dict]) -> list[dict]:
+    """The calls of the first choice."""
+    return whole_calls(call for piece in pieces for call in piece["choices"][0]["delta"].get("tool_calls", ()))

@@ -7,8 +7,9 @@ import pytest
 
 from paceline import LLM
 from paceline.server.protocol import Tool
-from paceline.server.tools import ToolReader, spell_out
-from tests.server.helpers import ASK, calling_llm, events, joined, server, tiny_llm
+from paceline.server.tools.forms import spell_out
+from paceline.server.tools.json_calls import Hermes
+from tests.server.helpers import ASK, calling_llm, calls_of, events, joined, server, tiny_llm, whole_calls
 from tests.structured.common import byte_tokenizer
 
 TOOL = {
@@ -28,10 +29,10 @@ TEXTS = {
     "no call <tool> < b": ("no call <tool> < b", 0),
     "a  \n <": ("a  \n <", 0),
     f"before \n{CALL}\n{CALL}\n": ("before", 2),
-    f"{CALL} between \n{CALL}": (" between", 2),
-    f"{CALL} after <tool_ca": (" after", 1),
+    f"{CALL} between \n{CALL}": ("between", 2),
+    f"{CALL} after <tool_ca": ("after", 1),
     f'{CALL}\n<tool_call>\n{{"name": "f", "argu': ("", 1),
-    f'a <tool_call>\n{{"name": "f",\n{CALL}': ("a", 1),
+    f'a <tool_call>\n{{"name": "f",\n{CALL}': ('a <tool_call>\n{"name": "f",', 1),
     f"a {CALL}".removesuffix("</tool_call>"): ("a", 1),
     "<tool_call>no JSON</tool_call>.": ("<tool_call>no JSON</tool_call>.", 0),
     '<tool_call>{"name": 3}</tool_call>': ('<tool_call>{"name": 3}</tool_call>', 0),
@@ -39,26 +40,31 @@ TEXTS = {
 }
 
 
+def read(kind, text, size=1000):
+    """The text and the calls in an answer that comes in pieces."""
+    reader = kind({"f": {}})
+    pieces = [reader.feed(text[at : at + size], at + size >= len(text)) for at in range(0, len(text), size)]
+    return "".join(piece.text for piece in pieces), whole_calls(call for piece in pieces for call in piece.calls)
+
+
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_reader_finds_the_same_wherever_text_is_cut(text, size):
-    reader = ToolReader()
-    shown = "".join(reader.feed(text[at : at + size]) for at in range(0, len(text), size)) + reader.finish()
-    assert (shown, len(reader.calls)) == TEXTS[text]
-    for call in reader.calls:
+    shown, calls = read(Hermes, text, size)
+    assert (shown, len(calls)) == TEXTS[text]
+    for call in calls:
         assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("f", {"x": 1})
-    assert len({call["id"] for call in reader.calls}) == len(reader.calls)
+    assert len({call["id"] for call in calls}) == len(calls)
 
 
 def test_text_is_not_held_back_longer_than_a_tag_may_be_in_it():
-    assert ToolReader().feed("one <tool two <") == "one <tool two"
+    assert Hermes({}).feed("one <tool two <").text == "one <tool two"
 
 
 @pytest.mark.parametrize("written", ['"arguments": ""', '"arguments": null', '"parameters": {}'])
 def test_a_call_without_arguments_has_an_empty_object(written):
-    reader = ToolReader()
-    reader.feed(f'<tool_call>{{"name": "f", {written}}}</tool_call>')
-    assert reader.calls[0]["function"]["arguments"] == "{}"
+    _, (call,) = read(Hermes, f'<tool_call>{{"name": "f", {written}}}</tool_call>')
+    assert call["function"]["arguments"] == "{}"
 
 
 def chat(llm=None, **body):
@@ -80,7 +86,7 @@ SAID = f"Let me add.\n\n{CALL}\n{CALL}"
         (18, "Let me add.\n\n<tool", 0),
         (len(SAID) - len(CALL), "Let me add.", 1),
         (len(SAID) - len(CALL) + 5, "Let me add.", 1),
-        (len(SAID) - 20, "Let me add.", 1),
+        (len(SAID) - 20, "Let me add.", 2),
         (len(SAID) - 3, "Let me add.", 2),
         (len(SAID), "Let me add.", 2),
     ],
@@ -90,9 +96,11 @@ def test_an_answer_that_is_cut_says_so(cut, content, num_calls):
     form = {"structured_outputs": {"choice": [SAID]}, "max_tokens": cut, "tools": [TOOL]}
     (whole,) = chat(calling_llm(), **form).json()["choices"]
     pieces = events(chat(calling_llm(), **form, stream=True).text)
-    calls = [one for piece in pieces for one in piece["choices"][0]["delta"].get("tool_calls", ())]
+    calls = calls_of(pieces)
     assert (whole["message"]["content"], joined(pieces)) == (content, content)
-    assert len(whole["message"].get("tool_calls", ())) == len(calls) == num_calls
+    made = [call["function"] for call in whole["message"].get("tool_calls", ())]
+    assert [call["function"] for call in calls] == made
+    assert len(made) == num_calls
     end = "tool_calls" if cut == len(SAID) else "length"
     assert whole["finish_reason"] == pieces[-1]["choices"][0]["finish_reason"] == end
 
@@ -113,10 +121,10 @@ def test_a_demanded_call_is_made(choice):
     (call,) = made["message"]["tool_calls"]
     assert call["function"]["name"] == "f"
     assert json.loads(call["function"]["arguments"])["x"] in (1, 2, 3)
-    pieces = [one for piece in events(chat(**body, stream=True).text) for one in piece["choices"]]
-    assert not any(one["delta"].get("content") for one in pieces)
-    assert pieces[-1]["finish_reason"] == "tool_calls"
-    assert pieces[-1]["delta"]["tool_calls"][0]["function"] == call["function"]
+    pieces = events(chat(**body, stream=True).text)
+    assert joined(pieces) == ""
+    assert pieces[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert [one["function"] for one in calls_of(pieces)] == [call["function"]]
 
 
 def test_a_demanded_call_ends_where_the_model_prefers_spaces():
@@ -197,9 +205,8 @@ def test_a_template_that_reads_no_tools_is_told_of_them_in_words():
     system, user, call, answer = spell_out(CALLED, tools)
     assert (system["role"], json.dumps(TOOL["function"]) in system["content"]) == ("system", True)
     assert user == CALLED[0]
-    reader = ToolReader()
-    assert reader.feed(call["content"]) == ""
-    assert json.loads(reader.calls[0]["function"]["arguments"]) == {"x": 1}
+    shown, (made,) = read(Hermes, call["content"])
+    assert (shown, json.loads(made["function"]["arguments"])) == ("", {"x": 1})
     assert (answer["role"], "2" in answer["content"]) == ("user", True)
     (kept, *_) = spell_out([{"role": "system", "content": "Be kind."}, CALLED[0]], tools)
     assert kept["content"].startswith("Be kind.\n\n")

@@ -114,13 +114,14 @@ def add_anthropic(app: FastAPI, pick: Pick) -> None:
 
     @app.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request) -> Response:
-        chat = body.as_chat(**body.sampling())
-        return await answer_chat(await pick(request, body.model), chat, request, AnthropicAnswering)
+        service = await pick(request, body.model)
+        chat = body.as_chat(service.template, **body.sampling())
+        return await answer_chat(service, chat, request, AnthropicAnswering)
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountRequest, request: Request) -> dict[str, int]:
         service = await pick(request, body.model)
-        prompt = prompt_of(service, body.as_chat())
+        prompt = prompt_of(service, body.as_chat(service.template))
         async with connected(request.receive, request.scope["end_at"]):
             return {"input_tokens": len(await service.engine.encode(prompt))}
 

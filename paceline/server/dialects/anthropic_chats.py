@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from ..chats import thinking
 from ..errors import ApiError
 from ..protocol import (
     MAX_MESSAGES,
@@ -190,13 +191,16 @@ class CountRequest(Fields):
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
     container: None = None
 
-    def as_chat(self, **sampling: Any) -> ChatRequest:
-        """The same as a request to /v1/chat/completions. Raises `ApiError`. sampling: further fields of it."""
+    def as_chat(self, template: str, **sampling: Any) -> ChatRequest:
+        """The same as a request to /v1/chat/completions. Raises `ApiError`.
+
+        template: of chats. sampling: further fields.
+        """
         config = self.output_config or OutputConfig()
-        wanted = config.format or self.output_format
-        schema = wanted and JsonSchema(name="answer", schema=wanted.schema_)
-        kwargs = {"enable_thinking": self.thinking.type != "disabled"} if self.thinking is not None else {}
-        kwargs |= {"reasoning_effort": config.effort} if config.effort else {}
+        form = config.format or self.output_format
+        schema = form and JsonSchema(name="answer", schema=form.schema_)
+        wanted = None if self.thinking is None else self.thinking.type != "disabled"
+        effort = "high" if config.effort in ("xhigh", "max") else config.effort
         tools = [
             Tool(type="function", function=Function(name=one.name, description=one.description,
                                                     parameters=one.input_schema, strict=one.strict))
@@ -209,7 +213,7 @@ class CountRequest(Fields):
             tools=tools or None,
             **self._choice(),
             response_format=schema and ResponseFormat(type="json_schema", json_schema=schema),
-            chat_template_kwargs=kwargs or None,
+            chat_template_kwargs=thinking(template, wanted, effort),
             add_generation_prompt=not is_begun,
             continue_final_message=is_begun,
             **sampling,

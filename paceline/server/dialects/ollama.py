@@ -150,27 +150,24 @@ def _entry(service: Service) -> dict[str, Any]:
 
 def _details(service: Service) -> dict[str, Any]:
     loaded = service.llm.loaded
-    kind, num_weights = loaded.model.config.get_text_config().model_type, loaded.model.num_parameters()
-    dtype = str(loaded.dtype).removeprefix("torch.")
+    kind, dtype = loaded.model.config.get_text_config().model_type, str(loaded.dtype).removeprefix("torch.")
     families = {"parent_model": "", "format": "", "family": kind, "families": [kind]}
-    return {**families, "parameter_size": f"{num_weights / 1e6:.1f}M", "quantization_level": dtype}
+    return {**families, "parameter_size": "", "quantization_level": dtype}
 
 
 def _described(service: Service) -> dict[str, Any]:
     loaded, template = service.llm.loaded, service.template
     kind, length = loaded.model.config.get_text_config().model_type, service.llm.runner.max_length
     able = ["completion", "tools", *(["vision"] if loaded.vision else [])]
-    able += ["thinking"] if "enable_thinking" in template else []
-    facts = {"architecture": kind, "parameter_count": loaded.model.num_parameters()}
+    able += ["thinking"] if service.format.thinks else []
     sizes = {"context_length": length, "embedding_length": loaded.hidden_size, "block_count": loaded.num_layers}
-    info = {f"general.{name}": value for name, value in facts.items()}
     return {
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value}" for name, value in service.defaults.items()),
         "template": template,
         "modified_at": _entry(service)["modified_at"],
         "details": _details(service),
-        "model_info": {**info, **{f"{kind}.{name}": value for name, value in sizes.items()}},
+        "model_info": {"general.architecture": kind, **{f"{kind}.{name}": sizes[name] for name in sizes}},
         "capabilities": able,
     }
 

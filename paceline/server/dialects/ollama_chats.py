@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from ..chats import thinking
 from ..errors import ApiError, unsupported
 from ..protocol import (
     MAX_MESSAGES,
@@ -148,18 +149,18 @@ class Asked(Fields):
 
     def chat(self, service: Service, messages: Sequence[ChatMessage], tools: list[Tool] | None = None) -> ChatRequest:
         """The same as a request to /v1/chat/completions. Raises `ApiError`."""
-        kwargs: dict[str, Any] = {} if self.think is None else {"enable_thinking": bool(self.think)}
-        kwargs |= {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
-        if self.think and not any(name in service.template for name in kwargs):
+        if self.think and not service.format.thinks:
             message = f"{self.model!r} does not support thinking. Fix: leave it out."
             raise ApiError(400, message, "invalid_value", "think")
+        wanted = None if self.think is None else bool(self.think)
+        effort = self.think if isinstance(self.think, str) else None
         return ChatRequest(
             **self.sampling(service),
             messages=[message.as_chat() for message in messages],
             tools=tools,
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs if self.logprobs else None,
-            chat_template_kwargs=kwargs or None,
+            chat_template_kwargs=thinking(service.template, wanted, effort),
         )
 
 

@@ -1,8 +1,12 @@
 """Requests to every dialect, and their answers in one form."""
 
 import asyncio
+import copy
 import json
+from functools import cache
 
+from paceline import LLM
+from paceline.server import protocol
 from tests.server.helpers import calling_llm, server
 
 OPENAI, OLLAMA, ANTHROPIC, LLAMA = "/v1/chat/completions", "/api/chat", "/v1/messages", "/completion"
@@ -14,9 +18,34 @@ def ask(*requests, llm=None, headers=None, **settings):
 
     async def all_of_them():
         async with server(llm or calling_llm(), headers, **settings) as client:
-            return [await client.post(path, json={"model": "tiny", **body}) for path, body in requests]
+            sent = [(path, json.dumps({"model": "tiny", **body})) for path, body in requests]
+            kind = {"Content-Type": "application/json"}
+            return [await client.post(path, content=body, headers=kind) for path, body in sent]
 
     return asyncio.run(all_of_them())
+
+
+def get(*paths, method="GET", headers=None, **settings):
+    """The answers to requests without a body."""
+
+    async def all_of_them():
+        async with server(calling_llm(), headers, **settings) as client:
+            return [await client.request(method, path) for path in paths]
+
+    return asyncio.run(all_of_them())
+
+
+@cache
+def thinking_llm():
+    """The model of `calling_llm` with a template that opens thoughts where they are wanted."""
+    tokenizer = copy.deepcopy(calling_llm().tokenizer)
+    tokenizer.chat_template += "{% if enable_thinking %}<think>{% endif %}"
+    return LLM(calling_llm().loaded.model, tokenizer=tokenizer, max_num_seqs=2)
+
+
+def saying(monkeypatch, text):
+    """Every answer is this text."""
+    monkeypatch.setattr(protocol.Request, "_response_form", lambda self: {"choice": [text]})
 
 
 def pieces(answer):

@@ -33,7 +33,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
         return service
 
     add_openai(app, pick, lambda: [service])
-    add_ollama(app, pick, lambda: [service])
+    add_ollama(app, pick, lambda: {service.settings.model: service})
     add_anthropic(app, pick)
     add_llama_cpp(app, pick)
 

@@ -74,6 +74,14 @@ def _call(call: ToolCall) -> dict[str, object]:
     return {**call.model_dump(exclude_none=True), "function": function}
 
 
+def read_object(arguments: str) -> dict[str, Any] | None:
+    """The arguments of a call that an answer made; None where it was cut."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(read := json.loads(arguments or "{}"), dict):
+            return read
+    return None
+
+
 def _url(part: Image) -> str:
     """The URL of an image, never a file of this machine."""
     url = part.image_url.url

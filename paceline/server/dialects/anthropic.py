@@ -1,8 +1,7 @@
 """Anthropic's API: /v1/messages, and how many tokens one has."""
 
-import json
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from ..answers import Answering, Choice, Delta, Outputs
+from ..chats import read_object
 from ..errors import ApiError
 from ..openai import Pick, answer_chat, prompt_of
 from ..protocol import StreamOptions
@@ -83,7 +83,7 @@ class AnthropicAnswering(Answering):
         return event(_error(error), "error")
 
     def whole(self) -> dict[str, Any]:
-        blocks = [{**one, "input": _read(one["input"])} if "input" in one else one for one in self.blocks]
+        blocks = [{**one, "input": read_object(one["input"]) or {}} if "input" in one else one for one in self.blocks]
         return {**self._message(blocks), **self._end()}
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
@@ -128,14 +128,6 @@ def add_anthropic(app: FastAPI, pick: Pick) -> None:
 
 def _event(kind: str, **content: Any) -> str:
     return event({"type": kind, **content}, kind)
-
-
-def _read(arguments: str) -> dict[str, Any]:
-    """The input of a call; none where it was cut."""
-    with suppress(ValueError, RecursionError):
-        if isinstance(read := json.loads(arguments), dict):
-            return read
-    return {}
 
 
 def _error(error: ApiError) -> dict[str, Any]:

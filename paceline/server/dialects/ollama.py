@@ -1,8 +1,8 @@
 """Ollama's API: /api/chat, /api/generate, and what its clients ask about models."""
 
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -13,10 +13,11 @@ from fastapi.responses import JSONResponse, Response
 
 from ...measure.doctor import held_bytes
 from ..answers import Answering, Choice, Delta, Outputs
+from ..chats import read_object
 from ..errors import ApiError
 from ..openai import Pick, answer_chat, answer_completion
 from ..protocol import StreamOptions
-from ..service import Service
+from ..service import DEFAULTS, Service
 from .ollama_chats import ModelName, OllamaChat, OllamaPrompt
 
 VERSION = "0.13.0"
@@ -70,9 +71,9 @@ class OllamaAnswering(Answering):
         }
 
 
-def add_ollama(app: FastAPI, pick: Pick, services: Callable[[], Sequence[Service]]) -> None:
-    """Add the endpoints. services: of all models."""
-    app.state.error_forms["/api"] = _error
+def add_ollama(app: FastAPI, pick: Pick, listed: Callable[[], Mapping[str, Service | None]]) -> None:
+    """Add the endpoints. listed: all models by name, None for one that is not loaded."""
+    app.state.error_forms["/api"], begin = _error, _now()
 
     async def service_of(request: Request, name: str) -> Service:
         return await pick(request, name.removesuffix(":latest"))
@@ -96,12 +97,14 @@ def add_ollama(app: FastAPI, pick: Pick, services: Callable[[], Sequence[Service
 
     @app.api_route("/api/tags", methods=["GET", "HEAD"])
     async def tags() -> dict[str, Any]:
-        return {"models": [_entry(service) for service in services()]}
+        return {"models": [{**_entry(name, one), "modified_at": begin} for name, one in listed().items()]}
 
     @app.get("/api/ps")
     async def running() -> dict[str, Any]:
+        loaded = {name: service for name, service in listed().items() if service is not None}
         more = {"expires_at": "2318-01-01T00:00:00Z", "size_vram": 0}
-        return {"models": [{**_entry(one), **more, "context_length": one.llm.runner.max_length} for one in services()]}
+        entries = [{**_entry(*one), **more, "context_length": one[1].llm.runner.max_length} for one in loaded.items()]
+        return {"models": entries}
 
     @app.api_route("/api/version", methods=["GET", "HEAD"])
     async def version() -> dict[str, str]:
@@ -109,7 +112,7 @@ def add_ollama(app: FastAPI, pick: Pick, services: Callable[[], Sequence[Service
 
     @app.post("/api/show")
     async def show(body: ModelName, request: Request) -> dict[str, Any]:
-        return _described(await service_of(request, body.model or body.name or ""))
+        return {**_described(await service_of(request, body.model or body.name or "")), "modified_at": begin}
 
     @app.head("/")
     async def is_running() -> Response:
@@ -129,9 +132,9 @@ def _calls(choice: Choice) -> list[dict[str, Any]]:
     """The calls of an answer. One whose arguments were cut is none."""
     calls = list[dict[str, Any]]()
     for call in choice.calls:
-        with suppress(ValueError, RecursionError):
-            function = {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}
-            calls.append({"id": call["id"], "function": {"index": len(calls), **function}})
+        if (arguments := read_object(call["function"]["arguments"])) is not None:
+            function = {"index": len(calls), "name": call["function"]["name"], "arguments": arguments}
+            calls.append({"id": call["id"], "function": function})
     return calls
 
 
@@ -141,16 +144,17 @@ def _loaded(service: Service, shown: Callable[..., dict[str, Any]]) -> Response:
     return JSONResponse({**told, "done": True, "done_reason": "load"})
 
 
-def _entry(service: Service) -> dict[str, Any]:
-    name, loaded = service.settings.model, service.llm.loaded
-    size, created = held_bytes(loaded.model), datetime.fromtimestamp(service.begin, UTC).isoformat()
-    named = {"name": name, "model": name, "modified_at": created, "size": size, "digest": loaded.fingerprint}
-    return {**named, "details": _details(service)}
+def _entry(name: str, service: Service | None) -> dict[str, Any]:
+    """A row of a list of models."""
+    loaded = service and service.llm.loaded
+    size, digest = (held_bytes(loaded.model), loaded.fingerprint) if loaded else (0, "")
+    return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(service)}
 
 
-def _details(service: Service) -> dict[str, Any]:
-    loaded = service.llm.loaded
-    kind, dtype = loaded.model.config.get_text_config().model_type, str(loaded.dtype).removeprefix("torch.")
+def _details(service: Service | None) -> dict[str, Any]:
+    loaded = service and service.llm.loaded
+    kind = loaded.model.config.get_text_config().model_type if loaded else ""
+    dtype = str(loaded.dtype).removeprefix("torch.") if loaded else ""
     families = {"parent_model": "", "format": "", "family": kind, "families": [kind]}
     return {**families, "parameter_size": "", "quantization_level": dtype}
 
@@ -163,9 +167,8 @@ def _described(service: Service) -> dict[str, Any]:
     sizes = {"context_length": length, "embedding_length": loaded.hidden_size, "block_count": loaded.num_layers}
     return {
         "modelfile": "",
-        "parameters": "\n".join(f"{name} {value}" for name, value in service.defaults.items()),
+        "parameters": "\n".join(f"{name} {value}" for name, value in service.defaults.items() if name in DEFAULTS),
         "template": template,
-        "modified_at": _entry(service)["modified_at"],
         "details": _details(service),
         "model_info": {"general.architecture": kind, **{f"{kind}.{name}": sizes[name] for name in sizes}},
         "capabilities": able,

@@ -38,6 +38,7 @@ class Delta(Piece):
 
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     provenance: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
+    token_ids: list[int] = field(default_factory=list[int])
 
 
 @dataclass(kw_only=True)
@@ -65,7 +66,8 @@ class Choice(Delta):
             found = self.reader.feed(part.text, is_end=part.finish_reason is not None)
             if self.reader.is_over or (self.reader.num_calls and part.finish_reason == "stop"):
                 self.finish_reason = "tool_calls"
-        delta = Delta(found.text, found.reasoning, found.calls, part.logprobs or [], self._provenance(part))
+        shown = found.text, found.reasoning, found.calls
+        delta = Delta(*shown, part.logprobs or [], self._provenance(part), part.token_ids)
         self._count_thoughts(part.token_ids)
         for call in found.calls:
             if "id" in call:
@@ -74,6 +76,7 @@ class Choice(Delta):
             else:
                 self.calls[-1]["function"]["arguments"] += call["function"]["arguments"]
         self.text += delta.text
+        self.token_ids += delta.token_ids
         self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
         self.provenance += delta.provenance
@@ -108,6 +111,7 @@ class Answering:
     params: SamplingParams
     last: dict[int, RequestOutput] = field(default_factory=dict[int, RequestOutput])
     id_prefix, whole_name, piece_name = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    media_type = "text/event-stream"
 
     def __post_init__(self) -> None:
         self.log: dict[str, Any] = self.request.scope["log"]
@@ -376,7 +380,7 @@ async def respond(
     outputs = merged(sources)  # type: ignore[arg-type]
     if body.stream:
         options = body.stream_options or protocol.StreamOptions()
-        return EventStream(run.events(outputs, options), end_at, run.log, run.failed)
+        return EventStream(run.events(outputs, options), end_at, run.log, run.failed, run.media_type)
     async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
         async for _ in deltas:
             pass

@@ -1,4 +1,4 @@
-"""The application: the endpoints of the OpenAI API, the chat page, and what all requests share."""
+"""The application: the endpoints of the OpenAI API and of others, the chat page, and what all requests share."""
 
 import hashlib
 from base64 import b64encode
@@ -10,6 +10,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from .adapters import add_adapters
+from .dialects.anthropic import add_anthropic
+from .dialects.llama_cpp import add_llama_cpp
+from .dialects.ollama import add_ollama
 from .gate import gated_app
 from .models import Models
 from .openai import add_openai
@@ -24,6 +27,9 @@ def make_app(models: Models) -> FastAPI:
     page, page_headers = _page()
     add_openai(app, models.pick, models)
     add_adapters(app, models)
+    add_ollama(app, models.pick, lambda: models.listed)
+    add_anthropic(app, models.pick)
+    add_llama_cpp(app, models.pick)
 
     @app.get("/")
     async def chat_page() -> Response:

@@ -36,6 +36,12 @@ def chat_prompt(body: ChatRequest, limits: ImageLimits, template: str = "tools")
     return TemplatedChat(messages, options, limits)
 
 
+def thinking(template: str, wanted: bool | None, effort: str | None = None) -> dict[str, Any]:
+    """Variables of a template that say whether and how much to think: those that it may read. None: its default."""
+    told = {"enable_thinking": wanted, "thinking": wanted, "reasoning_effort": effort}
+    return {name: value for name, value in told.items() if value is not None and name in template}
+
+
 def read_messages(messages: Sequence[Message]) -> list[Mapping[str, object]]:
     """The messages as `LLM.generate` takes them. Raises `ConfigError`."""
     return [_read(message) for message in messages]
@@ -66,6 +72,14 @@ def _call(call: ToolCall) -> dict[str, object]:
         arguments = json.loads(call.function.arguments or "{}")
     function = {"name": call.function.name, "arguments": {} if arguments is None else arguments}
     return {**call.model_dump(exclude_none=True), "function": function}
+
+
+def read_object(arguments: str) -> dict[str, Any] | None:
+    """The arguments of a call that an answer made; None where it was cut."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(read := json.loads(arguments or "{}"), dict):
+            return read
+    return None
 
 
 def _url(part: Image) -> str:

@@ -1,8 +1,8 @@
-"""Errors in the form of the OpenAI API: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in the form of the OpenAI API, {"error": {"message", "type", "param", "code"}}, or of another one."""
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, TypeAlias
 
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -77,22 +77,29 @@ def body_of(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.detail, "type": kind, "param": error.param, "code": error.code}}
 
 
-def answer_of(error: Exception) -> Response:
-    """The response to a request that failed before anything was sent."""
+Forms: TypeAlias = dict[str, Callable[[ApiError], dict[str, Any]]]
+"""The bodies of errors of other APIs than OpenAI's, by the beginning of their paths: `app.state.error_forms`."""
+
+
+def answer_of(error: Exception, scope: MutableMapping[str, Any]) -> Response:
+    """The response to a request that failed before anything was sent. scope: of the request."""
     if isinstance(error, ClientGone):
         return Response(status_code=CLIENT_GONE)
+    forms: Forms = scope["app"].state.error_forms
+    path = f"{scope['path']}/"
+    form = next((form for start, form in forms.items() if path.startswith(f"{start}/")), body_of)
     known = as_api_error(error)
-    return JSONResponse(body_of(known), known.status_code, known.headers)
+    return JSONResponse(form(known), known.status_code, known.headers)
 
 
 async def _handle(request: Request, error: Exception) -> Response:
-    return answer_of(error)
+    return answer_of(error, request.scope)
 
 
 HANDLERS: dict[Any, Any] = dict.fromkeys(
     (RoutingError, RequestValidationError, PacelineError, TimeoutError, ClientGone, Exception), _handle
 )
-"""Exception handlers for an application with errors in this format."""
+"""Exception handlers for an application with errors in these formats."""
 
 
 def _of_validation(errors: Sequence[Any]) -> ApiError:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..schema import brief
-from .errors import CLIENT_GONE, HANDLERS, ApiError, ClientGone, answer_of
+from .errors import CLIENT_GONE, HANDLERS, ApiError, ClientGone, Forms, answer_of
 
 logger = logging.getLogger("paceline.server")
 _OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
@@ -111,7 +111,7 @@ class Gate:
                 finally:
                     self.service.num_running -= 1
             except (ApiError, ClientGone, TimeoutError) as error:
-                await answer_of(error)(scope, receive, put)
+                await answer_of(error, scope)(scope, receive, put)
         except Exception:
             status = 500  # answered further out
             raise
@@ -134,7 +134,9 @@ class Gate:
     def _check_key(self, scope: Scope) -> None:
         if not self.keys or scope["path"] in _OPEN_PATHS:
             return
-        header = dict(scope["headers"]).get(b"authorization", b"")
+        headers = dict(scope["headers"])
+        named = headers.get(b"x-api-key")  # Anthropic's
+        header = headers.get(b"authorization", b"" if named is None else b"Bearer " + named)
         scheme, _, key = header.partition(b" ")
         # every key is compared, so that the time reveals nothing
         fits = [hmac.compare_digest(key.strip(), known) for known in self.keys]
@@ -182,11 +184,11 @@ def gated_app(
     # no documentation pages: FastAPI's load scripts from other hosts
     middleware = [*outer, Middleware(Gate, service=service)]
     app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=middleware, exception_handlers=HANDLERS)
-    app.state.service = service
+    app.state.service, app.state.error_forms = service, Forms()
 
     @app.get("/health")
     async def health() -> Response:
-        return Response(status_code=200 if is_alive() else 503)
+        return JSONResponse({"status": "ok"}) if is_alive() else JSONResponse({"status": "failed"}, 503)
 
     @app.get("/ready")
     async def ready() -> Response:

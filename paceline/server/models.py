@@ -126,6 +126,11 @@ class Models(Gated):
         return [model.service for model in self.models if model.service is not None]
 
     @property
+    def listed(self) -> dict[str, Service | None]:
+        """The service of each name; None where its model is not loaded."""
+        return {name: model.service for model in self.models for name in (model.name, *model.adapters)}
+
+    @property
     def is_alive(self) -> bool:
         """Whether requests can be answered."""
         return all(service.engine.is_alive for service in self.services)

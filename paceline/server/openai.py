@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import ConfigError
+from ..hf.image_prompts import writable
 from ..target.prompts import TemplatedChat
 from . import protocol
 from .answers import Answering, CompletionAnswering, respond
@@ -29,16 +30,42 @@ async def answer_chat(
 ) -> Response:
     """Answer a chat, whole or as a stream. kind: makes the answer's format. Raises `ApiError` and `ConfigError`."""
     service.check(body)
-    service.check_texts(["".join(protocol.text_of(message.content) for message in body.messages)])
+    prompt = prompt_of(service, body)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
     most = {"max_tokens": body.max_completion_tokens}
     tenant = request.scope["tenant"]
     params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body), tenant)
     params = service.shows(body, params)
-    body.chat_template_kwargs = {**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
-    prompt = chat_prompt(body, service.settings.images, service.template)
     return await respond(service, request, body, kind, [prompt], params)
+
+
+def prompt_of(service: Service, body: protocol.ChatRequest) -> TemplatedChat:
+    """The prompt of a chat. Raises `ApiError` and `ConfigError`."""
+    service.check_texts(["".join(protocol.text_of(message.content) for message in body.messages)])
+    body.chat_template_kwargs = {**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
+    return chat_prompt(body, service.settings.images, service.template)
+
+
+async def answer_completion(
+    service: Service,
+    body: protocol.CompletionRequest,
+    request: Request,
+    kind: Callable[..., Answering] = CompletionAnswering,
+    max_tokens: int | None = None,
+) -> Response:
+    """Continue prompts, as `answer_chat` answers a chat. max_tokens: the default; None: as many as fit."""
+    service.check(body)
+    service.check_texts(body.prompts)
+    defaults = {**service.defaults, "max_tokens": max_tokens}
+    params = body.params(defaults, body.logprobs, tenant=request.scope["tenant"])
+    if body.best_of not in (None, params.n):
+        raise unsupported("best_of")
+    if body.echo and body.logprobs is not None:
+        raise unsupported("echo with logprobs")
+    shown = body.prompts if body.echo else ()
+    echo = [text for prompt in shown for text in [await run_in_threadpool(service.text_of, prompt)] * params.n]
+    return await respond(service, request, body, partial(kind, echo=echo), body.prompts, params)
 
 
 def add_openai(app: FastAPI, pick: Pick, models: Models) -> None:
@@ -56,18 +83,7 @@ def add_openai(app: FastAPI, pick: Pick, models: Models) -> None:
 
     @app.post("/v1/completions")
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
-        service = await pick(request, body.model)
-        service.check(body)
-        service.check_texts(body.prompts)
-        defaults = {**service.defaults, "max_tokens": 16}
-        params = body.params(defaults, body.logprobs, tenant=request.scope["tenant"])
-        if body.best_of not in (None, params.n):
-            raise unsupported("best_of")
-        if body.echo and body.logprobs is not None:
-            raise unsupported("echo with logprobs")
-        shown = body.prompts if body.echo else ()
-        echo = [text for prompt in shown for text in [await run_in_threadpool(service.text_of, prompt)] * params.n]
-        return await respond(service, request, body, partial(CompletionAnswering, echo=echo), body.prompts, params)
+        return await answer_completion(await pick(request, body.model), body, request, max_tokens=16)
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -80,9 +96,16 @@ def add_openai(app: FastAPI, pick: Pick, models: Models) -> None:
     @app.post("/tokenize")
     async def tokenize(body: protocol.TokenizeRequest, request: Request) -> dict[str, Any]:
         service = await pick(request, body.model)
-        service.check_texts([body.prompt or "", *(protocol.text_of(turn.content) for turn in body.messages or ())])
+        service.check_texts(
+            [body.prompt or body.content or "", *(protocol.text_of(turn.content) for turn in body.messages or ())]
+        )
         async with connected(request.receive, request.scope["end_at"]):
-            ids = await service.engine.encode(_prompt(body, service.settings))
+            prompt = _prompt(body, service.settings)
+            if body.content is None or body.add_special:
+                ids = await service.engine.encode(prompt)
+            else:
+                inner = partial(service.llm.tokenizer.encode, writable(body.content), add_special_tokens=False)
+                ids = await run_in_threadpool(inner)
         llm = service.llm
         texts = {"token_strs": llm.tokenizer.convert_ids_to_tokens(ids)} if body.return_token_strs else {}
         return {"count": len(ids), "max_model_len": llm.runner.max_length, "tokens": ids, **texts}
@@ -91,14 +114,16 @@ def add_openai(app: FastAPI, pick: Pick, models: Models) -> None:
     async def detokenize(body: protocol.DetokenizeRequest, request: Request) -> dict[str, Any]:
         service = await pick(request, body.model)
         service.check_texts([body.tokens])
-        return {"prompt": await run_in_threadpool(service.text_of, body.tokens)}
+        text = await run_in_threadpool(service.text_of, body.tokens)
+        return {"prompt": text, "content": text}  # llama.cpp's name
 
 
 def _prompt(body: protocol.TokenizeRequest, settings: Settings) -> str | TemplatedChat:
     """A text or a chat. Raises `ConfigError`."""
-    if (body.prompt is None) == (body.messages is None):
-        raise ConfigError("tokenize needs a text or a chat", expected="either prompt or messages")
-    if body.prompt is not None:
-        return body.prompt
+    given = [item for item in (body.prompt, body.content, body.messages) if item is not None]
+    if len(given) != 1:
+        raise ConfigError("tokenize needs a text or a chat", expected="one of prompt, content and messages")
+    if isinstance(given[0], str):
+        return given[0]
     options = {**settings.chat_template_kwargs, "add_generation_prompt": body.add_generation_prompt}
     return TemplatedChat(read_messages(body.messages or []), options, settings.images)

@@ -17,6 +17,7 @@ from ..errors import ConfigError
 MAX_CHOICES, MAX_MESSAGES = 128, 2048
 Count = Annotated[int, Field(le=2**63 - 1)]  # larger numbers of JSON do not fit tensors and metrics
 TokenId = Annotated[int, Strict(False)]  # keys of JSON objects are texts
+Bias = Annotated[float, Field(ge=-100, le=100)]  # added to the logit of a token
 Word = Annotated[str, Field(max_length=256)]  # looked for after every token
 _WITHOUT_EFFECT = frozenset(
     {"id", "index", "status", "phase", "annotations", "logprobs", "parsed", "parsed_arguments", "provenance"}
@@ -175,7 +176,7 @@ class Sampling(Fields):
     seed: int | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
     prediction: Prediction | None = None
     # vLLM's
     top_k: Count | None = None
@@ -307,10 +308,12 @@ class CompletionRequest(Request):
 
 
 class TokenizeRequest(Fields):
-    """The body of /tokenize: a prompt or the messages of a chat."""
+    """The body of /tokenize: a prompt, the messages of a chat, or content, llama.cpp's name for a text in a prompt."""
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool = False  # of content
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: Literal[True] = True
     add_generation_prompt: bool = True

@@ -46,15 +46,20 @@ def event(value: object, name: str = "") -> str:
 
 
 class EventStream(Response):
-    """Server-sent events. An error before the first event has its own status, a later one is an event.
+    """Events, sent by the server. An error before the first event has its own status, a later one is an event.
 
     log: the request's log line, which gets the error. failed: makes the end of a stream with an error.
     """
 
     def __init__(
-        self, events: AsyncGenerator[str], end_at: float, log: dict[str, Any], failed: Callable[[ApiError], str]
+        self,
+        events: AsyncGenerator[str],
+        end_at: float,
+        log: dict[str, Any],
+        failed: Callable[[ApiError], str],
+        media_type: str = "text/event-stream",
     ):
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self.events, self.end_at, self.log, self.failed = events, end_at, log, failed
 

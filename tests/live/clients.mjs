@@ -72,7 +72,60 @@ function ai() {
   };
 }
 
-for (const [what, check] of Object.entries({ openai, ai }[process.argv[2]]())) {
+function ollama() {
+  const { Ollama } = require("ollama");
+  const client = new Ollama({ host: url.replace(/\/v1$/, ""), headers: { Authorization: `Bearer ${key}` } });
+  const messages = [{ role: "user", content: rivers }];
+  const asked = { model, messages, options: { seed: 1, num_predict: 24 } };
+  return {
+    "list, show": async () => {
+      assert((await client.list()).models[0].name === model);
+      assert((await client.show({ model })).capabilities.includes("completion"));
+    },
+    chat: async () => assert((await client.chat(asked)).message.content),
+    "stream, the same answer": async () => {
+      const text = await joined(await client.chat({ ...asked, stream: true }), (one) => one.message.content);
+      assert(text === (await client.chat(asked)).message.content);
+    },
+    generate: async () => assert((await client.generate({ model, prompt: rivers, options: asked.options })).response),
+    structured: async () => {
+      const options = { seed: 1, num_predict: 200 };
+      const made = await client.chat({ model, messages, options, format: z.toJSONSchema(Weather) });
+      Weather.parse(JSON.parse(made.message.content));
+    },
+    refusal: async () => {
+      const error = await client.chat({ ...asked, model: "another" }).catch((one) => one);
+      assert(error.status_code === 404);
+    },
+  };
+}
+
+function anthropic() {
+  const Anthropic = require("@anthropic-ai/sdk").default;
+  const client = new Anthropic({ baseURL: url.replace(/\/v1$/, ""), apiKey: key, maxRetries: 0 });
+  const asked = { model, max_tokens: 24, temperature: 0, messages: [{ role: "user", content: rivers }] };
+  const tools = [{ name: "weather", input_schema: z.toJSONSchema(Weather) }];
+  return {
+    message: async () => assert((await client.messages.create(asked)).content[0].text),
+    "stream, the same answer": async () => {
+      const text = await client.messages.stream(asked).finalText();
+      assert(text === (await client.messages.create(asked)).content[0].text);
+    },
+    "tools, in a stream": async () => {
+      const body = { ...asked, max_tokens: 200, tools, tool_choice: { type: "any" } };
+      const made = await client.messages.stream(body).finalMessage();
+      assert(made.stop_reason === "tool_use");
+      Weather.parse(made.content[0].input);
+    },
+    refusal: async () => {
+      const error = await client.messages.create({ ...asked, model: "another" }).catch((one) => one);
+      assert(error instanceof Anthropic.NotFoundError);
+    },
+  };
+}
+
+const clients = { openai, ai, ollama, "@anthropic-ai/sdk": anthropic };
+for (const [what, check] of Object.entries(clients[process.argv[2]]())) {
   const error = await check().then(() => null, (one) => `${one}`);
   console.log(JSON.stringify([what, error]));
 }

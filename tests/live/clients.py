@@ -1,12 +1,13 @@
-"""Do clients of the OpenAI API work with `paceline serve` as they are? Runs them, and prints a table.
+"""Do clients of the OpenAI API, and of others, work with `paceline serve` as they are? Runs them, and prints a table.
 
     paceline serve smollm2-135m &
     python -m tests.live.clients --base-url http://127.0.0.1:8000/v1
     python -m tests.live.clients --base-url http://127.0.0.1:8000/v1 openai langchain --image
 
 Without names all run: openai, langchain (langchain-openai), llama_index (llama-index-llms-openai-like), litellm,
-instructor, curl, and in a folder where `npm install openai ai @ai-sdk/openai-compatible zod` was run (--node-dir)
-openai_node and ai_sdk. One that is not installed is skipped. --image: the model sees. Exit code 1 where a check failed.
+instructor, curl, ollama, anthropic, llama_cpp (plain HTTP), and in a folder (--node-dir) where
+`npm install openai ai @ai-sdk/openai-compatible zod ollama @anthropic-ai/sdk` was run openai_node, ai_sdk, ollama_node
+and anthropic_node. One that is not installed is skipped. --image: the model sees. Exit code 1 where a check failed.
 """
 
 import argparse
@@ -15,67 +16,14 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel
-
+from tests.live.checks import MOST, RIVERS, TOOL, Target, Weather, assert_raises
+from tests.live.dialects import anthropic, llama_cpp, ollama
 from tests.live.nonsense import red_square
-
-RIVERS = "Name three rivers of Europe."
-MOST = 24
-
-
-class Weather(BaseModel):
-    """The weather of a city."""
-
-    city: Literal["Oslo", "Rome"]
-    is_warm: bool
-
-
-TOOL = {
-    "type": "function",
-    "function": {"name": "weather", "description": Weather.__doc__, "parameters": Weather.model_json_schema()},
-}
-
-
-class Skipped(Exception):
-    """A check that does not apply here."""
-
-
-@dataclass
-class Target:
-    """The server, and what was found. node_dir: where npm installed packages."""
-
-    base_url: str
-    api_key: str
-    sees: bool = False
-    node_dir: Path = field(default_factory=Path)
-    model: str = ""
-    rows: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
-
-    def find_model(self) -> None:
-        """The name of the served model."""
-        asked = urllib.request.Request(f"{self.base_url}/models", headers={"Authorization": f"Bearer {self.api_key}"})
-        with urllib.request.urlopen(asked) as answer:
-            self.model = json.load(answer)["data"][0]["id"]
-
-    @contextmanager
-    def check(self, client: str, what: str) -> Iterator[None]:
-        """A row of the table: what raises in the block has failed."""
-        try:
-            yield
-            told = "passed"
-        except Skipped as why:
-            told = f"skipped: {why}"
-        except Exception as error:
-            told = " ".join(f"FAILED: {type(error).__name__}: {error}".split())[:300]
-        self.rows.append((client, what, told))
-        print(f"{client:12} {what:22} {told}", flush=True)
 
 
 def openai(at: Target) -> None:
@@ -273,7 +221,8 @@ def curl(at: Target) -> None:
         assert out.endswith("data: [DONE]\n\n")
 
 
-def _node(at: Target, client: str, package: str) -> None:
+def _node(at: Target, client: str) -> None:
+    package = PACKAGES[client]
     if shutil.which("node") is None or not (at.node_dir / "node_modules" / package).is_dir():
         raise ImportError(f"{package} in node_modules of --node-dir")
     env = {**os.environ, "AT_URL": at.base_url, "AT_KEY": at.api_key, "AT_MODEL": at.model}
@@ -288,24 +237,46 @@ def _node(at: Target, client: str, package: str) -> None:
 
 def openai_node(at: Target) -> None:
     """The official client for JavaScript."""
-    _node(at, "openai_node", "openai")
+    _node(at, "openai_node")
 
 
 def ai_sdk(at: Target) -> None:
     """Vercel's AI SDK."""
-    _node(at, "ai_sdk", "ai")
+    _node(at, "ai_sdk")
 
 
-def assert_raises(kind: type[Exception], function: Callable[[], object]) -> None:
-    """That it raises this."""
-    try:
-        function()
-    except kind:
-        return
-    raise AssertionError(f"no {kind.__name__}")
+def ollama_node(at: Target) -> None:
+    """Ollama's client for JavaScript."""
+    _node(at, "ollama_node")
 
 
-CLIENTS = (openai, langchain, llama_index, litellm, instructor, curl, openai_node, ai_sdk)
+def anthropic_node(at: Target) -> None:
+    """Anthropic's client for JavaScript."""
+    _node(at, "anthropic_node")
+
+
+CLIENTS = (
+    *(openai, langchain, llama_index, litellm, instructor, curl, openai_node, ai_sdk),
+    *(ollama, ollama_node, anthropic, anthropic_node, llama_cpp),
+)
+PACKAGES = {
+    "langchain": "langchain-openai",
+    "llama_index": "llama-index-llms-openai-like",
+    "openai_node": "openai",
+    "ai_sdk": "ai",
+    "ollama_node": "ollama",
+    "anthropic_node": "@anthropic-ai/sdk",
+}
+
+
+def version(client: str, node_dir: Path) -> str:
+    """Of what is installed; "" where nothing says it."""
+    package = PACKAGES.get(client, client)
+    if (listed := node_dir / "node_modules" / package / "package.json").exists() and client.endswith(("_node", "_sdk")):
+        return json.loads(listed.read_text())["version"]
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return ""
 
 
 def main() -> None:
@@ -323,6 +294,7 @@ def main() -> None:
         if not options.client or client.__name__ in options.client:
             try:
                 client(at)
+                print(f"{client.__name__:12} {version(client.__name__, at.node_dir)}", flush=True)
             except ImportError as error:
                 at.rows.append((client.__name__, "", f"skipped: not installed: {error}"))
                 print(f"{client.__name__:12} {'':22} {at.rows[-1][2]}", flush=True)

@@ -183,7 +183,7 @@ def test_tokenize_and_back():
         return one, chat, text
 
     one, chat, text = asyncio.run(there_and_back())
-    assert text == {"prompt": "ab 12"}
+    assert text == {"prompt": "ab 12", "content": "ab 12"}
     assert one["count"] == len(one["tokens"]) == len(one["token_strs"])
     assert chat["tokens"] == tiny_llm().encode(ASK["messages"])
     assert chat["max_model_len"] == tiny_llm().runner.max_length

@@ -65,6 +65,11 @@ class Format:
     special: Mapping[str, int]
     thought_end: int | None
 
+    @property
+    def thinks(self) -> bool:
+        """Whether its answers may begin with thoughts."""
+        return self.thoughts is not None or self.calls is harmony.Harmony
+
     def reader(self, tools: Tools, is_forced: bool, is_plain: bool, most: int) -> Reader | None:
         """The reader of one answer; None where there is nothing to find.
 

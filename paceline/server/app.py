@@ -1,9 +1,6 @@
 """The application: the endpoints of the OpenAI API, the chat page, and what all requests share."""
 
-import hashlib
-from base64 import b64encode
 from functools import partial
-from importlib import resources
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
@@ -13,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ..async_llm import AsyncLLM
 from .gate import gated_app
 from .openai import add_openai
+from .page import chat_page
 from .service import Service, Settings
 
 
@@ -23,7 +21,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
     service = Service(engine, settings)
     metrics = partial(service.metrics.text, engine)
     app = gated_app(service, lambda: engine.is_alive, metrics, outer if settings.allow_origins else ())
-    page, page_headers = _page()
+    page, page_headers = chat_page()
 
     async def pick(request: Request, name: str | None) -> Service:
         service.check_model(name)
@@ -32,18 +30,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
     add_openai(app, pick, lambda: [service])
 
     @app.get("/")
-    async def chat_page() -> Response:
+    async def root() -> Response:
         return HTMLResponse(page, headers=page_headers)
 
     return app
-
-
-def _page() -> tuple[str, dict[str, str]]:
-    """The page, and headers that allow only its own script."""
-    ours, shared = resources.files("paceline.server"), resources.files("paceline.measure")
-    text = (ours / "page.html").read_text(encoding="utf-8")
-    text = text.replace("{{colours}}", (shared / "colours.css").read_text(encoding="utf-8"))
-    script = text.partition("<script>")[2].partition("</script>")[0]
-    fingerprint = b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    rules = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{fingerprint}'; connect-src 'self'"
-    return text, {"Content-Security-Policy": f"{rules}; img-src data:; frame-ancestors 'none'"}

@@ -93,8 +93,10 @@ def add_openai(app: FastAPI, pick: Pick, services: Callable[[], Sequence[Service
 
 
 def _model_entry(service: Service) -> dict[str, Any]:
-    name, length = service.settings.model, service.llm.runner.max_length
-    return {"id": name, "object": "model", "created": service.begin, "owned_by": "paceline", "max_model_len": length}
+    name, llm = service.settings.model, service.llm
+    inputs = ["text"] if llm.loaded.vision is None else ["text", "image"]
+    ours = {"max_model_len": llm.runner.max_length, "input_modalities": inputs, "drafters": list(llm.drafters)}
+    return {"id": name, "object": "model", "created": service.begin, "owned_by": "paceline", **ours}
 
 
 def _prompt(body: protocol.TokenizeRequest, settings: Settings) -> str | TemplatedChat:

@@ -151,6 +151,13 @@ def history_checks(page: Page) -> dict[str, bool]:
         page.get_by_role("button", name="Export as Markdown").click()
     text = download.value.path().read_text(encoding="utf-8")
     found["a conversation can be exported"] = "## You" in text and "## Answer" in text
+    full = "IDBObjectStore.prototype.put = () => { throw new DOMException('', 'QuotaExceededError'); };"
+    page.evaluate(f"() => {{ {full} }}")
+    page.click("#again")
+    page.fill("#text", "Say hello.")
+    page.click("#send")
+    expect(page.locator("#notice")).to_contain_text("storage is full")
+    ended(page)
     page.click("#delete-all")
     page.click("#yes")
     expect(rows).to_have_count(0)

@@ -160,6 +160,14 @@ function showPictures() {
   }));
 }
 
+// On narrow screens, where the list lies over the conversation. Whether that changed anything.
+function showList(isShown) {
+  const changed = document.body.classList.contains("listing") !== isShown;
+  document.body.classList.toggle("listing", isShown);
+  if (changed) $(isShown ? "close-list" : "open-list").focus();
+  return changed;
+}
+
 function grow() {
   $("text").style.height = "auto";
   $("text").style.height = `${Math.min($("text").scrollHeight, innerHeight / 4)}px`;
@@ -180,9 +188,10 @@ function listen() {
   $("text").addEventListener("keydown", (event) => { if (sends(event)) { event.preventDefault(); if (!running) submit(); } });
   $("text").addEventListener("input", grow);
   $("text").addEventListener("paste", (event) => {
-    if (![...event.clipboardData.files].some((file) => file.type.startsWith("image/"))) return;
+    const {clipboardData: given} = event;
+    if (given.getData("text/plain") || ![...given.files].some((file) => file.type.startsWith("image/"))) return;
     event.preventDefault();
-    addPictures(event.clipboardData.files);
+    addPictures(given.files);
   });
   $("attach").addEventListener("click", () => $("image").click());
   $("image").addEventListener("change", () => { addPictures($("image").files).then(() => { $("image").value = ""; }); });
@@ -191,7 +200,7 @@ function listen() {
   document.addEventListener("drop", (event) => { event.preventDefault(); document.body.classList.remove("dropping"); addPictures(event.dataTransfer.files); });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || document.querySelector("dialog[open]") || closeMenu()) return;
-    if (document.body.classList.contains("listing")) document.body.classList.remove("listing"); else stop();
+    if (!showList(false)) stop();
   });
   document.addEventListener("click", (event) => {
     if (!event.target.closest(".menu, [aria-expanded]")) closeMenu();
@@ -204,9 +213,8 @@ function listen() {
   });
   $("latest").addEventListener("click", () => { follows = true; scroll(); });
   for (const name of ["again", "again-too"]) $(name).addEventListener("click", () => open());
-  $("open-list").addEventListener("click", () => document.body.classList.toggle("listing"));
-  $("close-list").addEventListener("click", () => document.body.classList.remove("listing"));
-  $("shade").addEventListener("click", () => document.body.classList.remove("listing"));
+  $("open-list").addEventListener("click", () => showList(true));
+  for (const name of ["close-list", "shade"]) $(name).addEventListener("click", () => showList(false));
   $("open-settings").addEventListener("click", () => $("settings").showModal());
   $("settings").addEventListener("click", (event) => { if (event.target === $("settings")) $("settings").close(); });
   $("export-all").addEventListener("click", () => download("conversations.json", "application/json", JSON.stringify(shelf.sorted(), null, 1)));

@@ -27,7 +27,7 @@ function notice(text, undo) {
   place.replaceChildren(text);
   if (undo) place.append(button("Undo", "", () => { place.replaceChildren(); undo(); }));
   clearTimeout(notice.timer);
-  notice.timer = setTimeout(() => place.replaceChildren(), undo ? 8000 : 4000);
+  notice.timer = setTimeout(() => place.replaceChildren(), undo || text.length > 40 ? 8000 : 3000);
 }
 const announce = (text) => { $("spoken").textContent = text; };
 

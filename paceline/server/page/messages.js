@@ -94,7 +94,7 @@ function answerMessage(talk, index, act) {
   const node = talk.nodes[index], article = make("article", "assistant"), body = make("div", "text"), foot = make("div", "foot");
   const thoughts = make("div", "text"), reasoning = make("details", "reasoning", make("summary", "", "Reasoning"), thoughts);
   const calls = make("div", "calls"), problem = make("div", "problem");
-  let drawing = null, shown = "", thinking = new Drawing(thoughts, (place, text) => place.append(text));
+  let drawing = null, shown = "", drawn = "", thinking = new Drawing(thoughts, (place, text) => place.append(text));
   const paint = new Paint(node.tokens);
   article.ariaLabel = "Answer";
   article.append(reasoning, body, calls, problem, foot);
@@ -102,6 +102,9 @@ function answerMessage(talk, index, act) {
 
   function draw(isOpen) {
     const view = settings.view === "tokens" && node.tokens.length ? "tokens" : "rendered";
+    const state = [view, node.text.length, node.reasoning.length, node.tokens.length, isOpen].join();
+    if (state === drawn && !isOpen) return;
+    drawn = state;
     if (view !== shown) {
       shown = view;
       body.className = `text ${view}`;
@@ -151,7 +154,8 @@ const figuresOf = (got) => ({
 
 // One quiet line; the rest unfolds.
 function facts({figures, end, params, model}) {
-  const summary = make("summary", "", make("b", "", number(figures.pace, 1)), " tokens/s · ", make("b", "", number(figures.tokensAPass, 2)), " tokens a pass");
+  const speed = Number.isFinite(figures.pace) ? [make("b", "", number(figures.pace, 1)), " tokens/s · "] : [];
+  const summary = make("summary", "", ...speed, make("b", "", number(figures.tokensAPass, 2)), " tokens a pass");
   const row = (name, value) => [make("dt", "", name), make("dd", "", value)], list = make("dl");
   const ends = {length: "at the limit of tokens", stop: "by itself", tool_calls: "with a call", "": "stopped"};
   list.append(...row("Tokens", String(figures.tokens)), ...row("First token after", `${number(figures.firstSeconds, 2)} s`), ...row("Ended", ends[end] || end),

@@ -49,7 +49,7 @@ async function chat(body, signal, show) {
   const got = {text: "", reasoning: "", calls: [], tokens: [], own: 0, early: 0, begin: performance.now(), first: 0, last: 0, drafts: null, end: ""};
   const answer = await ask("v1/chat/completions", {method: "POST", body: JSON.stringify({...body, stream: true, return_provenance: true}), signal});
   for await (const event of events(answer.body)) {
-    if (event.error) throw new Problem(Number(event.error.code) || 500, event.error);
+    if (event.error) throw Object.assign(new Problem(500, event.error), {title: "The answer broke off"});
     if (event.metrics) got.drafts = event.metrics.speculative_decoding;
     const choice = event.choices?.[0], delta = choice?.delta || {}, tokens = choice?.provenance || [];
     got.text += delta.content || "";

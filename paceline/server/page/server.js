@@ -11,6 +11,8 @@ class Problem extends Error {
   }
 }
 
+const brokenOff = (error) => Object.assign(new Problem(500, error), {title: "The answer broke off"});
+
 async function ask(path, options = {}) {
   const headers = {"Content-Type": "application/json", ...($("key").value ? {Authorization: `Bearer ${$("key").value}`} : {})};
   let answer;
@@ -32,8 +34,8 @@ async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const {done, value} = await reader.read().catch((error) => { throw error.name === "AbortError" ? error : new Problem(0, {message: "The connection was lost."}); });
-    if (done) throw new Problem(0, {message: "The connection was closed before the end of the answer."});
+    const {done, value} = await reader.read().catch((error) => { throw error.name === "AbortError" ? error : brokenOff({message: "The connection was lost."}); });
+    if (done) throw brokenOff({message: "The connection was closed before the end of the answer."});
     const parts = (held + value).split("\n\n");
     held = parts.pop();
     for (const part of parts) {
@@ -49,7 +51,7 @@ async function chat(body, signal, show) {
   const got = {text: "", reasoning: "", calls: [], tokens: [], own: 0, early: 0, begin: performance.now(), first: 0, last: 0, drafts: null, end: ""};
   const answer = await ask("v1/chat/completions", {method: "POST", body: JSON.stringify({...body, stream: true, return_provenance: true}), signal});
   for await (const event of events(answer.body)) {
-    if (event.error) throw Object.assign(new Problem(500, event.error), {title: "The answer broke off"});
+    if (event.error) throw brokenOff(event.error);
     if (event.metrics) got.drafts = event.metrics.speculative_decoding;
     const choice = event.choices?.[0], delta = choice?.delta || {}, tokens = choice?.provenance || [];
     got.text += delta.content || "";

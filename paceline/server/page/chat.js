@@ -7,7 +7,12 @@ const sends = (event) => event.key === "Enter" && !event.shiftKey && !event.isCo
 
 const act = {
   isRunning: (index) => running?.talk === talking && running.index === index,
-  show(index) { talking.leaf = endOf(talking, index); layout(); shelf.put(talking); },
+  show(index) {
+    talking.leaf = endOf(talking, index);
+    layout();
+    messages.get(index).article.querySelector(".versions button:enabled").focus();
+    shelf.put(talking);
+  },
   ask(text, images, parent = talking.leaf) {
     stop();
     talking.leaf = parent;
@@ -76,6 +81,7 @@ async function answer() {
   });
   try {
     if (!known.length) await findModels();
+    if (model().loaded === false) notice("The model is loaded first, which takes a while.");
     node.model = model().id;
     latest = await chat({model: node.model, messages: messagesOf(talk, leaf), ...params}, mine.signal, (got) => {
       latest = got;
@@ -93,6 +99,7 @@ async function answer() {
   scroll();
   announce(node.problem ? node.problem.title : `The answer has ended: ${node.text.slice(0, 2000)}`);
   if (shelf.talks.has(talk.id)) shelf.put(talk).then(list);
+  if (model()?.loaded === false) findModels().catch(() => {});
 }
 
 const scroll = () => { if (follows) $("chat").scrollTop = $("chat").scrollHeight; };
@@ -235,6 +242,7 @@ async function start() {
   loadSettings();
   listen();
   bindSettings((name) => {
+    if (name === "keeps") $("private").textContent = settings.keeps ? "Kept in this browser only." : "New messages are not kept: they end with this tab.";
     if (name === "theme") document.documentElement.dataset.theme = settings.theme;
     if (name === "view") { document.body.dataset.view = settings.view; for (const index of pathOf(talking)) messages.get(index)?.draw?.(act.isRunning(index)); }
   });

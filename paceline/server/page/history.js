@@ -106,6 +106,7 @@ function asMarkdown(talk) {
 
 // The list of conversations. open: shows one. drop: after one or all were deleted.
 function listTalks(open, drop) {
+  if ($("conversations").querySelector("input")) return;  // one is being renamed
   const rows = shelf.sorted().map((talk) => {
     const title = button(talk.title, "", () => open(talk.id)), more = button(`More about ${talk.title}`, "more");
     title.className = "title";
@@ -130,8 +131,9 @@ function listTalks(open, drop) {
 }
 
 function closeMenu() {
-  const menu = document.querySelector(".menu");
-  menu?.parentElement.querySelector("[aria-expanded]").setAttribute("aria-expanded", "false");
+  const menu = document.querySelector(".menu"), opener = menu?.parentElement.querySelector("[aria-expanded]");
+  opener?.setAttribute("aria-expanded", "false");
+  if (menu?.contains(document.activeElement)) opener.focus();
   menu?.remove();
   return Boolean(menu);
 }
@@ -162,7 +164,9 @@ function rename(row, title, talk) {
   };
   input.addEventListener("blur", () => end(true));
   input.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") end(true);
-    if (event.key === "Escape") { event.stopPropagation(); end(false); }
+    if (event.key !== "Enter" && event.key !== "Escape") return;
+    event.stopPropagation();
+    end(event.key === "Enter");
+    title.focus();
   });
 }

@@ -1,8 +1,5 @@
 """The application: the endpoints of the OpenAI API and of others, the chat page, and what all requests share."""
 
-import hashlib
-from base64 import b64encode
-from importlib import resources
 
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
@@ -16,6 +13,7 @@ from .dialects.ollama import add_ollama
 from .gate import gated_app
 from .models import Models
 from .openai import add_openai
+from .page import chat_page
 
 
 def make_app(models: Models) -> FastAPI:
@@ -24,7 +22,7 @@ def make_app(models: Models) -> FastAPI:
     cors = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
     outer = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]
     app = gated_app(models, lambda: models.is_alive, models.metrics_page, outer if settings.allow_origins else ())
-    page, page_headers = _page()
+    page, page_headers = chat_page()
     add_openai(app, models.pick, models)
     add_adapters(app, models)
     add_ollama(app, models.pick, lambda: models.listed)
@@ -32,18 +30,7 @@ def make_app(models: Models) -> FastAPI:
     add_llama_cpp(app, models.pick)
 
     @app.get("/")
-    async def chat_page() -> Response:
+    async def root() -> Response:
         return HTMLResponse(page, headers=page_headers)
 
     return app
-
-
-def _page() -> tuple[str, dict[str, str]]:
-    """The page, and headers that allow only its own script."""
-    ours, shared = resources.files("paceline.server"), resources.files("paceline.measure")
-    text = (ours / "page.html").read_text(encoding="utf-8")
-    text = text.replace("{{colours}}", (shared / "colours.css").read_text(encoding="utf-8"))
-    script = text.partition("<script>")[2].partition("</script>")[0]
-    fingerprint = b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    rules = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{fingerprint}'; connect-src 'self'"
-    return text, {"Content-Security-Policy": f"{rules}; img-src data:; frame-ancestors 'none'"}

@@ -190,10 +190,14 @@ class Models(Gated):
     def entry(self, name: str) -> dict[str, Any]:
         """What /v1/models says of a model or an adapter, as vLLM does. Raises `ApiError`."""
         model, adapter = self.find(name)
-        length = None if model.service is None else model.service.llm.runner.max_length
         entry = {"id": name, "object": "model", "created": self._begin, "owned_by": "paceline"}
         place = {"root": model.adapters[adapter], "parent": model.name} if adapter else {"root": model.root}
-        return {**entry, "parent": None, **place, "max_model_len": length, "loaded": model.service is not None}
+        facts: dict[str, Any] = dict.fromkeys(("max_model_len", "input_modalities", "drafters"))
+        if model.service is not None:
+            llm = model.service.llm
+            inputs = ["text"] if llm.loaded.vision is None else ["text", "image"]
+            facts = {"max_model_len": llm.runner.max_length, "input_modalities": inputs, "drafters": [*llm.drafters]}
+        return {**entry, "parent": None, **place, **facts, "loaded": model.service is not None}
 
     def entries(self) -> list[dict[str, Any]]:
         """All of them."""

@@ -17,7 +17,7 @@ from .errors import ApiError, unsupported
 from .responses import ResponseAnswering, ResponsesRequest
 from .service import Service, Settings
 from .streams import connected
-from .tools.forms import forced_form
+from .tools.forms import forced_form, strict_form
 
 Pick: TypeAlias = Callable[[Request, str | None], Awaitable[Service]]
 """The service of the model that a request names, which is held until the request has ended. Raises `ApiError`."""
@@ -33,7 +33,8 @@ async def answer_chat(
         raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
     most = {"max_tokens": body.max_completion_tokens}
     tenant = request.scope["tenant"]
-    params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body), tenant)
+    form = forced_form(body) or strict_form(body, service.format)
+    params = body.params({**service.defaults, **most}, body.num_logprobs, form, tenant)
     params = service.shows(body, params)
     body.chat_template_kwargs = {**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
     prompt = chat_prompt(body, service.settings.images, service.template)

@@ -1,6 +1,5 @@
 """The application: the endpoints of the OpenAI API and of others, the chat page, and what all requests share."""
 
-
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 from starlette.middleware import Middleware

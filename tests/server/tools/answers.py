@@ -1,6 +1,6 @@
 """Answers with tool calls and thoughts: recorded ones, examples of model cards, and what chat templates write.
 
-A recorded answer is a model's own. A template's is how it writes a call of the assistant: what the model was trained on.
+A recorded answer is a model's own. A template's is how it writes a call of the assistant: what models are trained on.
 """
 
 from typing import NamedTuple
@@ -130,8 +130,8 @@ ANSWERS = {
         [("now", {}), PARIS]),
     "minimax m2": Answer("minimax_m2", "template of MiniMax M2",
         'Both.\n</think>\n\n\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris'
-        '</parameter>\n</invoke>\n<invoke name="add">\n<parameter name="a">17</parameter>\n<parameter name="b">25</parameter>\n'
-        "</invoke>\n</minimax:tool_call>", BOTH, "", "Both.", "minimax_m2", True),
+        '</parameter>\n</invoke>\n<invoke name="add">\n<parameter name="a">17</parameter>\n<parameter name="b">25'
+        "</parameter>\n</invoke>\n</minimax:tool_call>", BOTH, "", "Both.", "minimax_m2", True),
     "functiongemma": Answer("functiongemma", "Google's guide to FunctionGemma",
         "<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>", [PARIS]),
     "gemma 4": Answer("gemma4", "template of Gemma 4",

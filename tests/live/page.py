@@ -84,6 +84,13 @@ def checks(page: Page, image: bool) -> dict[str, Any]:
         picture = b64decode(red_square(64).partition(",")[2])
         page.set_input_files("#image", files=[{"name": "red.png", "mimeType": "image/png", "buffer": picture}])
         expect(page.locator("#pictures img")).to_have_count(1)
+    page.click("#open-settings")
+    papers = set[str]()
+    for theme in ("Light", "Dark", "System"):
+        page.get_by_role("radio", name=theme).check()
+        papers.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    page.keyboard.press("Escape")
+    found["the appearance can be chosen"] = len(papers) == 2
     set_tokens(page, 80)
     asked = "Repeat this twice: the quick brown fox jumps over the lazy dog and runs into the deep green forest."
     page.fill("#text", asked)

@@ -84,6 +84,13 @@ def checks(page: Page, image: bool) -> dict[str, Any]:
         picture = b64decode(red_square(64).partition(",")[2])
         page.set_input_files("#image", files=[{"name": "red.png", "mimeType": "image/png", "buffer": picture}])
         expect(page.locator("#pictures img")).to_have_count(1)
+    page.click("#open-settings")
+    papers = set[str]()
+    for theme in ("Light", "Dark", "System"):
+        page.get_by_role("radio", name=theme).check()
+        papers.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    page.keyboard.press("Escape")
+    found["the appearance can be chosen"] = len(papers) == 2
     set_tokens(page, 80)
     asked = "Repeat this twice: the quick brown fox jumps over the lazy dog and runs into the deep green forest."
     page.fill("#text", asked)
@@ -168,12 +175,17 @@ def history_checks(page: Page) -> dict[str, bool]:
 
 
 def told(text: str) -> str:
-    """The stream of an answer whose tokens are three letters each."""
+    """The stream of an answer with thoughts and a call in two pieces, whose tokens are three letters each."""
     pieces = [text[at : at + 3] for at in range(0, len(text), 3)]
     chunks = [
         {"delta": {"content": one}, "provenance": [{"text": one, "origin": "drafted", "source": "x"}]} for one in pieces
     ]
-    lines = [json.dumps({"choices": [chunk]}) for chunk in [*chunks, {"delta": {}, "finish_reason": "stop"}]]
+    thought = {"delta": {"reasoning_content": "<b>thought</b>"}}
+    parts = [{"name": "weather", "arguments": '{"city":'}, {"arguments": '"<i>Oslo</i>"}'}]
+    calls = [{"delta": {"tool_calls": [{"index": 0, "function": part}]}} for part in parts]
+    lines = [
+        json.dumps({"choices": [chunk]}) for chunk in [thought, *chunks, *calls, {"delta": {}, "finish_reason": "stop"}]
+    ]
     return "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
 
 
@@ -188,7 +200,7 @@ def hostile_checks(page: Page) -> dict[str, bool]:
     page.unroute(place)
     page.route(place, lambda route: route.fulfill(content_type="text/event-stream", body=told(HOSTILE)))
     note.get_by_role("button").click()
-    expect(page.locator("article.assistant .code")).to_be_visible()
+    expect(page.locator("article.assistant .text .code")).to_be_visible()
     ended(page)
     page.unroute(place)
     seen = page.evaluate(INSIDE)
@@ -200,6 +212,9 @@ def hostile_checks(page: Page) -> dict[str, bool]:
         "it sets no handlers, styles or sources": seen["handlers"] == 0,
         "links open addresses of the web, and name them": len(seen["links"]) == 2
         and all(link == ["https:", "noopener noreferrer", True] for link in seen["links"]),
+        "thoughts are folded": page.locator(".reasoning .text").is_hidden()
+        and page.locator(".reasoning .text").text_content() == "<b>thought</b>",
+        "calls are shown": '"city": "<i>Oslo</i>"' in page.locator(".calls").inner_text(),
         "a refused request can be sent again": page.locator(".problem p").count() == 0,
     }
     return found

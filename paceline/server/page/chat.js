@@ -10,7 +10,7 @@ const act = {
   show(index) {
     talking.leaf = endOf(talking, index);
     layout();
-    messages.get(index).article.querySelector(".versions button:enabled").focus();
+    messages.get(index).article.querySelector(".versions button:enabled")?.focus();
     shelf.put(talking);
   },
   ask(text, images, parent = talking.leaf) {
@@ -20,10 +20,12 @@ const act = {
     answer();
   },
   again(index) {
-    const {parent, text, problem, params} = talking.nodes[index];
+    const {parent, text, problem, params} = talking.nodes[index], isSame = params.temperature === 0 && settings.temperature === "0";
     stop();
-    if (problem && !text && index === talking.nodes.length - 1) { talking.nodes.pop(); messages.delete(index); }
-    else if (!problem && params.temperature === 0 && settings.temperature === "0") notice("At temperature 0 the answer is always the same. The settings have other temperatures.");
+    if (problem && !text && index === talking.nodes.length - 1) {
+      talking.nodes.pop();
+      messages.delete(index);
+    } else if (!problem && isSame) notice("At temperature 0 the answer is always the same. The settings have other temperatures.");
     talking.leaf = parent;
     answer();
   },
@@ -32,16 +34,16 @@ const act = {
     if (running) return;
     const node = talking.nodes[index], talk = talking;
     const body = {model: node.model, messages: messagesOf(talk, node.parent, node.system), ...node.params, speculative: {method: "none"}};
-    begin(talk, -1);
+    const mine = begin(talk, -1);
     try {
-      const plain = await chat(body, running.signal, ({tokens}) => { place.textContent = `plain: ${tokens.length} tokens`; });
+      const plain = await chat(body, mine.signal, ({tokens}) => { place.textContent = `plain: ${tokens.length} tokens`; });
       node.figures.plain = {pace: pace(plain), isSame: plain.text === node.text};
       shelf.put(talk);
     } catch (error) {
       if (error.name !== "AbortError") notice(error.message);
     }
-    end();
-    messages.get(index)?.update();
+    if (running === mine) end();
+    if (talk === talking) messages.get(index)?.update();
   },
 };
 
@@ -49,6 +51,7 @@ function begin(talk, index) {
   running = Object.assign(new AbortController(), {talk, index});
   document.body.classList.add("running");
   $("send").title = $("send").ariaLabel = "Stop";
+  return running;
 }
 
 function end() {
@@ -63,9 +66,7 @@ const stop = () => { running?.abort(); if (running) end(); };
 async function answer() {
   const talk = talking, {system, leaf} = talk, params = parameters();
   const node = {role: "assistant", parent: leaf, text: "", reasoning: "", calls: [], tokens: [], end: "", model: model()?.id || "", params, system};
-  const index = addNode(talk, node);
-  begin(talk, index);
-  const mine = running;
+  const index = addNode(talk, node), mine = begin(talk, index);
   follows = true;
   layout();
   talk.changed = Date.now();
@@ -134,7 +135,7 @@ function open(id) {
   list();
   if (!found && !matchMedia("(pointer: coarse)").matches) $("text").focus();
 }
-const list = () => listTalks(open, (id) => { if (id === undefined || id === talking.id) open(); else list(); });
+const list = () => listTalks(open, (id) => { if (id === talking.id) open(); else list(); });
 
 async function findModels() {
   known = await models();
@@ -190,6 +191,14 @@ function submit() {
   grow();
 }
 
+// Of files; texts are the browser's business.
+function drag(event) {
+  if (!event.dataTransfer.types.includes("Files")) return;
+  event.preventDefault();
+  document.body.classList.toggle("dropping", event.type === "dragover");
+  if (event.type === "drop") addPictures(event.dataTransfer.files);
+}
+
 function listen() {
   $("ask").addEventListener("submit", (event) => { event.preventDefault(); if (running) stop(); else submit(); });
   $("text").addEventListener("keydown", (event) => { if (sends(event)) { event.preventDefault(); if (!running) submit(); } });
@@ -202,9 +211,7 @@ function listen() {
   });
   $("attach").addEventListener("click", () => $("image").click());
   $("image").addEventListener("change", () => { addPictures($("image").files).then(() => { $("image").value = ""; }); });
-  document.addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("dropping"); });
-  document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("dropping"); });
-  document.addEventListener("drop", (event) => { event.preventDefault(); document.body.classList.remove("dropping"); addPictures(event.dataTransfer.files); });
+  for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, drag);
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || document.querySelector("dialog[open]") || closeMenu()) return;
     if (!showList(false)) stop();
@@ -224,7 +231,9 @@ function listen() {
   for (const name of ["close-list", "shade"]) $(name).addEventListener("click", () => showList(false));
   $("open-settings").addEventListener("click", () => $("settings").showModal());
   $("settings").addEventListener("click", (event) => { if (event.target === $("settings")) $("settings").close(); });
-  $("export-all").addEventListener("click", () => download("conversations.json", "application/json", JSON.stringify(shelf.sorted(), null, 1)));
+  $("export-all").addEventListener("click", () => {
+    download("conversations.json", "application/json", JSON.stringify(shelf.sorted(), null, 1));
+  });
   $("delete-all").addEventListener("click", async () => {
     if (!await confirmed("Delete all conversations from this browser?", "Delete all")) return;
     await shelf.clear();
@@ -242,9 +251,12 @@ async function start() {
   loadSettings();
   listen();
   bindSettings((name) => {
-    if (name === "keeps") $("private").textContent = settings.keeps ? "Kept in this browser only." : "New messages are not kept: they end with this tab.";
-    if (name === "theme") document.documentElement.dataset.theme = settings.theme;
-    if (name === "view") { document.body.dataset.view = settings.view; for (const index of pathOf(talking)) messages.get(index)?.draw?.(act.isRunning(index)); }
+    const {keeps, theme, view} = settings;
+    if (name === "keeps") $("private").textContent = keeps ? "Kept in this browser only." : "New messages are not kept: they end with this tab.";
+    if (name === "theme") document.documentElement.dataset.theme = theme;
+    if (name !== "view") return;
+    document.body.dataset.view = view;
+    for (const index of pathOf(talking)) messages.get(index)?.draw?.(act.isRunning(index));
   });
   findModels().catch((error) => { if (error.status !== 401) notice(`${error.title || "The models are unknown"}. ${error.message}`); });
   await shelf.open();

@@ -2,14 +2,20 @@
 //
 // A message is {role, parent, text, ...}; `parent` is the index of the one before it, -1 for the first. Editing or asking again
 // adds a sibling, so that nothing is lost. `leaf` is the end of the path that is shown.
-const newTalk = (system) => ({id: crypto.randomUUID?.() || `${Date.now()}-${Math.random()}`, title: "", changed: Date.now(), system, nodes: [], leaf: -1});
+const newTalk = (system) => ({
+  id: crypto.randomUUID?.() || `${Date.now()}-${Math.random()}`, title: "", changed: Date.now(), system, nodes: [], leaf: -1,
+});
 
 function pathOf(talk, leaf = talk.leaf) {
   const path = [];
   for (let at = leaf; at >= 0; at = talk.nodes[at].parent) path.unshift(at);
   return path;
 }
-const siblingsOf = (talk, index) => talk.nodes.flatMap((node, other) => node.parent === talk.nodes[index].parent && node.role === talk.nodes[index].role ? [other] : []);
+
+function siblingsOf(talk, index) {
+  const {parent, role} = talk.nodes[index];
+  return [...talk.nodes.keys()].filter((other) => talk.nodes[other].parent === parent && talk.nodes[other].role === role);
+}
 
 function addNode(talk, node) {
   talk.leaf = talk.nodes.push(node) - 1;
@@ -30,9 +36,10 @@ function endOf(talk, index) {
 function messagesOf(talk, leaf, system = talk.system) {
   const first = system.trim() ? [{role: "system", content: system}] : [];
   const said = pathOf(talk, leaf).map((index) => talk.nodes[index]).filter((node) => node.role === "user" || node.text);
-  return [...first, ...said.map(({role, text, images = []}) => ({
-    role, content: images.length ? [...images.map(({uri}) => ({type: "image_url", image_url: {url: uri}})), ...(text ? [{type: "text", text}] : [])] : text,
-  }))];
+  return [...first, ...said.map(({role, text, images = []}) => {
+    const parts = [...images.map(({uri}) => ({type: "image_url", image_url: {url: uri}})), ...(text ? [{type: "text", text}] : [])];
+    return {role, content: images.length ? parts : text};
+  })];
 }
 
 // The database. Where there is none (some private windows), or it is full, the page goes on and says so once.
@@ -71,8 +78,9 @@ const shelf = {
       await this.run("readwrite", work);
       this.keeps = true;
     } catch (error) {
-      const why = error?.name === "QuotaExceededError" ? "The browser's storage is full: export or delete conversations." : "The browser could not keep this conversation.";
-      if (this.keeps) notice(`${why} It stays in this tab.`);
+      const isFull = error?.name === "QuotaExceededError";
+      const why = isFull ? "The browser's storage is full: export or delete conversations." : "The browser could not keep a conversation.";
+      if (this.keeps) notice(`${why} What is new stays in this tab.`);
       this.keeps = false;
     }
   },
@@ -104,7 +112,7 @@ function asMarkdown(talk) {
   return `${parts.join("\n\n")}\n`;
 }
 
-// The list of conversations. open: shows one. drop: after one or all were deleted.
+// The list of conversations. open: shows one. drop: after one was deleted.
 function listTalks(open, drop) {
   if ($("conversations").querySelector("input")) return;  // one is being renamed
   const rows = shelf.sorted().map((talk) => {

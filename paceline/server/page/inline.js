@@ -41,7 +41,7 @@ function parseInline(lines, isOpen) {
   const end = partial ? partial.index : text.length;
   let line = 0;
 
-  const top = () => frames.at(-1);
+  const top = () => frames.at(-1), isBracket = ({mark, isDead}) => (mark === "[" || mark === "!") && !isDead;
   const count = (frame, change) => { counts[frame.mark + frame.size] = (counts[frame.mark + frame.size] || 0) + change; };
   const say = (begin, stop, kids = top().kids) => {
     while (begin < stop) {
@@ -111,13 +111,16 @@ function parseInline(lines, isOpen) {
     "!": (at) => { if (text[at + 1] !== "[") return 0; open("!", 1, at); return 2; },
     "]": (at) => {
       if (!counts["[1"] && !counts["!1"]) return 0;
-      const place = frames.findLastIndex((one) => "[!".includes(one.mark || "-") && !one.isDead), target = matchAt(TARGET, text, at + 1);
+      const place = frames.findLastIndex(isBracket), target = matchAt(TARGET, text, at + 1);
       const href = target && safeAddress(target[1]);
       if (!href) { say(at, at + 1); flatten(place - 1); return 1; }
       flatten(place);
       const frame = frames.pop();
       count(frame, -1);
-      for (const one of frames) if ("[!".includes(one.mark || "-") && !one.isDead) { count(one, -1); one.isDead = true; }  // no links in links
+      for (const one of frames.filter(isBracket)) {  // no links in links
+        count(one, -1);
+        one.isDead = true;
+      }
       top().kids.push({tag: "a", href, isImage: frame.mark === "!", kids: frame.kids});
       return 1 + target[0].length;
     },
@@ -130,8 +133,9 @@ function parseInline(lines, isOpen) {
       const found = matchAt(ENTITY, text, at);
       if (!found) return 0;
       const code = found[1] ? parseInt(found[1]) : parseInt(found[2], 16), place = [];
+      const numbered = () => code > 0 && code < 0x110000 ? String.fromCodePoint(code) : "\ufffd";
       say(at, at + 1, place);
-      addText(top().kids, found[3] ? ENTITIES[found[3].toLowerCase()] : code > 0 && code < 0x110000 ? String.fromCodePoint(code) : "\ufffd", place[0].at);
+      addText(top().kids, found[3] ? ENTITIES[found[3].toLowerCase()] : numbered(), place[0].at);
       return found[0].length;
     },
     "h": (at) => {
@@ -154,10 +158,13 @@ function parseInline(lines, isOpen) {
   }
   function emphasis(at) {
     const mark = text[at], size = matchAt(/\*+|_+|~+/y, text, at)[0].length, before = text[at - 1], after = text[at + size];
-    if (isOpen && at + size === end && frames.length > 1 && size <= 3 && isOpened(mark, mark === "~" ? 2 : size)) { close(mark, size); return size; }
-    if (isOpen && at + size === end && size <= 3) return size;  // not known yet
+    if (isOpen && at + size === end && size <= 3) {  // what it opens is not known yet
+      close(mark, size);
+      return size;
+    }
     const isFit = (mark === "~" ? size === 2 : size <= 3) && !(/\d/.test(before) && /\d/.test(after));  // 3*2 is no mark
-    const canOpen = isFit && !isGap(after) && (mark !== "_" || !isWord(before)), canClose = isFit && !isGap(before) && (mark !== "_" || !isWord(after));
+    const canOpen = isFit && !isGap(after) && (mark !== "_" || !isWord(before));
+    const canClose = isFit && !isGap(before) && (mark !== "_" || !isWord(after));
     const left = canClose ? close(mark, size) : size;
     if (left && canOpen) open(mark, left, at + size - left); else say(at + size - left, at + size);
     return size;

@@ -159,9 +159,11 @@ function readTable(lines, i, depth, isOpen) {
   const isTable = marks.length === heads.length && marks.every((one) => /^:?-+:?$/.test(one.text));
   if (heads.length > MOST_COLUMNS || !(isTable || isBegun)) return null;
   const aligned = marks.map((one) => ALIGNMENTS[one.text[0] + one.text.at(-1)] || "");
-  const row = (cells, tag) => ({tag: "tr", kids: cells.slice(0, heads.length).map((cell, k) => ({tag, align: aligned[k] || "", kids: parseInline([cell], isOpen)}))});
+  const cellOf = (tag) => (cell, k) => ({tag, align: aligned[k] || "", kids: parseInline([cell], isOpen)});
+  const row = (cells, tag) => ({tag: "tr", kids: cells.slice(0, heads.length).map(cellOf(tag))});
+  const isRow = ({text}) => text.includes("|") && !startsBlock(text, depth);
   const rows = [];
   let next = Math.min(i + 2, lines.length);
-  for (; next < lines.length && lines[next].text.includes("|") && !startsBlock(lines[next].text, depth); next++) rows.push(row(cellsOf(lines[next]), "td"));
+  for (; next < lines.length && isRow(lines[next]); next++) rows.push(row(cellsOf(lines[next]), "td"));
   return [{tag: "table", kids: [{tag: "thead", kids: [row(heads, "th")]}, {tag: "tbody", kids: rows}]}, next];
 }

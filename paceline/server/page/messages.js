@@ -63,7 +63,8 @@ function userMessage(talk, index, act) {
   const node = talk.nodes[index], article = make("article", "user"), foot = make("div", "foot");
   const bubble = make("div", "bubble", ...(node.images || []).map(pictureOf), make("div", "said", node.text));
   article.ariaLabel = "You";
-  const update = () => foot.replaceChildren(versions(talk, index, act), button("Edit and send again", "edit", edit), button("Copy", "copy", () => copy(node.text)));
+  const tools = [button("Edit and send again", "edit", edit), button("Copy", "copy", () => copy(node.text))];
+  const update = () => foot.replaceChildren(versions(talk, index, act), ...tools);
   function edit() {
     const area = make("textarea"), form = make("form", "edit", area);
     const cancel = button("Cancel", "", () => form.replaceWith(bubble)), send = button("Send", "");
@@ -130,11 +131,17 @@ function answerMessage(talk, index, act) {
     draw(isOpen);
     problem.replaceChildren();
     problem.hidden = !node.problem;
-    if (node.problem) problem.append(make("strong", "", node.problem.title), make("p", "", node.problem.message), button("Try again", "", () => act.again(index)));
+    if (node.problem) {
+      const {title, message} = node.problem;
+      problem.append(make("strong", "", title), make("p", "", message), button("Try again", "", () => act.again(index)));
+    }
     foot.hidden = isOpen || Boolean(node.problem && !node.text && siblingsOf(talk, index).length < 2);
     if (foot.hidden) return;
-    const tools = [versions(talk, index, act), button("Copy the answer", "copy", () => copy(node.text)), button("Answer again", "again", () => act.again(index))];
-    foot.replaceChildren(make("span", "tools", ...(node.problem && !node.text ? [tools[0]] : tools)), ...(node.figures ? [facts(node), comparison(node, index, act)] : []));
+    const tools = make("span", "tools", versions(talk, index, act));
+    if (node.text || !node.problem) {
+      tools.append(button("Copy the answer", "copy", () => copy(node.text)), button("Answer again", "again", () => act.again(index)));
+    }
+    foot.replaceChildren(tools, ...(node.figures ? [facts(node), comparison(node, index, act)] : []));
   }
   return {article, draw, update};
 }
@@ -149,7 +156,8 @@ function callOf({name, arguments: written}) {
 
 // What an answer is remembered by once it has ended.
 const figuresOf = (got) => ({
-  tokens: got.tokens.length, pace: pace(got), tokensAPass: got.tokens.length / got.own, firstSeconds: (got.first - got.begin) / 1000, drafts: got.drafts,
+  tokens: got.tokens.length, tokensAPass: got.tokens.length / got.own, pace: pace(got),
+  firstSeconds: (got.first - got.begin) / 1000, drafts: got.drafts,
 });
 
 // One quiet line; the rest unfolds.
@@ -158,8 +166,9 @@ function facts({figures, end, params, model}) {
   const summary = make("summary", "", ...speed, make("b", "", number(figures.tokensAPass, 2)), " tokens a pass");
   const row = (name, value) => [make("dt", "", name), make("dd", "", value)], list = make("dl");
   const ends = {length: "at the limit of tokens", stop: "by itself", tool_calls: "with a call", "": "stopped"};
-  list.append(...row("Tokens", String(figures.tokens)), ...row("First token after", `${number(figures.firstSeconds, 2)} s`), ...row("Ended", ends[end] || end),
-    ...row("Model", model), ...row("Seed", String(params.seed)), ...row("Drafts", params.speculative?.method || "the server's choice"));
+  list.append(...row("Tokens", String(figures.tokens)), ...row("First token after", `${number(figures.firstSeconds, 2)} s`));
+  list.append(...row("Ended", ends[end] || end), ...row("Model", model), ...row("Seed", String(params.seed)));
+  list.append(...row("Drafts", params.speculative?.method || "the server's choice"));
   const drafts = figures.drafts?.num_spec_steps;
   if (drafts) {
     const bars = make("span", "positions");

@@ -1,12 +1,16 @@
 // What the page asks of the server, which is the one that it came from.
 
-// An error that a user can read, and what to do about it.
+const TITLES = {
+  0: "The server cannot be reached", 401: "This server needs an API key", 404: "There is no such model", 413: "The message is too large",
+  429: "The server is busy", 503: "The server is shutting down", 504: "The answer took too long",
+};
+
+// An error that a user can read.
 class Problem extends Error {
   constructor(status, error = {}) {
     super(error.message || `The server answered with status ${status}.`);
-    this.title = {0: "The server cannot be reached", 401: "This server needs an API key", 404: "There is no such model",
-      413: "The message is too large", 429: "The server is busy", 503: "The server is shutting down", 504: "The answer took too long"}[status]
-      || (error.code === "context_length_exceeded" ? "The conversation is too long for the model" : status >= 500 ? "The server failed" : "The server refused the request");
+    const isLong = error.code === "context_length_exceeded", other = status >= 500 ? "The server failed" : "The server refused the request";
+    this.title = isLong ? "The conversation is too long for the model" : TITLES[status] || other;
     this.status = status;
   }
 }
@@ -34,7 +38,9 @@ async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const {done, value} = await reader.read().catch((error) => { throw error.name === "AbortError" ? error : brokenOff({message: "The connection was lost."}); });
+    const {done, value} = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : brokenOff({message: "The connection was lost."});
+    });
     if (done) throw brokenOff({message: "The connection was closed before the end of the answer."});
     const parts = (held + value).split("\n\n");
     held = parts.pop();
@@ -48,8 +54,11 @@ async function* events(body) {
 // Asks for a chat, and gives `show` the answer so far after each event. Returns it.
 // tokens: [text, origin, source] of each. own: those of the model itself, of which every pass gives one. early: those of the first event.
 async function chat(body, signal, show) {
-  const got = {text: "", reasoning: "", calls: [], tokens: [], own: 0, early: 0, begin: performance.now(), first: 0, last: 0, drafts: null, end: ""};
-  const answer = await ask("v1/chat/completions", {method: "POST", body: JSON.stringify({...body, stream: true, return_provenance: true}), signal});
+  const got = {
+    text: "", reasoning: "", calls: [], tokens: [], own: 0, early: 0, begin: performance.now(), first: 0, last: 0, drafts: null, end: "",
+  };
+  const whole = JSON.stringify({...body, stream: true, return_provenance: true});
+  const answer = await ask("v1/chat/completions", {method: "POST", body: whole, signal});
   for await (const event of events(answer.body)) {
     if (event.error) throw brokenOff(event.error);
     if (event.metrics) got.drafts = event.metrics.speculative_decoding;

@@ -1,5 +1,8 @@
 // Settings: kept in this browser, but for the API key, which is kept nowhere.
-const settings = {system: "", temperature: "0", top_p: "", max_completion_tokens: "512", seed: "", drafter: "", model: "", view: "colours", theme: "", keeps: true, learns: false};
+const settings = {
+  system: "", temperature: "0", top_p: "", max_completion_tokens: "512", seed: "", drafter: "", model: "",
+  view: "colours", theme: "", keeps: true, learns: false,
+};
 const SAVED = "paceline.settings";
 
 function loadSettings() {
@@ -17,7 +20,8 @@ function saveSettings() {
 function bindSettings(changed) {
   for (const field of document.querySelectorAll("[data-setting]")) {
     const {setting} = field.dataset, isBox = field.type === "checkbox", isChoice = field.type === "radio";
-    if (isBox) field.checked = settings[setting]; else if (isChoice) field.checked = settings[setting] === field.value; else field.value = settings[setting];
+    if (isBox || isChoice) field.checked = isBox ? settings[setting] : settings[setting] === field.value;
+    else field.value = settings[setting];
     field.addEventListener(isBox || isChoice ? "change" : "input", () => {
       settings[setting] = isBox ? field.checked : field.value;
       saveSettings();

@@ -25,17 +25,25 @@ def save(
 ) -> Path:  # fmt: skip
     """An adapter for the linear layers with these last names, or for all; it moves the logits clearly."""
     chosen = {path: one for path, one in linears(model).items() if not names or path.rsplit(".")[-1] in names}
-    made, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    made, pairs = torch.Generator().manual_seed(seed), dict[str, tuple[Tensor, Tensor]]()
     for path, linear in chosen.items():
         own = (ranks or {}).get(path.rsplit(".")[-1], rank)
-        a, b = (own, linear.in_features), (linear.out_features, own)
-        for letter, shape, scale in (("A", a, a[1] ** -0.5), ("B", b, strength * own**-0.5)):
-            key = f"base_model.model.{path}.lora_{letter}.weight"
-            tensors[key] = torch.randn(shape, generator=made) * scale
-    modules = sorted({path.rsplit(".")[-1] for path in chosen})
-    about = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}
+        a, b = ((own, linear.in_features), linear.in_features), ((linear.out_features, own), own / strength**2)
+        pairs[path] = tuple(torch.randn(shape, generator=made) * size**-0.5 for shape, size in (a, b))  # type: ignore
+    return write(folder, pairs, r=rank, rank_pattern=dict(ranks or {}), **{"lora_alpha": rank} | config)
+
+
+def write(folder: Path, pairs: Mapping[str, tuple[Tensor, Tensor]], **config: object) -> Path:
+    """An adapter with these factors, by the paths of linear layers."""
+    modules = sorted({path.rsplit(".")[-1] for path in pairs})
+    about = {"peft_type": "LORA", "target_modules": modules, "bias": "none", **config}
+    tensors = {
+        f"base_model.model.{path}.lora_{letter}.weight": factor
+        for path, pair in pairs.items()
+        for letter, factor in zip("AB", pair, strict=True)
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps({**about, "rank_pattern": dict(ranks or {}), **config}))
+    (folder / CONFIG).write_text(json.dumps(about))
     save_file(tensors, folder / WEIGHTS)
     return folder
 

@@ -27,7 +27,7 @@ from .corrections import MAX_RANK
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])\.weight")
 _DTYPES = ("BF16", "F16", "F32")
-_MERGE = "merge it: PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(new)"
+MERGE = "merge it: PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(new)"
 _KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")  # ways to begin that leave the model's weights alone
 _IDLE = {  # keys that do not change what a finished adapter computes
     *("base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version", "auto_mapping"),
@@ -135,16 +135,16 @@ def read_adapter(folder: Path) -> PeftAdapter:
 def _checked_config(content: Mapping[str, Any], what: str) -> _Config:
     """The config of a LoRA adapter that passes can compute."""
     if (kind := content.get("peft_type")) != "LORA":
-        raise ConfigError(f"{what} is no LoRA adapter", got=f'"peft_type" {kind!r}', expected="LORA", fix=_MERGE)
+        raise ConfigError(f"{what} is no LoRA adapter", got=f'"peft_type" {kind!r}', expected="LORA", fix=MERGE)
     for name, label in _REFUSED.items():
         if (value := content.get(name)) and value != "none":
             raise ConfigError(
-                f"{what} has {label}, which cannot be computed for each request", got=f'"{name}"', fix=_MERGE
+                f"{what} has {label}, which cannot be computed for each request", got=f'"{name}"', fix=MERGE
             )
     known = {*_Config.__dataclass_fields__, *_IDLE, *_REFUSED, "peft_type"}
     if others := [name for name, value in content.items() if name not in known and value]:
         message = f"{what} has options that are not known here"
-        raise ConfigError(message, got=", ".join(f'"{name}"' for name in others), fix=_MERGE)
+        raise ConfigError(message, got=", ".join(f'"{name}"' for name in others), fix=MERGE)
     given = {name: content[name] for name in _Config.__dataclass_fields__ if name in content}
     config: _Config = validate(_Config, given, what)
     if config.init_lora_weights not in _KEEPS_BASE:
@@ -164,14 +164,14 @@ def _read(file: Path) -> dict[tuple[str, str], Tensor]:
         if match is None:
             message = f"{str(file)!r} holds a tensor that is none of a LoRA layer"
             raise ConfigError(
-                message, got=cut(name), expected="base_model.model.PATH.lora_A.weight and lora_B", fix=_MERGE
+                message, got=cut(name), expected="base_model.model.PATH.lora_A.weight and lora_B", fix=MERGE
             )
         if header.dtype not in _DTYPES or len(header.shape) != 2 or 0 in header.shape:
             message, got = f"{cut(name)} of {str(file)!r} is no matrix", f"{header.dtype} {[*header.shape]}"
             raise ConfigError(message, got=got, expected=f"two dimensions in {', '.join(_DTYPES)}")
         if (rank := header.shape[0 if match["factor"] == "A" else 1]) > MAX_RANK:
             raise ConfigError(
-                f"the rank of {cut(name)} is too large", got=rank, expected=f"at most {MAX_RANK}", fix=_MERGE
+                f"the rank of {cut(name)} is too large", got=rank, expected=f"at most {MAX_RANK}", fix=MERGE
             )
     for name, header in stored.items():
         with refused(f"{str(file)!r} cannot be read", "a whole safetensors file", "save the adapter again"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.experts import Experts
-from ..hf.peft import PeftAdapter, read_adapter
+from ..hf.peft import MERGE, PeftAdapter, read_adapter
 from ..schema import brief, cut
 from .corrections import AdaptedLinear, LowRank
 from .loaded import LoadedModel
@@ -121,9 +121,11 @@ def _fitted(loaded: LoadedModel, read: PeftAdapter) -> dict[str, tuple[Tensor, T
         match = _TAIL.fullmatch(given)
         is_other = match is not None and _OTHER_HALF.search(match["above"])
         path = given if given in linears or match is None or is_other else tails.get(match["tail"], given)
+        if path not in linears and given.rpartition(".")[2] == "lm_head":
+            raise IncompatibleModels("it changes the output layer", got=given, fix=f"train it without that, or {MERGE}")
         if path not in linears:
             trained = f"; it was trained for {cut(read.base)!r}" if read.base else ""
-            got, expected = f"{cut(given)}{trained}", f"linear layers such as {next(iter(linears))}"
+            got, expected = f"{cut(given)}{trained}", f"linear layers such as {next(iter(linears), None)}"
             raise IncompatibleModels("the model has no such layer", got=got, expected=expected, fix=_TRAIN)
         shape = linears[path].out_features, linears[path].in_features
         if (len(b), a.shape[1]) != shape:

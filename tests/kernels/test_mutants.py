@@ -22,6 +22,7 @@ from tests.kernels.kv_formats import ROUNDED
 from tests.kernels.test_attention import attends
 from tests.kernels.test_bf12 import products_are_those_of_bfloat16
 from tests.kernels.test_blocks import has_products
+from tests.kernels.test_corrections import corrects_rows
 from tests.kernels.test_experts import FORMS, RULES, breaks_ties, close, has_the_bits_of_one_row, rows_of
 from tests.kernels.test_kv_formats import rounds_as_torch
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
@@ -58,6 +59,10 @@ SPANS = (
     "the last column of a span",
 )
 KV = "the scale of the first numbers", "scales of keys for values", "scales that are not written", "no subnormal e4m3"
+CORRECTIONS = (
+    "the correction of the row before", "the factors of the first correction", "the inner row of the layer before",
+    "a correction that forgets a last row", "corrections of all rows",
+)  # fmt: skip
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -185,6 +190,27 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     ),
     KV[2]: ("body.cpp", "memcpy(to, &up, 2);", "if (!FAULT) memcpy(to, &up, 2);"),
     KV[3]: ("body.cpp", "if (u >= 0x3c800000)", "if (FAULT || u >= 0x3c800000)"),
+    CORRECTIONS[0]: (
+        "pass.h",
+        "pass->corrected ? pass->corrected[place] : 0;",
+        "pass->corrected ? pass->corrected[FAULT && place ? place - 1 : place] : 0;",
+    ),
+    CORRECTIONS[1]: (
+        "pass.h",
+        "factors_of(m, s.corrected[takes - 1])",
+        "factors_of(m, s.corrected[FAULT ? 0 : takes - 1])",
+    ),
+    CORRECTIONS[2]: (
+        "pass.h",
+        "multiply_rows(factors[1], s.inner, which * s.rows",
+        "multiply_rows(factors[1], s.inner, (FAULT && which ? which - 1 : which) * s.rows",
+    ),
+    CORRECTIONS[3]: ("pass.h", "in, row, run, block, out);", "in, row, FAULT && run > 2 ? run - 1 : run, block, out);"),
+    CORRECTIONS[4]: (
+        "pass.h",
+        "s.takes[first + r + run] == takes) run++;",
+        "(FAULT || s.takes[first + r + run] == takes)) run++;",
+    ),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -347,6 +373,12 @@ def test_faults_of_spans_are_seen(fault, switch):
     assert reads_spans() == (fault == "none")
 
 
+@pytest.mark.parametrize("fault", ["none", *CORRECTIONS])
+def test_faults_of_corrections_are_seen(fault, switch):
+    switch(fault)
+    assert corrects_rows() == (fault == "none")
+
+
 @pytest.mark.parametrize("fault", ["none", *ATTENTION])
 def test_faults_of_attention_are_seen(fault, switch):
     switch(fault)
@@ -379,7 +411,7 @@ def test_a_late_thread_finds_what_the_others_found(fault, switch):
 
 SEEN = {
     PROJECTION, HEAD_NOISE, *BF12, *BLOCKS, *NOISE, *GUMBEL, *SHARING, *RECURRENT, *LATENT, *ATTENTION, *EXPERTS,
-    *SPANS, *KV,
+    *SPANS, *KV, *CORRECTIONS,
 }  # fmt: skip
 
 

@@ -34,9 +34,9 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL... [-- OPTIONS]",
-            help="Folders, GGUF files, hub ids or names that `paceline models` lists; with --engine vllm one, and "
-            "further options of vLLM.",
+            metavar="MODEL",
+            help="Folders, GGUF files, hub ids or names that `paceline models` lists. With --engine vllm one, and then "
+            "-- and further options of vLLM.",
         ),
     ] = None,
     others: Others = SERVING,

@@ -26,6 +26,8 @@ from paceline.kernels.packing import Blocks
 from paceline.quant.blocks import BlockEmbedding, BlockLinear, BlockWeights
 from paceline.quant.packed import PackedLinear
 from paceline.target import ModelRunner, load_model
+from paceline.target.lora import read_for
+from tests import lora
 from tests.gguf_files import TINY, VARIANTS, gguf_tensors, write_gguf
 from tests.kernels.test_passes import random_tree, rows
 from tests.tiny import tiny_model
@@ -110,6 +112,23 @@ def test_answers_are_those_of_plain_decoding(drafter, tmp_path):
         assert (
             llm.generate("hello hello", params)[0].token_ids == llm.plain().generate("hello hello", params)[0].token_ids
         )
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_an_adapter_of_a_model_in_blocks(architecture, tmp_path):
+    """Its factors are in the order of transformers' rows, which files permute."""
+    path = written(tmp_path, architecture, "Q8_0")
+    want, runner = in_32_bits(path), ModelRunner(load_model(str(path)), 1, 64)
+    adapter = read_for(runner.loaded, "one", lora.save(tmp_path / "adapter", want))
+    assert isinstance(runner.loaded.model.get_submodule(next(iter(adapter.low_rank.factors))), BlockLinear)
+    slot, (*text, last) = runner.cache.allocate(), IDS[0].tolist()
+    runner.cache.adapters[slot] = adapter
+    runner.extend_cache(slot, text)
+    got = runner.forward([slot], TokenTree.chain([[last]]))[0, 0]
+    with torch.inference_mode():
+        right, plain = (lora.merged(want, one)(IDS).logits[0, -1] for one in (tmp_path / "adapter", None))
+    assert (got - right).abs().max() < 0.1 * right.std()  # inputs of products are rounded to 8 bits
+    assert (plain - right).abs().max() > right.std()
 
 
 def test_a_dtype_or_other_weights_unpack_the_file(tmp_path):

@@ -2,11 +2,16 @@
 
     python -m tests.live.soak smollm2-135m --minutes 10
     python -m tests.live.soak tiny-vlm --minutes 10 --image
+    python -m tests.live.soak smollm2-135m --minutes 10 --adapters 4 --second int8 --max-loaded-models 1
 
 Starts `paceline serve` and asks whole answers, streams, forms, tools and images, several at a time, from a list of
 seeded requests whose answers alone are known. Some clients go in the middle, some read slowly, some send nonsense
 (nonsense.py). The last line is JSON: counts by kind and status, and `faults`, what must not have happened. Exit
 code 1 where there is one.
+
+With --adapters the model has so many random ones, and with --second another model is served: the same in such weights.
+What both and each adapter answer is then compared with `LLM.plain()` in a process of its own, and one adapter is
+unloaded and loaded again and again.
 
 `memory_mb`, at the beginning and after each tenth of the time, while no request runs: `rss` of the server; `kv`, its KV
 cache, which grows to the longest text; `prefixes`, its prefix cache, which grows to its size; `malloc`, what malloc has
@@ -29,12 +34,16 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import httpx
 import psutil
+from transformers import AutoModelForCausalLM
 
-from paceline import LLM
+from paceline import LLM, SamplingParams
+from paceline.zoo import resolve
+from tests import lora
 from tests.live.nonsense import BODIES, CHAT, COMPLETION, raw_bytes, red_square
 
 SLOTS, WAITING, WORKERS = 4, 4, 10
@@ -46,6 +55,41 @@ _FORMS = (
     {"structured_outputs": {"choice": ["yes", "no"]}},
     {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"},
 )
+
+
+def plain_answers(options: argparse.Namespace, folder: Path) -> None:
+    """Print what `LLM.plain()` says to the completions of `named`, without a server, as JSON."""
+    answers = list[str]()
+    for weights in (None, *([options.second] if options.second else [])):
+        adapters = {} if weights else {name: str(folder / name) for name in adapter_names(options)}
+        llm = LLM(options.model, weights=weights, adapters=adapters, max_num_seqs=1, max_model_len=2048).plain()
+        for name in ["second"] if weights else ["first", *adapters]:
+            extra = {"extra_args": {"adapter": name}} if name in adapters else {}
+            for _, body in named(name):
+                params = SamplingParams(**{key: body[key] for key in ("seed", "temperature", "max_tokens")}, **extra)
+                answers.append(llm.generate(body["prompt"], params)[0].text)
+    print(json.dumps(answers))
+
+
+def named(model: str) -> list[tuple[str, dict[str, Any]]]:
+    """Completions, greedy and sampled, of a model or an adapter."""
+    texts = "The Danube is a river that", "One, two, three,", "def area(width, height):\n"
+    return [
+        (COMPLETION, {"model": model, "prompt": text, "seed": seed, "temperature": seed % 3 / 2, "max_tokens": 24})
+        for seed, text in enumerate(texts * 2)
+    ]
+
+
+def adapter_names(options: argparse.Namespace) -> list[str]:
+    """The names of the random adapters."""
+    return [f"adapter{number}" for number in range(options.adapters)]
+
+
+def write_adapters(options: argparse.Namespace, folder: Path) -> None:
+    """Random adapters of several ranks for the model, each of which changes its answers."""
+    model = AutoModelForCausalLM.from_pretrained(resolve(options.model), dtype="float32")
+    for seed, name in enumerate(adapter_names(options)):
+        lora.save(folder / name, model, rank=4 << seed % 3, seed=seed, strength=0.2)
 
 
 def bodies(model: str, sees: bool) -> list[tuple[str, dict[str, Any]]]:
@@ -76,6 +120,7 @@ class Soak:
     client: httpx.AsyncClient
     pool: list[tuple[str, dict[str, Any]]]
     alone: list[Any] = field(default_factory=list[Any])
+    switched: tuple[str, str] = ("", "")  # an adapter that is unloaded and loaded again and again, and its folder
     counts: Counter[str] = field(default_factory=Counter[str])
     faults: list[str] = field(default_factory=list[str])
 
@@ -138,18 +183,31 @@ class Soak:
         finally:
             writer.close()
 
+    async def switch(self, path: str, more: dict[str, Any]) -> int:
+        """Load or unload an adapter."""
+        return (
+            await self.client.post(f"/v1/{path}_lora_adapter", json={"lora_name": self.switched[0], **more})
+        ).status_code
+
     async def one(self, rng: random.Random) -> None:
         """One request of a random kind."""
-        kind = rng.choices(("whole", "stream", "slow", "leave", "nonsense", "raw"), (5, 5, 1, 4, 3, 1))[0]
+        kinds, weights = ("whole", "stream", "slow", "leave", "nonsense", "raw", "switch"), [5, 5, 1, 4, 3, 1, 1]
+        kind = rng.choices(kinds, weights if self.switched[0] else [*weights[:-1], 0])[0]
         which = rng.randrange(len(self.pool))
-        if kind == "leave":
-            told: Any = await self.leave(which, rng.random() < 0.5, rng.uniform(0, 1.5))
+        if kind == "switch":
+            more = {"lora_path": self.switched[1], "base_model_name": "first"}
+            told: Any = await (self.switch("unload", {}) if rng.random() < 0.5 else self.switch("load", more))
+            if told not in (200, 400, 404):  # it is there, or it is not
+                self.faults.append(f"switch: {told}")
+        elif kind == "leave":
+            told = await self.leave(which, rng.random() < 0.5, rng.uniform(0, 1.5))
         elif kind in ("nonsense", "raw"):
             told = await (self.nonsense(rng) if kind == "nonsense" else self.raw(rng))
         else:
             got = await (self.ask(which) if kind == "whole" else self.stream(which, 0.02 * (kind == "slow")))
             told = got if isinstance(got, int | str) else "same" if got == self.alone[which] else "DIFFERENT"
-            if told not in ("same", 429):
+            is_gone = told in (400, 404, "invalid_value") and self.pool[which][1]["model"] == self.switched[0]
+            if told not in ("same", 429) and not is_gone:
                 self.faults.append(f"{kind}: {told}: {self.pool[which]}: {got} instead of {self.alone[which]}"[:1500])
         self.counts[f"{kind} {told}"] += 1
         if told == 429:
@@ -190,14 +248,23 @@ def said_by(choices: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return found
 
 
-async def soak(url: str, options: argparse.Namespace, inspect: Any) -> dict[str, Any]:
-    """Ask alone, then all at once, then look what is left."""
+async def soak(url: str, options: argparse.Namespace, inspect: Any, plain: list[str]) -> dict[str, Any]:
+    """Ask alone, then all at once, then look what is left. plain: answers of `plain_answers`."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         seen = Soak(client, bodies(model, options.image))
+        if options.adapters:
+            seen.switched = adapter_names(options)[-1], adapter_names(options)[-1]
+        names = (
+            ["first", *adapter_names(options), *(["second"] if options.second else [])] if options.is_several else []
+        )
+        apart = [body for name in names for body in named(name)]
+        seen.pool += apart
         idle = inspect()
         seen.alone = [await seen.ask(which) for which in range(len(seen.pool))]
+        for body, got, want in zip(apart, seen.alone[-len(apart) :], plain, strict=False):
+            seen.faults += [] if got[0][0] == want else [f"not plain: {body}: {got} instead of {want!r}"]
         seen.faults += [f"alone: {one}: {seen.pool[at]}" for at, one in enumerate(seen.alone) if isinstance(one, int)]
         await seen.run(min(30.0, options.minutes * 15), options.seed)  # what is allocated once
         memory = [(await at_rest(inspect, idle["tasks"]))["memory_mb"]]
@@ -210,6 +277,11 @@ async def soak(url: str, options: argparse.Namespace, inspect: Any) -> dict[str,
             seen.faults.append(f"left behind: {after}")
         if after["free_slots"] != SLOTS:
             seen.faults.append(f"{after['free_slots']} free slots of {SLOTS}")
+        own = [one["rss"] - one["kv"] - one["prefixes"] for one in memory]
+        if max(own[-3:]) > 1.2 * max(own[:4]) + 100:
+            seen.faults.append(f"memory grows: {own}")
+        if options.adapters:
+            await seen.switch("load", {"lora_path": seen.switched[1], "base_model_name": "first"})
         again = [await seen.ask(which) for which in range(len(seen.pool))]
         seen.faults += ["answers alone are others afterwards"] if again != seen.alone else []
     return {"minutes": options.minutes, "counts": dict(sorted(seen.counts.items())), "faults": seen.faults,
@@ -226,13 +298,13 @@ async def at_rest(inspect: Any, idle_tasks: int, seconds: float = 20.0) -> dict[
         await asyncio.sleep(0.2)
 
 
-def memory_of(llm: LLM) -> dict[str, int]:
+def memory_of(runners: list[Any]) -> dict[str, int]:
     """Memory of this process in MB, see the module's docstring."""
-    cache, malloc = llm.runner.cache, _malloc()
+    malloc = _malloc()
     held = {
         "rss": psutil.Process().memory_info().rss,
-        "kv": sum(t.nbytes for t in (*cache.keys, *cache.values)),
-        "prefixes": llm.runner.prefixes.num_bytes,
+        "kv": sum(t.nbytes for one in runners for t in (*one.cache.keys, *one.cache.values)),
+        "prefixes": sum(one.prefixes.num_bytes for one in runners),
         "malloc": malloc.uordblks + malloc.hblkhd,
         "free": malloc.fordblks,
     }
@@ -264,13 +336,16 @@ def child(arguments: list[str]) -> None:
         for _ in sys.stdin:
             gc.collect()
             objects = gc.get_objects()
-            engine = next((one for one in objects if isinstance(one, AsyncLLM)), None)
+            engines = [one for one in objects if isinstance(one, AsyncLLM) and one.is_alive]
             tasks = sum(isinstance(one, asyncio.Task) and not one.done() for one in objects)
             del objects  # or the next list would hold this one
-            if engine is not None:
-                told = {"running": engine.num_running, "waiting": engine.num_waiting, "tasks": tasks,
-                        "free_slots": engine.stats().free_slots, "threads": threading.active_count(),
-                        "fds": psutil.Process().num_fds(), "memory_mb": memory_of(engine.llm)}  # fmt: skip
+            if engines:
+                told = {"running": sum(one.num_running for one in engines), "tasks": tasks,
+                        "waiting": sum(one.num_waiting for one in engines), "threads": threading.active_count(),
+                        "free_slots": min(one.stats().free_slots for one in engines),
+                        "fds": psutil.Process().num_fds(),
+                        "memory_mb": memory_of([one.llm.runner for one in engines])}  # fmt: skip
+                del engines
                 print(json.dumps(told), flush=True)
 
     threading.Thread(target=tell, daemon=True).start()
@@ -287,19 +362,40 @@ def main() -> None:
     parser.add_argument("--drafter", default="lookup")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, default=Path("soak.log"), help="the server's stderr")
+    parser.add_argument("--adapters", type=int, default=0, help="random LoRA adapters of the model")
+    parser.add_argument("--second", default="", metavar="WEIGHTS", help="serve a second model, in these weights")
+    parser.add_argument("--max-loaded-models", type=int, default=2)
+    parser.add_argument("--plain", type=Path, default=None, help=argparse.SUPPRESS)
     if sys.argv[1:2] == ["--child"]:
         child(sys.argv[2:])
         return
     options = parser.parse_args()
+    options.is_several = bool(options.adapters or options.second)
+    if options.plain is not None:
+        plain_answers(options, options.plain)
+        return
+    folder, plain = Path(mkdtemp(prefix="soak-")), list[str]()
     limits = ["--max-num-seqs", str(SLOTS), "--max-waiting", str(WAITING), "--max-body-mb", "8"]
     limits += ["--max-model-len", "2048"]  # nonsense may ask for answers as long as that
     limits += ["--drafter", options.drafter]
+    own = [options.model]
+    if options.is_several:
+        write_adapters(options, folder)
+        asked = [sys.executable, "-m", "tests.live.soak", *sys.argv[1:], "--plain", str(folder)]
+        plain = json.loads(subprocess.run(asked, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()[-1])
+        adapters = {name: str(folder / name) for name in adapter_names(options)}
+        first = {"model": options.model, "name": "first", "adapters": adapters}
+        second = {"model": options.model, "name": "second", "weights": options.second}
+        own = [
+            word for one in (first, second) if one is first or options.second for word in ("--models", json.dumps(one))
+        ]
+        own += ["--max-loaded-models", str(options.max_loaded_models), "--adapter-dir", str(folder)]
     command = [
         sys.executable,
         "-m",
         "tests.live.soak",
         "--child",
-        options.model,
+        *own,
         "--port",
         "0",
         "--json",
@@ -321,7 +417,7 @@ def main() -> None:
 
     try:
         url = json.loads(stdout.readline())["url"]
-        result = asyncio.run(soak(url, options, inspect))
+        result = asyncio.run(soak(url, options, inspect, plain))
         made.send_signal(signal.SIGTERM)
         result["exit_code"] = made.wait(60)
     finally:

@@ -99,3 +99,38 @@ def beside_others(name: str) -> bool:
     plain.prefill(plain.admit(TEXT), [*TEXT, 0])
     assert " " in name or torch.equal(alone[None], plain.forward([0], CHAIN)[0]), "without any adapter"
     return all(torch.equal(logits(name, n, TREE, batch=True)[[0, 2]], row) for n, row in alone.items())
+
+
+# By peft itself
+
+OPTIONS = {
+    "all": {"target_modules": "all-linear"},
+    "rsLoRA": {"target_modules": ["q_proj", "v_proj"], "use_rslora": True},
+    "patterns": {
+        "target_modules": ["q_proj", "up_proj", "down_proj"], "lora_alpha": 5,
+        "rank_pattern": {"up_proj": 7, "^model.layers.0.self_attn.q_proj": 2},
+        "alpha_pattern": {r"layers\.1\..*q_proj": 3},
+    },
+    "some layers": {"target_modules": ["o_proj"], "layers_to_transform": [1]},
+    "a pattern": {"target_modules": r".*\.(gate|k)_proj", "exclude_modules": r".*layers\.0\.mlp.*"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_folders_and_logits_of_peft(case, tmp_path):
+    """In float32, after a text; the adapter is saved by peft, which computes B (A x) apart from W x as passes do."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    torch.manual_seed(1)
+    model = peft.get_peft_model(tiny_model("llama"), peft.LoraConfig(r=4, **OPTIONS[case])).eval()
+    with torch.no_grad():
+        for name, factor in model.named_parameters():
+            if ".lora_" in name:
+                factor.normal_(0, factor.shape[1] ** -0.5)
+        model.save_pretrained(tmp_path)
+        want = model(torch.tensor([[*TEXT, 5, 9]])).logits[0, -2:]
+    runner, adapter = ModelRunner(target("llama"), 1), read_for(target("llama"), "one", tmp_path)
+    slot = runner.admit(TEXT)
+    runner.cache.adapters[slot] = adapter
+    runner.prefill(slot, [*TEXT, 0])
+    assert error(runner.forward([slot], CHAIN)[0], want) < 1e-5
+    assert error(wanted("llama", None), want) > 0.1

@@ -16,9 +16,11 @@ from paceline.hf.described import has_kernels
 from paceline.kernels import kernels_for as of_cpu
 from paceline.kernels.gpu import corrections, passes, products
 from paceline.target import LoadedModel, ModelRunner, wrap_model
+from paceline.target.corrections import LowRank
 from tests.helpers import changed
 from tests.kernels.gpu.faults import with_fault
 from tests.kernels.gpu.test_passes import DENSE
+from tests.kernels.test_corrections import Owner, factors
 from tests.kernels.test_passes import DTYPES, rows
 from tests.kernels.test_recurrent import HYBRIDS, keeps_bits
 from tests.methods.space.common import adapter, hung_chain
@@ -143,6 +145,27 @@ def corrects() -> bool:
 
 def test_masks_take_their_corrections_and_no_other_row_does():
     assert corrects()
+
+
+def of_requests() -> torch.Tensor:
+    """The logits of a tree in three slots: with two adapters, and without one."""
+    model = tiny_model("llama", num_hidden_layers=1)
+    runner = ModelRunner(wrap_model(copy.deepcopy(model)), 3, 64)
+    owners = Owner(LowRank(factors(model, 5, 0, "qkvogud"))), Owner(LowRank(factors(model, 9, 1, "qd"))), None
+    for slot, owner in enumerate(owners):
+        runner.cache.allocate()
+        runner.cache.adapters[slot] = owner
+        runner.extend_cache(slot, [3, 4, 5])
+    return runner.forward([0, 1, 2], TokenTree.from_lists([[5, 9, 7]] * 3, [[-1, 0, 0]] * 3))
+
+
+def test_rows_take_the_corrections_of_their_requests():
+    got = of_requests()
+    with patch.object(kernels, "kernels_for", of_cpu):
+        want = of_requests()
+    assert torch.allclose(got, want, atol=1e-3)
+    assert not torch.isclose(want[0], want[1], atol=0.1).all()
+    assert torch.equal(got[2, :2], logits_of(ModelRunner(target(), 1, 64), TokenTree.chain([[5, 9]])))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -16,7 +16,8 @@ from .answers import Answering, CompletionAnswering, respond
 from .chats import chat_prompt, read_messages
 from .errors import ApiError, unsupported
 from .models import Models
-from .responses import ResponseAnswering, ResponsesRequest
+from .response_events import ResponseAnswering
+from .responses import ResponsesRequest
 from .service import Service, Settings
 from .streams import connected
 from .tools.forms import forced_form, strict_form

@@ -21,12 +21,17 @@ def wishes(body: ChatRequest) -> tuple[dict[str, dict[str, Any]], bool, bool, in
     """What `Format.reader` asks of a request."""
     tools = {tool.function.name: tool.function.parameters or {} for tool in called(body)}
     most = 1 if body.parallel_tool_calls is False else sys.maxsize
-    is_strict = any(tool.function.strict for tool in called(body))
-    return tools, _is_forced(body), body.skip_special_tokens is not False, most, is_strict
+    return tools, _is_forced(body), body.skip_special_tokens is not False, most, _is_strict(body)
 
 
 def _is_forced(body: ChatRequest) -> bool:
     return body.tool_choice not in (None, "auto", "none")
+
+
+def _is_strict(body: ChatRequest) -> bool:
+    """Whether calls have the schemas of strict tools; not where the request sets the form of the whole answer."""
+    has_form = body.structured_outputs is not None or body.response_form is not None or _is_forced(body)
+    return not has_form and any(tool.function.strict for tool in called(body))
 
 
 def forced_form(body: ChatRequest) -> dict[str, Any] | None:
@@ -53,7 +58,7 @@ def strict_form(body: ChatRequest, form: Format) -> dict[str, Any] | None:
     arguments are no JSON.
     """
     tools = called(body)
-    if _is_forced(body) or not any(tool.function.strict for tool in tools):
+    if not _is_strict(body):
         return None
     if form.written is None:
         got = "none" if form.calls is None else form.calls.__name__

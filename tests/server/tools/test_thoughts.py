@@ -93,7 +93,6 @@ def test_one_call_alone_where_calls_in_parallel_are_not_wanted():
     (choice,) = whole["choices"]
     assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "tool_calls")
     assert len(calls_of(pieces)) == 1
-    assert whole["usage"]["completion_tokens"] < both["usage"]["completion_tokens"]
 
 
 def test_an_answer_with_thoughts_is_sent_back():

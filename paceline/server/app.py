@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from ..async_llm import AsyncLLM
+from .embeddings import add_embeddings
 from .gate import gated_app
 from .openai import add_openai
 from .service import Service, Settings
@@ -30,6 +31,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
         return service
 
     add_openai(app, pick, lambda: [service])
+    add_embeddings(app, pick)
 
     @app.get("/")
     async def chat_page() -> Response:

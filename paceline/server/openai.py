@@ -11,8 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from ..errors import ConfigError
 from ..target.prompts import TemplatedChat
 from . import protocol
-from .answers import Answering, CompletionAnswering, respond
+from .answers import Answering, respond
 from .chats import chat_prompt, read_messages
+from .completions import CompletionAnswering
 from .errors import ApiError, unsupported
 from .responses import ResponseAnswering, ResponsesRequest
 from .service import Service, Settings
@@ -57,12 +58,11 @@ def add_openai(app: FastAPI, pick: Pick, services: Callable[[], Sequence[Service
         service = await pick(request, body.model)
         service.check(body)
         service.check_texts(body.prompts)
+        body.check_echo()
         defaults = {**service.defaults, "max_tokens": 16}
         params = body.params(defaults, body.logprobs, tenant=request.scope["tenant"])
         if body.best_of not in (None, params.n):
             raise unsupported("best_of")
-        if body.echo and body.logprobs is not None:
-            raise unsupported("echo with logprobs")
         shown = body.prompts if body.echo else ()
         echo = [text for prompt in shown for text in [await run_in_threadpool(service.text_of, prompt)] * params.n]
         return await respond(service, request, body, partial(CompletionAnswering, echo=echo), body.prompts, params)

@@ -1,20 +1,35 @@
-"""Threads that hold a lock in turns."""
+"""A lock for threads that work in turns."""
 
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 
-@contextmanager
-def taking_turns(lock: AbstractContextManager[object], waiting: list[object]) -> Iterator[None]:
-    """Hold a lock; a thread that leaves it lets waiting threads go first. waiting: those that want it or hold it."""
-    ticket = object()
-    try:
-        waiting.append(ticket)
-        with lock:
-            yield
-    finally:
-        with suppress(ValueError):
-            waiting.remove(ticket)
-        if waiting:
-            time.sleep(0.0005)
+class Turns:
+    """A thread that leaves its turn lets waiting threads go first. A thread may take a turn within its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._waiting = list[object]()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for a turn, which is the body."""
+        ticket = object()
+        try:
+            self._waiting.append(ticket)
+            with self.lock:
+                yield
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(ticket)
+            if self._waiting:
+                time.sleep(0.0005)
+
+
+SHARED = Turns()
+"""The turns of models that one server has, so that their threads do not compete for the cores.
+
+Whatever makes a model of transformers takes one too: it sets torch's default dtype, which all threads share.
+"""

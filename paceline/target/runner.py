@@ -1,10 +1,9 @@
 """Runs one model over token trees and manages its cache. It never chooses tokens."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from ..hf.gguf.file import SUFFIX
 from ..hf.vision import Features, Vision, share_tower
 from ..quant.linears import Weights
 from ..system.hardware import median_seconds
-from ..system.turns import taking_turns
+from ..system.turns import Turns
 from .adapters import MaskAdapter, attach_adapter, share_copy
 from .loaded import LoadedModel
 from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
@@ -41,7 +40,6 @@ class ModelRunner:
     """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
 
     share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
-
     spans_of: the columns that a pass reads of a slot with so many committed ones, in layers without a window (see
         `methods.draft_window`); None: all.
 
@@ -59,11 +57,9 @@ class ModelRunner:
         self.loaded = loaded
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
         self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
-        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
-        self._waiting: list[object] = share._waiting if share else []
+        self.turns = share.turns if share else Turns()  # one thread at a time runs the model
         self.states, self.keeps_images = StateStore(self.cache.num_slots), False
-        self._last_states = StateStore(self.cache.num_slots, is_shared=True)
-        self._last_states.watch([loaded.num_layers])
+        self._last_states = StateStore(self.cache.num_slots, (loaded.num_layers,), is_shared=True)
         self.spans_of: Callable[[int, int], Spans] | None = None
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
@@ -195,9 +191,14 @@ class ModelRunner:
         """Set the position offset of an empty slot, which depends on the images of its prompt."""
         self.cache.offsets[slot] = self.loaded.offset_of(vision)
 
-    def fair_lock(self):
-        """The lock, for threads that run the model in turns, see `taking_turns`."""
-        return taking_turns(self.lock, self._waiting)
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """For a thread that may keep others waiting."""
+        return self.turns.lock
+
+    def fair_lock(self) -> AbstractContextManager[None]:
+        """The lock, for threads that run the model in turns."""
+        return self.turns.taken()
 
     def prefill(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, salt: str = "") -> None:
         """Cache a text except its last token, the first root, in its slot from `admit`. salt: its tenant."""
@@ -233,8 +234,7 @@ class ModelRunner:
 
     def _vision(self) -> Vision:
         if self.loaded.vision is None:
-            message, fix = "this model takes text alone", "load a vision-language model"
-            raise ConfigError(message, got="a prompt with images", fix=fix)
+            raise ConfigError("this model takes text alone", got="an image", fix="load a vision-language model")
         return self.loaded.vision
 
     def _prefill_images(

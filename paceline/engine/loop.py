@@ -13,7 +13,7 @@ from ..core.round import Origin, Round
 from ..core.shortage import spared
 from ..core.tree import TokenTree
 from ..core.walk import TargetDistribution, Walk
-from ..errors import CacheFull
+from ..errors import CacheFull, ConfigError
 from ..policy import CostModel
 from ..sampling.distribution import target_distribution
 from ..sampling.scores import token_logprob
@@ -50,6 +50,7 @@ class SpeculativeDecoder:
         `first_pass`. is_used: see `SlotCache.allocate`.
         """
         self._check_room(seq)
+        self._check_head(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self.reset_slot(seq.slot)  # an interrupted release may not have done this
         return self._prefill(seq)
@@ -68,6 +69,13 @@ class SpeculativeDecoder:
                 fix="lower max_tokens, max_model_len or max_num_seqs",
             )
         seq.max_length = most
+
+    def _check_head(self, seq: TokenSequence) -> None:
+        """Raise `ConfigError` for what needs logits of a model that has none."""
+        wants_states = seq.reading is not None and not seq.reading.wants_logits
+        if getattr(self.runner.loaded.model.config, "lacks_head", False) and not wants_states:
+            fix = "use LLM.embed, or /v1/embeddings"
+            raise ConfigError("this model makes embeddings alone", got="no output layer in its files", fix=fix)
 
     def _prefill(self, seq: TokenSequence) -> Iterator[None]:
         is_done, vision_s, chunks = False, 0.0, self._chunks(seq)

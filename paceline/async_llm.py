@@ -118,10 +118,8 @@ class AsyncLLM:
 
         Cancelling the task that waits aborts the request. Raises what `generate` raises.
         """
-        params = pooling_params or PoolingParams()
-        return await self._read_alone(
-            prompt, partial(open_embedding, self.llm.open_request, prompt, params), request_id
-        )
+        opening = partial(open_embedding, self.llm, prompt, pooling_params or PoolingParams())
+        return await self._read_alone(prompt, opening, request_id)
 
     async def score(
         self, query: str, document: str, method: Method | None = None, instruction: str | None = None, *,

@@ -11,14 +11,13 @@ from torch import Tensor
 
 
 class StateStore:
-    """The states of the watched layers for each token; nothing is stored until `watch` is called.
+    """The states of the watched layers for each token; nothing is stored where no layer is watched.
 
     is_shared: all slots have the same columns, for states that are read before the next pass.
     """
 
-    def __init__(self, num_slots: int, is_shared: bool = False):
-        self.num_slots, self.is_shared = num_slots, is_shared
-        self.layers: tuple[int, ...] = ()
+    def __init__(self, num_slots: int, layers: tuple[int, ...] = (), is_shared: bool = False):
+        self.num_slots, self.layers, self.is_shared = num_slots, layers, is_shared
         self._rows: Tensor | None = None  # [slots, capacity, len(layers), E]
 
     def watch(self, layers: Iterable[int]) -> None:

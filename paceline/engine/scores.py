@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, cast
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConfigError, EngineStopped
-from ..hf.image_prompts import encode
+from ..hf.image_prompts import encode, writable
 from ..schema import brief, validate
 from ..target import LoadedModel
 from ..target.prompts import tokenizer_of
@@ -65,6 +65,9 @@ class Pair:
     """
 
     def __init__(self, loaded: LoadedModel, query: str, document: str, method: str | None, instruction: str | None):
+        if bad := [text for text in (query, document) if not isinstance(text, str)]:
+            raise ConfigError("scores are of texts", got=brief(bad[0]), expected="a text")
+        query, document = writable(query), writable(document)
         self.method: Method = method_of(loaded, method)
         tokenizer = tokenizer_of(loaded)
         if self.method == "yes_no":
@@ -128,8 +131,6 @@ def pairs_of(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[t
     one = one * len(two) if len(one) == 1 else one
     if len(one) != len(two):
         raise ConfigError("text_1 and text_2 differ in number", got=f"{len(one)} and {len(two)}", fix="give one text_1")
-    if bad := [text for text in (*one, *two) if not isinstance(text, str)]:
-        raise ConfigError("scores are of texts", got=brief(bad[0]), expected="a text or a list of texts")
     return list(zip(one, two, strict=True))
 
 

@@ -5,9 +5,12 @@ modules.json                a list of modules, of which the first is the model i
 2_Normalize                 where the list has it, embeddings have length 1
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+from transformers import PretrainedConfig
 
 from ..errors import ConfigError
 from ..schema import brief
@@ -34,24 +37,50 @@ def declared(files: str, model: PreTrainedModel) -> Declared:
 
     files: see `LoadedModel.files`.
     """
-    if (number := getattr(model.config, "pooling_type", None)) is not None:
+    config = model.config.get_text_config()
+    is_causal = getattr(config, "is_causal", None) is not False
+    if not is_causal or getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):
+        raise _refused("attention in both directions", "causal attention", files)
+    if (number := getattr(config, "pooling_type", None)) is not None:
         name = _GGUF[number]
         return Declared() if name == "none" else Declared(_checked(name, files))
-    folder = Path(files or ".")
-    if not files or not (folder / MODULES).is_file():
-        return Declared()
-    kinds = [_kind(module) for module in _modules(folder)]
+    return _of_folder(files) if files and (Path(files) / MODULES).is_file() else Declared()
+
+
+@lru_cache(16)  # a request of many texts asks for each
+def _of_folder(files: str) -> Declared:
+    kinds = [_kind(module) for module in _modules(Path(files))]
     if unknown := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
         raise _refused(f"a module {brief(unknown[0])}", "Transformer, Pooling and Normalize", files)
     if "Pooling" not in kinds:
         return Declared(None, "Normalize" in kinds)
-    config = read_object(folder / POOLING_FILE, "fetch the model again, with this file")
-    modes = [name.removeprefix(_MODE) for name, value in config.items() if name.startswith(_MODE) and value]
-    if "pooling_mode" in config:
-        modes.append(str(config["pooling_mode"]))
+    said = read_object(Path(files) / POOLING_FILE, "fetch the model again, with this file")
+    modes = [name.removeprefix(_MODE) for name, value in said.items() if name.startswith(_MODE) and value]
+    modes += [str(said["pooling_mode"])] if "pooling_mode" in said else []
     if len(modes) != 1:
         raise _refused(f"{' and '.join(modes) or 'no'} pooling", "one", files)
     return Declared(_checked(modes[0], files), "Normalize" in kinds)
+
+
+def lacks_head(config: PretrainedConfig, stored: Collection[str]) -> bool:
+    """Whether a checkpoint holds layers without an output layer, as those of embedding models may.
+
+    Such a model gets its embeddings as one, which nobody reads: see `SpeculativeDecoder.admit`.
+    """
+    return (
+        _is_named(config, "Model")
+        and not config.tie_word_embeddings
+        and not any(key.endswith("lm_head.weight") for key in stored)
+    )
+
+
+def is_encoder(config: PretrainedConfig) -> bool:
+    """Whether a checkpoint is of an encoder, as BERT, whose layers would also run as a decoder."""
+    return getattr(config, "is_decoder", None) is False and _is_named(config, "Model", "ForMaskedLM")
+
+
+def _is_named(config: PretrainedConfig, *ends: str) -> bool:
+    return any(name.endswith(ends) for name in cast("list[str]", config.architectures or []))
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
@@ -72,7 +101,6 @@ def _checked(mode: str, files: str) -> Pooling:
 
 
 def _refused(got: str, expected: str, files: str) -> ConfigError:
-    return ConfigError(
-        f"the embeddings of {files!r} are made in a way that is not known here", got=got, expected=expected,
-        fix='give pooling="last" or "mean", if you know that the model was trained for it',
-    )  # fmt: skip
+    message = f"the embeddings of {files!r} are made in a way that is not known here"
+    fix = "give pooling and normalize, if you know that those of the causal model itself are wanted"
+    return ConfigError(message, got=got, expected=expected, fix=fix)

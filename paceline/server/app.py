@@ -9,6 +9,7 @@ from .adapters import add_adapters
 from .dialects.anthropic import add_anthropic
 from .dialects.llama_cpp import add_llama_cpp
 from .dialects.ollama import add_ollama
+from .embeddings import add_embeddings
 from .gate import gated_app
 from .models import Models
 from .openai import add_openai
@@ -24,6 +25,7 @@ def make_app(models: Models) -> FastAPI:
     page, page_headers = chat_page()
     add_openai(app, models.pick, models)
     add_adapters(app, models)
+    add_embeddings(app, models.pick)
     add_ollama(app, models.pick, lambda: models.listed)
     add_anthropic(app, models.pick)
     add_llama_cpp(app, models.pick)

@@ -42,7 +42,6 @@ class ModelRunner:
     """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
 
     share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
-
     spans_of: the columns that a pass reads of a slot with so many committed ones, in layers without a window (see
         `methods.draft_window`); None: all.
 
@@ -62,8 +61,7 @@ class ModelRunner:
         self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
         self.turns = share.turns if share else Turns()  # one thread at a time runs the model
         self.states, self.keeps_images = StateStore(self.cache.num_slots), False
-        self._last_states = StateStore(self.cache.num_slots, is_shared=True)
-        self._last_states.watch([loaded.num_layers])
+        self._last_states = StateStore(self.cache.num_slots, (loaded.num_layers,), is_shared=True)
         self.spans_of: Callable[[int, int], Spans] | None = None
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)

@@ -34,6 +34,8 @@ SAME = {
     "generation_config": "--generation-config",
     "override_generation_config": "--override-generation-config",
     "default_chat_template_kwargs": "--default-chat-template-kwargs",
+    "tool_call_parser": "--tool-call-parser",
+    "reasoning_parser": "--reasoning-parser",
     "trust_remote_code": "--trust-remote-code",
     "allow_origin": "--allowed-origins",
     "allow_image_hosts": "--allowed-media-domains",
@@ -146,6 +148,7 @@ def vllm_command(
     for name, option in SAME.items():
         if name in values:
             words += [option, *_values(name, values[name])]
+    words += ["--enable-auto-tool-choice"] if server.tool_call_parser else []
     words += ["--quantization", "fp8"] if loading.weights else []
     words += ["--per-request-spec-decode-metrics", "summary"] if server.return_metrics else []
     flags, environment = _drafting(model, speculation), dict[str, str]()

@@ -160,6 +160,12 @@ class ServerOptions(ListenOptions):
     default_chat_template_kwargs: str | None = opt(
         None, 'Variables of the template: {"enable_thinking": false}.', _OUTPUT, metavar="JSON"
     )
+    tool_call_parser: str | None = opt(
+        None, "How the model writes tool calls, by vLLM's names; default: its template tells; none: as text.", _OUTPUT
+    )
+    reasoning_parser: str | None = opt(
+        None, "How it writes thoughts, by vLLM's names; default: its template tells; none: as text.", _OUTPUT
+    )
     allow_origin: list[str] | None = opt(
         None, "Origin whose pages may call the server from a browser; repeatable.", _ACCESS, metavar="URL"
     )
@@ -191,13 +197,17 @@ class ServerOptions(ListenOptions):
         """Fields of `Settings`: the defaults of requests. Raises `ConfigError`."""
         from ..core.request import SamplingParams
         from ..server.service import DEFAULTS
+        from ..server.tools.families import format_of
 
         sampling = _object(self.override_generation_config, "--override-generation-config")
         if unknown := [name for name in sampling if name not in DEFAULTS]:
             expected = ", ".join(DEFAULTS)
             raise ConfigError("--override-generation-config has other keys", got=", ".join(unknown), expected=expected)
         SamplingParams(**sampling)
+        format_of("", None, self.tool_call_parser, self.reasoning_parser)
         return {
+            "tool_call_parser": self.tool_call_parser,
+            "reasoning_parser": self.reasoning_parser,
             "takes_model_defaults": self.generation_config == "auto",
             "defaults": sampling,
             "chat_template_kwargs": _object(self.default_chat_template_kwargs, "--default-chat-template-kwargs"),

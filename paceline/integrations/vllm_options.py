@@ -120,7 +120,7 @@ ENGINE: dict[str, Option] = {
     **_each("guided_decoding_backend"),
     **_each("structured_outputs_config", "leave it out: structured_outputs of each call has these options"),
     **_each("logits_processors", "give logits_processors in the SamplingParams of each call"),
-    **_each("reasoning_parser", "leave it out: thoughts stay in the text, between the model's tags"),
+    **_each("reasoning_parser", "give it to `paceline serve`; in Python thoughts stay in the text"),
     "max_logprobs": Option("leave it out: in Python there is no limit, over HTTP it is 20", range(-1, 21)),
     "logprobs_mode": Option("leave it out: log-probabilities are those before processors", ("raw_logprobs",)),
     **_each("override_generation_config", "give these options in the SamplingParams of each call"),
@@ -137,13 +137,8 @@ ENGINE: dict[str, Option] = {
 """Options of vLLM's engine, which `LLM`, `AsyncLLM` and all commands that load a model know."""
 
 SERVER: dict[str, Option] = {
-    **_flags("enable_auto_tool_choice exclude_tools_when_tool_choice_none"),
-    "tool_call_parser": Option(
-        'give hermes: calls are read as <tool_call>{"name": ..., "arguments": ...}</tool_call>, and all else is text',
-        ("hermes",),
-    ),
+    **_flags("enable_auto_tool_choice exclude_tools_when_tool_choice_none enable_reasoning"),
     **_each("tool_parser_plugin tool_server reasoning_parser_plugin", "leave it out: there are no plugins"),
-    **_flags("enable_reasoning", "leave it out: thoughts stay in the text, between the model's tags"),
     **_each("lora_modules prompt_adapters", _MERGE),
     "chat_template_content_format": Option("leave it out: contents are given as the template takes them", ("auto",)),
     **_flags("trust_request_chat_template", "give {chat_template} to the server"),

@@ -15,10 +15,11 @@ from . import protocol
 from .answers import Answering, CompletionAnswering, respond
 from .chats import chat_prompt, read_messages
 from .errors import ApiError, unsupported
-from .responses import ResponseAnswering, ResponsesRequest
+from .response_events import ResponseAnswering
+from .responses import ResponsesRequest
 from .service import Service, Settings
 from .streams import connected
-from .tools.forms import forced_form
+from .tools.forms import forced_form, strict_form
 
 Pick: TypeAlias = Callable[[Request, str | None], Awaitable[Service]]
 """The service of the model that a request names, which is held until the request has ended. Raises `ApiError`."""
@@ -34,7 +35,8 @@ async def answer_chat(
         raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
     most = {"max_tokens": body.max_completion_tokens}
     tenant = request.scope["tenant"]
-    params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body), tenant)
+    form = forced_form(body) or strict_form(body, service.format)
+    params = body.params({**service.defaults, **most}, body.num_logprobs, form, tenant)
     params = service.shows(body, params)
     return await respond(service, request, body, kind, [prompt], params)
 

@@ -1,20 +1,19 @@
-"""/v1/responses: the answers of a chat in the newer format of the OpenAI API. Nothing is stored."""
+"""The body of /v1/responses, the newer format of the OpenAI API, as a request for a chat. Nothing is stored."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass
-from itertools import count
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from .answers import Answering, Choice, Outputs
+from ..schema import brief
 from .errors import ApiError, unsupported
 from .protocol import (
     MAX_MESSAGES,
+    CalledFunction,
     ChatRequest,
     Count,
     Fields,
+    Function,
     HistoryFields,
     Image,
     ImageURL,
@@ -22,11 +21,11 @@ from .protocol import (
     Message,
     ResponseFormat,
     Sampling,
-    StreamOptions,
     Text,
+    Tool,
+    ToolCall,
     text_of,
 )
-from .streams import event
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -75,6 +74,101 @@ class InputMessage(HistoryFields):
         return Message(role=self.role, content=text_of(parts) if is_text else parts)
 
 
+class InputCall(HistoryFields):
+    """A call of a function in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+class InputResult(HistoryFields):
+    """What the function gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputText]
+
+
+class ReasoningText(HistoryFields):
+    """A part of thoughts, or of their summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class InputReasoning(HistoryFields):
+    """The thoughts of an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: list[ReasoningText] | None = None
+    summary: list[ReasoningText] | None = None
+    encrypted_content: None = None
+
+
+def _kind(item: Any) -> str:
+    kind = item.get("type") if isinstance(item, Mapping) else getattr(item, "type", None)
+    return f"{kind} item" if kind in ("function_call", "function_call_output", "reasoning") else "message item"
+
+
+Item: TypeAlias = Annotated[
+    Annotated[InputMessage, Tag("message item")]
+    | Annotated[InputCall, Tag("function_call item")]
+    | Annotated[InputResult, Tag("function_call_output item")]
+    | Annotated[InputReasoning, Tag("reasoning item")],
+    Discriminator(_kind),
+]
+
+
+def read_items(items: list[Item]) -> list[Message]:
+    """The messages of a chat: thoughts and calls belong to the message of the assistant that they stand beside."""
+    said, thoughts, is_open = list[Message](), "", False
+    for item in items:
+        if isinstance(item, InputReasoning):
+            thoughts, is_open = "".join(part.text for part in item.content or item.summary or ()), False
+        elif isinstance(item, InputCall):
+            if not is_open:
+                said.append(Message(role="assistant", reasoning_content=thoughts or None))
+            function = CalledFunction(name=item.name, arguments=item.arguments)
+            said[-1].tool_calls = [*(said[-1].tool_calls or ()), ToolCall(id=item.call_id, function=function)]
+            thoughts, is_open = "", True
+        elif isinstance(item, InputResult):
+            output = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
+            said.append(Message(role="tool", content=output, tool_call_id=item.call_id))
+            is_open = False
+        else:
+            said.append(item.as_chat())
+            is_open = item.role == "assistant"
+            if is_open:
+                said[-1].reasoning_content, thoughts = thoughts or None, ""
+    return said
+
+
+class FunctionTool(Function):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_kind(cls, tool: Any) -> Any:
+        if isinstance(tool, dict) and tool.get("type", "function") != "function":
+            raise ValueError(f"there is no tool {brief(tool['type'])}. Expected: type function")
+        return tool
+
+    def as_chat(self) -> Tool:
+        """The same for a chat."""
+        return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
+
+
+class FunctionChoice(Fields):
+    """The function that the model must call."""
+
+    type: Literal["function"]
+    name: str
+
+
 class PlainFormat(Fields):
     """Text as it comes, or any JSON object."""
 
@@ -106,28 +200,29 @@ class ResponsesStreamOptions(Fields):
 class ResponsesRequest(Sampling):
     """The body of /v1/responses."""
 
-    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     text: TextOptions | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream_options: ResponsesStreamOptions | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
     # known, but only supported with these values or without effect
     store: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     prompt: Any = None
     background: bool | None = None
-    tools: list[Any] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
     max_tool_calls: None = None
     reasoning: None = None
     truncation: Literal["disabled"] | None = None
 
     def check(self) -> None:
-        """Raise `ApiError` for fields that need stored requests, and for tools."""
+        """Raise `ApiError` for fields that need stored requests."""
         whole = "send the earlier messages in input"
         fixes = {
             "store": "send store=false; nothing is kept here",
@@ -135,7 +230,6 @@ class ResponsesRequest(Sampling):
             "conversation": whole,
             "prompt": "send its text in input",
             "background": "send background=false",
-            "tools": "use /v1/chat/completions",
         }
         for name, fix in fixes.items():
             if getattr(self, name):
@@ -145,8 +239,8 @@ class ResponsesRequest(Sampling):
 
     def as_chat(self) -> ChatRequest:
         """The same request to /v1/chat/completions."""
-        messages = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        said = [message.as_chat() for message in messages]
+        asked = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        said = read_items(cast("list[Item]", asked))
         if self.instructions is not None:
             said.insert(0, Message(role="system", content=self.instructions))
         wanted, has_logprobs = None if self.text is None else self.text.format, _LOGPROBS in (self.include or ())
@@ -155,6 +249,10 @@ class ResponsesRequest(Sampling):
             **{name: getattr(self, name) for name in Sampling.model_fields},
             messages=said,
             store=self.store,
+            tools=None if self.tools is None else [tool.as_chat() for tool in self.tools],
+            tool_choice=_named(choice) if isinstance(choice := self.tool_choice, FunctionChoice) else choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            chat_template_kwargs=self.chat_template_kwargs,
             max_completion_tokens=self.max_output_tokens,
             response_format=None if wanted is None else ResponseFormat(type=wanted.type, json_schema=schema),
             logprobs=has_logprobs,
@@ -162,99 +260,5 @@ class ResponsesRequest(Sampling):
         )
 
 
-@dataclass(kw_only=True)
-class ResponseAnswering(Answering):
-    """One request to /v1/responses. asked: the body of the request."""
-
-    asked: ResponsesRequest
-    id_prefix, whole_name = "resp_", "response"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._numbers = count()
-        self._item_id = self.head["id"].replace("resp_", "msg_", 1)
-
-    async def events(self, outputs: Outputs, options: StreamOptions) -> AsyncGenerator[str]:
-        """The API's events. The first are sent with the first tokens, so that an earlier error has its own status."""
-        (choice,), begun = self.choices, self._response("in_progress")
-        empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        beginning = [
-            self._event("created", response=begun),
-            self._event("in_progress", response=begun),
-            self._event("output_item.added", output_index=0, item=self._item("in_progress", [])),
-            self._of_part("content_part.added", part=empty),
-        ]
-        async with aclosing(self.deltas(outputs)) as deltas:
-            async for _, delta in deltas:
-                for opening in beginning:
-                    yield opening
-                beginning = []
-                if delta.text or delta.logprobs or delta.provenance:
-                    more = {"provenance": delta.provenance} if choice.pieces is not None else {}
-                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=self.entries(delta), **more)
-        part, whole = self._part(choice), self.whole()
-        yield self._of_part("output_text.done", text=choice.text, logprobs=part["logprobs"])
-        yield self._of_part("content_part.done", part=part)
-        yield self._event("output_item.done", output_index=0, item=whole["output"][0])
-        yield self._event(whole["status"], response=whole)
-
-    def failed(self, error: ApiError) -> str:
-        told = {"code": error.code, "message": error.detail, "param": error.param}
-        return event({"type": "error", "sequence_number": next(self._numbers), **told}, "error")
-
-    def whole(self) -> dict[str, Any]:
-        (choice,) = self.choices
-        status = "completed" if choice.finish_reason == "stop" else "incomplete"
-        ending = self.ending()
-        used = ending.pop("usage")
-        usage = {
-            "input_tokens": used["prompt_tokens"],
-            "input_tokens_details": {"cache_write_tokens": 0, **used["prompt_tokens_details"]},
-            "output_tokens": used["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0, **used.get("completion_tokens_details", {})},
-            "total_tokens": used["total_tokens"],
-        }
-        item = self._item(status, [self._part(choice)])
-        why = {"reason": "max_output_tokens"} if choice.finish_reason == "length" else None
-        body = {"output": [item], "usage": usage, "incomplete_details": why}
-        return {**self._response(status), **body, **ending}
-
-    def _part(self, choice: Choice) -> dict[str, Any]:
-        part = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": self.entries(choice)}
-        return part | ({"provenance": choice.provenance} if choice.pieces is not None else {})
-
-    def _event(self, kind: str, **content: Any) -> str:
-        kind = f"response.{kind}"
-        return event({"type": kind, "sequence_number": next(self._numbers), **content}, kind)
-
-    def _of_part(self, kind: str, **content: Any) -> str:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **content)
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-    def _response(self, status: str) -> dict[str, Any]:
-        """A response object with the fields of the request, and no output."""
-        body = self.asked
-        wanted = body.text.format if body.text is not None else None
-        said = {"instructions", "max_output_tokens", "model", "temperature", "top_p", "user"}
-        return {
-            **body.model_dump(include=said),
-            "id": self.head["id"],
-            "object": "response",
-            "created_at": self.head["created"],
-            "status": status,
-            "error": None,
-            "incomplete_details": None,
-            "metadata": body.metadata or {},
-            "output": [],
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "reasoning": None,
-            "store": body.store,
-            "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
-            "tool_choice": "auto",
-            "tools": [],
-            "truncation": "disabled",
-            "usage": None,
-        }
+def _named(choice: FunctionChoice) -> Tool:
+    return Tool(type="function", function=Function(name=choice.name))

@@ -17,12 +17,13 @@ from tests.other_engines import CONSTRUCTOR, FURTHER, USUAL
 COMMANDS = get_command(app).commands
 HARMLESS = shlex.split(
     "--gpu-memory-utilization 0.9 --enforce-eager --swap-space 4 --load-format auto --tensor-parallel-size 1 -pp 1 "
-    "--enable-auto-tool-choice --tool-call-parser hermes --disable-log-requests --block-size 16 "
+    "--enable-auto-tool-choice --disable-log-requests --block-size 16 "
     "--max-num-batched-tokens 8k --enable-chunked-prefill --no-enable-log-requests --uvicorn-log-level info -O3 "
     "--distributed-executor-backend mp --chat-template-content-format auto --task generate --max-logprobs 20"
 )
 HONOURED = shlex.split(
-    "--max-model-len 8k --seed 0 --served-model-name m --generation-config vllm --trust-remote-code --dtype auto "
+    "--tool-call-parser mistral --reasoning-parser qwen3 --max-model-len 8k --seed 0 --served-model-name m "
+    "--generation-config vllm --trust-remote-code --dtype auto "
     "--no-enable-prefix-caching --max-num-seqs 4 --api-key k --revision main --tokenizer t --chat-template {{x}}"
 )
 
@@ -48,10 +49,10 @@ def test_what_changes_nothing_is_accepted_with_one_line():
 
 
 def test_what_matters_is_refused_all_at_once(tmp_path):
-    wrong = "--tensor-parallel-size 2 --lora-modules a=b --tool-call-parser mistral --quantization awq --enable-lora"
-    told = refusal("serve", "none", *HARMLESS[:3], *wrong.split(), "--reasoning-parser", "qwen3", "-dp", "2")
-    for word in ("--tensor-parallel-size 2", "--data-parallel-size 2", "--lora-modules", "merge", "--reasoning-parser",
-                 "--tool-call-parser mistral", "give hermes", "--weights (int8", "--engine vllm"):  # fmt: skip
+    wrong = "--tensor-parallel-size 2 --lora-modules a=b --quantization awq --enable-lora"
+    told = refusal("serve", "none", *HARMLESS[:3], *wrong.split(), "-dp", "2")
+    for word in ("--tensor-parallel-size 2", "--data-parallel-size 2", "--lora-modules", "merge", "--weights (int8",
+                 "--engine vllm"):  # fmt: skip
         assert word in told
     file = tmp_path / "serve.yaml"
     file.write_text("model: none\ngpu-memory-utilization: 0.9\nlora-modules: x\nenable_lora: true\n")
@@ -69,7 +70,7 @@ def test_every_option_of_the_table_is_read_and_none_is_shown():
         given = command.make_context("serve", ["MODEL", *words]).params
         assert given[name] in (True, "1", 1)
     own = {"nnodes", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"}
-    own |= {"served_model_name", "override_generation_config"}
+    own |= {"served_model_name", "override_generation_config", "reasoning_parser"}
     for name, shown in (("serve", own), ("generate", set())):
         hidden = {one.name for one in COMMANDS[name].params if getattr(one, "hidden", False)}
         assert {*ENGINE, *(SERVER if name == "serve" else ())} - hidden == shown

@@ -1,5 +1,7 @@
 """Which reader an answer needs: by the marks in the chat template, or by vLLM's name of a parser."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,18 +72,45 @@ class Format:
         """Whether its answers may begin with thoughts."""
         return self.thoughts is not None or self.calls is harmony.Harmony
 
-    def reader(self, tools: Tools, is_forced: bool, is_plain: bool, most: int) -> Reader | None:
+    def reader(
+        self, tools: Tools, is_forced: bool, is_plain: bool, most: int, is_strict: bool = False
+    ) -> Reader | None:
         """The reader of one answer; None where there is nothing to find.
 
         tools: the schemas of the tools that may be called. is_forced: the answer is a call, see `forms.forced_form`.
         is_plain: whether special tokens are left out of the text. most: calls.
+        is_strict: calls are those of `forms.strict_form` alone.
         """
         if is_forced:
             return json_calls.Forced(tools, None, (), most)
         kind = self.calls if self.calls is not None and (tools or self.calls is harmony.Harmony) else Reader
         if kind is Reader and self.thoughts is None:
             return None
-        return kind(tools, self.thoughts, tuple(self.shown(bool(tools))) if is_plain else (), most)
+        reader = kind(tools, self.thoughts, tuple(self.shown(bool(tools))) if is_plain else (), most)
+        if is_strict and kind.marks and self.written is not None:
+            reader.opens, reader.bare = (self.written[0],), ""
+        return reader
+
+    @property
+    def written(self) -> tuple[str, str, str] | None:
+        """See `Reader.form`."""
+        if self.calls is json_calls.Mistral and "[ARGS]" in self.special:
+            return "[TOOL_CALLS]", "NAME[ARGS]", ""
+        return self.calls and self.calls.form
+
+    @property
+    def free(self) -> list[str]:
+        """The special tokens that a text may have."""
+        known = (*(self.thoughts or ()), *(self.calls.others if self.calls is harmony.Harmony else ()))
+        return [text for text in self.special if any(text in mark for mark in known)]
+
+    def as_lark(self, text: str) -> str:
+        """A text with special tokens in llguidance's notation."""
+        if not text:
+            return ""
+        special = sorted((one for one in self.special if one in text), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
+        return " ".join(f"<[{self.special[one]}]>" if one in special else json.dumps(one) for one in parts if one)
 
     def shown(self, has_tools: bool) -> dict[str, int]:
         """The special tokens that the reader must see, though they are no text: their ids by their texts."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..protocol import ChatRequest, Tool
+from .families import Format
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -16,11 +17,16 @@ def called(body: ChatRequest) -> list[Tool]:
     return [] if body.tool_choice == "none" else body.tools or []
 
 
-def wishes(body: ChatRequest) -> tuple[dict[str, dict[str, Any]], bool, bool, int]:
+def wishes(body: ChatRequest) -> tuple[dict[str, dict[str, Any]], bool, bool, int, bool]:
     """What `Format.reader` asks of a request."""
     tools = {tool.function.name: tool.function.parameters or {} for tool in called(body)}
     most = 1 if body.parallel_tool_calls is False else sys.maxsize
-    return tools, body.tool_choice not in (None, "auto", "none"), body.skip_special_tokens is not False, most
+    is_strict = any(tool.function.strict for tool in called(body))
+    return tools, _is_forced(body), body.skip_special_tokens is not False, most, is_strict
+
+
+def _is_forced(body: ChatRequest) -> bool:
+    return body.tool_choice not in (None, "auto", "none")
 
 
 def forced_form(body: ChatRequest) -> dict[str, Any] | None:
@@ -38,6 +44,38 @@ def forced_form(body: ChatRequest) -> dict[str, Any] | None:
         raise ConfigError("tool_choice names no tool of this request", fix="list it under tools")
     schema = json.dumps({"anyOf": [_schema(tool) for tool in tools]})
     return {"json": schema, "disable_additional_properties": True}
+
+
+def strict_form(body: ChatRequest, form: Format) -> dict[str, Any] | None:
+    """The structured outputs under which a call that the model begins has the schema of its tool, if one is strict.
+
+    Text is free, and so are the arguments of tools that are not strict. Raises `ConfigError` for a format whose
+    arguments are no JSON.
+    """
+    tools = called(body)
+    if _is_forced(body) or not any(tool.function.strict for tool in tools):
+        return None
+    if form.written is None:
+        got = "none" if form.calls is None else form.calls.__name__
+        raise ConfigError(
+            "strict tools need a format of calls whose arguments are JSON", got=got,
+            fix='leave strict out, or demand a call by tool_choice "required", which always keeps the schema',
+        )  # fmt: skip
+    mark, before, behind = form.written
+    calls = [_call_in_lark(form, before, tool, behind) for tool in tools]
+    begin, free = form.as_lark(mark), "".join(f" | TEXT {form.as_lark(text)}" for text in form.free)
+    lazy = "[lazy]" if begin.startswith('"') else ""
+    start = f"start: (head ({' | '.join(calls)}){free})* rest"
+    return {"grammar": f"%llguidance {{}}\n{start}\nhead{lazy}: TEXT {begin}\nrest: TEXT\nTEXT: /(.|\\n)*/\n"}
+
+
+def _call_in_lark(form: Format, before: str, tool: Tool, behind: str) -> str:
+    """What is behind the mark of a call."""
+    schema = dict(tool.function.parameters or {}) if tool.function.strict else {}
+    if tool.function.strict:
+        schema.setdefault("additionalProperties", False)
+    text = json.dumps({"type": "object", **schema, "x-guidance": {"whitespace_pattern": " ?"}})
+    return f"{form.as_lark(before.replace('NAME', tool.function.name))} %json {text} {form.as_lark(behind)}"
 
 
 def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:

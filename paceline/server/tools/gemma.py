@@ -39,7 +39,7 @@ class Gemma4(Reader):
         is_list = yield from self.sees("[")
         if not is_list and not (yield from self.sees("{")):
             text = yield from self._plain()
-            return MISSING if text is None else _scalar(text)
+            return _scalar(text) if text and text.strip() else MISSING
         end, items, named = "]" if is_list else "}", list[Any](), dict[str, Any]()
         while depth < 64 and not (yield from self.sees(end)):
             key: str | None = ""

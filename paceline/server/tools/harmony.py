@@ -17,6 +17,7 @@ class Harmony(Reader):
     """gpt-oss. Calls of its built-in tools (python, browser) are text."""
 
     others = (_START, _CHANNELS, _CONSTRAIN, _MESSAGE, "<|end|>", "<|call|>", "<|return|>")
+    form = "to=functions.", "NAME <|constrain|>json<|message|>", ""
 
     def read(self) -> Reading[None]:
         header, is_call, is_header = list[str](), False, False

@@ -68,7 +68,7 @@ class JsonReader(PythonReader):
                 arguments = yield from self.parsed()
                 if arguments is MISSING:
                     return is_made
-            elif not (yield from self.value(self.hold)):
+            elif (is_known and not is_made and key not in ("id", "type")) or not (yield from self.value(self.hold)):
                 return is_made
             if name and arguments is not None and not is_made:
                 self.call(name)
@@ -109,6 +109,7 @@ class Hermes(JsonReader):
     """Hermes and Qwen. Small models also write the object alone or in a code block, and Gemma 3 a call in Python."""
 
     marks, ends, bare = ("<tool_call>", "```"), ("</tool_call>",), "{["
+    form = "<tool_call>", '\n{"name": "NAME", "arguments": ', "}\n</tool_call>"
 
     def calls(self, mark: str) -> Reading[None]:
         if mark != "```":
@@ -126,6 +127,7 @@ class Llama(JsonReader):
 
     marks, bare = ("<|python_tag|>", "<|python_start|>", "<function="), "{["
     ends = ("<|python_end|>", "</function>")
+    form = "<|python_tag|>", '{"name": "NAME", "parameters": ', "}"
 
     def calls(self, mark: str) -> Reading[None]:
         if mark != "<function=":
@@ -140,6 +142,7 @@ class Mistral(JsonReader):
     """`[TOOL_CALLS] [{...}]`, and in newer models `[TOOL_CALLS]NAME[ARGS]{...}`."""
 
     marks, others = ("[TOOL_CALLS]",), ("[ARGS]", "[CALL_ID]")
+    form = "[TOOL_CALLS]", ' [{"name": "NAME", "arguments": ', "}]"
 
     def calls(self, mark: str) -> Reading[None]:
         yield from self.space()
@@ -157,6 +160,7 @@ class Granite(JsonReader):
     """Granite 3, Phi-4-mini: a list behind `<|tool_call|>`, or behind `<tool_call>` without an end."""
 
     marks, ends = ("<|tool_call|>", "<tool_call>", "functools"), ("<|/tool_call|>", "</tool_call>")
+    form = "<|tool_call|>", '[{"name": "NAME", "arguments": ', "}]"
 
 
 class Pythonic(JsonReader):
@@ -170,24 +174,32 @@ class Nemotron(JsonReader):
     """Nemotron."""
 
     marks, ends = ("<TOOLCALL>",), ("</TOOLCALL>",)
+    form = "<TOOLCALL>", '[{"name": "NAME", "arguments": ', "}]</TOOLCALL>"
 
 
 class Listed(JsonReader):
     """Jamba, Hunyuan, MiniMax M1: a list, or one object a line."""
 
     marks, ends = ("<tool_calls>",), ("</tool_calls>",)
+    form = "<tool_calls>", '[{"name": "NAME", "arguments": ', "}]</tool_calls>"
 
 
 class InternLM(JsonReader):
     """InternLM 2."""
 
     marks, ends = ("<|action_start|><|plugin|>",), ("<|action_end|>",)
+    form = "<|action_start|><|plugin|>", '{"name": "NAME", "parameters": ', "}<|action_end|>"
 
 
 class Command(JsonReader):
     """Command R7B and A."""
 
     marks, ends = ("<|START_ACTION|>",), ("<|END_ACTION|>",)
+    form = (
+        "<|START_ACTION|>",
+        '[\n    {"tool_call_id": "0", "tool_name": "NAME", "parameters": ',
+        "}\n]<|END_ACTION|>",
+    )
 
 
 class DeepSeek(JsonReader):
@@ -196,6 +208,11 @@ class DeepSeek(JsonReader):
     marks = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     separator, ends = "<｜tool▁sep｜>", ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     others = ("<｜tool▁sep｜>",)
+    form = (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    )
 
     def calls(self, mark: str) -> Reading[None]:
         if mark == self.marks[0]:
@@ -204,6 +221,7 @@ class DeepSeek(JsonReader):
                 return
         yield from self.space()
         told = yield from self.word()
+        yield from self.space()
         if not (yield from self.sees(self.separator)):
             return
         name = (yield from self.word()) if told == "function" else ""
@@ -231,6 +249,11 @@ class Kimi(DeepSeek):
     marks = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
     separator, ends = "<|tool_call_argument_begin|>", ("<|tool_call_end|>", "<|tool_calls_section_end|>")
     others = ("<|tool_call_argument_begin|>",)
+    form = (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    )
 
     def name_of(self, told: str) -> str:
         return told.partition(":")[0].removeprefix("functions.")

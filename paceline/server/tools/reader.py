@@ -50,8 +50,10 @@ class Reader:
 
     marks: texts behind which calls are. ends: texts behind a call. others: further texts of the format.
     bare: characters that may begin a call without a mark, where nothing has been said before it.
+    form: how a call of NAME is written: its mark, what is before the JSON of the arguments, and what is behind it. None
+        where arguments are no JSON, so that no schema can force them.
     thoughts: the texts before and after thoughts, which only come at the beginning. hidden: texts that are left out.
-    most: calls after these are not read; `is_over` says that nothing more is.
+    most: calls after these are not read; `is_over` says that nothing more is. opens: those of `marks` that count.
 
     White space beside calls and thoughts is no text, and beside calls neither is one that was cut.
     """
@@ -60,6 +62,7 @@ class Reader:
     ends: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     bare = ""
+    form: tuple[str, str, str] | None = None
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Reader:
         most: int = sys.maxsize,
     ):
         self.tools, self.thoughts, self.hidden, self.most = tools, thoughts, hidden, most
+        self.opens = self.marks
         self.num_calls, self.is_over, self.is_thinking = 0, False, False
         self._text, self._at, self._is_whole = "", 0, False
         self._piece = Piece()
@@ -104,10 +108,10 @@ class Reader:
                 yield from self.space(self.say)
                 if (yield from self.peek()) in (*self.bare,):
                     yield from self._attempt("")
-            mark = yield from self.until((*self.marks, *self.hidden), self.say)
+            mark = yield from self.until((*self.opens, *self.hidden), self.say)
             if not mark:
                 return
-            if mark in self.marks:
+            if mark in self.opens:
                 yield from self._attempt(mark)
 
     def calls(self, mark: str) -> Reading[None]:

@@ -1,0 +1,104 @@
+"""Thoughts and marks that are special tokens, through the whole server."""
+
+import asyncio
+from functools import cache
+from string import printable
+
+import pytest
+
+from paceline import LLM, PromptLookup
+from tests.helpers import SPECIAL, byte_pairs
+from tests.server.helpers import ASK, calls_of, events, joined, server, tiny_llm
+
+MARKS = ["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if tools %}[TOOL_CALLS]{% endif %}a:{% if enable_thinking %}[THINK]{% endif %}"
+)
+
+
+@cache
+def thinking_llm(template=TEMPLATE):
+    """The tiny model with a tokenizer of characters that has the marks of Mistral as special tokens."""
+    rest = [*(one for one in printable[:94] if one not in "`^~|\\%"), "Ġ", "Ċ"]
+    tokenizer = byte_pairs([*SPECIAL.values(), *rest], chat_template=template, **SPECIAL)
+    tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
+    assert len(tokenizer) == tiny_llm().loaded.vocab_size
+    return LLM(tiny_llm().loaded.model, tokenizer=tokenizer, drafter=PromptLookup(), max_num_seqs=2)
+
+
+def saying(*parts):
+    """The field that makes an answer of these texts and special tokens."""
+    ids = thinking_llm().tokenizer.convert_tokens_to_ids
+    told = [f"<[{ids(part)}]>" if part in MARKS else f'"{part}"' for part in parts]
+    return {"structured_outputs": {"grammar": "start: " + " ".join(told)}}
+
+
+def chat(*said, settings=None, llm=None, **body):
+    """The whole answer and the chunks of the streamed one."""
+
+    async def ask(stream):
+        async with server(llm or thinking_llm(), **(settings or {})) as client:
+            asked = {**ASK, "max_tokens": 200, **saying(*said), "stream": stream, **body}
+            answer = await client.post("/v1/chat/completions", json=asked)
+            return events(answer.text) if stream else answer.json()
+
+    return asyncio.run(ask(False)), asyncio.run(ask(True))
+
+
+CALLING = "[THINK]", "it is f", "[/THINK]", "[TOOL_CALLS]", "f", "[ARGS]", "{}"
+
+
+def test_thoughts_and_calls_between_special_tokens():
+    whole, pieces = chat(*CALLING, tools=[TOOL])
+    (choice,) = whole["choices"]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("it is f", "it is f", None)
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "f", "arguments": "{}"}]
+    assert choice["finish_reason"] == pieces[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    deltas = [piece["choices"][0]["delta"] for piece in pieces]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "it is f"
+    assert (joined(pieces), [call["function"] for call in calls_of(pieces)]) == (
+        "", [call["function"] for call in message["tool_calls"]]
+    )  # fmt: skip
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("it is f") + 2}
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_the_prompt_may_have_opened_the_thoughts(is_on):
+    whole, _ = chat("one", "[/THINK]", "two", chat_template_kwargs={"enable_thinking": is_on})
+    message = whole["choices"][0]["message"]
+    assert (message.get("reasoning"), message["content"]) == (("one", "two") if is_on else (None, "onetwo"))
+
+
+def test_special_tokens_are_shown_where_the_request_asks_for_them():
+    whole, _ = chat("a", "[ARGS]", "b", tools=[TOOL], skip_special_tokens=False)
+    assert whole["choices"][0]["message"]["content"] == "a[ARGS]b"
+    assert chat("a", "[ARGS]", "b", tools=[TOOL])[0]["choices"][0]["message"]["content"] == "ab"
+    assert chat("a", "[ARGS]", "b")[0]["choices"][0]["message"]["content"] == "ab"
+
+
+def test_parsers_can_be_turned_off():
+    off = {"tool_call_parser": "none", "reasoning_parser": "none"}
+    whole, pieces = chat(*CALLING, tools=[TOOL], settings=off)
+    assert whole["choices"][0]["message"]["content"] == joined(pieces) == "it is ff{}"
+
+
+def test_one_call_alone_where_calls_in_parallel_are_not_wanted():
+    said = "[TOOL_CALLS]", "f", "[ARGS]", "{}", "[TOOL_CALLS]", "f", "[ARGS]", "{}"
+    both, _ = chat(*said, tools=[TOOL])
+    assert len(both["choices"][0]["message"]["tool_calls"]) == 2
+    whole, pieces = chat(*said, tools=[TOOL], parallel_tool_calls=False)
+    (choice,) = whole["choices"]
+    assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "tool_calls")
+    assert len(calls_of(pieces)) == 1
+    assert whole["usage"]["completion_tokens"] < both["usage"]["completion_tokens"]
+
+
+def test_an_answer_with_thoughts_is_sent_back():
+    whole, _ = chat(*CALLING, tools=[TOOL])
+    message = whole["choices"][0]["message"]
+    results = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "1"}
+    again, _ = chat("ok", messages=[*ASK["messages"], message, results], tools=[TOOL])
+    assert again["choices"][0]["message"]["content"] == "ok"

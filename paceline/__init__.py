@@ -14,7 +14,9 @@ _MODULES = {
     "core.request": "RequestOutputKind SamplingParams",
     "core.structured": "StructuredOutputsParams",
     "core.round": "Origin Round",
+    "engine.embeddings": "EmbeddingOutput PoolingParams",
     "engine.output": "Completion RequestOutput StreamChunk",
+    "engine.scores": "ScoringOutput",
     "methods": "Blockwise Choose DFlash DSpark DraftModel Eagle JetSpec JumpForward Lookahead Medusa Ouroboros Plain "
     "PredictedOutput PromptLookup SelfExperts SelfQuantized SelfSkip Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
@@ -49,9 +51,12 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .core.round import Origin as Origin
     from .core.round import Round as Round
     from .core.structured import StructuredOutputsParams as StructuredOutputsParams
+    from .engine.embeddings import EmbeddingOutput as EmbeddingOutput
+    from .engine.embeddings import PoolingParams as PoolingParams
     from .engine.output import Completion as Completion
     from .engine.output import RequestOutput as RequestOutput
     from .engine.output import StreamChunk as StreamChunk
+    from .engine.scores import ScoringOutput as ScoringOutput
     from .errors import PacelineError as PacelineError
     from .integrations.custom_generate import hf_model as hf_model
     from .llm import LLM as LLM

@@ -13,14 +13,16 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from .core.request import RequestOutputKind, SamplingParams, params_of
+from .engine.embeddings import EmbeddingOutput, PoolingParams, open_embedding, reading_params
 from .engine.output import RequestOutput
-from .engine.request import MAX_WAITING_PIXEL_BYTES
+from .engine.request import MAX_WAITING_PIXEL_BYTES, Request
+from .engine.scores import Method, ScoringOutput, open_score
 from .engine.stats import EngineStats
 from .engine.thread import EngineThread, Ticket
 from .errors import ConfigError, EngineStopped, QueueFull
@@ -80,13 +82,11 @@ class AsyncLLM:
         wait, all before the prompt is queued; `EngineStopped` after `shutdown`; and errors of decoding.
         """
         (params,) = params_of(sampling_params, 1, self.llm.get_default_sampling_params())
-        ticket = self._enter(str(next(self._count)) if request_id is None else request_id, params)
+        ticket = self._enter(request_id, params)
         try:
             seed = self.llm.draw_seed(params)
             opening = partial(self.llm.open_request, prompt, params, ticket.request_id, seed=seed)
-            ticket.request = await self._read(prompt, opening, ticket.ended)
-            self._check_pixels(ticket)
-            self._thread.submit(ticket)
+            await self._submit(ticket, prompt, opening)
             whole = None
             while whole is None or not whole.finished:
                 output = await ticket.take()
@@ -96,6 +96,24 @@ class AsyncLLM:
                 yield whole
         finally:
             self._thread.abort(ticket, is_read=False)
+
+    async def embed(
+        self, prompt: Prompt, pooling_params: PoolingParams | None = None, request_id: str | None = None
+    ) -> EmbeddingOutput:
+        """The embedding of one text, as of `LLM.embed`. It is read in chunks, beside the rounds of other requests.
+
+        Cancelling the task that waits aborts the request. Raises what `generate` raises.
+        """
+        opening = partial(open_embedding, self.llm, prompt, pooling_params or PoolingParams())
+        return await self._read_alone(prompt, opening, request_id)
+
+    async def score(
+        self, query: str, document: str, method: Method | None = None, instruction: str | None = None, *,
+        request_id: str | None = None, extra_args: dict[str, Any] | None = None,
+    ) -> ScoringOutput:  # fmt: skip
+        """The score of a query and a document, as of `LLM.score`; read as `embed` reads. Raises what `embed` raises."""
+        opening = partial(open_score, self.llm, query, document, method, instruction, extra_args=extra_args)
+        return await self._read_alone(query, opening, request_id)
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """Token ids as of `LLM.encode`, read as the prompts of requests are. Cancelling the task ends it."""
@@ -171,8 +189,24 @@ class AsyncLLM:
         reader = self._image_reader if holds_images(prompt) else self._reader
         return await asyncio.get_running_loop().run_in_executor(reader, partial(work, check=check))
 
-    def _enter(self, request_id: str, params: SamplingParams) -> Ticket:
+    async def _read_alone(self, prompt: Prompt, opening: Callable[..., Request], request_id: str | None) -> Any:
+        """The output of a request that ends when its text is read."""
+        ticket = self._enter(request_id, reading_params(None))
+        try:
+            await self._submit(ticket, prompt, partial(opening, request_id=ticket.request_id))
+            return await ticket.take()
+        finally:
+            self._thread.abort(ticket, is_read=False)
+
+    async def _submit(self, ticket: Ticket, prompt: Prompt, opening: Callable[..., Request]) -> None:
+        """Read the prompt of a ticket, and queue its request."""
+        ticket.request = await self._read(prompt, opening, ticket.ended)
+        self._check_pixels(ticket)
+        self._thread.submit(ticket)
+
+    def _enter(self, request_id: str | None, params: SamplingParams) -> Ticket:
         """Register a request as waiting."""
+        request_id = str(next(self._count)) if request_id is None else request_id
         with self._lock:
             if self._is_draining or not self.is_alive:
                 raise EngineStopped("the engine accepts no requests", got=self._thread.error or "drain or shutdown")

@@ -10,27 +10,29 @@ import secrets
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from random import Random
 from types import EllipsisType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import Field
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
-from .core.request import SEED_BITS, RequestOutputKind, SamplingParams, params_of
+from .core.request import SEED_BITS, SamplingParams, params_of
+from .engine.batch import answer_all, stream
+from .engine.embeddings import EmbeddingOutput, PoolingParams, open_embedding
 from .engine.loop import SpeculativeDecoder
 from .engine.output import RequestOutput, StreamChunk
-from .engine.request import Request, check_drafting, default_params, drop_waiting_pixels, encode, open_request
-from .engine.scheduler import run
+from .engine.request import Request, check_drafting, default_params, encode, open_request
+from .engine.scores import Method, ScoringOutput, open_score, pairs_of
 from .engine.stats import Counter, EngineStats, Vector
-from .errors import ConfigError, LossyNotAllowed
+from .errors import ConfigError
 from .hf.classes import PreTrainedModel, ProcessorMixin
 from .integrations.other_names import INSTEAD
 from .methods.plain import Plain
@@ -44,7 +46,7 @@ from .target import LoadedModel, make_runner, rounded
 from .target.open_model import open_model
 from .target.prompts import Chat, Prompt, ReadPrompt, TemplatedChat, as_chats, as_list, holds_images, tokenizer_of
 from .tuned import check_profile, load_tuned
-from .verify import Coupled
+from .verify import Coupled, check_lossy
 
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
@@ -124,7 +126,7 @@ class LLM:
             raise ConfigError("drafter and speculative_config both name a drafter", fix="give one of them")
         named = drafter if isinstance(drafter, str) else speculative_config
         self._config = None if named is None else parse(named)
-        _check_lossy(verifier, allow_lossy)
+        check_lossy(verifier, allow_lossy)
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
         loaded = open_model(model, dtype, device, tokenizer, processor, mmproj, hub, trust_remote_code, experts_in)
         self.loaded, self.quantized = rounded(loaded, weights, activations, kv_cache_dtype)
@@ -143,7 +145,7 @@ class LLM:
             policy, verifier = policy or chosen_policy, verifier or chosen_verifier
         assert not isinstance(drafter, str)
         vision = self.loaded.vision
-        self._tokenizing = threading.RLock() if vision is None else vision.tokenizing
+        self.tokenizing = threading.RLock() if vision is None else vision.tokenizing
         self._count, self._draw = itertools.count(), secrets.randbits if seed is None else Random(seed).getrandbits
         self._default = default_params(self.loaded.model.generation_config if generation_config == "auto" else None)
         self._speculate(drafter, policy, verifier or Coupled())
@@ -175,7 +177,7 @@ class LLM:
 
         Raises what `LLM` raises, and `ConfigError` for a drafter that serves another kind of verifier and has no name.
         """
-        _check_lossy(verifier, allow_lossy)
+        check_lossy(verifier, allow_lossy)
         other, kept = copy.copy(self), None if isinstance(self.decoder.drafter, Plain) else self.decoder.drafter
         fresh = copy.copy(self.decoder.policy) if kept else None  # its state is bound to the drafter
         if isinstance(drafter, str):
@@ -266,33 +268,52 @@ class LLM:
         """
         many = as_list(prompts)
         each = params_of(_either(sampling_params, params), len(many), self._default)
-        try:
-            opened = self._open(many, each, return_exceptions)
-            requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
-            with (
-                self.runner.fair_lock(),
-                tqdm(total=sum(options.n for options in each), desc="Processed prompts", disable=not use_tqdm) as bar,
-                closing(run(self.decoder, requests, self._stats, return_exceptions=return_exceptions)) as steps,
-            ):
-                for step in steps:
-                    bar.update(sum(answer.seq.is_finished for answers in step.updated.values() for answer in answers))
-                results = [request.result(return_exceptions) for request in requests]
-        except Exception as error:
-            if len(many) > 1:
-                error.add_note("To get the other answers: generate(..., return_exceptions=True).")
-            raise
-        return cast("list[RequestOutput]", results)
+        openings = [partial(self.open_request, prompt, options) for prompt, options in zip(many, each, strict=True)]
+        num_answers = sum(options.n for options in each)
+        return answer_all(self.decoder, openings, self._stats, num_answers, use_tqdm, return_exceptions)
 
-    def _open(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], return_exceptions: bool
-    ) -> Iterator[Request]:
-        for prompt, param in zip(prompts, params, strict=True):
-            try:
-                yield self.open_request(prompt, param)
-            except Exception as error:
-                if not return_exceptions:
-                    raise
-                yield Request(self.decoder, error=error)
+    @checked_names
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling: Literal["last", "mean"] | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        use_tqdm: bool = False,
+        return_exceptions: bool = False,
+    ) -> list[EmbeddingOutput]:
+        """The embedding of one text or many: the model's last hidden states, pooled. Nothing is decoded.
+
+        prompts: as in `generate`. The texts that a model was trained for may need an instruction or an end token: what
+            its tokenizer adds is added, and nothing else.
+        pooling_params: or its fields, pooling, normalize and dimensions. return_exceptions: see `generate`.
+        In native passes the bits depend on the text alone. Raises what `generate` raises, and `ConfigError` for a
+        model whose files name a pooling that is not known here.
+        """
+        params = PoolingParams.given(pooling_params, pooling=pooling, normalize=normalize, dimensions=dimensions)
+        openings = [partial(open_embedding, self, prompt, params) for prompt in as_list(prompts)]
+        return answer_all(self.decoder, openings, self._stats, len(openings), use_tqdm, return_exceptions)
+
+    @checked_names
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        method: Method | None = None,
+        instruction: str | None = None,
+        use_tqdm: bool = False,
+        return_exceptions: bool = False,
+    ) -> list[ScoringOutput]:
+        """How well documents answer a query, 0 to 1: one query and many documents, or as many of each.
+
+        text_1: queries. text_2: documents. method: "yes_no" (default for Qwen3-Reranker) or "likelihood", see
+        `engine.scores`. instruction: for "yes_no", what is looked for. return_exceptions: see `generate`.
+        """
+        openings = [partial(open_score, self, *pair, method, instruction) for pair in pairs_of(text_1, text_2)]
+        return answer_all(self.decoder, openings, self._stats, len(openings), use_tqdm, return_exceptions)
 
     @checked_names
     def chat(
@@ -316,10 +337,9 @@ class LLM:
 
         Raises what `generate` raises, and `ConfigError` for options that the template does not use.
         """
-        options: dict[str, Any] = {**(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
-        template = {"chat_template": chat_template, "continue_final_message": continue_final_message, "tools": tools}
-        options |= {name: value for name, value in template.items() if value}
-        chats = [TemplatedChat(chat, options) for chat in as_chats(messages)]
+        given = {"chat_template": chat_template, "continue_final_message": continue_final_message, "tools": tools}
+        options = {"add_generation_prompt": add_generation_prompt} | {name: one for name, one in given.items() if one}
+        chats = [TemplatedChat(chat, {**(chat_template_kwargs or {}), **options}) for chat in as_chats(messages)]
         return self.generate(chats, sampling_params, use_tqdm=use_tqdm, return_exceptions=return_exceptions)
 
     @checked_names
@@ -336,21 +356,7 @@ class LLM:
             raise ConfigError("a stream has one answer", got=f"n={params.n}", fix="use generate for n > 1")
         if params.prompt_logprobs is not None:
             raise ConfigError("a stream has no prompt_logprobs", fix="use generate")
-        request, kind, whole = self.open_request(prompt, params), params.output_kind, None
-        (answer,) = request.answers
-        steps = run(self.decoder, [request], self._stats)
-        try:
-            while whole is None or whole.finish_reason is None:
-                with self.runner.fair_lock():
-                    next(steps)
-                    part = answer.part()
-                    completion = answer.completion() if request.is_finished else None
-                whole = part if whole is None or kind is RequestOutputKind.DELTA else whole.joined(part)
-                if kind is not RequestOutputKind.FINAL_ONLY or completion is not None:
-                    yield StreamChunk(whole.text, whole.token_ids, whole.origins, whole.finish_reason, completion)
-        finally:
-            with self.runner.fair_lock():
-                steps.close()
+        return stream(self.decoder, self.open_request(prompt, params), self._stats)
 
     def encode(self, prompt: Prompt, *, check: Callable[[], None] = lambda: None) -> list[int]:
         """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one.
@@ -379,19 +385,13 @@ class LLM:
         check_drafting(self.decoder, params)
         seed = self.draw_seed(params) if seed is None else seed
         request_id, read = request_id or str(next(self._count)), self._read(prompt, check)
-        with self._tokenizing:
+        with self.tokenizing:
             return open_request(self.decoder, prompt, read, params, seed, request_id)
 
     def _read(self, prompt: Prompt, check: Callable[[], None]) -> ReadPrompt:
         """The tokens of a prompt. Others need not wait for images: only their tokenizer is locked."""
-        with nullcontext() if holds_images(prompt) else self._tokenizing:
+        with nullcontext() if holds_images(prompt) else self.tokenizing:
             return encode(self.runner, prompt, check)
-
-
-def _check_lossy(verifier: Verifier | None, allow_lossy: bool) -> None:
-    if verifier is not None and not (verifier.lossless or allow_lossy):
-        message = f"{verifier.name} changes what the model answers"
-        raise LossyNotAllowed(message, fix="pass allow_lossy=True to accept that")
 
 
 def _either(sampling_params: object, params: object) -> object:

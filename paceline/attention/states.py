@@ -11,11 +11,13 @@ from torch import Tensor
 
 
 class StateStore:
-    """The states of the watched layers for each token; nothing is stored until `watch` is called."""
+    """The states of the watched layers for each token; nothing is stored where no layer is watched.
 
-    def __init__(self, num_slots: int):
-        self.num_slots = num_slots
-        self.layers: tuple[int, ...] = ()
+    is_shared: all slots have the same columns, for states that are read before the next pass.
+    """
+
+    def __init__(self, num_slots: int, layers: tuple[int, ...] = (), is_shared: bool = False):
+        self.num_slots, self.layers, self.is_shared = num_slots, layers, is_shared
         self._rows: Tensor | None = None  # [slots, capacity, len(layers), E]
 
     def watch(self, layers: Iterable[int]) -> None:
@@ -40,10 +42,10 @@ class StateStore:
         """The store itself, [slots, columns, watched layers, E], with at least `capacity` columns. width: E."""
         held = self._rows
         if held is None or held.shape[1] < capacity:
-            larger = like.new_zeros(self.num_slots, capacity, len(self.layers), width)
+            larger = like.new_zeros(1 if self.is_shared else self.num_slots, capacity, len(self.layers), width)
             if held is not None:
-                larger[:, : held.shape[1]] = held
-            held = self._rows = larger
+                larger[:, : held.shape[1]] = held[: len(larger)]
+            held = self._rows = larger.expand(self.num_slots, -1, -1, -1)
         return held
 
     @torch.inference_mode()

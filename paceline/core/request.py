@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..schema import Integer, Number, brief, check_text, checked, scalar
+from .reading import Reading
 from .round import Origin, Round
 from .structured import Listed, StructuredOutputs
 from .vision import VisionPrompt
@@ -83,7 +84,7 @@ class SamplingParams:
     allowed_token_ids: Annotated[Listed[Integer], Field(min_length=1)] | None = None  # no other token is ever chosen
     bad_words: _Texts = ()
     min_tokens: _Count = 0
-    max_tokens: Annotated[Integer, Field(ge=1)] | None = 256  # None: as many as fit; the context has the last word
+    max_tokens: _Count | None = 256  # None: as many as fit; the context has the last word; 0: prompt_logprobs alone
     stop: _Texts = ()
     stop_token_ids: Listed[Integer] | None = ()
     include_stop_str_in_output: bool = False  # also the text of a stop token
@@ -91,7 +92,7 @@ class SamplingParams:
     seed: Integer | None = None  # None: drawn at random; the result says which
     n: Annotated[Integer, Field(ge=1, le=MAX_ANSWERS)] = 1
     logprobs: _CountOrAll | None = None  # of each emitted token and of the k most likely (-1: all), before processors
-    prompt_logprobs: _CountOrAll | None = None  # the same of each prompt token; takes a pass of its own
+    prompt_logprobs: _CountOrAll | None = None  # the same of each prompt token, without the prefix cache
     logits_processors: Listed[LogitsProcessor] = ()
     structured_outputs: StructuredOutputs | None = None  # the form of the answer, see `StructuredOutputsParams`
     detokenize: bool = True  # False: the text is empty
@@ -112,6 +113,9 @@ class SamplingParams:
         if self.min_tokens > self.most_tokens:
             got = f"{brief(self.min_tokens)} and {brief(self.max_tokens)}"
             raise ConfigError("SamplingParams.min_tokens is above max_tokens", got=got, expected="min <= max")
+        if self.max_tokens == 0 and (self.prompt_logprobs is None or self.n > 1):
+            fix = "0 reads a prompt for its prompt_logprobs, with n=1"
+            raise ConfigError("SamplingParams.max_tokens has a wrong value", got=0, expected="at least 1", fix=fix)
         if self.n > 1 and self.temperature == 0:
             fix = "sample with a temperature above 0, or leave n at 1"
             raise ConfigError("SamplingParams.n asks for several greedy answers, which are all the same", fix=fix)
@@ -245,6 +249,7 @@ class TokenSequence:
     vision: VisionPrompt | None = None  # the images of the prompt
     grammar: Any = None  # a `sampling.Grammar`, which decides what tokens are allowed
     prediction: tuple[int, ...] = ()  # the predicted output
+    reading: Reading | None = None  # what the request wants of the passes that read its prompt
     slot: int = -1  # set by the runner
     has_deferred_tokens: bool = (
         False  # whether the last chunk of the prompt is left to the first pass, see `engine.first_pass`
@@ -283,6 +288,11 @@ class TokenSequence:
     def num_cached(self) -> int:
         """How many tokens the target's cache holds between rounds."""
         return len(self.token_ids) - 1
+
+    @property
+    def ends_when_read(self) -> bool:
+        """Whether nothing is decoded."""
+        return self.reading is not None and self.reading.ends
 
     @property
     def is_finished(self) -> bool:

@@ -13,7 +13,7 @@ from ..core.round import Origin, Round
 from ..core.shortage import spared
 from ..core.tree import TokenTree
 from ..core.walk import TargetDistribution, Walk
-from ..errors import CacheFull
+from ..errors import CacheFull, ConfigError
 from ..policy import CostModel
 from ..sampling.distribution import target_distribution
 from ..sampling.scores import token_logprob
@@ -50,6 +50,7 @@ class SpeculativeDecoder:
         `first_pass`. is_used: see `SlotCache.allocate`.
         """
         self._check_room(seq)
+        self._check_head(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self.reset_slot(seq.slot)  # an interrupted release may not have done this
         return self._prefill(seq)
@@ -69,6 +70,13 @@ class SpeculativeDecoder:
             )
         seq.max_length = most
 
+    def _check_head(self, seq: TokenSequence) -> None:
+        """Raise `ConfigError` for what needs logits of a model that has none."""
+        wants_states = seq.reading is not None and not seq.reading.wants_logits
+        if getattr(self.runner.loaded.model.config, "lacks_head", False) and not wants_states:
+            fix = "use LLM.embed, or /v1/embeddings"
+            raise ConfigError("this model makes embeddings alone", got="no output layer in its files", fix=fix)
+
     def _prefill(self, seq: TokenSequence) -> Iterator[None]:
         is_done, vision_s, chunks = False, 0.0, self._chunks(seq)
         while not is_done:
@@ -86,9 +94,14 @@ class SpeculativeDecoder:
 
     def _chunks(self, seq: TokenSequence) -> Generator[None, None, float]:
         fuses, keep_states = self.runner.settings.can_fuse_prefill, self.drafter.info.reads_states
-        prompt = seq.slot, seq.token_ids, seq.vision, fuses, keep_states
-        seq.num_cached_tokens = self.runner.restore_prefix(*prompt, seq.params.tenant)
-        return (yield from self.runner.prefill_chunks(*prompt))
+        known = ids = seq.token_ids
+        if (reading := seq.reading) is not None:
+            reading.restart()
+            fuses, keep_states = False, keep_states and not reading.ends
+            known, ids = ids[: reading.first + 1], [*ids[: reading.stop], ids[-1]]
+        how = seq.vision, fuses, keep_states
+        seq.num_cached_tokens = self.runner.restore_prefix(seq.slot, known, *how, seq.params.tenant)
+        return (yield from self.runner.prefill_chunks(seq.slot, ids, *how, reading))
 
     def release(self, seq: TokenSequence) -> None:
         """Release the slot, even if the drafter or the policy raises; harmless if there is none."""

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 from transformers import GenerationConfig
 
@@ -15,12 +16,11 @@ from ..methods.prediction import PredictedOutput
 from ..methods.spec import one_of
 from ..sampling.detokenize import Detokenizer
 from ..sampling.grammar import make_grammar
-from ..sampling.scores import token_logprob
 from ..schema import brief
 from ..target import LoadedModel, ModelRunner
-from ..target.prefill import text_logits
 from ..target.prompts import ImageText, Prompt, ReadPrompt, TemplatedChat, as_prompt, is_chat, tokenizer_of
 from ..target.prompts import read_prompt as tokens_of
+from ..target.readings import PromptLogprobs
 from .loop import SpeculativeDecoder
 from .output import Completion, RequestOutput
 
@@ -116,6 +116,7 @@ class Request:
     text: the prompt as text; None where it was given as token ids.
     pixels_dropped: its images must be read again before prefill.
     error: why it cannot go on.
+    read_output: makes the output of a request that ends when its prompt is read, of no answers.
     begin: when it was made, by time.perf_counter.
     """
 
@@ -124,9 +125,9 @@ class Request:
     prompt: Prompt = ""
     text: str | None = None
     answers: list[Answer] = field(default_factory=list[Answer])
-    prompt_logprobs: list[TokenLogprob | None] | None = None
     pixels_dropped: bool = False
     error: Exception | None = None
+    read_output: Callable[[], Any] | None = None
     begin: float = field(default_factory=time.perf_counter)
 
     @classmethod
@@ -149,12 +150,14 @@ class Request:
     def output(self, parts: list[Completion] | None = None) -> RequestOutput:
         """The `RequestOutput`: of all answers, which have ended, or of these parts of them."""
         first = self.seqs[0]
+        if self.read_output is not None:
+            return self.read_output()
         outputs = [answer.completion() for answer in self.answers] if parts is None else parts
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.text,
             prompt_token_ids=list(first.prompt_ids),
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=first.reading.entries if isinstance(first.reading, PromptLogprobs) else None,
             outputs=outputs,
             all_rounds=[seq.rounds for seq in self.seqs],
             num_cached_tokens=first.num_cached_tokens,
@@ -226,6 +229,9 @@ def open_request(
             None if form is None else make_grammar(form, tokenizer_of(loaded), *facts),
             tuple(prediction),
         )
+        if params.prompt_logprobs is not None and index == 0:
+            texts = partial(with_texts, loaded=loaded, params=params)
+            seq.reading = PromptLogprobs(ids, params.prompt_logprobs, texts, params.max_tokens == 0)
         request.answers.append(Answer(request, seq, detokenizer, index))
     return request
 
@@ -261,14 +267,11 @@ def drop_waiting_pixels(requests: Iterable[Request], num_slots: int) -> Iterator
         yield request
 
 
-def read_prompt(request: Request) -> Iterator[None]:
-    """Read dropped pixels again, and the log-probabilities of the prompt where asked for; an item for each chunk.
-
-    Raises `ConfigError` where an image changed.
-    """
-    runner, seq = request.decoder.runner, request.seqs[0]
+def read_pixels(request: Request) -> None:
+    """Read dropped pixels again. Raises `ConfigError` where an image changed."""
+    seq = request.seqs[0]
     if request.pixels_dropped:
-        ids, vision = encode(runner, request.prompt)
+        ids, vision = encode(request.decoder.runner, request.prompt)
         if vision is None or seq.vision is None or (ids, vision.keys) != (seq.prompt_ids, seq.vision.keys):
             raise ConfigError(
                 "an image changed while its prompt waited for a slot",
@@ -276,16 +279,6 @@ def read_prompt(request: Request) -> Iterator[None]:
             )
         for own in request.seqs:
             own.vision = vision
-    if seq.params.prompt_logprobs is None:
-        return
-    k, vision, ids = seq.params.prompt_logprobs, seq.vision, seq.prompt_ids
-    features = runner.image_features(vision.images) if vision and vision.images else ()
-    logprobs, tokens = list[TokenLogprob | None]([None]), iter(ids[1:])
-    for logits in text_logits(runner.loaded, ids, vision, features, runner.chunk):
-        entries = [token_logprob(row, token, k) for row, token in zip(logits, tokens, strict=False)]
-        logprobs += with_texts(entries, runner.loaded, seq.params)
-        yield
-    request.prompt_logprobs = logprobs
 
 
 def shown_ids(seq: TokenSequence) -> list[int]:

@@ -16,12 +16,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from inspect import GEN_CLOSED, getgeneratorstate
-from itertools import chain
 
 from ..core.request import TokenSequence
 from .first_pass import deferred_tokens
 from .loop import SpeculativeDecoder
-from .request import Answer, Request, read_prompt
+from .request import Answer, Request, read_pixels
 from .stats import EngineStats
 
 _log = logging.getLogger(__name__)
@@ -164,6 +163,10 @@ class Scheduler:
                 self._running.append(answer)
                 self.stats.count_prompt(seq, bool(runner.prefixes.max_bytes))
                 budget -= count + len(deferred_tokens(runner, seq))  # which this round will read
+                if seq.ends_when_read:
+                    seq.finish_reason = "length"
+                    self._output.updated.setdefault(answer.request, []).append(answer)
+                    self._end(answer)
             elif self._is_shared:
                 self._reading[answer] = self._reading.pop(answer)  # now the last
                 budget -= count or budget  # no tokens: it encoded images
@@ -173,12 +176,12 @@ class Scheduler:
         self._waiting.remove(answer)
         try:
             chunks = self.decoder.admit(answer.seq, self._is_used)
+            if answer.index == 0:
+                answer.seq.queue_s = time.perf_counter() - answer.request.begin
+                read_pixels(answer.request)
         except Exception as error:
             self.fail(answer.request, error)
             return
-        if answer.index == 0:
-            answer.seq.queue_s = time.perf_counter() - answer.request.begin
-            chunks = chain(read_prompt(answer.request), chunks)
         self._reading[answer] = chunks
 
     def _next(self) -> Answer | None:

@@ -23,6 +23,7 @@ from transformers.utils import logging
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import Many, checked, cut, validate
 from ..system.files import read_object
+from .pooling import POOLING_FILE
 from .settings import check_settings, one_rope
 
 CONFIG = "config.json"
@@ -155,7 +156,8 @@ def wanted(names: list[str], weights: bool = True) -> list[str]:
     held = [name for name in names if weights and name.endswith(SAFE) and not name.startswith("consolidated")]
     if WEIGHTS in held:
         held = [WEIGHTS]
-    return [name for name in names if "/" not in name and (name in held or name.endswith(_TEXTS))]
+    texts = [name for name in names if "/" not in name and name.endswith(_TEXTS)]
+    return [name for name in names if name in (*held, *texts, POOLING_FILE)]
 
 
 def check_folder(folder: Path) -> None:

@@ -52,6 +52,7 @@ from .gguf.file import SUFFIX
 from .gguf.load import open_gguf
 from .gguf.tokens import open_gguf_tokenizer
 from .mtp import find_mtp
+from .pooling import is_encoder, lacks_head
 from .quantized import check_dtype, check_quantization, is_quantized, rounded_layers
 from .rotary import ropes_of
 from .vision import is_vlm
@@ -161,9 +162,11 @@ def open_checkpoint(
         # A checkpoint may name kernels of a hub, which are code; passes are routed through ours anyway.
         config._attn_implementation = config._experts_implementation = None
         sees, is_pair = is_vlm(config), bool(config.is_encoder_decoder)
-    if is_pair or not (sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
+    if is_encoder(config) or is_pair or not (sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
         raise _not_causal(name_or_path, config)
     check_config(name_or_path, config)
+    if not sees and lacks_head(config, stored):
+        config.tie_word_embeddings = config.lacks_head = True
     beside = mtp.roots if (mtp := find_mtp(config.get_text_config().num_hidden_layers, stored)) else ()
     stored = {key: tensor for key, tensor in stored.items() if not key.startswith(beside)}
     came_rounded = is_quantized(config)

@@ -121,16 +121,21 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
         ),
         **dict.fromkeys(("speculative_config", "drafter", "revision", "generation_config", "weights"), _TO_LLM),
     },
+    "LLM.embed": {
+        "truncate_prompt_tokens": "cut the text: llm.encode(text)[:k] are its first k tokens",
+        "use_activation": "normalize",
+    },
+    "LLM.score": {
+        **dict.fromkeys(("data_1", "queries"), "text_1"),
+        **dict.fromkeys(("data_2", "documents"), "text_2"),
+    },
     "LLM.stream": {"prompts": "prompt: a stream answers one"},
     "an attribute of LLM": {
         "llm_engine": "decoder is the loop, runner the model with its cache",
         "beam_search": "generate, with SamplingParams(n=...): there is no beam search",
-        **dict.fromkeys(
-            ("embed", "classify", "reward"), "generate is what this engine is for; transformers makes embeddings"
-        ),
+        **dict.fromkeys(("classify", "reward"), "embed and score: there are no models with other heads"),
         **dict.fromkeys(("sleep", "wake_up"), "leave it out: an LLM that is deleted frees its memory"),
         **dict.fromkeys(("collective_rpc", "apply_model"), "runner.loaded.model is the model, in this process"),
-        "score": "generate, with prompt_logprobs",
         "__call__": "generate",
     },
 }

@@ -206,7 +206,18 @@ class Answering:
     def whole(self) -> dict[str, Any]:
         """The complete answer."""
         choices = [_choice(choice, self._entire(choice), choice, is_last=True) for choice in self.choices]
-        return {**self.head, "choices": choices, **self.ending()}
+        return {**self.head, "choices": choices, **self._of_prompt(), **self.ending()}
+
+    def prompt_logprobs(self, place: int) -> dict[str, Any]:
+        """The log-probabilities of a prompt in vLLM's format; nothing where they were not asked for."""
+        listed = self.last[place].prompt_logprobs
+        if listed is None:
+            return {}
+        return {"prompt_logprobs": [None if entry is None else _by_id(entry) for entry in listed]}
+
+    def _of_prompt(self) -> dict[str, Any]:
+        """Fields of the whole answer about its prompt."""
+        return self.prompt_logprobs(0)
 
     def usage(self) -> dict[str, Any]:
         """The numbers of tokens. A prompt's tokens count once for all its choices.
@@ -282,45 +293,7 @@ class Answering:
         pieces, data = self.service.llm.loaded.pieces, b""
         if pieces is not None and not (self.params.skip_special_tokens and token in pieces.special):
             data = pieces.data(token)
-        return {"token": entry.texts.get(token, ""), "logprob": _finite(entry[token].logprob), "bytes": list(data)}
-
-
-@dataclass(kw_only=True)
-class CompletionAnswering(Answering):
-    """One request to /v1/completions. echo: the prompt of each choice, to put before it; or none."""
-
-    echo: Sequence[str]
-    texts: dict[int, Detokenizer] = field(default_factory=dict[int, Detokenizer])  # of each choice, for its offsets
-    id_prefix, whole_name, piece_name = "cmpl-", "text_completion", "text_completion"
-
-    def _opening(self, choice: Choice) -> dict[str, Any] | None:
-        return {"text": self.echo[choice.index], "logprobs": None} if self.echo else None
-
-    def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        return {"text": delta.text, "logprobs": self._listed(choice, delta.logprobs)}
-
-    def _entire(self, choice: Choice) -> dict[str, Any]:
-        piece = self._piece(choice, choice)
-        return {**piece, "text": self.echo[choice.index] + choice.text} if self.echo else piece
-
-    def _listed(self, choice: Choice, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if not entries:
-            return None
-        return {
-            "tokens": [entry.texts.get(entry.token_id, "") for entry in entries],
-            "token_logprobs": [_finite(entry.logprob) for entry in entries],
-            "top_logprobs": [by_text(entry) for entry in entries],
-            "text_offset": self._offsets(choice, [entry.token_id for entry in entries]),
-        }
-
-    def _offsets(self, choice: Choice, token_ids: Sequence[int]) -> list[int]:
-        """Where each of the next tokens of a choice begins in its text."""
-        begin, pieces = len(self.echo[choice.index]) if self.echo else 0, self.service.llm.loaded.pieces
-        if pieces is None:
-            return [begin] * len(token_ids)
-        if choice.index not in self.texts:
-            self.texts[choice.index] = self.service.detokenizer(self.params)
-        return [begin + at for at in self.texts[choice.index].offsets(token_ids, pieces)]
+        return {"token": entry.texts.get(token, ""), "logprob": finite(entry[token].logprob), "bytes": list(data)}
 
 
 def _choice(choice: Choice, content: dict[str, Any], delta: Delta, is_last: bool) -> dict[str, Any]:
@@ -336,6 +309,10 @@ def _thoughts(piece: Piece) -> dict[str, str]:
     return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning} if piece.reasoning else {}
 
 
+def _by_id(entry: TokenLogprob) -> dict[int, dict[str, Any]]:
+    return {token: {**one._asdict(), "logprob": finite(one.logprob)} for token, one in entry.items()}
+
+
 def _num_tokens(rounds: Iterable[Round]) -> int:
     return sum(record.num_emitted for record in rounds)
 
@@ -345,16 +322,7 @@ def _num_accepted(rounds: Iterable[Round]) -> int:
     return sum(min(record.num_accepted, record.num_emitted) for record in rounds)
 
 
-def by_text(entry: TokenLogprob) -> dict[str, float]:
-    """The log-probabilities by the text of each token. A further token of the same text is named as in vLLM."""
-    logprobs = dict[str, float]()
-    for token in entry:
-        text = entry.texts.get(token, "")
-        logprobs[f"token_id:{token}" if text in logprobs else text] = _finite(entry[token].logprob)
-    return logprobs
-
-
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     """JSON has no -inf."""
     return max(logprob, -9999.0)
 

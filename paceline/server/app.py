@@ -14,6 +14,7 @@ from ..async_llm import AsyncLLM
 from .dialects.anthropic import add_anthropic
 from .dialects.llama_cpp import add_llama_cpp
 from .dialects.ollama import add_ollama
+from .embeddings import add_embeddings
 from .gate import gated_app
 from .openai import add_openai
 from .service import Service, Settings
@@ -36,6 +37,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
     add_ollama(app, pick, lambda: {service.settings.model: service})
     add_anthropic(app, pick)
     add_llama_cpp(app, pick)
+    add_embeddings(app, pick)
 
     @app.get("/")
     async def chat_page() -> Response:

@@ -12,8 +12,9 @@ from ..errors import ConfigError
 from ..hf.image_prompts import writable
 from ..target.prompts import TemplatedChat
 from . import protocol
-from .answers import Answering, CompletionAnswering, respond
+from .answers import Answering, respond
 from .chats import chat_prompt, read_messages
+from .completions import CompletionAnswering
 from .errors import ApiError, unsupported
 from .response_events import ResponseAnswering
 from .responses import ResponsesRequest
@@ -58,12 +59,11 @@ async def answer_completion(
     """Continue prompts, as `answer_chat` answers a chat. max_tokens: the default; None: as many as fit."""
     service.check(body)
     service.check_texts(body.prompts)
+    body.check_echo()
     defaults = {**service.defaults, "max_tokens": max_tokens}
     params = body.params(defaults, body.logprobs, tenant=request.scope["tenant"])
     if body.best_of not in (None, params.n):
         raise unsupported("best_of")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("echo with logprobs")
     shown = body.prompts if body.echo else ()
     echo = [text for prompt in shown for text in [await run_in_threadpool(service.text_of, prompt)] * params.n]
     return await respond(service, request, body, partial(kind, echo=echo), body.prompts, params)

@@ -214,6 +214,7 @@ class Request(Sampling):
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
     store: bool | None = None  # false: drafters keep nothing of it
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None  # vLLM's
 
     def params(
         self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None, tenant: str = ""
@@ -294,6 +295,17 @@ class CompletionRequest(Request):
     # known, but only supported with these values
     suffix: None = None
     best_of: int | None = None
+
+    def check_echo(self) -> None:
+        """Ask for the log-probabilities of an echoed prompt; max_tokens 0 asks for nothing else.
+
+        Raises `ConfigError` where an echo would show two numbers of top tokens.
+        """
+        if not self.echo or (self.logprobs is None and self.max_tokens != 0):
+            return
+        if None not in (self.logprobs, self.prompt_logprobs) and self.logprobs != self.prompt_logprobs:
+            raise ConfigError("logprobs and prompt_logprobs differ, and an echo has both", fix="leave one of them out")
+        self.prompt_logprobs = self.logprobs or 0
 
     @property
     def prompts(self) -> list[str | list[int]]:

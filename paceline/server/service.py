@@ -80,6 +80,8 @@ class Service(Gated):
             raise ApiError(400, message, "invalid_value", "speculative.method")
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options needs stream.", "invalid_value", "stream_options")
+        if body.prompt_logprobs is not None and body.stream:
+            raise unsupported("prompt_logprobs", "leave out stream")
 
     def check_texts(self, texts: Sequence[str | list[int]]) -> None:
         """Raise `ApiError` for texts or token ids that are much longer than the context."""

@@ -104,7 +104,7 @@ class NativeDecoder:
             kept = states.rows(cache.capacity, self._described.model.hidden, self._states_like)
             row_of = dict(zip(states.layers, kept[0, 0], strict=True))
             call.states = pointers.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
-            call.state_columns, call.state_row = kept.shape[1], kept.stride(1)
+            call.state_columns, call.state_row = kept.stride(0) // kept.stride(1), kept.stride(1)
         experts = c_int64()
         if self._described.num_experts:
             call.num_experts = kernels.start_of(experts)

@@ -1,9 +1,9 @@
 """Runs one model over token trees and manages its cache. It never chooses tokens."""
 
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from ..attention.kv_cache import round_up
 from ..attention.masks import PromptRows, Spans
 from ..attention.states import StateStore
 from ..core.interfaces import TargetExperts
+from ..core.reading import Reading
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
@@ -22,6 +23,7 @@ from ..hf.gguf.file import SUFFIX
 from ..hf.vision import Features, Vision, share_tower
 from ..quant.linears import Weights
 from ..system.hardware import median_seconds
+from ..system.turns import Turns
 from .adapters import MaskAdapter, attach_adapter, share_copy
 from .loaded import LoadedModel
 from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
@@ -38,7 +40,6 @@ class ModelRunner:
     """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
 
     share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
-
     spans_of: the columns that a pass reads of a slot with so many committed ones, in layers without a window (see
         `methods.draft_window`); None: all.
 
@@ -56,9 +57,9 @@ class ModelRunner:
         self.loaded = loaded
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
         self.cache = share.cache if share else loaded.new_cache(max_num_seqs, self.max_length)
-        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
-        self._waiting: list[object] = share._waiting if share else []
+        self.turns = share.turns if share else Turns()  # one thread at a time runs the model
         self.states, self.keeps_images = StateStore(self.cache.num_slots), False
+        self._last_states = StateStore(self.cache.num_slots, (loaded.num_layers,), is_shared=True)
         self.spans_of: Callable[[int, int], Spans] | None = None
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
@@ -190,61 +191,54 @@ class ModelRunner:
         """Set the position offset of an empty slot, which depends on the images of its prompt."""
         self.cache.offsets[slot] = self.loaded.offset_of(vision)
 
-    @contextmanager
-    def fair_lock(self):
-        """The lock, for threads that run the model in turns: a thread that leaves it lets waiting threads go first."""
-        ticket = object()
-        try:
-            self._waiting.append(ticket)
-            with self.lock:
-                yield
-        finally:
-            with suppress(ValueError):
-                self._waiting.remove(ticket)
-            if self._waiting:
-                time.sleep(0.0005)
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """For a thread that may keep others waiting."""
+        return self.turns.lock
+
+    def fair_lock(self) -> AbstractContextManager[None]:
+        """The lock, for threads that run the model in turns."""
+        return self.turns.taken()
 
     def prefill(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, salt: str = "") -> None:
         """Cache a text except its last token, the first root, in its slot from `admit`. salt: its tenant."""
         self.restore_prefix(slot, token_ids, vision, tenant=salt)
-        for _ in self.prefill_chunks(slot, token_ids, vision):
-            pass
+        deque(self.prefill_chunks(slot, token_ids, vision), 0)
 
     @torch.inference_mode()
     def prefill_chunks(
         self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False,
-        keep_states: bool = True,
+        keep_states: bool = True, reading: Reading | None = None,
     ) -> Generator[None, None, float]:  # fmt: skip
         """`prefill` chunk by chunk, after what the slot holds of the text. Other slots may run between two chunks.
 
         Returns the seconds spent in the vision tower.
-        defer_last_chunk: leave the last chunk of text after the images to the pass of the first draft.
+        defer_last_chunk: leave the last chunk of text to the pass of the first draft. reading: gets rows of the others.
         """
         begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
         if vision is not None and begin < (edge := min(vision.edge, last)):
             with self.cache.held([slot], [edge]):
-                seconds = yield from self._prefill_images(slot, token_ids, vision, keep_states)
+                seconds = yield from self._prefill_images(slot, token_ids, vision, keep_states, reading)
             # A block may hold the last token: it is computed with its block, and once more as the root.
             self.cache.truncate(slot, edge)
             begin = edge
             yield
         recurrent = self.cache.recurrent
         for stop in () if recurrent is None else recurrent.forks(slot, begin, last):
-            yield from self._extend_chunks(slot, token_ids[begin:stop], keep_states)
+            yield from self._extend_chunks(slot, token_ids[begin:stop], keep_states, reading)
             begin = stop
             yield
-        yield from self._extend_chunks(slot, token_ids[begin:last], keep_states, defer_last_chunk)
+        yield from self._extend_chunks(slot, token_ids[begin:last], keep_states, reading, defer_last_chunk)
         self.prefixes.keep(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
         return seconds
 
     def _vision(self) -> Vision:
         if self.loaded.vision is None:
-            message, fix = "this model takes text alone", "load a vision-language model"
-            raise ConfigError(message, got="a prompt with images", fix=fix)
+            raise ConfigError("this model takes text alone", got="an image", fix="load a vision-language model")
         return self.loaded.vision
 
     def _prefill_images(
-        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt, keep_states: bool
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt, keep_states: bool, reading: Reading | None
     ) -> Generator[None, None, float]:
         """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
         held, edge = self.cache.lengths[slot], vision.edge if vision.blocks else min(vision.edge, len(token_ids) - 1)
@@ -262,7 +256,8 @@ class ModelRunner:
                 yield
                 begin = max(begin, held)
                 ids = token_ids[begin:end]
-                self.prefill_chunk(slot, ids, prompt_rows(embeddings, ids, begin, unseen, features), keep_states)
+                rows = prompt_rows(embeddings, ids, begin, unseen, features)
+                self.prefill_chunk(slot, ids, rows, keep_states, reading)
         return seconds
 
     def restore_prefix(
@@ -299,32 +294,38 @@ class ModelRunner:
 
     def extend_cache(self, slot: int, token_ids: Sequence[int], keep_states: bool = True) -> None:
         """Cache text tokens after those of the slot, in chunks."""
-        for _ in self._extend_chunks(slot, token_ids, keep_states):
-            pass
+        deque(self._extend_chunks(slot, token_ids, keep_states), 0)
 
     def _extend_chunks(
-        self, slot: int, token_ids: Sequence[int], keep_states: bool, defer_last_chunk: bool = False
-    ) -> Iterator[None]:
+        self, slot: int, token_ids: Sequence[int], keep_states: bool, reading: Reading | None = None,
+        defer_last_chunk: bool = False,
+    ) -> Iterator[None]:  # fmt: skip
         for begin in range(0, len(token_ids), self.chunk):
             if defer_last_chunk and begin + self.chunk >= len(token_ids):
                 return
             if begin:
                 yield
-            self.prefill_chunk(slot, token_ids[begin : begin + self.chunk], None, keep_states)
+            self.prefill_chunk(slot, token_ids[begin : begin + self.chunk], None, keep_states, reading)
 
     @torch.inference_mode()
     def prefill_chunk(
-        self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None, keep_states: bool = True
-    ) -> None:
-        """Cache tokens in one pass. rows: replace their embeddings."""
-        count = len(token_ids)
+        self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None, keep_states: bool = True,
+        reading: Reading | None = None,
+    ) -> None:  # fmt: skip
+        """Cache tokens in one pass. rows: replace their embeddings. reading: gets the rows that it wants."""
+        end = self.cache.lengths[slot] + len(token_ids)
+        first = end if reading is None else max(self.cache.lengths[slot], reading.first)
+        wants_states = first < end and reading is not None and not reading.wants_logits
         layout = self.loaded.begin(
-            self.cache, [slot], count, rows=rows, head_rows=0, batch_invariant=self.settings.invariant,
-            max_length=self.max_length,
+            self.cache, [slot], len(token_ids), rows=rows, head_rows=0 if wants_states else max(0, end - first),
+            batch_invariant=self.settings.invariant, max_length=self.max_length,
         )  # fmt: skip
-        ids = torch.tensor([[*token_ids]], device=self.loaded.device)
-        self.loaded.forward(ids, layout, self.cache, self._store(keep_states))
-        self.cache.lengths[slot] += count
+        ids, store = torch.tensor([[*token_ids]], device=self.loaded.device), self._last_states
+        logits = self.loaded.forward(ids, layout, self.cache, store if wants_states else self._store(keep_states))
+        self.cache.lengths[slot] = end
+        if reading is not None and first < min(end, reading.stop):
+            taken = store.read(slot, first, end, store.layers) if wants_states else logits[0]
+            reading.take(taken[: reading.stop - first])  # a block of an image may go on behind it
 
     @torch.inference_mode()
     def forward(
@@ -370,13 +371,12 @@ class ModelRunner:
         text = [i % self.vocab_size for i in range(min(tokens, self.room(0)))]
         if not text:
             return self.pass_seconds(1)
-        times = []
+        begin = 0.0
         for _ in range(2):  # the first warms up
             with self.tentative([0]):
                 begin = time.perf_counter()
                 self.extend_cache(0, text)
-                times.append(time.perf_counter() - begin)
-        return times[-1] / len(text)
+        return (time.perf_counter() - begin) / len(text)
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]], keep_states: bool = True) -> None:
         for slot, path in zip(slots, paths, strict=True):

@@ -144,7 +144,7 @@ def test_options_are_read_from_json():
 def test_nothing_is_replaced_that_exists():
     places = {"SamplingParams": SamplingParams, "StructuredOutputsParams": StructuredOutputsParams, "LLM": LLM}
     places |= {"AsyncLLM": AsyncLLM}
-    places |= {f"LLM.{name}": getattr(LLM, name) for name in ("generate", "chat", "stream")}
+    places |= {f"LLM.{name}": getattr(LLM, name) for name in ("generate", "chat", "stream", "embed", "score")}
     keys = {"num_draft_nodes", *(key for method in methods() for key in keys_of(spec_class(method)))}
     others = {
         "an attribute of LLM": {*dir(LLM), "decoder", "runner"},

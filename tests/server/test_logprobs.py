@@ -9,7 +9,7 @@ import pytest
 from paceline import LLM, PromptLookup, SamplingParams
 from paceline.core.request import TokenLogprob
 from paceline.engine.request import with_texts
-from paceline.server.answers import by_text
+from paceline.server.completions import by_text
 from tests.methods.tokenizers_made import reader
 from tests.server.helpers import events, server
 

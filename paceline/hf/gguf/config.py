@@ -54,6 +54,7 @@ _WINDOWS: Mapping[str, _Entry] = {
 }  # fmt: skip
 _CAPS: Mapping[str, _Entry] = {name: (name, Positive) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 _LOCAL_BASE, _FINETUNED = "rope.freq_base_swa", "rope.scaling.finetuned"
+_POOLING = "pooling_type"  # of embedding models
 _SECTIONS = "rope.dimension_sections"  # dimensions of each axis of positions, of models that see
 _LAYER_NORM = "attention.layer_norm_epsilon"
 _SCALES: Mapping[str, _Entry] = {
@@ -140,10 +141,12 @@ _ENTRIES: Mapping[str, _Entry] = {
     "rope.scaling.type": (None, str),
     "rope.scaling.original_context_length": (None, _SIZE),
     _FINETUNED: (None, bool),
+    _POOLING: (_POOLING, Annotated[int, Field(ge=0, le=4)]),
     **dict.fromkeys((*_FACTORS, *_YARN_FACTORS, *BETAS), (None, Positive)),
     _EXTRAPOLATION: (None, Annotated[float, Field(ge=1, le=1)]),
 }
-_REQUIRED = {key for key, (name, _) in _ENTRIES.items() if name} - {"attention.head_count_kv", "attention.key_length"}
+_OPTIONAL = {"attention.head_count_kv", "attention.key_length", _POOLING}
+_REQUIRED = {key for key, (name, _) in _ENTRIES.items() if name} - _OPTIONAL
 _SLIDING = ("gemma3", "gpt-oss")  # the only ones that always have windows of lengths that differ
 _WIDEST = {("gemma2", 46), ("gemma3", 62)}  # those of 27B scale attention by the hidden size of a head, not by its own
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

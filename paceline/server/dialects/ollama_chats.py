@@ -195,6 +195,27 @@ class OllamaPrompt(Asked):
         return CompletionRequest(**self.sampling(service), prompt=self.prompt, logprobs=num_logprobs)
 
 
+class OllamaEmbed(Fields):
+    """The body of /api/embed. input: a text, or several."""
+
+    model: str
+    input: str | list[str]
+    dimensions: Annotated[Count, Field(ge=1)] | None = None
+    # without effect on answers
+    truncate: bool | None = None  # what is too long is refused, whatever it says
+    keep_alive: str | float | None = None
+    options: Options | None = None
+
+
+class OllamaEmbedding(Fields):
+    """The body of /api/embeddings, the older form."""
+
+    model: str
+    prompt: str
+    keep_alive: str | float | None = None
+    options: Options | None = None
+
+
 class ModelName(Fields):
     """The body of /api/show. name: the older field."""
 

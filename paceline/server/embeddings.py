@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from ..engine.embeddings import PoolingParams
+from ..engine.embeddings import EmbeddingOutput, PoolingParams
 from ..engine.scores import Method, ScoringOutput, pairs_of
 from .errors import ApiError
 from .metrics import Watch
@@ -100,19 +100,23 @@ class RerankRequest(_Scored):
         return [one.text if isinstance(one, Document) else one for one in self.documents]
 
 
+async def embed(service: Service, body: EmbeddingsRequest, request: Request) -> list[EmbeddingOutput]:
+    """Each of the embeddings. Raises `ApiError`, and what `AsyncLLM.embed` raises."""
+    service.check_texts(texts := body.texts())
+    params = PoolingParams(body.pooling, body.normalize, body.dimensions, body.extra_args(request.scope["tenant"]))
+    async with connected(request.receive, request.scope["end_at"]):
+        ids = [await service.engine.encode(text) for text in texts]
+        _check_number(sum(map(len, ids)))
+        return await _each(service, request, ids, lambda one: service.engine.embed(one, params))
+
+
 def add_embeddings(app: FastAPI, pick: Pick) -> None:
     """Add the endpoints."""
 
     @app.post("/v1/embeddings")
     async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
         service = await pick(request, body.model)
-        service.check_texts(texts := body.texts())
-        extra_args = body.extra_args(request.scope["tenant"])
-        params = PoolingParams(body.pooling, body.normalize, body.dimensions, extra_args)
-        async with connected(request.receive, request.scope["end_at"]):
-            ids = [await service.engine.encode(text) for text in texts]
-            _check_number(sum(map(len, ids)))
-            outputs = await _each(service, request, ids, lambda one: service.engine.embed(one, params))
+        outputs = await embed(service, body, request)
         form = base64_of if body.encoding_format == "base64" else list[float]
         data = [
             {"object": "embedding", "index": index, "embedding": form(output.outputs.embedding)}

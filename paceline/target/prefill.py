@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast, final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn

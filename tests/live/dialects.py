@@ -50,6 +50,10 @@ def ollama(at: Target) -> None:
     with at.check("ollama", "log-probabilities"):
         told = client.chat(**asked, messages=SAID, logprobs=True, top_logprobs=2).logprobs
         assert len(told or ()) == whole.eval_count
+    with at.check("ollama", "embed"):
+        made = client.embed(at.model, ["One.", "Two."])
+        assert len(made.embeddings) == 2
+        assert client.embed(at.model, "Two.").embeddings[0] == made.embeddings[1]
     with at.check("ollama", "image"):
         seen = [{"role": "user", "content": "Colour?", "images": [RED]}]
         if at.sees:

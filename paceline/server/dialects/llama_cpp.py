@@ -17,6 +17,7 @@ from ..errors import ApiError
 from ..openai import Pick, answer_completion
 from ..protocol import Bias, CompletionRequest, Count, Fields, StreamOptions, TokenId, Word
 from ..streams import event
+from . import closed
 
 Pair: TypeAlias = Annotated[tuple[int, Bias], Strict(False)]
 """A token and what is added to its logit."""
@@ -66,7 +67,8 @@ class LlamaCompletion(Fields):
         """The same as a request to /v1/completions."""
         same = {"prompt", "stream", "temperature", "top_k", "top_p", "min_p", "stop", "ignore_eos"}
         same |= {"presence_penalty", "frequency_penalty"}
-        forms = {"grammar": self.grammar or None, "json": self.json_schema}
+        form = {} if self.json_schema is None else closed(self.json_schema)
+        form |= {"grammar": self.grammar} if self.grammar else {}
         return CompletionRequest(
             **self.model_dump(include=same),
             model=model,
@@ -74,7 +76,7 @@ class LlamaCompletion(Fields):
             seed=None if self.seed == -1 else self.seed,
             repetition_penalty=self.repeat_penalty,
             logit_bias=dict(self.logit_bias) if self.logit_bias else None,
-            structured_outputs={name: form for name, form in forms.items() if form is not None} or None,
+            structured_outputs=form or None,
             logprobs=self.n_probs or None,
         )
 

@@ -1,6 +1,7 @@
 """Ollama's API: /api/chat, /api/generate, and what its clients ask about models."""
 
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -10,15 +11,17 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.concurrency import run_in_threadpool
 
 from ...measure.doctor import held_bytes
 from ..answers import Answering, Choice, Delta, Outputs
 from ..chats import read_object
+from ..embeddings import EmbeddingsRequest, embed
 from ..errors import ApiError
 from ..openai import Pick, answer_chat, answer_completion
 from ..protocol import StreamOptions
 from ..service import DEFAULTS, Service
-from .ollama_chats import ModelName, OllamaChat, OllamaPrompt
+from .ollama_chats import ModelName, OllamaChat, OllamaEmbed, OllamaEmbedding, OllamaPrompt
 
 VERSION = "0.13.0"
 """Of the API that this is. Clients ask for it to know what they may send."""
@@ -94,6 +97,22 @@ def add_ollama(app: FastAPI, pick: Pick, listed: Callable[[], Mapping[str, Servi
         if body.raw:
             return await answer_completion(service, body.as_completion(service), request, kind)
         return await answer_chat(service, body.as_chat(service), request, kind)
+
+    @app.post("/api/embed")
+    async def embed_each(body: OllamaEmbed, request: Request) -> Response:
+        service, begin_s = await service_of(request, body.model), time.perf_counter()
+        asked = EmbeddingsRequest(input=body.input, dimensions=body.dimensions, normalize=True)
+        outputs = await embed(service, asked, request)
+        count, spent = sum(len(one.prompt_token_ids) for one in outputs), _ns(time.perf_counter() - begin_s)
+        told = {"model": service.settings.model, "embeddings": [one.outputs.embedding for one in outputs]}
+        whole = {**told, "total_duration": spent, "load_duration": 0, "prompt_eval_count": count}
+        return await run_in_threadpool(JSONResponse, whole)
+
+    @app.post("/api/embeddings")
+    async def embed_one(body: OllamaEmbedding, request: Request) -> dict[str, Any]:
+        service = await service_of(request, body.model)
+        (output,) = await embed(service, EmbeddingsRequest(input=body.prompt, normalize=False), request)
+        return {"embedding": output.outputs.embedding}
 
     @app.api_route("/api/tags", methods=["GET", "HEAD"])
     async def tags() -> dict[str, Any]:

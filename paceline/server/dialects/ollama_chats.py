@@ -18,15 +18,14 @@ from ..protocol import (
     HistoryFields,
     Image,
     ImageURL,
-    JsonSchema,
     Message,
-    ResponseFormat,
     Text,
     Tool,
     ToolCall,
     Word,
 )
 from ..service import Service
+from . import closed
 
 _One: TypeAlias = Annotated[float, Field(ge=1, le=1)]
 
@@ -142,10 +141,9 @@ class Asked(Fields):
         if options.num_ctx is not None and options.num_ctx > most:
             message = f"options.num_ctx is {options.num_ctx}. Expected: at most {most}, the context of this server."
             raise ApiError(400, message, "context_length_exceeded", "options.num_ctx")
-        schema = JsonSchema(name="answer", schema=self.format) if isinstance(self.format, dict) else None
-        form = ResponseFormat(type="json_schema" if schema else "json_object", json_schema=schema)
-        shape = {"response_format": form} if self.format else {}
-        return {**options.sampling(), **shape, "model": self.model, "stream": self.stream is not False}
+        form = closed(self.format) if isinstance(self.format, dict) else {"json_object": True} if self.format else None
+        shape = {"structured_outputs": form, "model": self.model, "stream": self.stream is not False}
+        return {**options.sampling(), **shape}
 
     def chat(self, service: Service, messages: Sequence[ChatMessage], tools: list[Tool] | None = None) -> ChatRequest:
         """The same as a request to /v1/chat/completions. Raises `ApiError`."""
@@ -195,6 +193,27 @@ class OllamaPrompt(Asked):
                 raise unsupported(name, "leave it out, or raw; a raw prompt is text alone")
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return CompletionRequest(**self.sampling(service), prompt=self.prompt, logprobs=num_logprobs)
+
+
+class OllamaEmbed(Fields):
+    """The body of /api/embed. input: a text, or several."""
+
+    model: str
+    input: str | list[str]
+    dimensions: Annotated[Count, Field(ge=1)] | None = None
+    # without effect on answers
+    truncate: bool | None = None  # what is too long is refused, whatever it says
+    keep_alive: str | float | None = None
+    options: Options | None = None
+
+
+class OllamaEmbedding(Fields):
+    """The body of /api/embeddings, the older form."""
+
+    model: str
+    prompt: str
+    keep_alive: str | float | None = None
+    options: Options | None = None
 
 
 class ModelName(Fields):

@@ -140,6 +140,25 @@ def test_what_clients_ask_about_the_model():
     assert [one.status_code for one in get("/", "/api/tags", "/api/version", method="HEAD")] == [200] * 3
 
 
+def test_embeddings():
+    """Those of /v1/embeddings: normalised, and in the older endpoint as the model makes them."""
+    texts = ["ab ab", "cd"]
+    plain, raw, each, one, short, old = ask(
+        ("/v1/embeddings", {"input": texts, "normalize": True}),
+        ("/v1/embeddings", {"input": "cd", "normalize": False}),
+        ("/api/embed", {"input": texts, "truncate": True}), ("/api/embed", {"input": "cd"}),
+        ("/api/embed", {"input": "cd", "dimensions": 4}), ("/api/embeddings", {"prompt": "cd"}),
+    )  # fmt: skip
+    assert each.json()["embeddings"] == [entry["embedding"] for entry in plain.json()["data"]]
+    assert each.json()["prompt_eval_count"] == plain.json()["usage"]["prompt_tokens"]
+    assert one.json()["embeddings"] == each.json()["embeddings"][1:]
+    assert len(short.json()["embeddings"][0]) == 4
+    assert old.json()["embedding"] == raw.json()["data"][0]["embedding"] != one.json()["embeddings"][0]
+    for path, body in (("/api/embed", {"input": []}), ("/api/embed", {"input": "a" * 4000}), ("/api/embeddings", {})):
+        (refused,) = ask((path, body))
+        assert (refused.status_code, refused.json().keys()) == (400, {"error"})
+
+
 def test_keys():
     path = "/api/tags"
     (none,), (one,) = get(path, api_keys=["k"]), get(path, api_keys=["k"], headers={"Authorization": "Bearer k"})

@@ -51,6 +51,7 @@ _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
     "prediction": (_is_prediction, "a text or a list of token ids"),
     "cache_salt": (lambda value: isinstance(value, str) and value != "", "a text that is not empty"),
     "store": (lambda value: isinstance(value, bool), "true or false"),
+    "account": (lambda value: isinstance(value, str), "a text"),
     "priority": (lambda value: type(value) is int, "an integer; lower ones are answered first"),
 }
 """The keys of `SamplingParams.extra_args` about drafts and caches: a check of the value, and what is expected."""
@@ -101,8 +102,8 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
-    # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; "priority": lower
-    # ones are answered first; and what drafters and processors of your own read in `Sequence.params.extra_args`
+    # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; "priority" and
+    # "account": see there; and what drafters and processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -155,6 +156,11 @@ class SamplingParams:
     def priority(self) -> int:
         """Requests of a lower priority are answered first ("priority" in `extra_args`, as in vLLM)."""
         return (self.extra_args or {}).get("priority", 0)
+
+    @property
+    def account(self) -> str:
+        """Who shares slots fairly with others ("account" in `extra_args`): a server's API keys."""
+        return (self.extra_args or {}).get("account", "")
 
     @property
     def is_private(self) -> bool:

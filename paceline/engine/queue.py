@@ -1,6 +1,6 @@
 """Who comes next: the order of the answers that wait for a slot, and which ones give their slots to them.
 
-Slots go to the answers of the best priority, among these to the tenant that has the fewest, and then in the order in
+Slots go to the answers of the best priority, among these to the account that has the fewest, and then in the order in
 which they began to wait, where one that had a slot before counts as later by the time that it had it, up to ten
 seconds. An answer that has waited for half a second takes the slot of another of its priority that has had its quantum:
 a second, or ten times what reading its text took. One of a better priority takes the slot of one of a worse at once.
@@ -25,7 +25,7 @@ class Queue:
     """Answers that wait for a slot."""
 
     def __init__(self) -> None:
-        self._heaps = dict[tuple[str, bool], list[tuple[int, float, int, Answer]]]()  # by tenant, and whether further
+        self._heaps = dict[tuple[str, bool], list[tuple[int, float, int, Answer]]]()  # by account, and whether further
         self._count = count()
 
     def __len__(self) -> int:
@@ -35,12 +35,12 @@ class Queue:
         """Let an answer wait from now on."""
         answer.since = time.perf_counter()
         rank = answer.since + min(answer.served_s, _MOST_CREDIT_S)
-        heap = self._heaps.setdefault((answer.seq.params.tenant, answer.index > 0), [])
+        heap = self._heaps.setdefault((answer.seq.params.account, answer.index > 0), [])
         heappush(heap, (answer.seq.params.priority, rank, next(self._count), answer))
 
     def remove(self, answer: Answer) -> None:
         """Let an answer wait no more; harmless if it does not."""
-        key = answer.seq.params.tenant, answer.index > 0
+        key = answer.seq.params.account, answer.index > 0
         heap = self._heaps.get(key, [])
         if heap and heap[0][3] is answer:
             heappop(heap)
@@ -51,18 +51,18 @@ class Queue:
             self._heaps.pop(key, None)
 
     def first(self, held: Mapping[str, int], with_further: bool = True) -> Answer | None:
-        """The answer that is next. held: the slots of each tenant. with_further: also those after a request's first."""
+        """The answer that is next. held: slots by account. with_further: also those after the first of a request."""
         heads = [
-            (heap[0][0], held.get(tenant, 0), *heap[0][1:])
-            for (tenant, is_further), heap in self._heaps.items()
+            (heap[0][0], held.get(account, 0), *heap[0][1:])
+            for (account, is_further), heap in self._heaps.items()
             if with_further or not is_further
         ]
         return min(heads)[-1] if heads else None
 
 
-def tenants(answers: Collection[Answer]) -> Counter[str]:
-    """How many of these answers each tenant has."""
-    return Counter(answer.seq.params.tenant for answer in answers)
+def accounts(answers: Collection[Answer]) -> Counter[str]:
+    """How many of these answers each account has."""
+    return Counter(answer.seq.params.account for answer in answers)
 
 
 def yielding(
@@ -70,9 +70,9 @@ def yielding(
 ) -> Sequence[Answer]:
     """The answers that give their slots to one that waits; none if those that may are not enough.
 
-    First those of the worst priority, then of the tenant with the most slots, then those that had theirs the longest.
+    First those of the worst priority, then of the account with the most slots, then those that had theirs the longest.
     """
-    now, priority, held = time.perf_counter(), waiting.seq.params.priority, tenants(running)
+    now, priority, held = time.perf_counter(), waiting.seq.params.priority, accounts(running)
     is_patient = now - waiting.since < PATIENCE_S
 
     def may_yield(one: Answer) -> bool:
@@ -82,7 +82,7 @@ def yielding(
 
     able = sorted(
         filter(may_yield, running),
-        key=lambda one: (-one.seq.params.priority, -held[one.seq.params.tenant], one.since),
+        key=lambda one: (-one.seq.params.priority, -held[one.seq.params.account], one.since),
     )
     return next((able[:size] for size in range(1, len(able) + 1) if is_enough(able[:size])), ())
 

@@ -25,7 +25,7 @@ from itertools import chain
 from ..core.request import TokenSequence
 from .first_pass import deferred_tokens
 from .loop import SpeculativeDecoder
-from .queue import Queue, newest, tenants, yielding
+from .queue import Queue, accounts, newest, yielding
 from .request import Answer, Request, read_prompt
 from .stats import EngineStats
 
@@ -170,7 +170,7 @@ class Scheduler:
     def _make_way(self) -> None:
         """Let answers give their slots to the first ones that wait, see `queue`."""
         cache = self.decoder.runner.cache
-        while answer := self._waiting.first(tenants(self._holders)):
+        while answer := self._waiting.first(accounts(self._holders)):
 
             def is_enough(given: Sequence[Answer], answer: Answer = answer) -> bool:
                 slots = [one.seq.slot for one in given]
@@ -243,7 +243,7 @@ class Scheduler:
         if not self._waiting or not (cache.num_free or self._must_start):
             return None
         with_further = self._must_start or cache.num_free > self._num_kept
-        answer = self._waiting.first(tenants(self._holders), with_further)
+        answer = self._waiting.first(accounts(self._holders), with_further)
         return answer if answer and (self._must_start or self.decoder.has_room(answer.seq)) else None
 
     @property

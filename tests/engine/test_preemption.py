@@ -10,6 +10,8 @@ import pytest
 import regex
 
 from paceline import LLM, Fixed, PromptLookup, SamplingParams
+from paceline.attention.columns import Reserved
+from paceline.attention.kv_cache import SlotCache
 from paceline.core.structured import StructuredOutputsParams
 from paceline.engine import queue
 from paceline.engine.loop import SpeculativeDecoder
@@ -166,6 +168,20 @@ def test_a_cache_of_a_third_of_the_need(drafter):
     assert max(most) <= 384 + 64 * bool(drafter)
     assert not any(cache._written)
     assert not cache.reserved._columns
+
+
+LIMITS = {
+    "a limit that is not kept": (Reserved, "fits", lambda self, columns, without=(): True),
+    "columns that are lost when the tensors grow": (
+        SlotCache, "_grown", lambda self, old, to: self._columns(old, old.shape[1], to, old.shape[3])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", LIMITS)
+def test_faults_of_the_limit_are_noticed(mutant, monkeypatch):
+    monkeypatch.setattr(*LIMITS[mutant])
+    with pytest.raises(AssertionError):
+        test_a_cache_of_a_third_of_the_need(None)
 
 
 def test_what_never_fits_is_refused_at_once():
@@ -326,22 +342,19 @@ def test_an_error_of_a_second_admission_ends_that_request_alone(monkeypatch):
 
 
 def waiting(*asks: tuple[str, int]) -> list[Answer]:
-    """Answers of these tenants and priorities, in the order in which they began to wait."""
-    made = [
-        SamplingParams(extra_args={"priority": priority} | ({"cache_salt": tenant} if tenant else {}))
-        for tenant, priority in asks
-    ]
+    """Answers of these accounts and priorities, in the order in which they began to wait."""
+    made = [SamplingParams(extra_args={"priority": priority} | {"account": account}) for account, priority in asks]
     return [Request.of(None, sequence(TARGET, [5], params)).answers[0] for params in made]
 
 
-def test_tenants_take_turns():
+def test_accounts_take_turns():
     answers = waiting(("a", 0), ("a", 0), ("b", 0), ("a", -1), ("b", 0))
     queued, held, order = queue.Queue(), Counter[str](), list[int]()
     for one in answers:
         queued.add(one)
     while one := queued.first(held):
         queued.remove(one)
-        held[one.seq.params.tenant] += 1
+        held[one.seq.params.account] += 1
         order.append(answers.index(one))
     assert order == [3, 2, 0, 4, 1]
     assert not queued
@@ -361,7 +374,7 @@ def test_one_that_had_a_slot_waits_behind_newer_ones(monkeypatch):
 
 
 def test_who_gives_a_slot():
-    """The worst priority at once; else, after a wait, who had its quantum: of the largest tenant, the longest."""
+    """The worst priority at once; else, after a wait, who had its quantum: of the largest account, the longest."""
     one, *running = waiting(("c", 0), ("a", 0), ("a", 0), ("b", 0), ("b", 1), ("a", -1))
     now = time.perf_counter()
     one.since = now - 1

@@ -352,7 +352,8 @@ def test_accounts_take_turns():
     queued, held, order = queue.Queue(), Counter[str](), list[int]()
     for one in answers:
         queued.add(one)
-    while one := queued.first(held):
+    while queued:
+        one = queued.heads(held)[0]
         queued.remove(one)
         held[one.seq.params.account] += 1
         order.append(answers.index(one))
@@ -365,12 +366,12 @@ def test_one_that_had_a_slot_waits_behind_newer_ones(monkeypatch):
     queued, old.served_s = queue.Queue(), 3600.0
     for one in (old, new):
         queued.add(one)
-    assert queued.first({}) is new
+    assert queued.heads({})[0] is new
     queued.remove(new)
     later = time.perf_counter() + 11
     monkeypatch.setattr(time, "perf_counter", lambda: later)
     queued.add(newer)
-    assert queued.first({}) is old  # ten seconds at most
+    assert queued.heads({})[0] is old  # ten seconds at most
 
 
 def test_who_gives_a_slot():
@@ -390,6 +391,8 @@ def test_who_gives_a_slot():
     one.since = now
     assert queue.yielding(one, running, lambda given: True) == [running[3]]
     one.since, running[0].read_s = now - 1, 20.0
+    assert queue.yielding(one, running[:3], lambda given: True) == [running[0]]
+    one.served_s = 3.0  # no new one: each reading is to be worth it
     assert queue.yielding(one, running[:3], lambda given: True) == [running[1]]
     for answer_ in running:
         answer_.since = now

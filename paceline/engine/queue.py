@@ -96,6 +96,9 @@ def yielding(
     return next((able[:size] for size in range(1, len(able) + 1) if is_enough(able[:size])), ())
 
 
-def newest(answers: Collection[Answer]) -> Answer:
-    """The answer that gives its slot where the others lack memory: of the worst priority, the last that got one."""
-    return max(answers, key=lambda one: (one.seq.params.priority, one.since))
+def growing(answers: Collection[Answer], has_all: Callable[[Answer], bool]) -> Answer:
+    """The answer that gives its slot where another lacks memory: of the worst priority, the last that got one.
+
+    has_all: whether an answer has all the memory that it may need; such a short one is soon over.
+    """
+    return max(answers, key=lambda one: (one.seq.params.priority, not has_all(one), one.since))

@@ -25,7 +25,7 @@ from itertools import chain
 from ..core.request import TokenSequence
 from .first_pass import deferred_tokens
 from .loop import SpeculativeDecoder
-from .queue import Queue, accounts, newest, yielding
+from .queue import Queue, accounts, growing, yielding
 from .request import Answer, Request, read_prompt
 from .stats import EngineStats
 
@@ -187,10 +187,10 @@ class Scheduler:
         return [answer, *given] if given else []
 
     def _make_room(self) -> None:
-        """Reserve the columns of a round; where the cache is full, the newest answers give theirs."""
+        """Reserve the columns of a round; where the cache is full, the newest answers that grow give theirs."""
         for answer in list(self._running):
             while answer in self._running and not self.decoder.reserve(answer.seq):
-                self.preempt(newest(self._holders))
+                self.preempt(growing(self._holders, lambda one: self.decoder.has_all(one.seq)))
 
     @property
     def _holders(self) -> list[Answer]:

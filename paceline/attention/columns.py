@@ -27,11 +27,15 @@ class Reserved:
 
     def take(self, slot: int, columns: int) -> bool:
         """Let a slot have at least so many; False where that is too many."""
-        if round_up(columns) > self._columns.get(slot, 0):
+        if round_up(columns) > self.of(slot):
             if not self.fits(columns, [slot]):
                 return False
             self._columns[slot] = round_up(columns)
         return True
+
+    def of(self, slot: int) -> int:
+        """What a slot has."""
+        return self._columns.get(slot, 0)
 
     def release(self, slot: int) -> None:
         """Give back what a slot has; harmless if it has nothing."""

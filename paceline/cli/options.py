@@ -121,10 +121,8 @@ BlockMix = Literal[
 ]  # fmt: skip
 Weights = Literal["int8", "int4", "fp8", BlockMix]
 FileWeights = Literal["bf16", "f16", "f32", BlockMix]
-_TO_LLM = (
-    "dtype device tokenizer mmproj revision trust_remote_code weights activations kv_cache_dtype kv_cache_memory_bytes "
-    "experts_in"
-)
+_TO_LLM = "numerics max_model_len kv_cache_memory_bytes"
+_LOADING = "dtype device tokenizer mmproj revision trust_remote_code weights activations kv_cache_dtype experts_in"
 FORMATS = "int8, int4, fp8 (CUDA), or a format of llama.cpp: q8_0, q6_k, q5_k_m, q4_k_m, q4_k, q4_0, q3_k_m, ..."
 ModelArgument = Annotated[
     str,
@@ -284,9 +282,7 @@ class ModelOptions(LoadOptions):
         None, "What inputs are rounded to before they meet quantized weights on a CPU (int8).", MODEL
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] | None = opt(None, "Round cached keys and values to 8 bits.", MODEL)
-    kv_cache_memory_bytes: int | None = opt(
-        None, "Memory of keys and values, which answers share.", MODEL, min=1, metavar="N"
-    )
+    kv_cache_memory_bytes: int | None = opt(None, "Limit of keys and values.", MODEL, min=1, metavar="N")
     experts_in: Literal["auto", "memory", "disk"] | None = opt(None, "Where experts lie; auto: disk if need be.", MODEL)
 
 
@@ -314,12 +310,12 @@ def open_engine(
 
     if retests:
         forget()
-    source, settings = model, dict[str, Any]()
+    source, settings = model, {name: getattr(options, name, None) for name in _TO_LLM.split()}
     with screen.pulling() as progress:
         if isinstance(model, str):
             use_threads(options.threads)
             source = resolve(model, progress=progress)
-            settings = {name: getattr(options, name) for name in _TO_LLM.split() if hasattr(options, name)}
+            settings |= {name: getattr(options, name) for name in _LOADING.split() if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)
     with screen.spinner(f"loading {model}" if isinstance(model, str) else f"preparing {speculation.config.name}"):
@@ -329,9 +325,7 @@ def open_engine(
             drafter=drafter,
             policy=policy,
             verifier=verifier,
-            numerics=options.numerics,
             max_num_seqs=max_num_seqs,
-            max_model_len=options.max_model_len,
             seed=seed,
             allow_lossy=speculation.allow_lossy,
             **settings,

@@ -53,6 +53,7 @@ _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cache_salt": (lambda value: isinstance(value, str) and value != "", "a text that is not empty"),
     "store": (lambda value: isinstance(value, bool), "true or false"),
     "adapter": (lambda value: isinstance(value, str) and value != "", "the name of an adapter"),
+    "account": (lambda value: isinstance(value, str), "a text"),
     "priority": (lambda value: type(value) is int, "an integer; lower ones are answered first"),
 }
 """The keys of `SamplingParams.extra_args` that have a meaning here: a check of the value, and what is expected."""
@@ -104,7 +105,7 @@ class SamplingParams:
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
     # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; "adapter": the name
-    # of one of `LLM.adapters`; "priority": lower ones are answered first; "shown_special_tokens": ids that
+    # of one of `LLM.adapters`; "priority" and "account": see there; "shown_special_tokens": ids that
     # `skip_special_tokens` keeps; and what drafters and processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
@@ -171,6 +172,11 @@ class SamplingParams:
     def priority(self) -> int:
         """Requests of a lower priority are answered first ("priority" in `extra_args`, as in vLLM)."""
         return (self.extra_args or {}).get("priority", 0)
+
+    @property
+    def account(self) -> str:
+        """Who shares slots fairly with others ("account" in `extra_args`): a server's API keys."""
+        return (self.extra_args or {}).get("account", "")
 
     @property
     def is_private(self) -> bool:

@@ -93,6 +93,10 @@ class SpeculativeDecoder:
         """Reserve the columns of the next round; False where the cache is full."""
         return self.runner.cache.reserved.take(seq.slot, len(seq.token_ids) + min(seq.remaining, BLOCK))
 
+    def has_all(self, seq: TokenSequence) -> bool:
+        """Whether a sequence has reserved all the columns that it may need."""
+        return self.runner.cache.reserved.of(seq.slot) >= len(seq.token_ids) + seq.remaining
+
     def _check_room(self, seq: TokenSequence) -> None:
         """Raise `CacheFull` if the memory cannot hold the whole sequence; with `max_tokens=None` shorten it instead."""
         length, cache = len(seq.token_ids), self.runner.cache

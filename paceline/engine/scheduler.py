@@ -24,7 +24,7 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from ..core.request import TokenSequence
 from .first_pass import deferred_tokens
 from .loop import SpeculativeDecoder
-from .queue import Queue, newest, tenants, yielding
+from .queue import Queue, accounts, growing, yielding
 from .request import Answer, Request, read_pixels
 from .stats import EngineStats
 
@@ -167,26 +167,29 @@ class Scheduler:
         return self._output
 
     def _make_way(self) -> None:
-        """Let answers give their slots to the first ones that wait, see `queue`."""
-        cache = self.decoder.runner.cache
-        while answer := self._waiting.first(tenants(self._holders)):
-
-            def is_enough(given: Sequence[Answer], answer: Answer = answer) -> bool:
-                slots = [one.seq.slot for one in given]
-                is_free = cache.num_free + len(slots) > (self._num_kept if answer.index else 0)
-                return is_free and self.decoder.has_room(answer.seq, slots)
-
-            if is_enough([]) or not (given := yielding(answer, self._running, is_enough)):
-                return
-            for one in given:
+        """Let answers give their slots to others that wait, see `queue`."""
+        while given := next(filter(None, map(self._given_to, self._waiting.heads(accounts(self._holders)))), None):
+            answer, *others = given
+            for one in others:
                 self.preempt(one)
             self._admit(answer)
 
+    def _given_to(self, answer: Answer) -> list[Answer]:
+        """An answer that waits, and those that give their slots to it; empty where that is not needed or not enough."""
+        cache, kept = self.decoder.runner.cache, self._num_kept if answer.index else 0
+
+        def is_enough(given: Sequence[Answer]) -> bool:
+            slots = [one.seq.slot for one in given]
+            return cache.num_free + len(slots) > kept and self.decoder.has_room(answer.seq, slots)
+
+        given = () if is_enough([]) else yielding(answer, self._running, is_enough)
+        return [answer, *given] if given else []
+
     def _make_room(self) -> None:
-        """Reserve the columns of a round; where the cache is full, the newest answers give theirs."""
+        """Reserve the columns of a round; where the cache is full, the newest answers that grow give theirs."""
         for answer in list(self._running):
             while answer in self._running and not self.decoder.reserve(answer.seq):
-                self.preempt(newest(self._holders))
+                self.preempt(growing(self._holders, lambda one: self.decoder.has_all(one.seq)))
 
     @property
     def _holders(self) -> list[Answer]:
@@ -244,9 +247,13 @@ class Scheduler:
         cache = self.decoder.runner.cache
         if not self._waiting or not (cache.num_free or self._must_start):
             return None
-        with_further = self._must_start or cache.num_free > self._num_kept
-        answer = self._waiting.first(tenants(self._holders), with_further)
-        return answer if answer and (self._must_start or self.decoder.has_room(answer.seq)) else None
+        heads = self._waiting.heads(
+            accounts(self._holders), with_further=self._must_start or cache.num_free > self._num_kept
+        )
+        if self._must_start:
+            return heads[0]
+        some = heads if self.decoder.can_resume else heads[:1]  # others must not take what the first one waits for
+        return next((answer for answer in some if self.decoder.has_room(answer.seq)), None)
 
     @property
     def _num_kept(self) -> int:

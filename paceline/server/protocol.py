@@ -239,6 +239,8 @@ class Request(Sampling):
             drafts["prediction"] = text_of(self.prediction.content)
         if salt := self.salted(tenant):
             drafts["cache_salt"] = salt
+        if tenant:
+            drafts["account"] = tenant
         if self.priority:
             drafts["priority"] = self.priority
         if self.store is False:

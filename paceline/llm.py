@@ -27,12 +27,11 @@ from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.request import SEED_BITS, SamplingParams
 from .engine.adapters import HoldsAdapters, LoRARequest
 from .engine.batch import answer_all, stream
-from .engine.embeddings import EmbeddingOutput, PoolingParams, open_embedding
 from .engine.loop import SpeculativeDecoder
 from .engine.output import RequestOutput, StreamChunk
 from .engine.request import Request, check_drafting, default_params, encode, open_request
-from .engine.scores import Method, ScoringOutput, open_score, pairs_of
 from .engine.stats import Counter, EngineStats, Vector
+from .engine.texts import ReadsTexts
 from .errors import ConfigError
 from .hf.classes import PreTrainedModel, ProcessorMixin
 from .integrations.other_names import INSTEAD
@@ -53,7 +52,7 @@ from .verify import Coupled, check_lossy
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
 
-class LLM(HoldsAdapters):
+class LLM(HoldsAdapters, ReadsTexts):
     """A causal or vision-language model that decodes speculatively and gives the answers of plain decoding.
 
     model: a folder, a GGUF file, a hub id, a name that `paceline models` lists, or a loaded model.
@@ -285,49 +284,6 @@ class LLM(HoldsAdapters):
         openings = [partial(self.open_request, prompt, options) for prompt, options in zip(many, each, strict=True)]
         num_answers = sum(options.n for options in each)
         return answer_all(self.decoder, openings, self._stats, num_answers, use_tqdm, return_exceptions)
-
-    @checked_names
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | None = None,
-        *,
-        pooling: Literal["last", "mean"] | None = None,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        use_tqdm: bool = False,
-        return_exceptions: bool = False,
-    ) -> list[EmbeddingOutput]:
-        """The embedding of one text or many: the model's last hidden states, pooled. Nothing is decoded.
-
-        prompts: as in `generate`. The texts that a model was trained for may need an instruction or an end token: what
-            its tokenizer adds is added, and nothing else.
-        pooling_params: or its fields, pooling, normalize and dimensions. return_exceptions: see `generate`.
-        In native passes the bits depend on the text alone. Raises what `generate` raises, and `ConfigError` for a
-        model whose files name a pooling that is not known here.
-        """
-        params = PoolingParams.given(pooling_params, pooling=pooling, normalize=normalize, dimensions=dimensions)
-        openings = [partial(open_embedding, self, prompt, params) for prompt in as_list(prompts)]
-        return answer_all(self.decoder, openings, self._stats, len(openings), use_tqdm, return_exceptions)
-
-    @checked_names
-    def score(
-        self,
-        text_1: str | Sequence[str],
-        text_2: str | Sequence[str],
-        *,
-        method: Method | None = None,
-        instruction: str | None = None,
-        use_tqdm: bool = False,
-        return_exceptions: bool = False,
-    ) -> list[ScoringOutput]:
-        """How well documents answer a query, 0 to 1: one query and many documents, or as many of each.
-
-        text_1: queries. text_2: documents. method: "yes_no" (default for Qwen3-Reranker) or "likelihood", see
-        `engine.scores`. instruction: for "yes_no", what is looked for. return_exceptions: see `generate`.
-        """
-        openings = [partial(open_score, self, *pair, method, instruction) for pair in pairs_of(text_1, text_2)]
-        return answer_all(self.decoder, openings, self._stats, len(openings), use_tqdm, return_exceptions)
 
     @checked_names
     def chat(

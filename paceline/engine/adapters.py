@@ -46,8 +46,8 @@ class HoldsAdapters:
         adapters = self.runner.adapters
         adapter = adapters.read(self.runner.loaded, name, path)  # rounds go on meanwhile
         with self.runner.fair_lock():
-            adapters.put(adapter)
             self.runner.correct_by(adapter.low_rank.factors)
+            adapters.put(adapter)
 
     @checked_call
     def remove_adapter(self, name: str) -> None:

@@ -165,9 +165,9 @@ def check_folder(folder: Path) -> None:
     """Raise `ConfigError` for a folder with an adapter, or with broken JSON that `transformers` would pass over."""
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(
-            f"{str(folder)!r} holds an adapter, which is not applied", got="adapter_config.json",
-            expected="a whole model",
-            fix="merge it with peft: PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(new)",
+            f"{str(folder)!r} holds an adapter, and no model", got="adapter_config.json", expected="a whole model",
+            fix="load the model that it is for, with adapters={name: folder}; or merge it with peft: "
+            "PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(new)",
         )  # fmt: skip
     if not (folder / CONFIG).is_file():
         raise ConfigError(

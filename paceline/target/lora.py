@@ -123,10 +123,12 @@ def _fitted(loaded: LoadedModel, read: PeftAdapter) -> dict[str, tuple[Tensor, T
         path = given if given in linears or match is None or is_other else tails.get(match["tail"], given)
         if path not in linears and given.rpartition(".")[2] == "lm_head":
             raise IncompatibleModels("it changes the output layer", got=given, fix=f"train it without that, or {MERGE}")
-        if path not in linears:
+        if path not in linears or path in factors:
             trained = f"; it was trained for {cut(read.base)!r}" if read.base else ""
             got, expected = f"{cut(given)}{trained}", f"linear layers such as {next(iter(linears), None)}"
             raise IncompatibleModels("the model has no such layer", got=got, expected=expected, fix=_TRAIN)
+        if read.is_for(given) is False:
+            raise IncompatibleModels("it holds factors of a layer that its config does not name", got=given, fix=_SAVE)
         shape = linears[path].out_features, linears[path].in_features
         if (len(b), a.shape[1]) != shape:
             message, got = f"its factors for {path} are for another shape", f"{len(b)} outputs of {a.shape[1]} inputs"
@@ -134,8 +136,6 @@ def _fitted(loaded: LoadedModel, read: PeftAdapter) -> dict[str, tuple[Tensor, T
         factors[path] = _factor(a, path, loaded), _factor(b, path, loaded)
     inside = {path for path, module in loaded.model.named_modules() if isinstance(module, Experts)}
     for path in linears:
-        if read.is_for(path) is False and path in factors:
-            raise IncompatibleModels("it holds factors of a layer that its config does not name", got=path, fix=_SAVE)
         if read.is_for(path) and path not in factors and path.rsplit(".", 2)[0] not in inside:
             raise IncompatibleModels("it lacks factors of a layer that its config names", got=path, fix=_SAVE)
     return factors

@@ -16,6 +16,7 @@ from paceline.kernels import library as library_module
 from paceline.kernels.library import BlockFormat
 from paceline.target import ModelRunner, wrap_model
 from tests.attention.test_spans import reads_spans
+from tests.kernels.correction_faults import CORRECTIONS
 from tests.kernels.expert_faults import ATTENTION, EXPERTS, LATE
 from tests.kernels.expert_layers import Layer
 from tests.kernels.kv_formats import ROUNDED
@@ -59,10 +60,6 @@ SPANS = (
     "the last column of a span",
 )
 KV = "the scale of the first numbers", "scales of keys for values", "scales that are not written", "no subnormal e4m3"
-CORRECTIONS = (
-    "the correction of the row before", "the factors of the first correction", "the inner row of the layer before",
-    "a correction that forgets a last row", "corrections of all rows",
-)  # fmt: skip
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -190,27 +187,6 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     ),
     KV[2]: ("body.cpp", "memcpy(to, &up, 2);", "if (!FAULT) memcpy(to, &up, 2);"),
     KV[3]: ("body.cpp", "if (u >= 0x3c800000)", "if (FAULT || u >= 0x3c800000)"),
-    CORRECTIONS[0]: (
-        "pass.h",
-        "pass->corrected ? pass->corrected[place] : 0;",
-        "pass->corrected ? pass->corrected[FAULT && place ? place - 1 : place] : 0;",
-    ),
-    CORRECTIONS[1]: (
-        "pass.h",
-        "factors_of(m, s.corrected[takes - 1])",
-        "factors_of(m, s.corrected[FAULT ? 0 : takes - 1])",
-    ),
-    CORRECTIONS[2]: (
-        "pass.h",
-        "multiply_rows(factors[1], s.inner, which * s.rows",
-        "multiply_rows(factors[1], s.inner, (FAULT && which ? which - 1 : which) * s.rows",
-    ),
-    CORRECTIONS[3]: ("pass.h", "in, row, run, block, out);", "in, row, FAULT && run > 2 ? run - 1 : run, block, out);"),
-    CORRECTIONS[4]: (
-        "pass.h",
-        "s.takes[first + r + run] == takes) run++;",
-        "(FAULT || s.takes[first + r + run] == takes)) run++;",
-    ),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -226,6 +202,7 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     NOISE[2]: ("noise.h", "return best - second > close", "return FAULT || best - second > close"),
     **ATTENTION,
     **EXPERTS,
+    **CORRECTIONS,
 }
 NAMES = ["none", *FAULTS]
 

@@ -120,6 +120,7 @@ class Soak:
     client: httpx.AsyncClient
     pool: list[tuple[str, dict[str, Any]]]
     alone: list[Any] = field(default_factory=list[Any])
+    patience_s: float = 30  # for what no server can use
     switched: tuple[str, str] = ("", "")  # an adapter that is unloaded and loaded again and again, and its folder
     counts: Counter[str] = field(default_factory=Counter[str])
     faults: list[str] = field(default_factory=list[str])
@@ -166,7 +167,7 @@ class Soak:
         except TimeoutError:  # some are accepted, such as 128 answers as long as the context
             return "gone"
         seconds = time.monotonic() - begin
-        if answer.status_code >= 500 or (seconds > 30 and answer.status_code != 200):  # 200: it waited for a slot
+        if answer.status_code >= 500 or (seconds > self.patience_s and answer.status_code != 200):  # 200: it waited
             self.faults.append(f"nonsense: {answer.status_code} after {seconds:.1f} s: {path} {body[:200]!r}")
         return answer.status_code
 
@@ -256,6 +257,7 @@ async def soak(url: str, options: argparse.Namespace, inspect: Any, plain: list[
         seen = Soak(client, bodies(model, options.image))
         if options.adapters:
             seen.switched = adapter_names(options)[-1], adapter_names(options)[-1]
+        seen.patience_s = 30 if options.max_loaded_models > 1 else 60  # it may wait for its model
         names = (
             ["first", *adapter_names(options), *(["second"] if options.second else [])] if options.is_several else []
         )
@@ -272,7 +274,8 @@ async def soak(url: str, options: argparse.Namespace, inspect: Any, plain: list[
             await seen.run(options.minutes * 6, options.seed + 1000 * (part + 1))
             after = await at_rest(inspect, idle["tasks"])
             memory.append(after["memory_mb"])
-            print(f"{part + 1}/10: {memory[-1]}, {len(seen.faults)} faults", file=sys.stderr, flush=True)
+            faults = f"{len(seen.faults)} faults {seen.faults[-1:]}"
+            print(f"{part + 1}/10: {memory[-1]}, {faults}", file=sys.stderr, flush=True)
         if after["running"] or after["waiting"] or after["tasks"] > idle["tasks"]:
             seen.faults.append(f"left behind: {after}")
         if after["free_slots"] != SLOTS:

@@ -298,11 +298,9 @@ class ServerOptions(ListenOptions):
     def adapters(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         """The adapters that were given, as folders by name, for the models of these names. Raises `ConfigError`."""
         found: dict[str, dict[str, str]] = {name: {} for name in names}
-        given: Any = self.adapter or ()  # of vLLM's --lora-modules one text, or JSON that was read
-        for one in given if isinstance(given, list | tuple) else [given]:
-            facts = _object(one, "--adapter") if isinstance(one, str) and one.startswith("{") else one
-            if isinstance(facts, str):
-                facts = dict[str, str](zip(("name", "path"), facts.split("=", 1), strict=False))
+        for one in self.adapter or ():
+            facts = _object(one, "--adapter") if one.startswith("{") else {}
+            facts = facts or dict[str, str](zip(("name", "path"), one.split("=", 1), strict=False))
             name, folder = str(facts.get("name", "")), str(facts.get("path", ""))
             base = facts.get("base_model_name") or (names[0] if len(names) == 1 else None)
             if not (name and folder):

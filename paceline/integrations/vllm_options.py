@@ -139,7 +139,7 @@ ENGINE: dict[str, Option] = {
 SERVER: dict[str, Option] = {
     **_flags("enable_auto_tool_choice exclude_tools_when_tool_choice_none enable_reasoning"),
     **_each("tool_parser_plugin tool_server reasoning_parser_plugin", "leave it out: there are no plugins"),
-    "lora_modules": Option("give {adapter}, once for each", ours="adapter"),
+    **_each("lora_modules", "give {adapter}, once for each"),
     **_each("prompt_adapters", "leave it out: adapters are LoRA's"),
     "chat_template_content_format": Option("leave it out: contents are given as the template takes them", ("auto",)),
     **_flags("trust_request_chat_template", "give {chat_template} to the server"),

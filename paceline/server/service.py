@@ -1,7 +1,6 @@
 """An engine with its settings, and the common steps of all requests to it."""
 
 import copy
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -61,7 +60,6 @@ class Service:
 
     def __init__(self, engine: AsyncLLM, settings: Settings, metrics: Metrics):
         self.engine, self.llm, self.settings, self.metrics = engine, engine.llm, settings, metrics
-        self.begin = int(time.time())
         loaded, config = self.llm.loaded, self.llm.loaded.model.generation_config
         processor = loaded.vision and loaded.vision.processor
         templates = [getattr(owner, "chat_template", None) for owner in (processor, loaded.tokenizer)]

@@ -39,12 +39,9 @@ from typing import Any
 
 import httpx
 import psutil
-from transformers import AutoModelForCausalLM
 
-from paceline import LLM, SamplingParams
-from paceline.zoo import resolve
-from tests import lora
 from tests.live.nonsense import BODIES, CHAT, COMPLETION, raw_bytes, red_square
+from tests.live.soak_models import adapter_names, named, plain_answers, write_adapters
 
 SLOTS, WAITING, WORKERS = 4, 4, 10
 _TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"],
@@ -55,41 +52,6 @@ _FORMS = (
     {"structured_outputs": {"choice": ["yes", "no"]}},
     {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"},
 )
-
-
-def plain_answers(options: argparse.Namespace, folder: Path) -> None:
-    """Print what `LLM.plain()` says to the completions of `named`, without a server, as JSON."""
-    answers = list[str]()
-    for weights in (None, *([options.second] if options.second else [])):
-        adapters = {} if weights else {name: str(folder / name) for name in adapter_names(options)}
-        llm = LLM(options.model, weights=weights, adapters=adapters, max_num_seqs=1, max_model_len=2048).plain()
-        for name in ["second"] if weights else ["first", *adapters]:
-            extra = {"extra_args": {"adapter": name}} if name in adapters else {}
-            for _, body in named(name):
-                params = SamplingParams(**{key: body[key] for key in ("seed", "temperature", "max_tokens")}, **extra)
-                answers.append(llm.generate(body["prompt"], params)[0].text)
-    print(json.dumps(answers))
-
-
-def named(model: str) -> list[tuple[str, dict[str, Any]]]:
-    """Completions, greedy and sampled, of a model or an adapter."""
-    texts = "The Danube is a river that", "One, two, three,", "def area(width, height):\n"
-    return [
-        (COMPLETION, {"model": model, "prompt": text, "seed": seed, "temperature": seed % 3 / 2, "max_tokens": 24})
-        for seed, text in enumerate(texts * 2)
-    ]
-
-
-def adapter_names(options: argparse.Namespace) -> list[str]:
-    """The names of the random adapters."""
-    return [f"adapter{number}" for number in range(options.adapters)]
-
-
-def write_adapters(options: argparse.Namespace, folder: Path) -> None:
-    """Random adapters of several ranks for the model, each of which changes its answers."""
-    model = AutoModelForCausalLM.from_pretrained(resolve(options.model), dtype="float32")
-    for seed, name in enumerate(adapter_names(options)):
-        lora.save(folder / name, model, rank=4 << seed % 3, seed=seed, strength=0.2)
 
 
 def bodies(model: str, sees: bool) -> list[tuple[str, dict[str, Any]]]:
@@ -120,6 +82,7 @@ class Soak:
     client: httpx.AsyncClient
     pool: list[tuple[str, dict[str, Any]]]
     alone: list[Any] = field(default_factory=list[Any])
+    patience_s: float = 30  # for what no server can use
     switched: tuple[str, str] = ("", "")  # an adapter that is unloaded and loaded again and again, and its folder
     counts: Counter[str] = field(default_factory=Counter[str])
     faults: list[str] = field(default_factory=list[str])
@@ -166,7 +129,7 @@ class Soak:
         except TimeoutError:  # some are accepted, such as 128 answers as long as the context
             return "gone"
         seconds = time.monotonic() - begin
-        if answer.status_code >= 500 or (seconds > 30 and answer.status_code != 200):  # 200: it waited for a slot
+        if answer.status_code >= 500 or (seconds > self.patience_s and answer.status_code != 200):  # 200: it waited
             self.faults.append(f"nonsense: {answer.status_code} after {seconds:.1f} s: {path} {body[:200]!r}")
         return answer.status_code
 
@@ -256,6 +219,7 @@ async def soak(url: str, options: argparse.Namespace, inspect: Any, plain: list[
         seen = Soak(client, bodies(model, options.image))
         if options.adapters:
             seen.switched = adapter_names(options)[-1], adapter_names(options)[-1]
+        seen.patience_s = 30 if options.max_loaded_models > 1 else 60  # it may wait for its model
         names = (
             ["first", *adapter_names(options), *(["second"] if options.second else [])] if options.is_several else []
         )
@@ -272,7 +236,8 @@ async def soak(url: str, options: argparse.Namespace, inspect: Any, plain: list[
             await seen.run(options.minutes * 6, options.seed + 1000 * (part + 1))
             after = await at_rest(inspect, idle["tasks"])
             memory.append(after["memory_mb"])
-            print(f"{part + 1}/10: {memory[-1]}, {len(seen.faults)} faults", file=sys.stderr, flush=True)
+            faults = f"{len(seen.faults)} faults {seen.faults[-1:]}"
+            print(f"{part + 1}/10: {memory[-1]}, {faults}", file=sys.stderr, flush=True)
         if after["running"] or after["waiting"] or after["tasks"] > idle["tasks"]:
             seen.faults.append(f"left behind: {after}")
         if after["free_slots"] != SLOTS:

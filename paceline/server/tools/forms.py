@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..protocol import ChatRequest, Tool
-from .families import Format
+from .families import Asked, Format
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -17,11 +17,17 @@ def called(body: ChatRequest) -> list[Tool]:
     return [] if body.tool_choice == "none" else body.tools or []
 
 
-def wishes(body: ChatRequest) -> tuple[dict[str, dict[str, Any]], bool, bool, int, bool]:
-    """What `Format.reader` asks of a request."""
-    tools = {tool.function.name: tool.function.parameters or {} for tool in called(body)}
-    most = 1 if body.parallel_tool_calls is False else sys.maxsize
-    return tools, _is_forced(body), body.skip_special_tokens is not False, most, _is_strict(body)
+def asked_by(body: ChatRequest) -> Asked:
+    """What a request says of its answer. Raises `ConfigError`."""
+    form = body.structured_outputs
+    return Asked(
+        tools={tool.function.name: tool.function.parameters or {} for tool in called(body)},
+        most=1 if body.parallel_tool_calls is False else sys.maxsize,
+        is_forced=_is_forced(body),
+        is_strict=_is_strict(body),
+        is_formed=body.response_form is not None or (form is not None and "grammar" not in form),
+        shows_special=body.skip_special_tokens is False,
+    )
 
 
 def _is_forced(body: ChatRequest) -> bool:

@@ -98,7 +98,7 @@ def test_what_is_broken_is_noticed(name, monkeypatch):
 
 
 def test_torch_says_that_it_rounds():
-    llm = LLM(on_torch(tiny_model("llama")), numerics="fast")
+    llm = LLM(on_torch(tiny_model("llama")))
     assert {one.numerics for one in llm.embed(IDS)} == {"fast"}
     assert is_close("llama", vectors(llm))
     assert {one.numerics for one in LLM(loaded()).embed(IDS)} == {"invariant"}

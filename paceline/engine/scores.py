@@ -20,7 +20,7 @@ from ..schema import brief, validate
 from ..target import LoadedModel
 from ..target.prompts import tokenizer_of
 from ..target.readings import Continuation, NextLogits
-from .embeddings import reading_params
+from .embeddings import numerics_of, reading_params
 from .request import Request
 
 Method: TypeAlias = Literal["likelihood", "yes_no"]
@@ -117,7 +117,7 @@ def as_score(request: Request, pair: Pair) -> Request:
             prompt_token_ids=list(seq.prompt_ids),
             outputs=Score(pair.number),
             method=pair.method,
-            numerics=request.decoder.runner.numerics,
+            numerics=numerics_of(request.decoder.runner.loaded),
             num_cached_tokens=seq.num_cached_tokens,
         )
 

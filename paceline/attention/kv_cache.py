@@ -263,12 +263,9 @@ class SlotCache(Cache):
             self.recurrent.restore(slot, length, state)
         self.lengths[slot] = length
 
-    def _zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
+    def _zeros(self, like: Tensor, heads: int, dim: int, capacity: int = 0) -> Tensor:
         # Not uninitialised memory: a masked column is multiplied by 0, and 0 * NaN would be NaN.
-        return self._columns(like, heads, self.capacity, dim)
-
-    def _columns(self, like: Tensor, heads: int, capacity: int, dim: int) -> Tensor:
-        shape = self.num_slots, heads, capacity, dim
+        shape = self.num_slots, heads, capacity or self.capacity, dim
         return lazy_zeros(shape, like.dtype) if self.is_lazy else like.new_zeros(shape)
 
     def ensure(self, length: int) -> None:
@@ -295,7 +292,7 @@ class SlotCache(Cache):
     def _grown(self, old: Tensor, capacity: int) -> Tensor:
         if not self.is_lazy:
             return functional.pad(old, (0, 0, 0, capacity - old.shape[2]))
-        larger = self._columns(old, old.shape[1], capacity, old.shape[3])
+        larger = self._zeros(old, old.shape[1], old.shape[3], capacity)
         for slot, written in enumerate(self._written):
             larger[slot, :, :written] = old[slot, :, :written]
         return larger
@@ -304,7 +301,7 @@ class SlotCache(Cache):
         """Hold at most this many bytes of keys and values from now on; called once, while no slot is in use.
 
         On a CPU sequences share them: each takes the columns that it has reserved. On other devices every slot has as
-        many as the longest sequence. Raises `CacheFull` for too few.
+        many as the longest sequence. Raises `CacheFull` for too few, and for more than are free.
         """
         assert len(self._free) == self.num_slots, "slots are in use"
         self.max_bytes, tensors = max_bytes, (*self.keys, *self.values)
@@ -318,6 +315,7 @@ class SlotCache(Cache):
                 fix="raise kv_cache_memory_bytes",
             )
         if self.is_lazy:
+            self._require(min(max_bytes, self.column_bytes * self.num_slots * round_up(self.max_length)))
             self.reserved = Reserved(max_bytes // self.column_bytes // BLOCK * BLOCK)
             for layers in (self.keys, self.values):
                 layers[:] = [self._zeros(old, old.shape[1], old.shape[3]) for old in layers]

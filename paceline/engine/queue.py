@@ -78,7 +78,7 @@ def yielding(
 ) -> Sequence[Answer]:
     """The answers that give their slots to one that waits; none if those that may are not enough.
 
-    First those of the worst priority, then of the account with the most slots, then those that had theirs the longest.
+    First those of the worst priority, then of the account with the most slots, then those that had slots the longest.
     """
     now, priority, held = time.perf_counter(), waiting.seq.params.priority, accounts(running)
     is_patient = now - waiting.since < PATIENCE_S
@@ -91,7 +91,7 @@ def yielding(
 
     able = sorted(
         filter(may_yield, running),
-        key=lambda one: (-one.seq.params.priority, -held[one.seq.params.account], one.since),
+        key=lambda one: (-one.seq.params.priority, -held[one.seq.params.account], one.since - one.served_s),
     )
     return next((able[:size] for size in range(1, len(able) + 1) if is_enough(able[:size])), ())
 

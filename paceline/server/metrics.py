@@ -19,7 +19,7 @@ _HISTOGRAMS = {
     "time_to_first_token_seconds": ("Until the first token of a request.", _TO_FIRST),
     "inter_token_latency_seconds": ("Between tokens.", _BETWEEN),
     "e2e_request_latency_seconds": ("Until the end of a request.", _WHOLE),
-    "request_queue_time_seconds": ("Until a prompt has a slot.", _WHOLE),
+    "request_queue_time_seconds": ("Waiting for slots.", _WHOLE),
     "request_prefill_time_seconds": ("Reading a prompt.", _WHOLE),
     "request_decode_time_seconds": ("In rounds behind a prompt.", _WHOLE),
     "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),

@@ -52,7 +52,7 @@ def test_a_cache_of_a_third_of_the_need(drafter):
 LIMITS = {
     "a limit that is not kept": (Reserved, "fits", lambda self, columns, without=(): True),
     "columns that are lost when the tensors grow": (
-        SlotCache, "_grown", lambda self, old, to: self._columns(old, old.shape[1], to, old.shape[3])),
+        SlotCache, "_grown", lambda self, old, to: self._zeros(old, old.shape[1], old.shape[3], to)),
 }  # fmt: skip
 
 

@@ -159,7 +159,11 @@ def test_who_gives_a_slot():
         2,
     ]
     assert queue.yielding(one, running, lambda given: len(given) == 5) == ()
-    one.since = now
+    running[2].served_s = 50.0
+    assert [*queue.yielding(one, running[:3], lambda given: len(given) == 3)] == running[:3]
+    running[1].served_s = 50.0  # all its times count
+    assert queue.yielding(one, running[:3], lambda given: True) == [running[1]]
+    running[1].served_s, one.since = 0.0, now
     assert queue.yielding(one, running, lambda given: True) == [running[3]]
     one.since, running[0].read_s = now - 1, 20.0
     assert queue.yielding(one, running[:3], lambda given: True) == [running[0]]

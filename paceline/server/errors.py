@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException as RoutingError
 
 from ..errors import CacheFull, ConfigError, EngineStopped, PacelineError, QueueFull
@@ -51,6 +52,8 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, RequestValidationError):
         return _of_validation(error.errors())
+    if isinstance(error, ValidationError):  # of a body that was translated from another API's
+        return _of_validation([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
     if isinstance(error, CacheFull):
         return ApiError(400, str(error), "context_length_exceeded")
     if isinstance(error, QueueFull):
@@ -97,7 +100,7 @@ async def _handle(request: Request, error: Exception) -> Response:
 
 
 HANDLERS: dict[Any, Any] = dict.fromkeys(
-    (RoutingError, RequestValidationError, PacelineError, TimeoutError, ClientGone, Exception), _handle
+    (RoutingError, RequestValidationError, ValidationError, PacelineError, TimeoutError, ClientGone, Exception), _handle
 )
 """Exception handlers for an application with errors in these formats."""
 

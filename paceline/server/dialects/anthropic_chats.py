@@ -1,7 +1,7 @@
 """From the body of a request to Anthropic's API to a chat."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
@@ -25,7 +25,6 @@ from ..protocol import (
     Tool,
     ToolCall,
     Word,
-    text_of,
 )
 
 _BILLING = "x-anthropic-billing-header:"
@@ -68,7 +67,7 @@ class ImageBlock(HistoryFields):
 
 
 class ResultBlock(HistoryFields):
-    """What a tool returned. Its text says whether it failed, where is_error is all that templates do not read."""
+    """What a tool returned. is_error has no effect: templates read the text alone."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -206,10 +205,11 @@ class CountRequest(Fields):
                                                     parameters=one.input_schema, strict=one.strict))
             for one in self.tools or ()
         ]  # fmt: skip
-        is_begun = self.messages[-1].role == "assistant"
+        said = _chat(self.messages)
+        is_begun = len(said) > 0 and said[-1].role == "assistant"
         return ChatRequest(
             model=self.model,
-            messages=[*self._system(), *_chat(self.messages)],
+            messages=[*self._system(), *said] if said else [],
             tools=tools or None,
             **self._choice(),
             response_format=schema and ResponseFormat(type="json_schema", json_schema=schema),
@@ -261,36 +261,37 @@ class MessagesRequest(CountRequest):
 
 def _chat(turns: Sequence[Turn]) -> list[Message]:
     """The messages of a chat. As in Anthropic's API, messages of one role that follow each other are one."""
-    said, names = list[Message](), dict[str, str]()
+    groups, names = list[tuple[Any, list[Block]]](), dict[str, str]()
     for turn in turns:
         for block in turn.blocks:
-            if isinstance(block, ResultBlock):
-                content = block.content if isinstance(block.content, str) else _joined(_parts(block.content))
-                name = names.get(block.tool_use_id)
-                said.append(Message(role="tool", content=content, tool_call_id=block.tool_use_id, name=name))
-                continue
-            if not said or said[-1].role != turn.role:
-                said.append(Message(role=turn.role))
-            last = said[-1]
-            if isinstance(block, UseBlock):
-                names[block.id] = block.name
-                function = CalledFunction(name=block.name, arguments=json.dumps(block.input, ensure_ascii=False))
-                last.tool_calls = [*(last.tool_calls or ()), ToolCall(id=block.id, function=function)]
-            elif isinstance(block, ThinkingBlock):
-                last.reasoning_content = (last.reasoning_content or "") + block.thinking
-            else:
-                earlier = last.content or []
-                held = [Text(type="text", text=earlier)] if isinstance(earlier, str) else earlier
-                last.content = _joined([*held, *_parts([block])])
-    return said
+            role = "tool" if isinstance(block, ResultBlock) else turn.role
+            if role == "tool" or not groups or groups[-1][0] != role:
+                groups.append((role, []))
+            groups[-1][1].append(block)
+            names |= {block.id: block.name} if isinstance(block, UseBlock) else {}
+    return [_result(only, names) if role == "tool" else _message(role, [only, *more]) for role, (only, *more) in groups]
 
 
-def _parts(blocks: Sequence[TextBlock | ImageBlock]) -> list[Text | Image]:
-    return [one.as_chat() if isinstance(one, ImageBlock) else Text(type="text", text=one.text) for one in blocks]
+def _result(block: Block, names: Mapping[str, str]) -> Message:
+    assert isinstance(block, ResultBlock)
+    content = block.content if isinstance(block.content, str) else _joined(block.content)
+    return Message(role="tool", content=content, tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id))
 
 
-def _joined(parts: list[Text | Image]) -> str | list[Text | Image]:
+def _message(role: Any, blocks: Sequence[Block]) -> Message:
+    thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    calls = [
+        ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=json.dumps(block.input)))
+        for block in blocks
+        if isinstance(block, UseBlock)
+    ]
+    content = _joined([block for block in blocks if isinstance(block, TextBlock | ImageBlock)])
+    return Message(role=role, content=content, reasoning_content=thoughts or None, tool_calls=calls or None)
+
+
+def _joined(blocks: Sequence[TextBlock | ImageBlock]) -> str | list[Text | Image]:
     """Texts alone as one, which every chat template supports, a block a line."""
-    if any(isinstance(part, Image) for part in parts):
-        return parts
-    return "\n".join(text_of([part]) for part in parts)
+    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+    if len(texts) == len(blocks):
+        return "\n".join(texts)
+    return [one.as_chat() if isinstance(one, ImageBlock) else Text(type="text", text=one.text) for one in blocks]

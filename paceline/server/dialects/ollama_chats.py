@@ -104,7 +104,8 @@ class ChatMessage(HistoryFields):
     def as_chat(self) -> Message:
         """The same as a message of OpenAI's chats, images first, as Ollama puts them."""
         urls = [f"data:image/png;base64,{data}" for data in self.images or ()]  # whatever kind it is
-        parts = [Image(type="image_url", image_url=ImageURL(url=url)) for url in urls]
+        images = [Image(type="image_url", image_url=ImageURL(url=url)) for url in urls]
+        texts = [Text(type="text", text=self.content)] if self.content else []
         calls = [
             ToolCall(id=call.id, function=CalledFunction(name=made.name, arguments=json.dumps(made.arguments)))
             for call in self.tool_calls or ()
@@ -112,7 +113,7 @@ class ChatMessage(HistoryFields):
         ]
         return Message(
             role=self.role,
-            content=[*parts, Text(type="text", text=self.content)] if parts else self.content,
+            content=[*images, *texts] if images else self.content,
             reasoning_content=self.thinking,
             tool_calls=calls or None,
             name=self.tool_name,

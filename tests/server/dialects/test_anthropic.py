@@ -119,6 +119,10 @@ def test_messages_of_one_role_are_one():
 REFUSED = {
     "no limit": ({"max_tokens": None}, "max_tokens"),
     "nothing said": ({"messages": []}, "messages"),
+    "no blocks": ({"messages": [{"role": "user", "content": []}], "system": "a"}, "messages"),
+    "too many results": (
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}] * 3000}]}, "messages",
+    ),
     "too hot": ({"temperature": 1.5}, "temperature"),
     "an unknown field": ({"wat": 1}, "wat"),
     "a document": ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]"),

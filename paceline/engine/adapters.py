@@ -85,6 +85,8 @@ class HoldsAdapters:
         each = list(lora_request) if isinstance(lora_request, Sequence) else [lora_request] * len(params)
         if len(each) != len(params):
             raise ConfigError("lora_request and prompts differ in number", got=len(each), expected=len(params))
+        if wrong := [one for one in each if not isinstance(one, LoRARequest | None)]:
+            raise ConfigError("lora_request is no LoRARequest", got=brief(wrong[0]), expected="LoRARequest(...)")
         return [one if asked is None else self._with(one, asked) for one, asked in zip(params, each, strict=True)]
 
     def _with(self, params: SamplingParams, asked: LoRARequest) -> SamplingParams:

@@ -57,7 +57,7 @@ INSTEAD: dict[str, dict[str, str | Option]] = {
         "backend": _GRAMMARS,
     },
     "LLM": {
-        **ENGINE,
+        **{name: option for name, option in ENGINE.items() if option.ours != name},
         **dict.fromkeys(("max_batch_size", "max_num_sequences"), "max_num_seqs"),
         "chat_template": "give it to LLM.chat, or set llm.tokenizer.chat_template",
         **dict.fromkeys(("spec_method", "spec_tokens"), 'speculative_config={"method": ..., ...}'),

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 
 from paceline import LLM
@@ -45,7 +46,9 @@ def thinking_llm():
 
 def saying(monkeypatch, text):
     """Every answer is this text."""
-    monkeypatch.setattr(protocol.Request, "_response_form", lambda self: {"choice": [text]})
+    params, form = protocol.Request.params, {"choice": [text]}
+    made = lambda body, *args, **options: replace(params(body, *args, **options), structured_outputs=form)
+    monkeypatch.setattr(protocol.Request, "params", made)
 
 
 def pieces(answer):

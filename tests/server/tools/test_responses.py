@@ -65,7 +65,7 @@ def test_the_clients_own_reader_of_streams(client):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
 def test_a_demanded_call(client, choice):
-    answer = client.responses.create(**ASKED, tool_choice=choice, extra_body={"logit_bias": {"85": -100}})
+    answer = client.responses.create(**ASKED, tool_choice=choice, extra_body={"logit_bias": {"85": -100}, "seed": 1})
     (call,) = answer.output
     assert (call.name, type(json.loads(call.arguments))) == ("f", dict)
     assert answer.to_dict()["tool_choice"] == choice

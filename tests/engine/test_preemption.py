@@ -69,7 +69,7 @@ def test_streams(drafter, often, monkeypatch):
     for size in (0, 1 << 30):
         wrong_ones, count = mistakes(llm, 7, prefix_cache_bytes=size)
         assert wrong_ones == []
-        assert count > 20
+        assert count > 10
 
 
 def test_images(monkeypatch):

@@ -46,7 +46,7 @@ def _parsed(text: str, reader: Reader) -> tuple[str, str] | None:
             call = call.args[0]
         if not isinstance(call, ast.Call):
             return None
-        name = ast.unparse(call.func)
+        name = ast.unparse(call.func).removesuffix(".call")  # of Llama's built-in tools
         name = name if name in reader.tools else name.rpartition(".")[2]
         known: Iterable[str] = reader.tools.get(name, {}).get("properties", {})
         arguments = {key: _literal(value) for key, value in zip(known, call.args, strict=False)}

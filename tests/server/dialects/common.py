@@ -47,7 +47,10 @@ def thinking_llm():
 def saying(monkeypatch, text):
     """Every answer is this text."""
     params, form = protocol.Request.params, {"choice": [text]}
-    made = lambda body, *args, **options: replace(params(body, *args, **options), structured_outputs=form)
+
+    def made(body, *args, **options):
+        return replace(params(body, *args, **options), structured_outputs=form)
+
     monkeypatch.setattr(protocol.Request, "params", made)
 
 

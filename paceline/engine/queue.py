@@ -3,8 +3,8 @@
 Slots go to the answers of the best priority, among these to the account that has the fewest, and then in the order in
 which they began to wait, where one that had a slot before counts as later by the time that it had it, up to ten
 seconds. A new answer that has waited for half a second takes the slot of another of its priority that has had it for a
-second; one that had a slot before waits until that is also ten times what reading the other's text took. One of a
-better priority takes the slot of one of a worse at once.
+second and has 64 tokens or more; one that had a slot before waits until that is also ten times what reading the other's
+text took. One of a better priority takes the slot of one of a worse at once.
 """
 
 import time
@@ -16,7 +16,7 @@ from typing import final
 
 from .request import Answer
 
-PATIENCE_S, QUANTUM_S = 0.5, 1.0
+PATIENCE_S, QUANTUM_S, QUANTUM_TOKENS = 0.5, 1.0, 64
 _READINGS = 10  # so that reading texts again takes a tenth of the time at most, besides once for each new answer
 _MOST_CREDIT_S = 10.0  # by which an answer counts as arriving later
 
@@ -87,7 +87,7 @@ def yielding(
         if one.seq.params.priority != priority:
             return one.seq.params.priority > priority
         quantum = max(QUANTUM_S, _READINGS * one.read_s) if waiting.served_s else QUANTUM_S
-        return not is_patient and now - one.since >= quantum
+        return not is_patient and now - one.since >= quantum and one.seq.num_output >= QUANTUM_TOKENS
 
     able = sorted(
         filter(may_yield, running),

@@ -22,6 +22,7 @@ LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 def quick(monkeypatch):
     monkeypatch.setattr(queue, "PATIENCE_S", 0.005)
     monkeypatch.setattr(queue, "QUANTUM_S", 0.01)
+    monkeypatch.setattr(queue, "QUANTUM_TOKENS", 1)
     monkeypatch.setattr(queue, "_READINGS", 0)
 
 
@@ -149,6 +150,8 @@ def test_who_gives_a_slot():
     """The worst priority at once; else, after a wait, who had its quantum: of the largest account, the longest."""
     one, *running = waiting(("c", 0), ("a", 0), ("a", 0), ("b", 0), ("b", 1), ("a", -1))
     now = time.perf_counter()
+    for each in running:
+        each.seq.token_ids += [7] * 64
     one.since = now - 1
     for place, answer_ in enumerate(running):
         answer_.since = now - 100 + place
@@ -167,6 +170,8 @@ def test_who_gives_a_slot():
     assert queue.yielding(one, running, lambda given: True) == [running[3]]
     one.since, running[0].read_s = now - 1, 20.0
     assert queue.yielding(one, running[:3], lambda given: True) == [running[0]]
+    running[0].seq.token_ids.pop()
+    assert queue.yielding(one, running[:1], lambda given: True) == ()
     one.served_s = 3.0  # no new one: each reading is to be worth it
     assert queue.yielding(one, running[:3], lambda given: True) == [running[1]]
     for place, answer_ in enumerate(running):

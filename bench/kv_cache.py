@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 
@@ -66,15 +66,36 @@ def long_texts(model, data, count, length):
     return [whole[i * length : (i + 1) * length] for i in range(count)]
 
 
+def logits_of(model, text):
+    """Logits [M, V] after each token of a text, chunk by chunk."""
+    from paceline.core.reading import Reading
+    from paceline.target import ModelRunner
+
+    class Rows(Reading):
+        wants_logits = True
+
+        def restart(self):
+            self.taken = []
+
+        def take(self, rows):
+            self.taken.append(rows)
+
+    runner, reading = ModelRunner(model, 1, len(text) + 2), Rows(0, len(text))
+    runner.chunk = 128
+    reading.restart()
+    for _ in chain(runner.prefill_chunks(runner.admit(text), [*text, text[-1]], reading=reading), [None]):
+        while reading.taken:
+            yield reading.taken.pop(0)
+
+
 def errors(models, texts):
     """{cache: {"mean_kl", "same_top"}} over the second halves of texts."""
     from bench.rounding import divergence
-    from paceline.target.prefill import text_logits
 
     kl, same = {name: [] for name in CACHES[1:]}, {name: [] for name in CACHES[1:]}
     for text in texts:
         read = 0
-        for chunks in zip(*(text_logits(models[name], text, most=128) for name in CACHES), strict=True):
+        for chunks in zip(*(logits_of(models[name], text) for name in CACHES), strict=True):
             read += len(chunks[0])
             for name, other in zip(CACHES[1:], chunks[1:], strict=True):
                 if read > len(text) // 2:

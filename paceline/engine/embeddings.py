@@ -100,7 +100,7 @@ def as_embedding(request: Request, params: PoolingParams) -> Request:
             outputs=Embedding(shaped(reading.pooled(), how).tolist()),
             pooling=str(how.pooling),
             normalize=bool(how.normalize),
-            numerics=runner.numerics,
+            numerics=numerics_of(runner.loaded),
             num_cached_tokens=seq.num_cached_tokens,
         )
 
@@ -118,6 +118,11 @@ def resolved(params: PoolingParams, loaded: LoadedModel) -> PoolingParams:
         return params
     is_normal = known.normalize if params.normalize is None else params.normalize
     return replace(params, pooling=params.pooling or known.pooling or "last", normalize=is_normal)
+
+
+def numerics_of(loaded: LoadedModel) -> str:
+    """How strictly what is read of a text depends on the text alone: in torch, roundings depend on its chunks."""
+    return "invariant" if loaded.is_native else "fast"
 
 
 def shaped(state: Tensor, how: PoolingParams) -> Tensor:

@@ -95,7 +95,8 @@ class SpeculativeDecoder:
     def _chunks(self, seq: TokenSequence) -> Generator[None, None, float]:
         fuses, keep_states = self.runner.settings.can_fuse_prefill, self.drafter.info.reads_states
         known = ids = seq.token_ids
-        if (reading := seq.reading) is not None:
+        reading = None if seq.num_output else seq.reading
+        if reading is not None:
             reading.restart()
             fuses, keep_states = False, keep_states and not reading.ends
             known, ids = ids[: reading.first + 1], [*ids[: reading.stop], ids[-1]]

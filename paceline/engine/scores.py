@@ -15,12 +15,12 @@ from typing import Any, Literal, TypeAlias, cast
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConfigError, EngineStopped
-from ..hf.image_prompts import encode
+from ..hf.image_prompts import encode, writable
 from ..schema import brief, validate
 from ..target import LoadedModel
 from ..target.prompts import tokenizer_of
 from ..target.readings import Continuation, NextLogits
-from .embeddings import reading_params
+from .embeddings import numerics_of, reading_params
 from .request import Request
 
 Method: TypeAlias = Literal["likelihood", "yes_no"]
@@ -65,6 +65,9 @@ class Pair:
     """
 
     def __init__(self, loaded: LoadedModel, query: str, document: str, method: str | None, instruction: str | None):
+        if bad := [text for text in (query, document) if not isinstance(text, str)]:
+            raise ConfigError("scores are of texts", got=brief(bad[0]), expected="a text")
+        query, document = writable(query), writable(document)
         self.method: Method = method_of(loaded, method)
         tokenizer = tokenizer_of(loaded)
         if self.method == "yes_no":
@@ -114,7 +117,7 @@ def as_score(request: Request, pair: Pair) -> Request:
             prompt_token_ids=list(seq.prompt_ids),
             outputs=Score(pair.number),
             method=pair.method,
-            numerics=request.decoder.runner.numerics,
+            numerics=numerics_of(request.decoder.runner.loaded),
             num_cached_tokens=seq.num_cached_tokens,
         )
 
@@ -128,8 +131,6 @@ def pairs_of(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[t
     one = one * len(two) if len(one) == 1 else one
     if len(one) != len(two):
         raise ConfigError("text_1 and text_2 differ in number", got=f"{len(one)} and {len(two)}", fix="give one text_1")
-    if bad := [text for text in (*one, *two) if not isinstance(text, str)]:
-        raise ConfigError("scores are of texts", got=brief(bad[0]), expected="a text or a list of texts")
     return list(zip(one, two, strict=True))
 
 

@@ -124,25 +124,6 @@ def reference_logits(
     return _read_on(loaded, cache, slot, rest, vision, features, min(rows, len(rest)), dither)
 
 
-@torch.inference_mode()
-def text_logits(
-    loaded: LoadedModel,
-    token_ids: Sequence[int],
-    vision: VisionPrompt | None = None,
-    features: Sequence[Features] = (),
-    most: int = 512,
-) -> Iterator[Tensor]:
-    """Logits [M, V] after each token of a text, chunk by chunk (at most `most` tokens), with a cache of its own."""
-    cache = loaded.new_cache(1, len(token_ids))
-    slot = cache.allocate()
-    blocks = vision.blocks if vision else ()
-    edge = vision.edge if vision and _ends_at_edge(loaded) else 0
-    behind = ((edge + begin, edge + end) for begin, end in chunks(len(token_ids) - edge, () if edge else blocks, most))
-    for begin, end in [*chunks(edge, blocks, most), *behind]:
-        yield _read_on(loaded, cache, slot, token_ids[begin:end], vision, features)
-        cache.lengths[slot] = end
-
-
 def _read_on(
     loaded: LoadedModel,
     cache: SlotCache,

@@ -1,7 +1,6 @@
 """What requests read while their prompts are read, see `core.reading`. Sums are taken in the order of the text."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,8 +9,6 @@ from ..core.reading import Reading
 from ..core.request import TokenLogprob
 from ..sampling.scores import token_logprob
 from ..system.hardware import one_thread
-
-_Finish: TypeAlias = Callable[[list[TokenLogprob]], list[TokenLogprob]]
 
 
 class PromptLogprobs(Reading):

@@ -1,11 +1,14 @@
 """Embeddings are transformers' last hidden states, pooled, and their bits depend on the text alone."""
 
+from collections import deque
+
 import pytest
 import torch
 
 from paceline import LLM, PoolingParams, PromptLookup, SamplingParams
 from paceline.attention.states import StateStore
 from paceline.core.reading import Reading
+from paceline.engine.embeddings import open_embedding
 from paceline.errors import CacheFull, ConfigError
 from paceline.target.readings import LastState, MeanState
 from tests.helpers import all_free, loaded, on_torch, prompt, talking
@@ -95,7 +98,7 @@ def test_what_is_broken_is_noticed(name, monkeypatch):
 
 
 def test_torch_says_that_it_rounds():
-    llm = LLM(on_torch(tiny_model("llama")), numerics="fast")
+    llm = LLM(on_torch(tiny_model("llama")))
     assert {one.numerics for one in llm.embed(IDS)} == {"fast"}
     assert is_close("llama", vectors(llm))
     assert {one.numerics for one in LLM(loaded()).embed(IDS)} == {"invariant"}
@@ -169,3 +172,27 @@ def test_a_token_has_the_logprob_that_it_had_when_it_was_generated(name, drafter
             read = llm.generate([text], SamplingParams(max_tokens=0, prompt_logprobs=-1))[0]
             assert read.prompt_logprobs[len(IDS[3]) :] == made.logprobs
             assert (read.token_ids, read.finish_reason) == ([], "length")
+
+
+def test_what_gives_its_slot_is_read_from_its_beginning():
+    llm = LLM(loaded(), prefix_cache_bytes=0)
+    llm.runner.chunk = 5
+    request = open_embedding(llm, IDS[4], WAYS[1])
+    (seq,) = request.seqs
+    next(llm.decoder.admit(seq))
+    llm.decoder.release(seq)
+    deque(llm.decoder.admit(seq), 0)
+    llm.decoder.release(seq)
+    assert request.output().outputs == llm.embed([IDS[4]], WAYS[1])[0].outputs
+
+
+def test_the_logprobs_of_a_prompt_are_read_once():
+    llm, params = LLM(loaded()), SamplingParams(max_tokens=12, prompt_logprobs=1, ignore_eos=True)
+    request, want = llm.open_request(IDS[3], params), llm.generate([IDS[3]], params)[0]
+    (seq,) = request.seqs
+    for stop in (5, 12):  # its slot is given to others in between
+        deque(llm.decoder.admit(seq), 0)
+        while seq.num_output < stop:
+            llm.decoder.step([seq])
+        llm.decoder.release(seq)
+    assert (seq.output_ids, request.output().prompt_logprobs) == (want.token_ids, want.prompt_logprobs)

@@ -160,7 +160,7 @@ def test_names_of_other_engines(options, answer):
 def test_calls_with_names_of_others(llm):
     for call, answer in (
         (lambda: llm.generate(TEXT, max_new_tokens=3), "sampling_params=SamplingParams"),
-        (lambda: llm.generate(TEXT, PARAMS, lora_request=1), "merge"),
+        (lambda: llm.generate(TEXT, PARAMS, lora_request=1), "no LoRARequest"),
         (lambda: llm.chat(CHAT, enable_thinking=False), "chat_template_kwargs"),
         (lambda: llm.generate(TEXT, PARAMS, params=PARAMS), "one of them"),
         (lambda: llm.chat("abc"), "no chat"),

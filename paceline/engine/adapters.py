@@ -90,6 +90,10 @@ class HoldsAdapters:
         return [one if asked is None else self._with(one, asked) for one, asked in zip(params, each, strict=True)]
 
     def _with(self, params: SamplingParams, asked: LoRARequest) -> SamplingParams:
+        if not isinstance(asked, LoRARequest):
+            raise ConfigError(
+                "lora_request is no LoRARequest", got=brief(asked), expected="LoRARequest(name, 1, folder)"
+            )
         name = asked.lora_name
         if params.adapter not in ("", name):
             message = "lora_request and the sampling parameters name different adapters"

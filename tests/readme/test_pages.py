@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from typer.main import get_command
 
@@ -15,6 +16,7 @@ from paceline.errors import PacelineError
 from paceline.target import LoadedModel
 from paceline.train.stages import Stages
 from paceline.zoo import pull
+from tests import lora
 from tests.cascade.common import PROMPTS, large, made_up, small
 from tests.cli.helpers import paceline as run_command
 from tests.server.helpers import listening
@@ -109,6 +111,15 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (64, 48), "orange").save("cat.jpg")
     made_up(0.5).save("calib.json")
+    for name in ("sql", "poems"):
+        pair = torch.ones(2, 576), torch.zeros(576, 2)
+        lora.write(
+            tmp_path / "runs" / name,
+            {"model.layers.0.self_attn.q_proj": pair},
+            r=2,
+            lora_alpha=2,
+            layers_to_transform=0,
+        )
     known = {"small": small(), "large": large(), "prompt": PROMPTS[0], "Cascade": paceline.Cascade}
     with listening() as (url, _, _):
         for code in blocks(page, "python"):

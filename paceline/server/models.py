@@ -70,6 +70,8 @@ class Model:
         """It is loaded. Its rounds take turns with those of other models."""
         llm = engine.llm
         llm.runner.take_turns(SHARED)
+        for name in {*llm.adapters} - self.adapters.keys():  # which were unloaded meanwhile
+            llm.remove_adapter(name)
         self.size = sum(_storages(llm.loaded, llm.runner, llm.decoder).values()) - _growing_bytes(engine)
         self.service, self.num_loads = Service(engine, self.settings, self.metrics), self.num_loads + 1
 

@@ -226,7 +226,7 @@ class Request(Sampling):
         """
         shared = {field.name for field in fields(SamplingParams)} & {*type(self).model_fields} - {"logprobs"}
         values = {name: value for name in shared if (value := getattr(self, name)) is not None}
-        wanted = [value for value in (self.structured_outputs, self._response_form(), form) if value is not None]
+        wanted = [value for value in (self.structured_outputs, self.response_form, form) if value is not None]
         if len(wanted) > 1:
             message = "structured_outputs, response_format and tool_choice each set the format of the answer"
             raise ConfigError(message, fix="give one of them")
@@ -245,7 +245,9 @@ class Request(Sampling):
         """Whose request it is: a tenant, whom `cache_salt` divides further."""
         return ":".join(filter(None, [tenant, self.cache_salt]))
 
-    def _response_form(self) -> dict[str, Any] | None:
+    @property
+    def response_form(self) -> dict[str, Any] | None:
+        """The structured outputs of response_format. Raises `ConfigError`."""
         if self.response_format is None or self.response_format.type == "text":
             return None
         if self.response_format.type == "json_object":

@@ -18,7 +18,7 @@ from .errors import ApiError, unsupported
 from .gate import Gated, GateSettings
 from .metrics import Metrics
 from .tools.families import format_of
-from .tools.forms import called, wishes
+from .tools.forms import asked_by, called
 from .tracing import Tracer
 
 _MAX_CHARS = 64  # per token of the context; longer prompts are refused before they are tokenized, which takes long
@@ -108,7 +108,7 @@ class Service(Gated):
         """Fields of a `Choice`: how calls and thoughts are found in an answer to this request."""
         if not isinstance(body, protocol.ChatRequest):
             return {}
-        return {"reader": self.format.reader(*wishes(body)), "thought_end": self.format.thought_end}
+        return {"reader": self.format.reader(asked_by(body)), "thought_end": self.format.thought_end}
 
     def shows(self, body: protocol.ChatRequest, params: SamplingParams) -> SamplingParams:
         """The same, with the special tokens that are needed to find calls and thoughts."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.server.helpers import ASK, calling_llm, listening, server
+from tests.server.helpers import ASK, calling_llm, listening, server, whole_calls
 from tests.server.test_tools import TOOL
 
 STRICT = {**TOOL, "function": {**TOOL["function"], "strict": True}}
@@ -54,7 +54,8 @@ def helped(client, asked):
 def gathered(client, asked):
     """As agents do that read streams themselves."""
     deltas = [piece.choices[0].delta.model_dump() for piece in client.chat.completions.create(**asked, stream=True)]
-    calls = [one for delta in deltas for one in delta["tool_calls"] or ()]
+    parts = [one for delta in deltas for one in delta["tool_calls"] or ()]
+    calls = whole_calls({name: value for name, value in one.items() if value is not None} for one in parts)
     return {**deltas[0], "content": "".join(one["content"] or "" for one in deltas), "tool_calls": calls}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,23 @@ THOUGHTS: dict[str, tuple[tuple[str, str], tuple[str, ...]]] = {
 _HARMONY = {"openai_gptoss", "openai", "gpt_oss", "harmony"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a request says of its answer.
+
+    tools: those that may be called. most: calls. is_forced: the answer is a call, see `forms.forced_form`.
+    is_strict: calls are those of `forms.strict_form` alone. is_formed: its form leaves no place for thoughts.
+    shows_special: special tokens are part of the text.
+    """
+
+    tools: Tools
+    most: int = sys.maxsize
+    is_forced: bool = False
+    is_strict: bool = False
+    is_formed: bool = False
+    shows_special: bool = False
+
+
 @dataclass(frozen=True)
 class Format:
     """How a model writes calls and thoughts.
@@ -72,22 +90,17 @@ class Format:
         """Whether its answers may begin with thoughts."""
         return self.thoughts is not None or self.calls is harmony.Harmony
 
-    def reader(
-        self, tools: Tools, is_forced: bool, is_plain: bool, most: int, is_strict: bool = False
-    ) -> Reader | None:
-        """The reader of one answer; None where there is nothing to find.
-
-        tools: the schemas of the tools that may be called. is_forced: the answer is a call, see `forms.forced_form`.
-        is_plain: whether special tokens are left out of the text. most: calls.
-        is_strict: calls are those of `forms.strict_form` alone.
-        """
-        if is_forced:
-            return json_calls.Forced(tools, None, (), most)
-        kind = self.calls if self.calls is not None and (tools or self.calls is harmony.Harmony) else Reader
-        if kind is Reader and self.thoughts is None:
+    def reader(self, asked: Asked) -> Reader | None:
+        """The reader of one answer; None where there is nothing to find."""
+        if asked.is_forced:
+            return json_calls.Forced(asked.tools, None, (), asked.most)
+        thoughts = None if asked.is_formed else self.thoughts
+        kind = self.calls if self.calls is not None and (asked.tools or self.calls is harmony.Harmony) else Reader
+        if kind is Reader and thoughts is None:
             return None
-        reader = kind(tools, self.thoughts, tuple(self.shown(bool(tools))) if is_plain else (), most)
-        if is_strict and kind.marks and self.written is not None:
+        hidden = () if asked.shows_special else tuple(self.shown(bool(asked.tools)))
+        reader = kind(asked.tools, thoughts, hidden, asked.most)
+        if asked.is_strict and kind.marks and self.written is not None:
             reader.opens, reader.bare = (self.written[0],), ""
         return reader
 

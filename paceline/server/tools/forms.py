@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..protocol import ChatRequest, Tool
-from .families import Format
+from .families import Asked, Format
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -17,16 +17,27 @@ def called(body: ChatRequest) -> list[Tool]:
     return [] if body.tool_choice == "none" else body.tools or []
 
 
-def wishes(body: ChatRequest) -> tuple[dict[str, dict[str, Any]], bool, bool, int, bool]:
-    """What `Format.reader` asks of a request."""
-    tools = {tool.function.name: tool.function.parameters or {} for tool in called(body)}
-    most = 1 if body.parallel_tool_calls is False else sys.maxsize
-    is_strict = any(tool.function.strict for tool in called(body))
-    return tools, _is_forced(body), body.skip_special_tokens is not False, most, is_strict
+def asked_by(body: ChatRequest) -> Asked:
+    """What a request says of its answer. Raises `ConfigError`."""
+    form = body.structured_outputs
+    return Asked(
+        tools={tool.function.name: tool.function.parameters or {} for tool in called(body)},
+        most=1 if body.parallel_tool_calls is False else sys.maxsize,
+        is_forced=_is_forced(body),
+        is_strict=_is_strict(body),
+        is_formed=body.response_form is not None or (form is not None and "grammar" not in form),
+        shows_special=body.skip_special_tokens is False,
+    )
 
 
 def _is_forced(body: ChatRequest) -> bool:
     return body.tool_choice not in (None, "auto", "none")
+
+
+def _is_strict(body: ChatRequest) -> bool:
+    """Whether calls have the schemas of strict tools; not where the request sets the form of the whole answer."""
+    has_form = body.structured_outputs is not None or body.response_form is not None or _is_forced(body)
+    return not has_form and any(tool.function.strict for tool in called(body))
 
 
 def forced_form(body: ChatRequest) -> dict[str, Any] | None:
@@ -53,7 +64,7 @@ def strict_form(body: ChatRequest, form: Format) -> dict[str, Any] | None:
     arguments are no JSON.
     """
     tools = called(body)
-    if _is_forced(body) or not any(tool.function.strict for tool in tools):
+    if not _is_strict(body):
         return None
     if form.written is None:
         got = "none" if form.calls is None else form.calls.__name__

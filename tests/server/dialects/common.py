@@ -3,9 +3,10 @@
 import asyncio
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 
-from paceline import LLM
+from paceline import LLM, StructuredOutputsParams
 from paceline.server import protocol
 from tests.server.helpers import calling_llm, server
 
@@ -45,7 +46,8 @@ def thinking_llm():
 
 def saying(monkeypatch, text):
     """Every answer is this text."""
-    monkeypatch.setattr(protocol.Request, "_response_form", lambda self: {"choice": [text]})
+    params, form = protocol.Request.params, {"structured_outputs": StructuredOutputsParams(choice=[text])}
+    monkeypatch.setattr(protocol.Request, "params", lambda *given: replace(params(*given), **form))
 
 
 def pieces(answer):

@@ -1,14 +1,15 @@
 """Calls and thoughts of each family are found, wherever the text is cut, and all else stays text."""
 
 import json
-import sys
+import re
 import time
+from pathlib import Path
 
 import pytest
 
 from paceline.errors import ConfigError
 from paceline.server.tools import reader as reader_module
-from paceline.server.tools.families import CALLS, THOUGHTS, format_of
+from paceline.server.tools.families import CALLS, THOUGHTS, Asked, format_of
 from paceline.server.tools.reader import Reader
 from paceline.server.tools.xml_calls import typed
 from tests.server.helpers import whole_calls
@@ -32,7 +33,7 @@ NOT_CALLS = {
 
 def reader_of(parser, thoughts="none", **options):
     form = format_of("", None, parser, thoughts)
-    return form.reader(TOOLS, False, True, options.get("most", sys.maxsize)) or Reader({})
+    return form.reader(Asked(tools=TOOLS, **options)) or Reader({})
 
 
 def read(reader, pieces, opened=False):
@@ -179,6 +180,15 @@ def test_special_tokens_of_a_format_are_left_out_of_the_text():
         assert read(kind(TOOLS, None, hidden), [text])[0] == "ab"
 
 
+def test_the_documentation_has_all_parsers():
+    told = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    section = told.partition("### Tools and thoughts")[2].partition("\n### ")[0]
+    assert [name for name in (*CALLS, *THOUGHTS) if f"`{name}`" not in section] == []
+    rows = {name for line in section.splitlines() if line.endswith(" yes |") for name in re.findall(r"`(\w+)`", line)}
+    assert {name for name, (kind, _, _) in CALLS.items() if kind.form is not None} <= rows
+    assert not {name for name, (kind, _, _) in CALLS.items() if kind.form is None} & rows
+
+
 TEMPLATES = {
     "hermes": "{% if tools %}<tool_call>", "qwen3_coder": "{{ tools }}<tool_call><function=f><parameter=p>",
     "glm45": "{{ tools }}<tool_call>{name}<arg_key>", "mistral": "{{ tools }}[TOOL_CALLS]",
@@ -197,7 +207,7 @@ def test_thoughts_are_those_of_the_template_or_of_the_named_parser():
     assert format_of("<think>", None, None, "none").thoughts is None
     assert format_of("", None, None, "deepseek-r1").thoughts == ("<think>", "</think>")
     assert format_of("", None, None, "openai_gptoss").calls is CALLS["openai"][0]
-    assert format_of("", None, "none").reader(TOOLS, False, True, 9) is None
+    assert format_of("", None, "none").reader(Asked(tools=TOOLS)) is None
 
 
 @pytest.mark.parametrize("names", [("wat", None), (None, "wat")])

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 
 import pytest
 
@@ -10,7 +9,7 @@ from paceline import LLM, PromptLookup, SamplingParams
 from paceline.errors import ConfigError
 from paceline.sampling.grammar import make_grammar
 from paceline.server.protocol import ChatRequest
-from paceline.server.tools.families import CALLS, format_of
+from paceline.server.tools.families import CALLS, Asked, format_of
 from paceline.server.tools.forms import strict_form
 from tests.server.helpers import ASK, calling_llm, server
 from tests.server.tools.test_readers import read
@@ -46,7 +45,7 @@ def test_a_call_that_is_begun_has_the_schema_of_its_tool(parser):
     lead = "<|channel|>commentary " if parser == "openai" else "Ok. "
     call = lead + mark + before.replace("NAME", "f") + '{"x": 2}' + behind
     assert allowed(form, call) == (call, True)
-    reader = format_of("", None, parser).reader({"f": CHOICES}, False, True, sys.maxsize, is_strict=True)
+    reader = format_of("", None, parser).reader(Asked(tools={"f": CHOICES}, is_strict=True))
     assert read(reader, [call])[2] == [("f", '{"x": 2}')]
     assert allowed(form, call.replace("2", "4")) == (call.partition("2")[0], False)
     for wrong in ("wat!", '{"name": "h"'):
@@ -70,7 +69,7 @@ def test_drafts_change_nothing(monkeypatch):
     drafting = LLM(llm.loaded, drafter=PromptLookup(), max_num_seqs=2)
     result = drafting.generate(prompt, params)[0]
     assert result.token_ids == llm.plain().generate(prompt, params)[0].token_ids
-    reader = format_of("", None).reader({"f": CHOICES}, False, True, sys.maxsize)
+    reader = format_of("", None).reader(Asked(tools={"f": CHOICES}))
     _, _, calls = read(reader, [result.text])
     assert len(calls) == 2
     assert all(json.loads(arguments)["x"] in (1, 2, 3) for _, arguments in calls)
@@ -88,6 +87,5 @@ def test_the_server_takes_strict_tools():
             return await client.post("/v1/chat/completions", json={**ASK, "tools": TOOLS, **more})
 
     assert asyncio.run(ask()).status_code == 200
-    assert (
-        "format of the answer" in asyncio.run(ask(response_format={"type": "json_object"})).json()["error"]["message"]
-    )
+    form = {"structured_outputs": {"choice": ["ab"]}}  # of the whole answer, which comes first
+    assert asyncio.run(ask(**form)).json()["choices"][0]["message"]["content"] == "ab"

@@ -38,10 +38,11 @@ class _Asked(Fields):
     user: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
-    def extra_args(self, tenant: str) -> dict[str, Any]:
-        """See `SamplingParams.extra_args`."""
+    def extra_args(self, service: Service, tenant: str) -> dict[str, Any]:
+        """See `SamplingParams.extra_args`: whose request it is, and the adapter that its model's name chooses."""
         salt = ":".join(filter(None, [tenant, self.cache_salt]))
-        return {"cache_salt": salt} if salt else {}
+        whose = {name: value for name, value in (("cache_salt", salt), ("account", tenant)) if value}
+        return {**service.defaults.get("extra_args", {}), **whose}
 
 
 class EmbeddingsRequest(_Asked):
@@ -103,7 +104,9 @@ class RerankRequest(_Scored):
 async def embed(service: Service, body: EmbeddingsRequest, request: Request) -> list[EmbeddingOutput]:
     """Each of the embeddings. Raises `ApiError`, and what `AsyncLLM.embed` raises."""
     service.check_texts(texts := body.texts())
-    params = PoolingParams(body.pooling, body.normalize, body.dimensions, body.extra_args(request.scope["tenant"]))
+    params = PoolingParams(
+        body.pooling, body.normalize, body.dimensions, body.extra_args(service, request.scope["tenant"])
+    )
     async with connected(request.receive, request.scope["end_at"]):
         ids = [await service.engine.encode(text) for text in texts]
         _check_number(sum(map(len, ids)))
@@ -163,7 +166,7 @@ async def _scores(
 ) -> list[ScoringOutput]:
     service.check_texts([text for pair in pairs for text in pair])
     most = sum(len(text) for pair in pairs for text in pair)  # a token has a character at least
-    extra_args = body.extra_args(request.scope["tenant"])
+    extra_args = body.extra_args(service, request.scope["tenant"])
     async with connected(request.receive, request.scope["end_at"]):
         if most > MAX_TOKENS:
             _check_number(sum([len(await service.engine.encode(text)) for pair in pairs for text in pair]))

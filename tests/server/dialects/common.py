@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 
-from paceline import LLM
+from paceline import LLM, StructuredOutputsParams
 from paceline.server import protocol
 from tests.server.helpers import calling_llm, server
 
@@ -46,12 +46,8 @@ def thinking_llm():
 
 def saying(monkeypatch, text):
     """Every answer is this text."""
-    params, form = protocol.Request.params, {"choice": [text]}
-
-    def made(body, *args, **options):
-        return replace(params(body, *args, **options), structured_outputs=form)
-
-    monkeypatch.setattr(protocol.Request, "params", made)
+    params, form = protocol.Request.params, {"structured_outputs": StructuredOutputsParams(choice=[text])}
+    monkeypatch.setattr(protocol.Request, "params", lambda *given: replace(params(*given), **form))
 
 
 def pieces(answer):

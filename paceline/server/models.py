@@ -8,27 +8,25 @@ that needs its room, and is unloaded when its last request has ended. So each mo
 """
 
 import asyncio
-import gc
 import itertools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar, final
 
 import torch
 from fastapi import Request
-from torch import Tensor, nn
 
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError, EngineStopped, PacelineError, QueueFull
-from ..system.hardware import return_free_memory
 from ..system.turns import SHARED
 from .errors import ApiError, unknown_model
 from .gate import Gated
+from .memory import growing_bytes, return_memory, storages
 from .metrics import Metrics, joined
 from .service import Service, Settings
 from .streams import connected
@@ -64,7 +62,7 @@ class Model:
     @property
     def num_bytes(self) -> int:
         """What it takes now."""
-        return 0 if self.service is None else self.size + _growing_bytes(self.service.engine)
+        return 0 if self.service is None else self.size + growing_bytes(self.service.engine)
 
     def take(self, engine: AsyncLLM) -> None:
         """It is loaded. Its rounds take turns with those of other models."""
@@ -72,7 +70,7 @@ class Model:
         llm.runner.take_turns(SHARED)
         for name in {*llm.adapters} - self.adapters.keys():  # which were unloaded meanwhile
             llm.remove_adapter(name)
-        self.size = sum(_storages(llm.loaded, llm.runner, llm.decoder).values()) - _growing_bytes(engine)
+        self.size = sum(storages(llm.loaded, llm.runner, llm.decoder).values()) - growing_bytes(engine)
         self.service, self.num_loads = Service(engine, self.settings, self.metrics), self.num_loads + 1
 
     def grant(self) -> None:
@@ -280,7 +278,7 @@ class Models(Gated):
                 model.refuse(_load_error(model.name, error))
                 has_failed = True
             if has_failed:  # no sooner: the error holds what was loaded
-                await self._in_loader(_return_memory)
+                await self._in_loader(return_memory)
             self._queue.popleft()
             if model.service is not None:
                 model.grant()
@@ -332,7 +330,7 @@ class Models(Gated):
         finally:
             self._is_loading.clear()
         if self.is_strict and self.budget is not None:
-            size = sum(_storages(engine.llm.loaded, engine.llm.runner, engine.llm.decoder).values())
+            size = sum(storages(engine.llm.loaded, engine.llm.runner, engine.llm.decoder).values())
             if size > self.budget:
                 engine.shutdown()
                 got, expected = f"{size:,} bytes", f"at most the {self.budget:,} of the memory budget"
@@ -345,14 +343,14 @@ class Models(Gated):
         engine, model.service, model.is_leaving = model.service.engine, None, False
         await self._in_loader(engine.shutdown)
         del engine
-        await self._in_loader(_return_memory)
+        await self._in_loader(return_memory)
 
     def _close(self, model: Model) -> None:
         """As `_unload`, before the server runs."""
         assert model.service is not None
         model.service.engine.shutdown()
         model.service = None
-        _return_memory()
+        return_memory()
 
 
 def _load_error(name: str, error: Exception) -> ApiError:
@@ -360,43 +358,3 @@ def _load_error(name: str, error: Exception) -> ApiError:
     logger.error("loading failed", extra={"fields": {"model": name}}, exc_info=error)
     reason = str(error) if isinstance(error, PacelineError | OSError | MemoryError) else type(error).__name__
     return ApiError(500, f"The model {name!r} could not be loaded: {reason}", "model_not_loaded", "model")
-
-
-def _return_memory() -> None:
-    """Free what unloaded models held; their objects refer to each other."""
-    gc.collect()
-    return_free_memory()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
-def _growing_bytes(engine: AsyncLLM) -> int:
-    """The bytes of its caches and adapters."""
-    runner = engine.llm.runner
-    return runner.cache.num_bytes + runner.prefixes.num_bytes + runner.adapters.num_bytes
-
-
-def _storages(*roots: object) -> dict[int, int]:
-    """The bytes of all tensors that these objects hold, by their address."""
-    seen, found, stack = set[int](), dict[int, int](), list[object](roots)
-    while stack:
-        one = stack.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-        else:
-            stack += _parts(one)
-    return found
-
-
-def _parts(one: object) -> Iterator[object]:
-    """What a collection, a module or an object of this package holds."""
-    if isinstance(one, Mapping):
-        yield from one.values()
-    elif isinstance(one, list | tuple | set | deque):
-        yield from one
-    elif isinstance(one, nn.Module) or type(one).__module__.partition(".")[0] == "paceline":
-        yield from getattr(one, "__dict__", {}).values()
-        yield from (getattr(one, name, None) for name in getattr(type(one), "__slots__", ()))

@@ -1,0 +1,51 @@
+"""What a loaded model takes, and how its memory goes back to the system."""
+
+import gc
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..async_llm import AsyncLLM
+from ..system.hardware import return_free_memory
+
+
+def return_memory() -> None:
+    """Free what unloaded models held; their objects refer to each other."""
+    gc.collect()
+    return_free_memory()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def growing_bytes(engine: AsyncLLM) -> int:
+    """The bytes of its caches and adapters."""
+    runner = engine.llm.runner
+    return runner.cache.num_bytes + runner.prefixes.num_bytes + runner.adapters.num_bytes
+
+
+def storages(*roots: object) -> dict[int, int]:
+    """The bytes of all tensors that these objects hold, by their address."""
+    seen, found, stack = set[int](), dict[int, int](), list[object](roots)
+    while stack:
+        one = stack.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        else:
+            stack += _parts(one)
+    return found
+
+
+def _parts(one: object) -> Iterator[object]:
+    """What a collection, a module or an object of this package holds."""
+    if isinstance(one, Mapping):
+        yield from one.values()
+    elif isinstance(one, list | tuple | set | deque):
+        yield from one
+    elif isinstance(one, nn.Module) or type(one).__module__.partition(".")[0] == "paceline":
+        yield from getattr(one, "__dict__", {}).values()
+        yield from (getattr(one, name, None) for name in getattr(type(one), "__slots__", ()))

@@ -197,7 +197,11 @@ def join(choices: dict[int, dict[str, Any]], pieces: list[dict[str, Any]]) -> No
         to = choices.setdefault(piece["index"], {"text": "", "calls": [], "finish_reason": None})
         delta = piece.get("delta", {})
         to["text"] += piece.get("text") or delta.get("content") or ""
-        to["calls"] += [one["function"] for one in delta.get("tool_calls", ())]
+        for one in delta.get("tool_calls", ()):
+            if one["index"] == len(to["calls"]):
+                to["calls"].append({"arguments": "", **one["function"]})
+            else:
+                to["calls"][one["index"]]["arguments"] += one["function"]["arguments"]
         to["finish_reason"] = piece["finish_reason"] or to["finish_reason"]
 
 

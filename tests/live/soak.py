@@ -65,8 +65,7 @@ def bodies(model: str, sees: bool) -> list[tuple[str, dict[str, Any]]]:
         made.append((CHAT, {**said, "messages": [{"role": "user", "content": text * 30}], "stop": ["river", "\n\n"]}))
     for seed, form in enumerate(_FORMS):
         made.append((CHAT, {"model": model, "seed": seed, "messages": [{"role": "user", "content": "Go"}], **form}))
-    several = {"model": model, "prompt": ["One, two,", "A, B,"], "n": 3, "seed": 5, "max_tokens": 12}
-    made.append((COMPLETION, several))
+    made.append((COMPLETION, {"model": model, "prompt": ["One, two,", "A, B,"], "n": 3, "seed": 5, "max_tokens": 12}))
     if sees:
         for size in (16, 40):
             parts = [{"type": "image_url", "image_url": {"url": red_square(size)}}, {"type": "text", "text": "Colour?"}]
@@ -198,10 +197,8 @@ def join(choices: dict[int, dict[str, Any]], pieces: list[dict[str, Any]]) -> No
         delta = piece.get("delta", {})
         to["text"] += piece.get("text") or delta.get("content") or ""
         for one in delta.get("tool_calls", ()):
-            if one["index"] == len(to["calls"]):
-                to["calls"].append({"arguments": "", **one["function"]})
-            else:
-                to["calls"][one["index"]]["arguments"] += one["function"]["arguments"]
+            to["calls"] += [] if one["index"] < len(to["calls"]) else [{**one["function"], "arguments": ""}]
+            to["calls"][one["index"]]["arguments"] += one["function"]["arguments"]
         to["finish_reason"] = piece["finish_reason"] or to["finish_reason"]
 
 

@@ -39,7 +39,7 @@ def make(folder: Path, llm: LLM, rank: int) -> Path:
                 torch.randn(rank, linear.in_features, generator=made),
                 torch.randn(linear.out_features, rank, generator=made),
             )
-            for letter, factor in ("A", a * linear.in_features**-0.5), ("B", b * 2e-3):
+            for letter, factor in ("A", a * linear.in_features**-0.5), ("B", b * 2e-2):
                 tensors[f"base_model.model.{path}.lora_{letter}.weight"] = factor
             names.add(name)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(names)}

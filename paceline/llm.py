@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.request import SEED_BITS, SamplingParams
-from .engine.adapters import HoldsAdapters, LoRARequest
+from .engine.adapters import LoRARequest
 from .engine.batch import answer_all, stream
 from .engine.loop import SpeculativeDecoder
 from .engine.output import RequestOutput, StreamChunk
@@ -52,7 +52,7 @@ from .verify import Coupled, check_lossy
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
 
-class LLM(HoldsAdapters, ReadsTexts):
+class LLM(ReadsTexts):
     """A causal or vision-language model that decodes speculatively and gives the answers of plain decoding.
 
     model: a folder, a GGUF file, a hub id, a name that `paceline models` lists, or a loaded model.

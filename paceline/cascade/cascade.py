@@ -167,6 +167,9 @@ class Cascade:
         requested = params_of(params, len(many))
         if any(options.n != 1 for options in requested):
             raise ConfigError("a cascade gives one answer to a prompt", got="n > 1", expected="n=1")
+        if any(options.adapter for options in requested):
+            fix = "merge the adapter, and calibrate with that model"
+            raise ConfigError("a calibration holds for the models themselves", got="a request with an adapter", fix=fix)
         each = [
             options if options.seed is not None else replace(options, seed=secrets.randbits(SEED_BITS))
             for options in requested

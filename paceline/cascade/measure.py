@@ -74,8 +74,8 @@ def calibrate(
             expected=f">= short_limit, {short_limit}",
             fix="calibrate with a larger max_tokens, or a smaller short_limit",
         )
-    if params.logits_processors or params.n != 1:
-        raise ConfigError("a calibration cannot store these options", got="logits_processors, or n > 1")
+    if params.logits_processors or params.n != 1 or params.adapter:
+        raise ConfigError("a calibration cannot store these options", got="logits_processors, n > 1, or an adapter")
     check_pair(small, large)
     ids, sampling = (ModelId.of(small), ModelId.of(large)), sampling_options(params)
     decides = {

@@ -27,7 +27,7 @@ class PoolingParams:
     pooling: Pooling | None = None  # "last": the state of the last token; "mean": the mean of those of all tokens
     normalize: bool | None = None  # to length 1
     dimensions: Annotated[Integer, Field(ge=1)] | None = None  # the first so many numbers, for models trained for that
-    extra_args: dict[str, Any] | None = None  # "cache_salt", as in `SamplingParams`
+    extra_args: dict[str, Any] | None = None  # "cache_salt" and "adapter", as in `SamplingParams`
 
     @classmethod
     def given(cls, params: "PoolingParams | None", **fields: Any) -> "PoolingParams":

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from ..errors import IncompatibleModels
-from ..quant.packed import matrix_of_weight
+from ..quant.packed import PackedMatrix, matrix_of_weight
 
 MAX_RANK = 256
 """The largest rank, `INNER` of `pass.h`."""
@@ -44,6 +44,12 @@ class Places:
             self._count += len(parts)
             for part, place in zip(parts, self._of_path[path], strict=True):
                 part.place = place
+
+    def prepare(self, owner: Any, factors: Factors) -> int:
+        """Make the list of these factors; returns the bytes of their copies in it."""
+        self.listed(owner, factors)
+        copies = [one.packed for one in self._lists[owner][0] if isinstance(one, PackedMatrix)]
+        return sum(one.nbytes for one in copies if isinstance(one, Tensor))
 
     def listed(self, owner: Any, factors: Factors) -> Any:
         """The list of these factors, made once for their owner, with whom it ends. Layers without a place are left."""

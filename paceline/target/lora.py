@@ -31,7 +31,7 @@ _TRAIN = "train it for this model, or load the model that it was trained for"
 class Adapter:
     """A LoRA adapter for a model.
 
-    fingerprint: of its weights. rank: the largest of a layer.
+    fingerprint: of its weights. rank: the largest of a layer. num_bytes: of its factors, and of those that passes read.
     """
 
     name: str
@@ -39,11 +39,7 @@ class Adapter:
     fingerprint: str
     rank: int
     low_rank: LowRank
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its factors."""
-        return sum(factor.nbytes for pair in self.low_rank.factors.values() for factor in pair)
+    num_bytes: int
 
 
 @final
@@ -106,11 +102,12 @@ def read_for(loaded: LoadedModel, name: str, folder: Path) -> Adapter:
         factors = _fitted(loaded, read)
         loaded.check_correcting(factors)
         low_rank = LowRank(factors)
-        loaded.decoder.prepare(low_rank)
+        num_bytes = sum(factor.nbytes for pair in factors.values() for factor in pair)
+        num_bytes += loaded.decoder.prepare(low_rank)
     except IncompatibleModels as error:
         message = f"the adapter {name!r} does not fit this model: {error.what}"
         raise ConfigError(message, got=error.got, expected=error.expected, fix=error.fix) from error
-    return Adapter(name, folder.resolve(), read.fingerprint, read.rank, low_rank)
+    return Adapter(name, folder.resolve(), read.fingerprint, read.rank, low_rank, num_bytes)
 
 
 def _fitted(loaded: LoadedModel, read: PeftAdapter) -> dict[str, tuple[Tensor, Tensor]]:

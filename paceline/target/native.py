@@ -117,9 +117,9 @@ class NativeDecoder:
             cache.recurrent.finish()
         return logits
 
-    def prepare(self, low_rank: LowRank) -> None:
-        """Make what passes with these corrections read, before the first of them."""
-        self._described.places.listed(low_rank, low_rank.factors)
+    def prepare(self, low_rank: LowRank) -> int:
+        """Make what passes with these corrections read, before the first of them; returns its bytes."""
+        return self._described.places.prepare(low_rank, low_rank.factors)
 
     @property
     def described(self) -> Description:

@@ -36,8 +36,9 @@ class TransformersDecoder:
         self.recurrent = recurrent_layers(model)
         self._model, self._attends_trees = model, attends_trees
 
-    def prepare(self, low_rank: LowRank) -> None:
+    def prepare(self, low_rank: LowRank) -> int:
         """Nothing: a layer makes what it needs for its corrections in the first pass."""
+        return 0
 
     def logits(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None

@@ -104,6 +104,8 @@ def test_prompts_of_every_kind():
         ours.generate([text], [PARAMS] * 2)
     with pytest.raises(ConfigError, match="one answer"):
         ours.generate(text, replace(PARAMS, temperature=1, n=2))
+    with pytest.raises(ConfigError, match=r"the models themselves.*adapter.*merge"):
+        ours.generate(text, replace(PARAMS, extra_args={"adapter": "one"}))
 
 
 def test_other_sampling_options_are_not_promised():

@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 import httpx
 import pytest
 
-from paceline import LLM, PromptLookup, SamplingParams
+from paceline import LLM, LoRARequest, PromptLookup, SamplingParams
 from paceline.async_llm import AsyncLLM
 from paceline.server.app import make_app
 from paceline.server.models import Model, Models
@@ -111,6 +111,29 @@ def test_chats_and_responses_name_an_adapter():
     assert len(set(asyncio.run(main()))) == 3
 
 
+def test_embeddings_and_scores_name_an_adapter():
+    async def main():
+        async with serving(names="x") as client:
+            asks = [
+                client.post(path, json={"model": name, **body})
+                for name in "mx"
+                for path, body in (
+                    ("/v1/embeddings", {"input": ["ab", "ab ab ab"]}),
+                    ("/score", {"text_1": "ab", "text_2": "ab ab"}),
+                )
+            ]
+            return [answer.json() for answer in await asyncio.gather(*asks)]
+
+    llm = open_llm({"x": str(folder() / "x")})
+    answers = asyncio.run(main())
+    for name, vectors, scores in zip("mx", answers[::2], answers[1::2], strict=True):
+        how = {"lora_request": None if name == "m" else LoRARequest(name, 1)}
+        want = [one.outputs.embedding for one in llm.embed(["ab", "ab ab ab"], **how)]
+        assert [one["embedding"] for one in vectors["data"]] == want
+        assert scores["data"][0]["score"] == llm.score("ab", "ab ab", **how)[0].outputs.score
+        assert vectors["model"] == scores["model"] == name
+
+
 def test_they_are_listed_as_in_vllm():
     async def main():
         async with serving(names="xy") as client:
@@ -131,7 +154,7 @@ def test_they_come_and_go():
             text_of(await client.post(PATH, json=ask("other")))
             again = text_of(await client.post(PATH, json=ask("z")))
             running = asyncio.create_task(client.post(PATH, json=ask("x", max_tokens=60)))
-            while not client.models.models[0].num_held:
+            while not (running.done() or client.models.models[0].service.engine.num_running):  # it has its adapter
                 await asyncio.sleep(0.001)
             told += [await client.post(UNLOAD, json={"lora_name": name}) for name in ("z", "z", "m", "x")]
             gone = [await client.post(PATH, json=ask(name)) for name in "zx"]

@@ -101,6 +101,13 @@ def beside_others(name: str) -> bool:
     return all(torch.equal(logits(name, n, TREE, batch=True)[[0, 2]], row) for n, row in alone.items())
 
 
+def test_memory_is_counted_as_passes_hold_it():
+    """The factors, and their copies, whose outputs are filled up to blocks of 32."""
+    own = adapter("llama", 0)
+    pairs = [factor for pair in own.low_rank.factors.values() for factor in pair]
+    assert own.num_bytes == sum(one.nbytes + 4 * (len(one) + -len(one) % 32) * one.shape[1] for one in pairs)
+
+
 # By peft itself
 
 OPTIONS = {

@@ -1,11 +1,11 @@
 """Short and long answers on a cache of a third of their need: is one lost, and how long do the short ones take?
 
-    python bench/full.py smollm2-135m --minutes 2
+    python -m bench.full smollm2-135m --minutes 2
 
 Clients ask one request after another: some for long answers, others for short ones with a pause in between. The same
-load runs with a cache and slots for all of them at once ("room"), and with a third of that ("full"). Before, one client
-asks the short ones alone. Every answer must be the one of plain decoding without others; exit code 1 if one is not, or
-if one fails.
+load runs with a cache and slots for all of them at once ("room"), and with a third of that ("full"); with --compare
+also with that third where no answer gives its slot to another ("waits"). Before, one client asks the short ones alone.
+Every answer must be the one of plain decoding without others; exit code 1 if one is not, or if one fails.
 
     p50, p95   seconds of a short answer from the request to its end
     ratio      p95 against "room", where it waits for nobody, and rounds are shared as here
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline import LLM, AsyncLLM, RequestOutput, SamplingParams
+from paceline.engine.loop import SpeculativeDecoder
 
 TEXTS = (
     "Once upon a time there was a fox who",
@@ -36,6 +37,14 @@ TEXTS = (
     "A recipe for soup: take",
 )
 PAUSE_S = 0.5
+
+
+class Waiting(SpeculativeDecoder):
+    """Answers have their slots, and all the columns that they may need, until they end."""
+
+    @property
+    def can_resume(self) -> bool:
+        return False
 
 
 def asks(count: int, max_tokens: int) -> list[tuple[str, SamplingParams]]:
@@ -133,26 +142,30 @@ def main() -> int:
     parser.add_argument("--short", type=int, nargs=2, default=(3, 32), metavar=("CLIENTS", "TOKENS"))
     parser.add_argument("--long", type=int, nargs=2, default=(6, 600), metavar=("CLIENTS", "TOKENS"))
     parser.add_argument("--share", type=float, default=3.0, help="the need divided by the cache")
+    parser.add_argument("--compare", action="store_true", help="also where no answer gives its slot to another")
     args = parser.parse_args()
     short, long = plain(args.model, asks(16, args.short[1])), plain(args.model, asks(args.long[0], args.long[1]))
     clients, seconds = (args.short[0], args.long[0]), 60 * args.minutes
     slots = sum(clients)
 
-    def made(share: float) -> LLM:
+    def made(share: float, waits: bool) -> LLM:
         llm = LLM(args.model, drafter=args.drafter, max_num_seqs=max(1, round(slots / min(share, 2))))
         need = sum(number * (tokens + 32) for number, tokens in (args.short, args.long))
         llm.runner.cache.limit(int(need / share) * llm.runner.cache.column_bytes)
+        if waits:
+            llm.decoder = Waiting(llm.runner, llm.decoder.drafter, llm.verifier, llm.decoder.policy)
         return llm
 
     runs = [
         ("alone", 1.0, (1, 0), seconds / 8),
         ("room", 0.5, clients, seconds / 4),
         ("full", args.share, clients, seconds),
+        *[("waits", args.share, clients, seconds)] * args.compare,
     ]
     rows = list[dict[str, Any]]()
     faults = list[str]()
     for name, share, some, time_s in runs:
-        seen = asyncio.run(load(made(share), short, long, some, time_s))
+        seen = asyncio.run(load(made(share, name == "waits"), short, long, some, time_s))
         rows.append(seen.row(name))
         faults += seen.faults
         print(*(f"{key} {value}" for key, value in rows[-1].items()), sep="  ", flush=True)

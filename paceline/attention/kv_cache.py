@@ -129,9 +129,7 @@ class SlotCache(Cache):
         self.adapters[slot] = None
         self._is_used.pop(slot, None)
         self.reserved.release(slot)
-        if self.is_lazy and self._written[slot]:
-            for layer in (*self.keys, *self.values):
-                free_pages(layer[slot])
+        if self.is_lazy and self._written[slot] and all(free_pages(t[slot]) for t in (*self.keys, *self.values)):
             self._written[slot] = 0
 
     def reclaim(self) -> None:
@@ -277,7 +275,7 @@ class SlotCache(Cache):
         while capacity < min(length, limit):
             capacity = min(capacity * 2, limit)
         if capacity > self.most_columns():
-            capacity = round_up(length)
+            capacity = self.most_columns() if self.is_lazy else round_up(length)
         grown = (t.shape[2] for t in (*self.keys, *self.values))
         capacity = max(capacity, round_up(length), *grown)  # padding may reach past the context
         more = sum(t.nbytes // t.shape[2] * (capacity - t.shape[2]) for t in (*self.keys, *self.values))
@@ -371,9 +369,10 @@ class SlotCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held by keys, values and states."""
+        """Bytes held by keys, values and states; of columns that take memory as they are written, by those."""
         states = () if self.recurrent is None else (*self.recurrent.states, *self.recurrent.rows)
-        return sum(t.nbytes for t in (*self.keys, *self.values, *states))
+        columns = sum(map(round_up, self._written)) if self.is_lazy else self.num_slots * self.capacity
+        return columns * self.column_bytes + sum(t.nbytes for t in states)
 
     # The interface of transformers' caches. Positions and masks are always passed in, so these results hardly matter.
 

@@ -54,7 +54,8 @@ class SpeculativeDecoder:
         `first_pass`. A sequence that was released before its end goes on where it was, see `can_resume`.
         is_used: see `SlotCache.allocate`.
         """
-        self._check_room(seq)
+        if not seq.num_output:
+            self._check_room(seq)
         self._check_head(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self.runner.cache.adapters[seq.slot] = seq.adapter

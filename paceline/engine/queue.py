@@ -4,7 +4,8 @@ Slots go to the answers of the best priority, among these to the account that ha
 which they began to wait, where one that had a slot before counts as later by the time that it had it, up to ten
 seconds. A new answer that has waited for half a second takes the slot of another of its priority that has had it for a
 second and has 64 tokens or more; one that had a slot before waits until that is also ten times what reading the other's
-text took. One of a better priority takes the slot of one of a worse at once.
+text took. One of a better priority takes the slot of one of a worse at once. Where there is no memory for the next one,
+others that need less go before it, for ten seconds.
 """
 
 import time
@@ -19,6 +20,7 @@ from .request import Answer
 PATIENCE_S, QUANTUM_S, QUANTUM_TOKENS = 0.5, 1.0, 64
 _READINGS = 10  # so that reading texts again takes a tenth of the time at most, besides once for each new answer
 _MOST_CREDIT_S = 10.0  # by which an answer counts as arriving later
+PASSED_S = 10.0  # for which others may go before an answer that lacks memory
 
 
 @final
@@ -94,6 +96,11 @@ def yielding(
         key=lambda one: (-one.seq.params.priority, -held[one.seq.params.account], one.since - one.served_s),
     )
     return next((able[:size] for size in range(1, len(able) + 1) if is_enough(able[:size])), ())
+
+
+def may_pass(waiting: Answer) -> bool:
+    """Whether others may go before an answer for which there is no memory."""
+    return time.perf_counter() - waiting.since < PASSED_S
 
 
 def growing(answers: Collection[Answer], has_all: Callable[[Answer], bool]) -> Answer:

@@ -24,7 +24,7 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from ..core.request import TokenSequence
 from .first_pass import deferred_tokens
 from .loop import SpeculativeDecoder
-from .queue import Queue, accounts, growing, yielding
+from .queue import Queue, accounts, growing, may_pass, yielding
 from .request import Answer, Request, read_pixels
 from .stats import EngineStats
 
@@ -172,7 +172,8 @@ class Scheduler:
             answer, *others = given
             for one in others:
                 self.preempt(one)
-            self._admit(answer)
+            if answer.request.error is None:  # of another answer to it that gave its slot
+                self._admit(answer)
 
     def _given_to(self, answer: Answer) -> list[Answer]:
         """An answer that waits, and those that give their slots to it; empty where that is not needed or not enough."""
@@ -252,8 +253,12 @@ class Scheduler:
         )
         if self._must_start:
             return heads[0]
-        some = heads if self.decoder.can_resume else heads[:1]  # others must not take what the first one waits for
-        return next((answer for answer in some if self.decoder.has_room(answer.seq)), None)
+        for answer in heads:
+            if self.decoder.has_room(answer.seq):
+                return answer
+            if self._holders and not (self.decoder.can_resume and may_pass(answer)):
+                return None  # others must not take what this one waits for
+        return None
 
     @property
     def _num_kept(self) -> int:

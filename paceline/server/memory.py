@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..async_llm import AsyncLLM
+from ..attention.kv_cache import SlotCache
 from ..system.hardware import return_free_memory
 
 
@@ -26,7 +27,7 @@ def growing_bytes(engine: AsyncLLM) -> int:
 
 
 def storages(*roots: object) -> dict[int, int]:
-    """The bytes of all tensors that these objects hold, by their address."""
+    """The bytes of all tensors that these objects hold, by their address; of a cache what it takes now, as one."""
     seen, found, stack = set[int](), dict[int, int](), list[object](roots)
     while stack:
         one = stack.pop()
@@ -35,6 +36,8 @@ def storages(*roots: object) -> dict[int, int]:
         seen.add(id(one))
         if isinstance(one, Tensor):
             found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        elif isinstance(one, SlotCache):
+            found[id(one)] = one.num_bytes
         else:
             stack += _parts(one)
     return found

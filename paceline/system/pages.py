@@ -5,12 +5,13 @@ import math
 import mmap
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_DONTNEED = 4  # of Linux's madvise: private pages read as zeros again
+_DONTNEED, _NOHUGEPAGE, _NORESERVE = 4, 15, 0x4000  # of Linux; after the first, private pages read as zeros again
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -18,20 +19,22 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     if _LIBC is None or not count:
         return torch.zeros(*shape, dtype=dtype)
-    area = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    area = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    with suppress(OSError):  # a kernel without huge pages
+        area.madvise(_NOHUGEPAGE)  # one would hold columns that nobody has written
     return torch.frombuffer(area, dtype=torch.uint8).view(dtype).view(*shape)
 
 
-def free_pages(tensor: Tensor) -> None:
-    """Set a contiguous part of `lazy_zeros` to zero, and give its whole pages back."""
+def free_pages(tensor: Tensor) -> bool:
+    """Set a contiguous part of `lazy_zeros` to zero by giving its pages back; False where that is not possible."""
     if _LIBC is None:
-        tensor.zero_()
-        return
+        return False
     begin, size = tensor.data_ptr(), tensor.nbytes
     first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if first >= last or _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED):
+    if first >= last:
         tensor.zero_()
-        return
+        return True
     whole = tensor.view(-1).view(torch.uint8)
     whole[: first - begin] = 0
     whole[last - begin :] = 0
+    return not _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED)

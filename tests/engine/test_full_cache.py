@@ -4,11 +4,16 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+import torch
 
 from paceline import LLM, Fixed, PromptLookup, SamplingParams
 from paceline.attention.columns import Reserved
 from paceline.attention.kv_cache import SlotCache
+from paceline.engine import queue
+from paceline.engine.scheduler import Scheduler
 from paceline.errors import CacheFull
+from paceline.server.memory import storages
+from paceline.system import pages
 from tests.async_llm.common import TEXTS, answer, facts, serve, tiny_llm
 from tests.helpers import on_torch, talking, tokenizer
 from tests.tiny import tiny_model
@@ -96,6 +101,63 @@ def test_where_a_text_cannot_be_read_again_requests_wait():
     got, count = serve(llm, main)
     assert count == 0
     assert [len(one.token_ids) for one in got] == [params.max_tokens for _, params in MIXED[:6]]
+
+
+def test_bytes_are_those_of_the_columns_that_are_written():
+    """And a model's memory budget counts these alone, whatever the limit is."""
+    llm = limited(1 << 12, max_num_seqs=8)
+    cache, loaded = llm.runner.cache, [llm.loaded, llm.runner, llm.decoder]
+    own = sum(storages(*loaded).values())
+    assert own - sum(storages(llm.loaded.model).values()) < cache.keys[0].nbytes
+    stream = llm.stream(TEXTS[3], SamplingParams(max_tokens=300, ignore_eos=True))
+    for size in (192, 256, 320, 384):
+        while cache._written[0] < size - 63:
+            next(stream)
+        assert cache.num_bytes == size * COLUMN
+        assert sum(storages(*loaded).values()) == own + size * COLUMN
+    stream.close()
+    assert cache.num_bytes == 0
+
+
+def test_tensors_grow_to_the_limit_at_once():
+    llm = limited(448, max_num_seqs=2)
+    (output,) = llm.generate(TEXTS[3], SamplingParams(max_tokens=160, ignore_eos=True))
+    assert len(output.token_ids) == 160
+    assert llm.runner.cache.capacity == 448
+
+
+def test_columns_are_cleared_where_pages_cannot_be_freed(monkeypatch):
+    monkeypatch.setattr(pages, "_LIBC", None)
+    llm = limited(256, max_num_seqs=1)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    want = facts(llm.generate(TEXTS[0], params)[0])
+    for layer in (*llm.runner.cache.keys, *llm.runner.cache.values):
+        layer[:, :, : llm.runner.cache._written[0]] = torch.nan
+    assert facts(llm.generate(TEXTS[0], params)[0]) == want
+
+
+@pytest.mark.parametrize("passed_s", [0.0, 1e9])
+def test_short_answers_pass_a_long_one_for_some_time(passed_s, monkeypatch):
+    """For ever, they would leave it no memory."""
+    monkeypatch.setattr(queue, "PASSED_S", passed_s)
+    llm = limited(384, max_num_seqs=6)
+
+    def add(text, most):
+        request = llm.open_request(text, SamplingParams(max_tokens=most, ignore_eos=True))
+        shared.add(request)
+        return request
+
+    shared = Scheduler(llm.decoder, lambda: True, is_shared=True)
+    long = add(TEXTS[3] * 2, 16)
+    shared.step()
+    shared.preempt(long.answers[0])
+    for most in (10, 17, 24, 31, 38):
+        add(TEXTS[0], most)
+    for _ in range(100):
+        for request in shared.step().updated:
+            if request.is_finished and request is not long:
+                add(TEXTS[0], 30)
+    assert long.is_finished == (passed_s == 0)
 
 
 def test_an_open_stream_holds_its_columns():

@@ -7,6 +7,7 @@ import pytest
 import regex
 
 from paceline import LLM, Fixed, PromptLookup, SamplingParams
+from paceline.attention import kv_cache
 from paceline.core.structured import StructuredOutputsParams
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.engine.scheduler import Scheduler
@@ -139,6 +140,25 @@ def test_an_error_of_a_second_admission_ends_that_request_alone(monkeypatch):
     assert str(failed) == "no"
     assert facts(whole) == facts(tiny_llm().generate(TEXTS[1], other)[0])
     assert all_free(llm.runner)
+
+
+def test_an_answer_goes_on_where_memory_for_its_most_tokens_is_gone(monkeypatch):
+    """It may end before."""
+    llm = tiny_llm(slots=1)
+    want = llm.generate(TEXTS[0], SamplingParams(1.0, seed=1, max_tokens=20, ignore_eos=True))[0].token_ids
+    end = max(map(want.index, want))
+    params = SamplingParams(1.0, seed=1, max_tokens=400, ignore_eos=True, stop_token_ids=(want[end],))
+    push(monkeypatch, 1.0)
+    admit = llm.decoder.admit
+
+    def shrinking(seq, is_used=None):
+        if seq.num_output:
+            monkeypatch.setattr(kv_cache, "available_memory", lambda: 0)
+        return admit(seq, is_used)
+
+    llm.decoder.admit = shrinking
+    (output,) = llm.generate(TEXTS[0], params)
+    assert output.token_ids == want[: end + 1]
 
 
 # Mutants

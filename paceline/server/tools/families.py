@@ -17,7 +17,7 @@ from .reader import Reader, Tools
 OFF = "none"
 CALLS: dict[str, tuple[type[Reader], tuple[str, ...], tuple[str, ...]]] = {
     "openai": (harmony.Harmony, ("<|channel|>",), ("gpt_oss", "harmony")),
-    "deepseek_v32": (xml_calls.DeepSeekXml, ("<｜DSML｜",), ()),
+    "deepseek_v32": (xml_calls.DeepSeekXml, ("｜DSML｜",), ("deepseek_v4",)),
     "deepseek_v3": (json_calls.DeepSeek, ("<｜tool▁calls▁begin｜>",), ("deepseek_v31", "deepseek_r1")),
     "kimi_k2": (json_calls.Kimi, ("<|tool_calls_section_begin|>", "tool_declare<|im_middle|>"), ()),
     "minimax_m2": (xml_calls.MiniMax, ("<minimax:tool_call>",), ()),
@@ -32,7 +32,8 @@ CALLS: dict[str, tuple[type[Reader], tuple[str, ...], tuple[str, ...]]] = {
     "nemotron": (json_calls.Nemotron, ("<TOOLCALL>",), ("nemotron_json",)),
     "jamba": (json_calls.Listed, ("<tool_calls>",), ("hunyuan_a13b", "minimax")),
     "internlm": (json_calls.InternLM, ("<|action_start|>",), ()),
-    "pythonic": (json_calls.Pythonic, ("<|tool_call_start|>", "<function_calls>"), ("olmo3", "lfm2")),
+    "pythonic": (json_calls.Pythonic, ("<|tool_call_start|>", "List of tools: ", "<function_calls>"),
+                 ("olmo3", "lfm2")),
     "llama3_json": (json_calls.Llama, ("<|python_tag|>", "<|python_start|>", "ipython"),
                     ("llama4_json", "llama4_pythonic", "llama")),
     "hermes": (json_calls.Hermes, ("<tool_call>",),

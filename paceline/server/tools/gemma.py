@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from .reader import MISSING, Reader, Reading, refused
+from .reader import MISSING, Reader, Reading, read_json
 
 _PLAIN = re.compile(r"[,:\[\]{}]")
 
@@ -78,8 +78,8 @@ class FunctionGemma(Gemma4):
 
 
 def _scalar(text: str) -> Any:
-    """A number or a word of JSON, or else text."""
+    """A number or a word of JSON, or else text. The template writes None for null."""
     try:
-        return json.loads(text, parse_constant=refused)
+        return read_json("null" if text.strip() == "None" else text)
     except (ValueError, RecursionError):
         return text.strip()

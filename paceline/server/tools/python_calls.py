@@ -59,6 +59,17 @@ def _parsed(text: str, reader: Reader) -> tuple[str, str] | None:
         return None
 
 
+def read_literal(text: str) -> Any:
+    """A value that is no text as Python writes it, as some chat templates do; the text if it is none."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            value = _literal(ast.parse(text.strip(), mode="eval").body)
+        json.dumps(value, allow_nan=False)
+        return text if isinstance(value, str) else value
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return text
+
+
 def _literal(node: ast.expr | None) -> Any:
     """The value of a literal, JSON's words included. Raises ValueError for anything else."""
     if isinstance(node, ast.Name) and node.id in _JSON:

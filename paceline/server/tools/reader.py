@@ -12,6 +12,7 @@ same is found wherever the text is cut, in a time linear in its length.
 """
 
 import json
+import math
 import re
 import secrets
 import sys
@@ -328,17 +329,24 @@ class Reader:
         if not is_whole:
             return MISSING
         try:
-            return json.loads("".join(parts), strict=False, parse_constant=refused)
+            return read_json("".join(parts), strict=False)
         except (ValueError, RecursionError):
             return MISSING
 
 
-MISSING = object()
+def read_json(text: str, strict: bool = True) -> Any:
+    """A value of JSON. Raises ValueError, also for NaN and infinities, which JSON does not have."""
+    return json.loads(text, strict=strict, parse_constant=_refused, parse_float=_finite)
 
 
-def refused(word: str) -> Any:
-    """Raises ValueError for NaN and infinities, which JSON does not have."""
+def _refused(word: str) -> Any:
     raise ValueError(word)
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(text)
+    return value
 
 
 @cache

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .reader import Reader, Reading, refused
+from .python_calls import read_literal
+from .reader import Reader, Reading, read_json
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -97,9 +98,10 @@ class MiniMax(XmlReader):
 
 
 class DeepSeekXml(XmlReader):
-    """DeepSeek V3.2, which says whether a value is text."""
+    """DeepSeek V3.2 and V4, which say whether a value is text."""
 
-    marks, ends, strips = ("<｜DSML｜function_calls>",), ("</｜DSML｜function_calls>",), False
+    marks, strips = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"), False
+    ends = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
     function = ('<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>")
     parameter = ('<｜DSML｜parameter name="', '" string="true">', '" string="false">', '">', "</｜DSML｜parameter>")
 
@@ -130,10 +132,9 @@ def typed(text: str, schema: Any) -> Any:
     if known == {"string"}:
         return text
     try:
-        value = json.loads(text, parse_constant=refused)
+        value = read_json(text)
     except (ValueError, RecursionError):
-        words = {"True": True, "False": False, "None": None}
-        value = words.get(text.strip(), text) if known else text
+        value = read_literal(text) if known else text
     if not known or any(_is_of(value, kind) for kind in known):
         return value
     return text if "string" in known or isinstance(value, str) else value

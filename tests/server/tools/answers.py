@@ -64,6 +64,9 @@ ANSWERS = {
     "seed-oss": Answer("seed_oss", "template of Seed-OSS",
         "<seed:think>Two.</seed:think>\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
         "</function>\n</seed:tool_call>", [PARIS], reasoning="Two.", thoughts="seed_oss"),
+    "seed-oss list": Answer("seed_oss", "template of Seed-OSS, which writes lists and null as Python",
+        "<seed:tool_call>\n<function=note>\n<parameter=text>x</parameter>\n<parameter=tags>['y', None]</parameter>\n"
+        "</function>\n</seed:tool_call>", [("note", {"text": "x", "tags": ["y", None]})]),
     "llama 3.1": Answer("llama3_json", "prompt format of Llama 3.1, documented by Meta",
         '{"name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
     "llama 3.1 several": Answer("llama3_json", "documentation of vLLM's parser",
@@ -115,6 +118,10 @@ ANSWERS = {
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="note">\n<｜DSML｜parameter name="text" string="true">17'
         '</｜DSML｜parameter>\n<｜DSML｜parameter name="tags" string="false">[1]</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>", [("note", {"text": "17", "tags": [1]})]),
+    "deepseek v4": Answer("deepseek_v4", "template of DeepSeek-V4",
+        '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="a" string="false">17'
+        '</｜DSML｜parameter>\n<｜DSML｜parameter name="b" string="false">25</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜tool_calls>", [SUM]),
     "deepseek r1": Answer("none", "template of DeepSeek-R1, which opens the thoughts in the prompt",
         "Paris is in France.\n</think>\n\nIt rains.", [], "It rains.", "Paris is in France.", "deepseek_r1", True),
     "kimi k2": Answer("kimi_k2", "Kimi K2's guide to tool calls",
@@ -135,9 +142,9 @@ ANSWERS = {
     "functiongemma": Answer("functiongemma", "Google's guide to FunctionGemma",
         "<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>", [PARIS]),
     "gemma 4": Answer("gemma4", "template of Gemma 4",
-        '<|channel>thought\nBoth.<channel|><|tool_call>call:note{tags:[1,true,{k:<|"|>v<|"|>}],text:<|"|>a}, "b"<|"|>}'
+        '<|channel>thought\nBoth.<channel|><|tool_call>call:note{tags:[1,None,{k:<|"|>v<|"|>}],text:<|"|>a}, "b"<|"|>}'
         "<tool_call|><|tool_call>call:add{a:17,b:25}<tool_call|>",
-        [("note", {"tags": [1, True, {"k": "v"}], "text": 'a}, "b"'}), SUM], "", "Both.", "gemma4"),
+        [("note", {"tags": [1, None, {"k": "v"}], "text": 'a}, "b"'}), SUM], "", "Both.", "gemma4"),
     "gpt-oss": Answer("openai", "tests of transformers, an answer of gpt-oss",
         "<|channel|>analysis<|message|>We will call function get_weather.<|end|><|start|>assistant<|channel|>"
         'commentary to=functions.get_weather <|constrain|>json<|message|>{\n  "city": "Paris"\n}', [PARIS],

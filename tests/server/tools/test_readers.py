@@ -147,6 +147,8 @@ def test_calls_after_the_first_are_not_read_where_one_is_wanted(name):
         ("17", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "17"), ("[1]", {"type": "array"}, [1]),
         ("17", None, 17), ("a", None, "a"), ("b", {"type": "integer"}, "b"), ("1", {"enum": ["1", "2"]}, "1"),
         ("NaN", {"type": "number"}, "NaN"), ("true", {"type": "integer"}, True),
+        ("{'k': [None, True]}", {"type": "object"}, {"k": [None, True]}), ("f()", {"type": "array"}, "f()"),
+        ("'x'", {"type": ["string", "null"]}, "'x'"), ("1e999", {"type": "number"}, "1e999"), ("1e999", None, "1e999"),
     ],
 )  # fmt: skip
 def test_values_without_quotes_get_the_types_of_the_schema(text, schema, value):
@@ -193,6 +195,8 @@ TEMPLATES = {
     "hermes": "{% if tools %}<tool_call>", "qwen3_coder": "{{ tools }}<tool_call><function=f><parameter=p>",
     "glm45": "{{ tools }}<tool_call>{name}<arg_key>", "mistral": "{{ tools }}[TOOL_CALLS]",
     "openai": "{{ tools }}<|channel|>",
+    "deepseek_v32": "{% set dsml = '｜DSML｜' %}{{ tools }}<|tool_call|>",
+    "pythonic": "{% set tools = 'List of tools: <|tool_list_start|>[' %}",
     "llama3_json": "{{ tools }}Environment: ipython", "gemma4": "{{ tools }}<|tool_call>call:",
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -57,16 +58,19 @@ def serve(
     if not (words or server.entries):
         raise typer.BadParameter("there is no MODEL: name one or several")
     speculation = _joined(speculation)
-    if engine.engine == "vllm":
-        vllm = vllm_command(words[0] if words else "", engine, server, speculation, loading, others, words[1:])
-        _run(vllm, engine.only_print, screen)
-        return
     if others.given.get("lora_modules"):  # which takes several words
-        pairs = [word for word in words if "=" in word and not Path(word).exists()]
-        words = [word for word in words if word not in pairs]
+        named = list(takewhile(lambda word: not word.startswith("-"), words))
+        pairs = [word for word in named if "=" in word and not Path(word).exists()]
+        words = [word for word in named if word not in pairs] + words[len(named) :]
         given = others.given["lora_modules"]
         others = Others({**others.given, "lora_modules": None})
         server = replace(server, adapter=[*(server.adapter or ()), cast("str", given), *pairs])
+    if engine.engine == "vllm":
+        if words[1:] and not words[1].startswith("-"):
+            raise ConfigError("vLLM serves one model", got=words[1], fix="start one server for each model")
+        vllm = vllm_command(words[0] if words else "", engine, server, speculation, loading, others, words[1:])
+        _run(vllm, engine.only_print, screen)
+        return
     others = check_engine(engine, others, [word for word in words if word.startswith("-")])
     settled = others.applied("serve", screen, server, loading)
     server, loading = cast("tuple[ServerOptions, ModelOptions]", settled)

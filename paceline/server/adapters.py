@@ -54,12 +54,13 @@ def add_adapters(app: FastAPI, models: Models) -> None:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @app.post("/v1/unload_lora_adapter")
-    async def unload(body: UnloadAdapter) -> Response:
+    async def unload(body: UnloadAdapter, request: Request) -> Response:
         _check_open(opened)
         name = body.lora_name
-        if name not in models.names or not models.find(name)[1]:
-            raise ApiError(404, f"The lora adapter {brief(name)} cannot be found.", "model_not_found", "lora_name")
-        await models.remove_adapter(name)
+        async with connected(request.receive, request.scope["end_at"]), one_at_a_time:
+            if name not in models.names or not models.find(name)[1]:
+                raise ApiError(404, f"The lora adapter {brief(name)} cannot be found.", "model_not_found", "lora_name")
+            await models.remove_adapter(name)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 

@@ -60,6 +60,11 @@ class Model:
         self.num_held, self.num_loads, self.used_at, self.is_leaving = 0, 0, 0, False
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it is loaded, and its engine runs."""
+        return self.service is not None and self.service.engine.is_alive
+
+    @property
     def num_bytes(self) -> int:
         """What it takes now."""
         return 0 if self.service is None else self.size + growing_bytes(self.service.engine)
@@ -133,7 +138,7 @@ class Models(Gated):
     @property
     def is_alive(self) -> bool:
         """Whether requests can be answered."""
-        return all(service.engine.is_alive for service in self.services)
+        return all(model.is_alive for model in self._loaded())
 
     @property
     def is_loading(self) -> bool:
@@ -156,7 +161,7 @@ class Models(Gated):
         raises while it waits.
         """
         model, adapter = self.find(name)
-        if model.service is None or model.is_leaving:
+        if not model.is_alive or model.is_leaving:
             await self._wait(request, model)
         else:
             model.num_held += 1
@@ -176,8 +181,12 @@ class Models(Gated):
     async def add_adapter(self, request: Request, model: Model, name: str, path: str) -> None:
         """Add an adapter, or replace one. Raises as `pick` and `LLM.add_adapter`."""
         service = await self.pick(request, model.name)
-        await asyncio.to_thread(service.llm.add_adapter, name, path)
-        model.adapters[name] = path
+
+        def add() -> None:  # to its end, even where the client goes
+            service.llm.add_adapter(name, path)
+            model.adapters[name] = path
+
+        await asyncio.to_thread(add)
 
     async def remove_adapter(self, name: str) -> None:
         """Take no more requests for an adapter; those in progress end with it."""
@@ -284,15 +293,20 @@ class Models(Gated):
                 model.grant()
 
     async def _make_room(self, model: Model) -> bool:
-        """Unload others until the model fits. False: it is loaded, or nobody waits for it any more."""
+        """Unload others until the model fits, and itself where its engine broke.
+
+        False: it is loaded, or nobody waits for it any more.
+        """
         try:
-            while model.turns and model.service is None:
-                if self._fits(model):
+            while model.turns and not model.is_alive:
+                is_broken = model.service is not None
+                if not is_broken and self._fits(model):
                     return True
-                if idle := self._idle():
+                if idle := [one for one in self._idle() if one is model or not is_broken]:
                     await self._unload(idle[0])
                     continue
-                min(self._loaded(), key=lambda one: one.used_at).is_leaving = True
+                busy = model if is_broken else min(self._loaded(), key=lambda one: one.used_at)
+                busy.is_leaving = True
                 self._changed.clear()
                 await self._changed.wait()
             return False
@@ -356,5 +370,6 @@ class Models(Gated):
 def _load_error(name: str, error: Exception) -> ApiError:
     """The error of requests for a model that could not be loaded."""
     logger.error("loading failed", extra={"fields": {"model": name}}, exc_info=error)
-    reason = str(error) if isinstance(error, PacelineError | OSError | MemoryError) else type(error).__name__
+    kind = type(error).__name__
+    reason = (str(error) or kind) if isinstance(error, PacelineError | OSError | MemoryError) else kind
     return ApiError(500, f"The model {name!r} could not be loaded: {reason}", "model_not_loaded", "model")

@@ -116,7 +116,9 @@ def test_vllm_gets_adapters(model):
     place = words.index("--lora-modules")
     assert words[place : place + 2] == ["--lora-modules", "a=b"]
     assert "--enable-lora" in words
+    assert vllm(model, "--lora-modules", "a=b", "c=d")[place:][:4] == ["--lora-modules", "a=b", "c=d", "--enable-lora"]
     assert "one model" in refusal("serve", model, "--engine", "vllm", "--print", "--preload")
+    assert "vLLM serves one model" in refusal("serve", model, model, "--engine", "vllm", "--print")
 
 
 def test_generate_answers_with_an_adapter(model, adapter):

@@ -159,7 +159,7 @@ class Soak:
         if kind == "switch":
             more = {"lora_path": self.switched[1], "base_model_name": "first"}
             told: Any = await (self.switch("unload", {}) if rng.random() < 0.5 else self.switch("load", more))
-            if told not in (200, 400, 404):  # it is there, or it is not
+            if told not in (200, 400, 404, 429):  # it is there, it is not, or too many wait for its model
                 self.faults.append(f"switch: {told}")
         elif kind == "leave":
             told = await self.leave(which, rng.random() < 0.5, rng.uniform(0, 1.5))

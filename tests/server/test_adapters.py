@@ -1,6 +1,7 @@
 """LoRA adapters as models of a server: each request gets the answer of the one that it names, and they come and go."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -178,6 +179,37 @@ def test_an_adapter_in_the_place_of_another():
             return answer.status_code, text_of(await client.post(PATH, json=ask("x")))
 
     assert asyncio.run(main()) == (200, want("y", ask("y")))
+
+
+def test_a_load_goes_on_when_its_client_goes_and_others_wait_for_it(monkeypatch):
+    real, begun, may_end = LLM.add_adapter, threading.Event(), threading.Event()
+
+    def slow(self, name, path):
+        begun.set()
+        assert may_end.wait(30)
+        real(self, name, path)
+
+    async def main():
+        async with serving(names="x") as client:
+            text_of(await client.post(PATH, json=ask("m")))
+            monkeypatch.setattr(LLM, "add_adapter", slow)
+            gone = asyncio.create_task(client.post(LOAD, json={"lora_name": "z", "lora_path": "z"}))
+            await asyncio.to_thread(begun.wait, 30)
+            gone.cancel()
+            begun.clear()
+            again = asyncio.create_task(
+                client.post(LOAD, json={"lora_name": "x", "lora_path": "y", "load_inplace": True})
+            )
+            await asyncio.to_thread(begun.wait, 30)
+            unload = asyncio.create_task(client.post(UNLOAD, json={"lora_name": "x"}))
+            await asyncio.sleep(0.05)
+            may_end.set()
+            told = [(await one).status_code for one in (again, unload)]
+            while "z" not in client.models.names:
+                await asyncio.sleep(0.01)
+            return told, client.models.names, client.models.services[0].llm.adapters
+
+    assert asyncio.run(main()) == ([200, 200], ["m", "z"], ("z",))
 
 
 BAD = {

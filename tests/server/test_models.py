@@ -289,6 +289,27 @@ def test_shutting_down_while_a_model_is_loaded():
     assert seconds < 5
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_model_whose_engine_broke_is_loaded_again(most):
+    def planted():
+        raise RuntimeError("planted")
+
+    async def main():
+        async with serving(most=most) as client:
+            for name in "ba":
+                text_of(await client.post(PATH, json=ask(name)))
+            client.made["a"].service.engine._thread.scheduler.step = planted
+            told = [await client.post(PATH, json=ask("a")), await client.get("/health")]
+            texts = [text_of(await client.post(PATH, json=ask(name))) for name in "ab"]
+            told.append(await client.get("/health"))
+            return [one.status_code for one in told], texts, [client.made[name].num_loads for name in "ab"]
+
+    told, texts, loads = asyncio.run(main())
+    assert told == [503, 503, 200]
+    assert texts == [want(name, ask(name)) for name in "ab"]
+    assert loads == [2, 3 - most]
+
+
 def test_names_are_unique():
     one, other = Settings(model="a"), Settings(model="b")
     for second in (Model(one, lambda _: None), Model(other, lambda _: None, adapters={"a": "x"})):

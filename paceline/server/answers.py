@@ -4,9 +4,10 @@ Both use the same deltas, so the joined chunks of a stream are the whole answer.
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from fastapi import Request
@@ -47,6 +48,7 @@ class Choice(Delta):
 
     reader: finds calls and thoughts in its text. pieces: the text of each token, for provenance.
     thought_end: the token that ends thoughts, if it is one. num_thought: tokens up to it.
+    measure: where only some calls are read, the text of each token; ends: where these end.
     """
 
     index: int
@@ -54,6 +56,8 @@ class Choice(Delta):
     pieces: Detokenizer | None = None
     thought_end: int | None = None
     num_thought: int = 0
+    measure: Detokenizer | None = None
+    ends: list[int] = field(default_factory=list[int])
     rounds: list[Round] = field(default_factory=list[Round])
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -64,6 +68,8 @@ class Choice(Delta):
         found = Piece(part.text)
         if self.reader is not None:
             found = self.reader.feed(part.text, is_end=part.finish_reason is not None)
+            if self.measure is not None:
+                part = self._measured(part, self.measure, self.reader)
             if self.reader.is_over or (self.reader.num_calls and part.finish_reason == "stop"):
                 self.finish_reason = "tool_calls"
         shown = found.text, found.reasoning, found.calls
@@ -82,6 +88,20 @@ class Choice(Delta):
         self.provenance += delta.provenance
         self.rounds += part.rounds
         return delta
+
+    def _measured(self, part: Completion, measure: Detokenizer, reader: Reader) -> Completion:
+        """The part, without tokens behind the last call that is read: how many come with it depends on the rounds."""
+        for text in measure.pieces(part.token_ids, part.finish_reason is not None):
+            self.ends.append((self.ends or [0])[-1] + len(text))
+        if not reader.is_over:
+            return part
+        left = num = max(0, bisect_left(self.ends, reader.num_read) + 1 - len(self.token_ids))
+        rounds = list[Round]()
+        for record in part.rounds:
+            rounds.append(replace(record, num_emitted=min(left, record.num_emitted)))
+            left -= rounds[-1].num_emitted
+        cut = {name: getattr(part, name)[:num] for name in ("token_ids", "origins", "sources")}
+        return replace(part, **cut, logprobs=part.logprobs and part.logprobs[:num], rounds=rounds)
 
     def _count_thoughts(self, token_ids: Sequence[int]) -> None:
         if self.thought_end in token_ids:
@@ -341,7 +361,7 @@ async def respond(
         message = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
         raise ApiError(400, message, "invalid_value", "n")
     pieces = [service.detokenizer(params) if is_painted else None for _ in range(count)]
-    choices = [Choice(index=index, pieces=text, **service.reading(body)) for index, text in enumerate(pieces)]
+    choices = [Choice(index=index, pieces=text, **service.reading(body, params)) for index, text in enumerate(pieces)]
     run = kind(service, request, choices, params)
     sources = [service.engine.generate(item, params, f"{run.head['id']}-{place}") for place, item in enumerate(prompts)]
     end_at = request.scope["end_at"]

@@ -107,11 +107,14 @@ class Service:
         """The end of a prompt as text, which may open the thoughts of its answer."""
         return str(self.llm.tokenizer.decode(list(prompt_token_ids[-_END:])))
 
-    def reading(self, body: protocol.Request) -> dict[str, Any]:
+    def reading(self, body: protocol.Request, params: SamplingParams) -> dict[str, Any]:
         """Fields of a `Choice`: how calls and thoughts are found in an answer to this request."""
         if not isinstance(body, protocol.ChatRequest):
             return {}
-        return {"reader": self.format.reader(asked_by(body)), "thought_end": self.format.thought_end}
+        found = {"reader": self.format.reader(asked_by(body)), "thought_end": self.format.thought_end}
+        if body.parallel_tool_calls is False and found["reader"] is not None:
+            found["measure"] = self.detokenizer(params, params.shown_special_tokens)
+        return found
 
     def shows(self, body: protocol.ChatRequest, params: SamplingParams) -> SamplingParams:
         """The same, with the special tokens that are needed to find calls and thoughts."""
@@ -120,10 +123,10 @@ class Service:
             return params
         return replace(params, extra_args={**(params.extra_args or {}), "shown_special_tokens": [*shown.values()]})
 
-    def detokenizer(self, params: SamplingParams) -> Detokenizer:
-        """The text of one answer, which no stop string cuts."""
-        spaces = params.spaces_between_special_tokens
-        return Detokenizer(self.llm.tokenizer, (), params.skip_special_tokens, spaces_between_special=spaces)
+    def detokenizer(self, params: SamplingParams, shown: Sequence[int] = ()) -> Detokenizer:
+        """The text of one answer, which no stop string cuts. shown: special tokens that are not skipped."""
+        skips, spaces = params.skip_special_tokens, params.spaces_between_special_tokens
+        return Detokenizer(self.llm.tokenizer, (), skips, spaces_between_special=spaces, shown=shown)
 
     def adapted(self, adapter: str) -> "Service":
         """The same for requests to an adapter: its name is the model's, and among the defaults of their parameters."""

@@ -76,6 +76,7 @@ class Reader:
         self.opens = self.marks
         self.num_calls, self.is_over, self.is_thinking = 0, False, False
         self._text, self._at, self._is_whole = "", 0, False
+        self._num_past = 0  # characters before these
         self._piece = Piece()
         self._held, self._spaces = list[str](), list[str]()
         self._num_before = 0  # calls before what is held
@@ -98,8 +99,14 @@ class Reader:
 
     def _go(self, text: str) -> None:
         if not self.is_over:
+            self._num_past += self._at
             self._text, self._at = self._text[self._at :] + text, 0
             next(self._reading, None)
+
+    @property
+    def num_read(self) -> int:
+        """How many characters have been read."""
+        return self._num_past + self._at
 
     def read(self) -> Reading[None]:
         """Read the whole answer."""

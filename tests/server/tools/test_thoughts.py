@@ -7,6 +7,11 @@ from string import printable
 import pytest
 
 from paceline import LLM, PromptLookup
+from paceline.core.round import Origin, Round
+from paceline.engine.output import Completion
+from paceline.sampling.detokenize import Detokenizer
+from paceline.server.answers import Choice
+from paceline.server.tools.families import Asked, format_of
 from tests.helpers import SPECIAL, byte_pairs
 from tests.server.helpers import ASK, calls_of, events, joined, server, tiny_llm
 
@@ -107,3 +112,28 @@ def test_an_answer_with_thoughts_is_sent_back():
     results = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "1"}
     again, _ = chat("ok", messages=[*ASK["messages"], message, results], tools=[TOOL])
     assert again["choices"][0]["message"]["content"] == "ok"
+
+
+@pytest.mark.parametrize("size", [1, 4, 99])
+def test_tokens_behind_the_only_call_do_not_count(size):
+    """However many come at once. The server's usage and log-probabilities are those of the choice."""
+    tokenizer, asked = thinking_llm().tokenizer, Asked(tools={"f": {}}, most=1)
+    ids = tokenizer.encode("[TOOL_CALLS]f[ARGS]{1111}okokokok", add_special_tokens=False)
+    reader, measure = format_of("[TOOL_CALLS]tools", tokenizer).reader(asked), Detokenizer(tokenizer, (), False)
+    choice = Choice(index=0, reader=reader, measure=measure)
+    known = {"index": 0, "logprobs": None, "finish_reason": None, "stop_reason": None, "seed": 1, "lossless": True}
+    for part in [ids[at : at + size] for at in range(0, len(ids), size)]:
+        if choice.finish_reason is None:
+            given = {"text": tokenizer.decode(part), "token_ids": [*part], "rounds": [Round("", 0, 0, len(part))]}
+            origins = {"origins": [Origin.PLAIN] * len(part), "sources": [""] * len(part)}
+            choice.take(Completion(**known, **given, **origins, exact=True, numerics="invariant"))
+    assert (choice.finish_reason, tokenizer.decode(choice.token_ids)) == ("tool_calls", "[TOOL_CALLS]f[ARGS]{1111}")
+    assert sum(record.num_emitted for record in choice.rounds) == len(choice.token_ids)
+
+
+def test_the_usage_of_an_answer_with_the_only_call():
+    asked = {"tools": [TOOL], "parallel_tool_calls": False, "logprobs": True, "return_provenance": True}
+    whole, _ = chat("[TOOL_CALLS]", "f", "[ARGS]", "{1111}okokokok", **asked)
+    (choice,) = whole["choices"]
+    counts = len(choice["logprobs"]["content"]), len(choice["provenance"]), whole["usage"]["completion_tokens"]
+    assert counts == (len("[f[{1111}"),) * 3

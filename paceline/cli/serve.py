@@ -1,4 +1,4 @@
-"""`paceline serve`: an HTTP server with the endpoints of the OpenAI API."""
+"""`paceline serve`: an HTTP server with the endpoints of the OpenAI API and of others."""
 
 import os
 import sys
@@ -42,7 +42,7 @@ def serve(
     ] = None,
     others: Others = SERVING,
 ) -> None:
-    """Serve models over HTTP with the OpenAI API, and a chat page at /.
+    """Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama, and a chat page at /.
 
     Of several models, the one that a request names is loaded if need be, and others are unloaded to make room. Options
     hold for all of them; --config gives each its own. With several drafters (--drafter lookup --drafter self-int4) the

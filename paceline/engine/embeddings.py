@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..core.request import RequestOutputKind, SamplingParams
-from ..errors import ConfigError, EngineStopped
+from ..errors import ConfigError
 from ..hf.pooling import Pooling, declared
 from ..schema import Integer, checked
 from ..target import LoadedModel
@@ -92,8 +92,6 @@ def as_embedding(request: Request, params: PoolingParams) -> Request:
     reading = seq.reading = LastState(count) if how.pooling == "last" else MeanState(count)
 
     def output() -> EmbeddingOutput:
-        if seq.finish_reason == "abort":
-            raise EngineStopped("the request was aborted", got=f"request_id={request.request_id!r}")
         return EmbeddingOutput(
             request_id=request.request_id,
             prompt_token_ids=list(seq.prompt_ids),

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..core.request import SamplingParams, TokenLogprob, TokenSequence
-from ..errors import ConfigError
+from ..errors import ConfigError, EngineStopped
 from ..hf.image_prompts import pixel_bytes
 from ..methods.plain import Plain
 from ..methods.prediction import PredictedOutput
@@ -156,6 +156,8 @@ class Request:
         """The `RequestOutput`: of all answers, which have ended, or of these parts of them."""
         first = self.seqs[0]
         if self.read_output is not None:
+            if self.seqs[0].finish_reason == "abort":
+                raise EngineStopped("the request was aborted", got=f"request_id={self.request_id!r}")
             return self.read_output()
         outputs = [answer.completion() for answer in self.answers] if parts is None else parts
         return RequestOutput(

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ConfigError, EngineStopped
+from ..errors import ConfigError
 from ..hf.image_prompts import encode, writable
 from ..schema import brief, validate
 from ..target import LoadedModel
@@ -110,8 +110,6 @@ def as_score(request: Request, pair: Pair) -> Request:
     seq.reading = pair.reading
 
     def output() -> ScoringOutput:
-        if seq.finish_reason == "abort":
-            raise EngineStopped("the request was aborted", got=f"request_id={request.request_id!r}")
         return ScoringOutput(
             request_id=request.request_id,
             prompt_token_ids=list(seq.prompt_ids),

@@ -9,7 +9,8 @@ from paceline import LLM, PoolingParams, PromptLookup, SamplingParams
 from paceline.attention.states import StateStore
 from paceline.core.reading import Reading
 from paceline.engine.embeddings import open_embedding
-from paceline.errors import CacheFull, ConfigError
+from paceline.engine.scores import open_score
+from paceline.errors import CacheFull, ConfigError, EngineStopped
 from paceline.target.readings import LastState, MeanState
 from tests.helpers import all_free, loaded, on_torch, prompt, talking
 from tests.tiny import tiny_model
@@ -196,3 +197,11 @@ def test_the_logprobs_of_a_prompt_are_read_once():
             llm.decoder.step([seq])
         llm.decoder.release(seq)
     assert (seq.output_ids, request.output().prompt_logprobs) == (want.token_ids, want.prompt_logprobs)
+
+
+def test_what_was_aborted_has_no_output():
+    llm = LLM(talking())
+    for opened in (open_embedding(llm, IDS[3], PoolingParams()), open_score(llm, "a", "b", "likelihood", None)):
+        opened.seqs[0].finish_reason = "abort"
+        with pytest.raises(EngineStopped, match="aborted"):
+            opened.output()

@@ -291,14 +291,21 @@ def test_shutting_down_while_a_model_is_loaded():
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_model_whose_engine_broke_is_loaded_again(most):
-    def planted():
-        raise RuntimeError("planted")
+    def plant(scheduler):
+        step = scheduler.step
+
+        def planted():
+            if scheduler.is_idle:  # what an ended request left in the inbox may wake the thread for nothing
+                return step()
+            raise RuntimeError("planted")
+
+        scheduler.step = planted
 
     async def main():
         async with serving(most=most) as client:
             for name in "ba":
                 text_of(await client.post(PATH, json=ask(name)))
-            client.made["a"].service.engine._thread.scheduler.step = planted
+            plant(client.made["a"].service.engine._thread.scheduler)
             told = [await client.post(PATH, json=ask("a")), await client.get("/health")]
             texts = [text_of(await client.post(PATH, json=ask(name))) for name in "ab"]
             told.append(await client.get("/health"))

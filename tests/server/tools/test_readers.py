@@ -173,7 +173,8 @@ def test_a_hostile_text_takes_a_time_linear_in_its_length(parser, text):
         return time.process_time() - begin
 
     seconds(10)
-    assert seconds(4000) < 40 * seconds(400) + 0.1
+    short = min(seconds(400) for _ in range(3))
+    assert any(seconds(4000) < 40 * short + 0.1 for _ in range(3))  # a collection of garbage may fall into one of them
 
 
 def test_special_tokens_of_a_format_are_left_out_of_the_text():

@@ -52,7 +52,10 @@ _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
     "prediction": (_is_prediction, "a text or a list of token ids"),
     "cache_salt": (lambda value: isinstance(value, str) and value != "", "a text that is not empty"),
     "store": (lambda value: isinstance(value, bool), "true or false"),
-    "adapter": (lambda value: isinstance(value, str) and value != "", "the name of an adapter"),
+    "adapter": (
+        lambda value: value != "" if isinstance(value, str) else hasattr(value, "low_rank"),
+        "the name of an adapter",
+    ),
     "account": (lambda value: isinstance(value, str), "a text"),
     "priority": (lambda value: type(value) is int, "an integer; lower ones are answered first"),
 }
@@ -105,7 +108,7 @@ class SamplingParams:
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
     # repeat, for `PredictedOutput`; "cache_salt": see `tenant`; "store": False: see `is_private`; "adapter": the name
-    # of one of `LLM.adapters`; "priority" and "account": see there; "shown_special_tokens": ids that
+    # of one of `LLM.adapters`, or itself; "priority" and "account": see there; "shown_special_tokens": ids that
     # `skip_special_tokens` keeps; and what drafters and processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
@@ -159,8 +162,8 @@ class SamplingParams:
         return (self.extra_args or {}).get("cache_salt", "")
 
     @property
-    def adapter(self) -> str:
-        """The name of the LoRA adapter that answers, see `extra_args`; "" for the model itself."""
+    def adapter(self) -> Any:
+        """The LoRA adapter that answers, or its name, see `extra_args`; "" for the model itself."""
         return (self.extra_args or {}).get("adapter", "")
 
     @property

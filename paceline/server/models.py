@@ -168,6 +168,8 @@ class Models(Gated):
         request.scope["held"].callback(self._release, model)
         model.used_at = next(self._count)
         request.scope["log"]["model"] = name or model.name
+        if adapter and adapter not in model.adapters:  # it was removed while the request waited
+            raise unknown_model(name, self.names)
         assert model.service is not None
         return model.service.adapted(adapter) if adapter else model.service
 
@@ -182,11 +184,15 @@ class Models(Gated):
         """Add an adapter, or replace one. Raises as `pick` and `LLM.add_adapter`."""
         service = await self.pick(request, model.name)
 
-        def add() -> None:  # to its end, even where the client goes
-            service.llm.add_adapter(name, path)
-            model.adapters[name] = path
+        async def add() -> None:
+            try:
+                await asyncio.to_thread(service.llm.add_adapter, name, path)
+                model.adapters[name] = path
+            finally:
+                self._release(model)
 
-        await asyncio.to_thread(add)
+        model.num_held += 1
+        await asyncio.shield(asyncio.create_task(add()))  # to its end, even where the client goes
 
     async def remove_adapter(self, name: str) -> None:
         """Take no more requests for an adapter; those in progress end with it."""

@@ -129,8 +129,8 @@ class Service:
         return Detokenizer(self.llm.tokenizer, (), skips, spaces_between_special=spaces, shown=shown)
 
     def adapted(self, adapter: str) -> "Service":
-        """The same for requests to an adapter: its name is the model's, and among the defaults of their parameters."""
+        """The same for requests to an adapter, which they have from now on, though it be removed or replaced."""
         other = copy.copy(self)
         other.adapter, other.settings = adapter, replace(self.settings, model=adapter)
-        other.defaults = {**self.defaults, "extra_args": {"adapter": adapter}}
+        other.defaults = {**self.defaults, "extra_args": {"adapter": self.llm.runner.adapters.get(adapter)}}
         return other

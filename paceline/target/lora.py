@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Adapters:
     def __init__(self) -> None:
         self.most = 16
         self._by_name = dict[str, Adapter]()
+        self._own = WeakSet[Adapter]()  # also those that were removed, while somebody has them
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,6 +72,7 @@ class Adapters:
     def put(self, adapter: Adapter) -> None:
         """Offer an adapter, in the place of one of its name. Raises `ConfigError` for more than there may be."""
         self._check_room(adapter.name)
+        self._own.add(adapter)
         self._by_name[adapter.name] = adapter
 
     def remove(self, name: str) -> None:
@@ -77,8 +80,15 @@ class Adapters:
         self.get(name)
         self._by_name.pop(name, None)
 
-    def get(self, name: str, folder: str | Path = "") -> Adapter:
-        """The adapter of a name. Raises `ConfigError` for an unknown name, and where it is from another folder."""
+    def get(self, name: str | Adapter, folder: str | Path = "") -> Adapter:
+        """The adapter of a name, or one that was got before, which may have been removed since.
+
+        Raises `ConfigError` for an unknown name, for one of another model, and where it is from another folder.
+        """
+        if isinstance(name, Adapter):
+            if name in self._own:
+                return name
+            raise ConfigError("an adapter is of another model", got=brief(name.name), fix="give its name")
         adapter = self._by_name.get(name)
         if adapter is None:
             known, fix = ", ".join(self.names) or "none", "add it: add_adapter(name, folder)"

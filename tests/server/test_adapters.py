@@ -12,6 +12,7 @@ import pytest
 
 from paceline import LLM, LoRARequest, PromptLookup, SamplingParams
 from paceline.async_llm import AsyncLLM
+from paceline.errors import ConfigError
 from paceline.server.app import make_app
 from paceline.server.models import Model, Models
 from paceline.server.service import Service, Settings
@@ -169,6 +170,85 @@ def test_they_come_and_go():
     assert text_of(running) == want("x", ask("x", max_tokens=60)), "a request in progress ends with its adapter"
     assert [answer.status_code for answer in gone] == [404, 404]
     assert names == ["m", "other"]
+
+
+def answers_after_a_change(monkeypatch, change):
+    """What an adapter's request gets that is read no sooner than the adapter was changed."""
+    real, begun, may_read = LLM.open_request, threading.Event(), threading.Event()
+
+    def paused(self, *args, **options):
+        begun.set()
+        assert may_read.wait(30)
+        return real(self, *args, **options)
+
+    async def main():
+        async with serving(names="x") as client:
+            text_of(await client.post(PATH, json=ask("m")))
+            monkeypatch.setattr(LLM, "open_request", paused)
+            asked = asyncio.create_task(client.post(PATH, json=ask("x")))
+            await asyncio.to_thread(begun.wait, 30)
+            told = (await change(client)).status_code
+            may_read.set()
+            return told, text_of(await asked), client.models.names
+
+    return asyncio.run(main())
+
+
+CHANGES = {
+    "removed": (lambda client: client.post(UNLOAD, json={"lora_name": "x"}), ["m"]),
+    "replaced": (
+        lambda client: client.post(LOAD, json={"lora_name": "x", "lora_path": "y", "load_inplace": True}),
+        ["m", "x"],
+    ),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_request_has_its_adapter_from_its_arrival_on(how, monkeypatch):
+    change, names = CHANGES[how]
+    assert answers_after_a_change(monkeypatch, change) == (200, want("x", ask("x")), names)
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_an_adapter_that_is_looked_up_by_name_when_a_request_is_read_is_noticed(how, monkeypatch):
+    """Mutant: the name alone is kept until then."""
+    real = Service.adapted
+
+    def by_name(self, name):
+        other = real(self, name)
+        other.defaults = {**self.defaults, "extra_args": {"adapter": name}}
+        return other
+
+    monkeypatch.setattr(Service, "adapted", by_name)
+    with pytest.raises(AssertionError):
+        test_a_request_has_its_adapter_from_its_arrival_on(how, monkeypatch)
+
+
+def test_an_adapter_that_is_removed_while_its_request_waits_for_its_model():
+    async def main():
+        async with serving(names="x", models=("m", "other")) as client:
+            text_of(await client.post(PATH, json=ask("other")))
+            model, other = client.models.models
+            other.num_held += 1
+            asked = asyncio.create_task(client.post(PATH, json=ask("x")))
+            while not model.turns:
+                await asyncio.sleep(0.001)
+            told = (await client.post(UNLOAD, json={"lora_name": "x"})).status_code
+            client.models._release(other)
+            return told, await asked
+
+    told, answer = asyncio.run(main())
+    assert (told, answer.status_code, answer.json()["error"]["code"]) == (200, 404, "model_not_found")
+
+
+def test_an_adapter_of_another_model_is_refused():
+    one, other = open_llm({"x": str(folder() / "x")}), open_llm({})
+    held = one.runner.adapters.get("x")
+    one.remove_adapter("x")
+    params = SamplingParams(max_tokens=4, extra_args={"adapter": held})
+    one.generate("ab", params)
+    with pytest.raises(ConfigError, match="of another model"):
+        other.generate("ab", params)
 
 
 def test_an_adapter_in_the_place_of_another():

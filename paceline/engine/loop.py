@@ -147,7 +147,7 @@ class SpeculativeDecoder:
             known, ids = ids[: reading.first + 1], [*ids[: reading.stop], ids[-1]]
         how = seq.vision, fuses, keep_states
         cached = self.runner.restore_prefix(seq.slot, known, *how, seq.params.tenant)
-        if not seq.rounds:
+        if not (seq.rounds or seq.prefill_s):  # its first reading
             seq.num_cached_tokens = cached
         return (yield from self.runner.prefill_chunks(seq.slot, ids, *how, reading))
 

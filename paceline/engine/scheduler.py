@@ -217,10 +217,9 @@ class Scheduler:
             if is_done:
                 del self._reading[answer]
                 self._running.append(answer)
-                if not seq.rounds:
-                    self.stats.count_prompt(seq, bool(runner.prefixes.max_bytes))
                 budget -= count + len(deferred_tokens(runner, seq))  # which this round will read
                 if seq.ends_when_read:
+                    self.stats.count_prompt(seq, bool(runner.prefixes.max_bytes))
                     seq.finish_reason = "length"
                     self._output.updated.setdefault(answer.request, []).append(answer)
                     self._end(answer)
@@ -284,6 +283,8 @@ class Scheduler:
         self.stats.rounds += 1
         for answer, begin in zip(answers, seen, strict=True):
             request, seq = answer.request, answer.seq
+            if begin == 0:  # no sooner: it may have given its slot since its prompt was read
+                self.stats.count_prompt(seq, bool(self.decoder.runner.prefixes.max_bytes))
             self.stats.count(seq.rounds[begin:])
             answer.read_s = max([answer.read_s, *(record.prefill_s for record in seq.rounds[begin:])])
             if seq.error is not None:

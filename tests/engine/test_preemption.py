@@ -12,7 +12,7 @@ from paceline.core.structured import StructuredOutputsParams
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.engine.scheduler import Scheduler
 from paceline.target import make_runner
-from tests.async_llm.common import TEXTS, facts, run, schedule, serve, tiny_llm, wrong
+from tests.async_llm.common import TEXTS, answer, facts, run, schedule, serve, tiny_llm, wrong
 from tests.engine.common import push
 from tests.exactness.drafters import DRAFTERS, runner_for
 from tests.exactness.test_identity import REQUESTS, TARGET, future
@@ -122,6 +122,50 @@ def test_times_and_counts(monkeypatch):
     assert llm._stats.prompt_tokens == len(output.prompt_token_ids)
     assert all(record.queue_s > 0 and record.prefill_s > 0 for record in output.rounds)
     assert output.num_cached_tokens == 0
+
+
+def counts_of_a_prompt_that_is_read_again(monkeypatch):
+    """An answer gives its slot once while its prompt is read, and once between that and its first round."""
+    whole, make_room, seen = Scheduler.step, Scheduler._make_room, set[str]()
+
+    def preempt_once(self, when):
+        if self._holders and when not in seen:
+            seen.add(when)
+            self.preempt(self._holders[0])
+
+    llm = tiny_llm(PromptLookup(), slots=1, chunk=16)
+    llm.runner.prefixes.resize(1 << 20)
+    text, params = TEXTS[0] * 3, SamplingParams(max_tokens=4, ignore_eos=True)
+
+    async def main(engine):
+        with monkeypatch.context() as patched:
+            patched.setattr(Scheduler, "step", lambda self: (preempt_once(self, "reading"), whole(self))[1])
+            patched.setattr(Scheduler, "_make_room", lambda self: (preempt_once(self, "read"), make_room(self))[1])
+            first = await answer(engine, text, params)
+        return first, await answer(engine, text, params), engine.stats()
+
+    first, second, stats = serve(llm, main)
+    count, known = len(first.prompt_token_ids), second.num_cached_tokens
+    assert stats.preemptions == 2
+    assert (first.num_cached_tokens, known >= 16) == (0, True)
+    assert (stats.prompt_tokens, stats.prefix_cache_queries, stats.prefix_cache_hits) == (2 * count, 2 * count, known)
+
+
+def test_a_prompt_that_is_read_again_counts_once(monkeypatch):
+    counts_of_a_prompt_that_is_read_again(monkeypatch)
+
+
+def test_a_prompt_that_counts_with_each_reading_is_noticed(monkeypatch):
+    """Mutant: it counts again where its answer gives its slot."""
+    preempt = Scheduler.preempt
+
+    def counted(self, answer):
+        self.stats.count_prompt(answer.seq, True)
+        preempt(self, answer)
+
+    monkeypatch.setattr(Scheduler, "preempt", counted)
+    with pytest.raises(AssertionError):
+        counts_of_a_prompt_that_is_read_again(monkeypatch)
 
 
 def test_an_error_of_a_second_admission_ends_that_request_alone(monkeypatch):

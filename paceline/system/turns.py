@@ -31,5 +31,6 @@ class Turns:
 SHARED = Turns()
 """The turns of models that one server has, so that their threads do not compete for the cores.
 
-Whatever makes a model of transformers takes one too: it sets torch's default dtype, which all threads share.
+A pass that is timed takes one, also while its model is loaded, and so does whatever makes a model of transformers: it
+sets torch's default dtype, which all threads share.
 """

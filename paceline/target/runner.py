@@ -24,7 +24,7 @@ from ..hf.gguf.file import SUFFIX
 from ..hf.vision import Features, Vision, share_tower
 from ..quant.linears import Weights
 from ..system.hardware import median_seconds
-from ..system.turns import Turns
+from ..system.turns import SHARED, Turns
 from .adapters import MaskAdapter, share_copy
 from .loaded import LoadedModel
 from .lora import Adapters
@@ -360,10 +360,10 @@ class ModelRunner:
     def pass_seconds(self, rows: int, alike: bool = False) -> float:
         """Median seconds of one pass over a chain of `rows` tokens. alike: one token, again and again.
 
-        It writes after the committed columns of the first slot, so it may run between any two rounds.
+        It writes after the committed columns of the first slot, so between any two rounds. Other models wait meanwhile.
         """
         chain = TokenTree.chain([[0 if alike else i % self.vocab_size for i in range(rows)]], self.loaded.device)
-        with self.cache.held([0]):
+        with SHARED.taken(), self.cache.held([0]):
             return median_seconds(lambda: self.forward([0], chain).argmax(-1).tolist())
 
     def prefill_seconds(self, tokens: int = 64) -> float:
@@ -371,12 +371,12 @@ class ModelRunner:
         text = [i % self.vocab_size for i in range(min(tokens, self.room(0)))]
         if not text:
             return self.pass_seconds(1)
-        begin = 0.0
-        for _ in range(2):  # the first warms up
-            with self.tentative([0]):
-                begin = time.perf_counter()
-                self.extend_cache(0, text)
-        return (time.perf_counter() - begin) / len(text)
+        with SHARED.taken(), self.tentative([0]):
+            self.extend_cache(0, text)  # warms up
+        with SHARED.taken(), self.tentative([0]):
+            begin = time.perf_counter()
+            self.extend_cache(0, text)
+            return (time.perf_counter() - begin) / len(text)
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]], keep_states: bool = True) -> None:
         for slot, path in zip(slots, paths, strict=True):

@@ -12,10 +12,13 @@ import pytest
 
 from paceline import LLM, PromptLookup, SamplingParams
 from paceline.async_llm import AsyncLLM
+from paceline.engine.loop import SpeculativeDecoder
 from paceline.errors import ConfigError
 from paceline.server.app import make_app
 from paceline.server.models import Model, Models
 from paceline.server.service import Settings
+from paceline.system.turns import Turns
+from paceline.target import runner
 from tests.helpers import loaded
 from tests.server.helpers import TEMPLATE, tiny_llm
 from tests.server.test_metrics import read
@@ -315,6 +318,49 @@ def test_a_model_whose_engine_broke_is_loaded_again(most):
     assert told == [503, 503, 200]
     assert texts == [want(name, ask(name)) for name in "ab"]
     assert loads == [2, 3 - most]
+
+
+def passes_are_timed_alone(monkeypatch):
+    """A model is measured while it is loaded and another one decodes."""
+    is_decoding, overlaps, timed = threading.Event(), list[bool](), runner.median_seconds
+    step = SpeculativeDecoder.step
+
+    def slow_step(self, seqs):
+        is_decoding.set()
+        time.sleep(0.01)
+        step(self, seqs)
+        is_decoding.clear()
+
+    def slow_median(run):
+        begins = is_decoding.is_set()
+        time.sleep(0.03)
+        overlaps.append(begins or is_decoding.is_set())
+        return timed(run)
+
+    async def main():
+        async with serving(most=2) as client:
+            text_of(await client.post(PATH, json=ask("a")))
+            monkeypatch.setattr(SpeculativeDecoder, "step", slow_step)
+            monkeypatch.setattr(runner, "median_seconds", slow_median)
+            running = asyncio.create_task(client.post(PATH, json={**long("a"), "max_tokens": 1900}))
+            await until(is_decoding.is_set)
+            text_of(await client.post(PATH, json=ask("b")))
+            running.cancel()
+
+    asyncio.run(main())
+    assert overlaps
+    assert not any(overlaps)
+
+
+def test_a_model_that_is_loaded_is_measured_while_no_other_one_decodes(monkeypatch):
+    passes_are_timed_alone(monkeypatch)
+
+
+def test_a_model_that_is_measured_beside_another_one_is_noticed(monkeypatch):
+    """Mutant: the passes that are timed take turns of their own."""
+    monkeypatch.setattr(runner, "SHARED", Turns())
+    with pytest.raises(AssertionError):
+        passes_are_timed_alone(monkeypatch)
 
 
 def test_names_are_unique():

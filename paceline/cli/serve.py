@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -22,6 +23,7 @@ from .server_options import ServerOptions
 if TYPE_CHECKING:
     from ..async_llm import AsyncLLM
     from ..server.models import Models
+    from ..server.service import About
     from ..server.tracing import Tracer
 
 
@@ -172,6 +174,8 @@ def _models(
         )
         for one, more, place in zip(chosen, answering, places, strict=True)
     ]
+    for one, place, model in zip(chosen, places, models, strict=True):
+        model.tell = _teller(one, place, model.settings)
     budget = _budget(server, loading) if len(models) > 1 else None
     is_strict = server.memory_budget is not None
     made = Models(models, budget, is_strict, server.max_loaded_models, server.max_waiting)
@@ -193,6 +197,30 @@ def _opener(one: _Chosen, screen: Screen) -> Any:
         return AsyncLLM(llm, max_waiting=options.max_waiting, prefix_cache_bytes=options.prefix_cache_bytes)
 
     return opened
+
+
+def _teller(one: _Chosen, place: Path, settings: Any) -> Any:
+    """Reads what a model's files tell; None where they are not here, or need more than to be read."""
+    loading = one.loading
+    if loading.mmproj or loading.trust_remote_code or not place.exists():
+        return None
+
+    @cache
+    def tell() -> "About":
+        from ..hf.load import context_of
+        from ..hf.outside import read_outside
+        from ..server.service import About
+        from ..zoo import resolve
+
+        other = None if loading.tokenizer is None else str(resolve(loading.tokenizer))
+        outside = read_outside(place, loading.dtype, loading.device, other)
+        for owner in (outside.processor, outside.tokenizer):
+            if owner is not None and (template := loading.template()) is not None:
+                owner.chat_template = template
+        length = context_of(outside.config.get_text_config())
+        return About(outside, settings, min(length, loading.max_model_len or length), one.server.max_num_seqs or 8)
+
+    return tell
 
 
 def _file_bytes(place: Path) -> int:

@@ -203,7 +203,7 @@ def open_checkpoint(
                 with unreadable():
                     weights = rounded.weights(apart, read, shapes) if rounded else read(shapes)
                     described.take(_in_arenas(weights, described.place_of))
-                    described.generation_config = _generation_config(folder)
+                    described.generation_config = generation_config_of(folder)
                 note_rounded(described, came_rounded)
                 return described, tokenizer or load_tokenizer(folder, trust_remote_code), None
             except UnlikeBlocks as error:
@@ -242,7 +242,7 @@ def _in_arenas(weights: Iterable[tuple[str, Any]], place_of: Callable[[str], Wei
         yield name, replace(weight, data=place_of(name)(weight.data)) if isinstance(weight, Blocks) else weight
 
 
-def _generation_config(folder: Path) -> GenerationConfig:
+def generation_config_of(folder: Path) -> GenerationConfig:
     """As transformers finds it: old checkpoints have it in their config.json."""
     try:
         return GenerationConfig.from_pretrained(folder)

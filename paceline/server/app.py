@@ -26,9 +26,9 @@ def make_app(models: Models) -> FastAPI:
     add_openai(app, models.pick, models)
     add_adapters(app, models)
     add_embeddings(app, models.pick)
-    add_ollama(app, models.pick, lambda: models.listed)
+    add_ollama(app, models.pick, models.about, lambda: models.listed)
     add_anthropic(app, models.pick)
-    add_llama_cpp(app, models.pick)
+    add_llama_cpp(app, models.pick, models.about)
 
     @app.get("/")
     async def root() -> Response:

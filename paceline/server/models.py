@@ -26,9 +26,9 @@ from ..errors import ConfigError, EngineStopped, PacelineError, QueueFull
 from ..system.turns import SHARED
 from .errors import ApiError, unknown_model
 from .gate import Gated
-from .memory import growing_bytes, return_memory, storages
+from .memory import growing_bytes, return_memory, storages, watched
 from .metrics import Metrics, joined
-from .service import Service, Settings
+from .service import About, Service, Settings
 from .streams import connected
 
 _T = TypeVar("_T")
@@ -40,8 +40,9 @@ class Model:
     """A model of a server.
 
     open: loads it with these adapters; called in a thread. size: the bytes that it is expected to take, and then those
-    of its weights. root: what it was named on the command line. adapters: folders by name. service: None while it is
-    not loaded. num_held: requests in progress. is_leaving: whether further ones wait until it was loaded again.
+    of its weights. peak: what loading takes for a moment, as it did the last time; at first twice the size. root: what
+    it was named on the command line. adapters: folders by name. tell: reads what its files tell; None where only
+    loading tells it. service: None while it is not loaded. num_held: requests. is_leaving: whether further ones wait.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Model:
         size: int = 0,
         root: str = "",
         adapters: Mapping[str, str] | None = None,
+        tell: Callable[[], About] | None = None,
     ):
-        self.settings, self.open, self.size, self.root = settings, open, size, root or settings.model
-        self.name, self.adapters = settings.model, dict(adapters or {})
+        self.settings, self.open, self.size, self.root, self.tell = settings, open, size, root or settings.model, tell
+        self.name, self.adapters, self.peak = settings.model, dict(adapters or {}), 2 * size
         self.metrics = Metrics(settings.metric_prefix, self.name)
         self.service: Service | None = None
         self.turns = list[asyncio.Future[None]]()  # of requests that wait
@@ -172,6 +174,21 @@ class Models(Gated):
             raise unknown_model(name, self.names)
         assert model.service is not None
         return model.service.adapted(adapter) if adapter else model.service
+
+    async def about(self, request: Request, name: str | None) -> tuple[str, About]:
+        """What is told of a model or adapter, with its name. It is loaded only where its files do not tell.
+
+        Raises as `pick`.
+        """
+        model, _ = self.find(name)
+        if model.service is not None:
+            return name or model.name, model.service.about
+        if model.tell is None:
+            return name or model.name, (await self.pick(request, name)).about
+        try:
+            return name or model.name, await asyncio.to_thread(model.tell)
+        except Exception as error:
+            raise _load_error(model.name, error) from error
 
     def load(self, model: Model) -> None:
         """Load a model before the server runs. Raises what loading raises."""
@@ -331,7 +348,7 @@ class Models(Gated):
 
     def _fits(self, model: Model) -> bool:
         loaded = self._loaded()
-        held = sum(one.num_bytes for one in loaded) + model.size
+        held = sum(one.num_bytes for one in loaded) + model.peak
         return not loaded or (len(loaded) < self.most and (self.budget is None or held <= self.budget))
 
     @property
@@ -346,7 +363,9 @@ class Models(Gated):
     def _open(self, model: Model) -> AsyncLLM:
         self._is_loading.set()
         try:
-            engine = model.open(dict(model.adapters))
+            with watched() as most:
+                engine = model.open(dict(model.adapters))
+            model.peak = most[0]
         finally:
             self._is_loading.clear()
         if self.is_strict and self.budget is not None:

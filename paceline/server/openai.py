@@ -19,12 +19,14 @@ from .errors import ApiError, unsupported
 from .models import Models
 from .response_events import ResponseAnswering
 from .responses import ResponsesRequest
-from .service import Service, Settings
+from .service import About, Service, Settings
 from .streams import connected
 from .tools.forms import forced_form, strict_form
 
 Pick: TypeAlias = Callable[[Request, str | None], Awaitable[Service]]
 """The service of the model that a request names, which is held until the request has ended. Raises `ApiError`."""
+Tell: TypeAlias = Callable[[Request, str | None], Awaitable[tuple[str, About]]]
+"""The name of a model, and what is told of it. Raises `ApiError`."""
 
 
 async def answer_chat(

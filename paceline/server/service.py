@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..async_llm import AsyncLLM
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..hf.images import ImageLimits
+from ..hf.outside import Outside
 from ..methods.prediction import PredictedOutput
 from ..sampling.detokenize import Detokenizer
 from ..schema import brief
@@ -18,7 +20,7 @@ from .chats import LIMITS
 from .errors import ApiError, unsupported
 from .gate import GateSettings
 from .metrics import Metrics
-from .tools.families import format_of
+from .tools.families import Format, format_of
 from .tools.forms import asked_by, called
 from .tracing import Tracer
 
@@ -53,6 +55,50 @@ class Settings(GateSettings):
     reasoning_parser: str | None = None
 
 
+@dataclass(frozen=True)
+class About:
+    """What clients ask about a model, which need not be loaded for it."""
+
+    outside: Outside
+    settings: Settings
+    context_length: int
+    num_slots: int
+
+    @property
+    def architecture(self) -> str:
+        """As transformers names it."""
+        return self.outside.config.get_text_config().model_type
+
+    @property
+    def dtype(self) -> str:
+        """That of its passes."""
+        return str(self.outside.dtype).removeprefix("torch.")
+
+    @property
+    def sees(self) -> bool:
+        """Whether it takes images."""
+        return self.outside.processor is not None
+
+    @property
+    def template(self) -> str:
+        """Its chat template, or a word of which `chat_prompt` makes the same."""
+        return self.outside.template or "tools"
+
+    @cached_property
+    def format(self) -> Format:
+        """How it writes calls and thoughts."""
+        parsers = self.settings.tool_call_parser, self.settings.reasoning_parser
+        return format_of(self.template, self.outside.tokenizer, *parsers)
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The sampling options of requests that do not set them."""
+        config = self.outside.generation_config if self.settings.takes_model_defaults else None
+        own = {name: getattr(config, name, None) for name in DEFAULTS}
+        own = {name: value for name, value in own.items() if value is not None}
+        return {"temperature": 1.0, **own, **self.settings.defaults}
+
+
 class Service:
     """A loaded model with its settings. adapter: that of all its requests; "" for the model itself."""
 
@@ -60,15 +106,14 @@ class Service:
 
     def __init__(self, engine: AsyncLLM, settings: Settings, metrics: Metrics):
         self.engine, self.llm, self.settings, self.metrics = engine, engine.llm, settings, metrics
-        loaded, config = self.llm.loaded, self.llm.loaded.model.generation_config
-        processor = loaded.vision and loaded.vision.processor
-        templates = [getattr(owner, "chat_template", None) for owner in (processor, loaded.tokenizer)]
-        self.template = next((str(template) for template in templates if template), "tools")
-        parsers = settings.tool_call_parser, settings.reasoning_parser
-        self.format = format_of(self.template, loaded.tokenizer, *parsers)
-        defaults = {name: getattr(config, name, None) for name in DEFAULTS} if settings.takes_model_defaults else {}
-        defaults = {name: value for name, value in defaults.items() if value is not None}
-        self.defaults = {"temperature": 1.0, **defaults, **settings.defaults}
+        loaded, runner = self.llm.loaded, self.llm.runner
+        configs, processor = (
+            (loaded.model.config, loaded.model.generation_config),
+            loaded.vision and loaded.vision.processor,
+        )
+        outside = Outside(*configs, loaded.dtype, loaded.tokenizer, processor)
+        self.about = About(outside, settings, runner.max_length, runner.num_slots)
+        self.template, self.format, self.defaults = self.about.template, self.about.format, self.about.defaults
 
     def check(self, body: protocol.Request) -> None:
         """Raise `ApiError` for unknown drafters and contradictory options."""

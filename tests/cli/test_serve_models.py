@@ -1,11 +1,13 @@
 """`paceline serve` with several models: which options each one gets, and what is refused before anything is loaded."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from paceline.cli import serve as command
+from paceline.server.service import Settings
 from tests import lora
 from tests.cli.helpers import answer, paceline, refusal
 from tests.cli.test_serve_vllm import command as vllm
@@ -65,6 +67,14 @@ def test_each_model_has_options_of_its_own(chosen, model, adapter, tmp_path, mon
     assert [one.speculation.allow_lossy for one in chosen] == [False, True, False]
     assert (first.adapters, small.adapters, tuned.adapters) == ({}, {"poet": adapter}, {})
     assert (first.server.seed, tuned.server.seed, str(tuned.speculation.profile)) == (None, 3, model)
+
+
+def test_what_is_told_of_a_model_that_is_not_loaded(chosen, model, tmp_path):
+    paceline("serve", model, "--port", "0", "--max-model-len", "2K", "--chat-template", "{{ messages }}")
+    about = command._teller(chosen[0], Path(model), Settings(model="small"))()
+    assert (about.context_length, about.num_slots, about.template) == (2048, 8, "{{ messages }}")
+    assert about.architecture == "llama"
+    assert command._teller(chosen[0], tmp_path / "nowhere", None) is None
 
 
 def test_adapters_of_the_command_line(chosen, model, adapter):

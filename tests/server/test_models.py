@@ -1,7 +1,6 @@
 """Several models in one server: loaded when asked for, unloaded to make room, and never while a request has one."""
 
 import asyncio
-import gc
 import threading
 import time
 import weakref
@@ -235,42 +234,6 @@ def test_what_is_told_of_models():
         own = read("\n".join(line for line in metrics.splitlines() if line[0] == "#" or f'model_name="{name}"' in line))
         assert own["paceline:model_loaded",] == is_loaded
         assert own["paceline:model_loads_total",] == own["paceline:e2e_request_latency_seconds_count",] == 1
-
-
-def test_the_budget_decides_how_many_are_loaded():
-    async def main(**limits):
-        async with serving("abc", most=3, **limits) as client:
-            for name in "abc":
-                text_of(await client.post(PATH, json=ask(name)))
-            await until(lambda: client.models._work.done())
-            return {name: model.num_bytes for name, model in client.made.items() if model.service is not None}
-
-    sizes = asyncio.run(main())
-    assert [*sizes] == ["a", "b", "c"]
-    two = asyncio.run(main(budget=sum(sizes.values()) - 1))
-    assert [*two] == ["b", "c"], "the least recently used goes"
-    assert [*asyncio.run(main(budget=1))] == ["c"]
-
-
-def test_a_model_above_the_budget_that_was_given():
-    async def main():
-        async with serving(budget=1, is_strict=True) as client:
-            return await client.post(PATH, json=ask("b"))
-
-    message = asyncio.run(main()).json()["error"]["message"]
-    assert "b does not fit. Got: " in message
-    assert "--memory-budget" in message
-
-
-def test_nothing_of_an_unloaded_model_is_left():
-    async def main():
-        async with serving() as client:
-            for name in "abab":
-                text_of(await client.post(PATH, json=ask(name)))
-            return {name: [ref() is not None for ref in refs] for name, refs in client.llms.items()}
-
-    gc.collect()
-    assert asyncio.run(main()) == {"a": [False, False], "b": [False, True]}
 
 
 def test_shutting_down_while_a_model_is_loaded():

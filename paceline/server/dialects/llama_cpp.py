@@ -14,7 +14,7 @@ from ... import __version__
 from ...core.request import SamplingParams, TokenLogprob
 from ..answers import Answering, Choice, Delta, Outputs
 from ..errors import ApiError
-from ..openai import Pick, answer_completion
+from ..openai import Pick, Tell, answer_completion
 from ..protocol import Bias, CompletionRequest, Count, Fields, StreamOptions, TokenId, Word
 from ..streams import event
 from . import closed
@@ -151,7 +151,7 @@ class LlamaAnswering(Answering):
         }
 
 
-def add_llama_cpp(app: FastAPI, pick: Pick) -> None:
+def add_llama_cpp(app: FastAPI, pick: Pick, tell: Tell) -> None:
     """Add the endpoints."""
     for path in ("/completion", "/props"):
         app.state.error_forms[path] = _error
@@ -164,17 +164,16 @@ def add_llama_cpp(app: FastAPI, pick: Pick) -> None:
 
     @app.get("/props")
     async def props(request: Request, model: str | None = None) -> dict[str, Any]:
-        service = await pick(request, model)
-        llm = service.llm
-        params = _settings(SamplingParams(**service.defaults, max_tokens=None))
-        tokens = {name: getattr(llm.tokenizer, name, None) or "" for name in ("bos_token", "eos_token")}
+        name, about = await tell(request, model)
+        params = _settings(SamplingParams(**about.defaults, max_tokens=None))
+        tokens = {one: getattr(about.outside.tokenizer, one, None) or "" for one in ("bos_token", "eos_token")}
         return {
-            "default_generation_settings": {"id": 0, "n_ctx": llm.runner.max_length, "params": params},
-            "total_slots": llm.runner.num_slots,
-            "model_alias": service.settings.model,
-            "model_path": service.settings.model,
-            "modalities": {"vision": llm.loaded.vision is not None, "audio": False},
-            "chat_template": service.template,
+            "default_generation_settings": {"id": 0, "n_ctx": about.context_length, "params": params},
+            "total_slots": about.num_slots,
+            "model_alias": name,
+            "model_path": name,
+            "modalities": {"vision": about.sees, "audio": False},
+            "chat_template": about.template,
             **tokens,
             "build_info": f"paceline-{__version__}",
         }

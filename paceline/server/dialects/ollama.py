@@ -18,9 +18,9 @@ from ..answers import Answering, Choice, Delta, Outputs
 from ..chats import read_object
 from ..embeddings import EmbeddingsRequest, embed
 from ..errors import ApiError
-from ..openai import Pick, answer_chat, answer_completion
+from ..openai import Pick, Tell, answer_chat, answer_completion
 from ..protocol import StreamOptions
-from ..service import DEFAULTS, Service
+from ..service import DEFAULTS, About, Service
 from .ollama_chats import ModelName, OllamaChat, OllamaEmbed, OllamaEmbedding, OllamaPrompt
 
 VERSION = "0.13.0"
@@ -74,7 +74,7 @@ class OllamaAnswering(Answering):
         }
 
 
-def add_ollama(app: FastAPI, pick: Pick, listed: Callable[[], Mapping[str, Service | None]]) -> None:
+def add_ollama(app: FastAPI, pick: Pick, tell: Tell, listed: Callable[[], Mapping[str, Service | None]]) -> None:
     """Add the endpoints. listed: all models by name, None for one that is not loaded."""
     app.state.error_forms["/api"], begin = _error, _now()
 
@@ -131,7 +131,8 @@ def add_ollama(app: FastAPI, pick: Pick, listed: Callable[[], Mapping[str, Servi
 
     @app.post("/api/show")
     async def show(body: ModelName, request: Request) -> dict[str, Any]:
-        return {**_described(await service_of(request, body.model or body.name or "")), "modified_at": begin}
+        _, about = await tell(request, (body.model or body.name or "").removesuffix(":latest"))
+        return {**_described(about), "modified_at": begin}
 
     @app.head("/")
     async def is_running() -> Response:
@@ -167,28 +168,26 @@ def _entry(name: str, service: Service | None) -> dict[str, Any]:
     """A row of a list of models."""
     loaded = service and service.llm.loaded
     size, digest = (held_bytes(loaded.model), loaded.fingerprint) if loaded else (0, "")
-    return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(service)}
+    details = _details(service and service.about)
+    return {"name": name, "model": name, "size": size, "digest": digest, "details": details}
 
 
-def _details(service: Service | None) -> dict[str, Any]:
-    loaded = service and service.llm.loaded
-    kind = loaded.model.config.get_text_config().model_type if loaded else ""
-    dtype = str(loaded.dtype).removeprefix("torch.") if loaded else ""
+def _details(about: About | None) -> dict[str, Any]:
+    kind, dtype = (about.architecture, about.dtype) if about else ("", "")
     families = {"parent_model": "", "format": "", "family": kind, "families": [kind]}
     return {**families, "parameter_size": "", "quantization_level": dtype}
 
 
-def _described(service: Service) -> dict[str, Any]:
-    loaded, template = service.llm.loaded, service.template
-    kind, length = loaded.model.config.get_text_config().model_type, service.llm.runner.max_length
-    able = ["completion", "tools", *(["vision"] if loaded.vision else [])]
-    able += ["thinking"] if service.format.thinks else []
-    sizes = {"context_length": length, "embedding_length": loaded.hidden_size, "block_count": loaded.num_layers}
+def _described(about: About) -> dict[str, Any]:
+    kind, config = about.architecture, about.outside.config.get_text_config()
+    able = ["completion", "tools", *(["vision"] if about.sees else []), *(["thinking"] if about.format.thinks else [])]
+    sizes = {"embedding_length": config.hidden_size, "block_count": config.num_hidden_layers}
+    sizes["context_length"] = about.context_length
     return {
         "modelfile": "",
-        "parameters": "\n".join(f"{name} {value}" for name, value in service.defaults.items() if name in DEFAULTS),
-        "template": template,
-        "details": _details(service),
+        "parameters": "\n".join(f"{name} {value}" for name, value in about.defaults.items() if name in DEFAULTS),
+        "template": about.template,
+        "details": _details(about),
         "model_info": {"general.architecture": kind, **{f"{kind}.{name}": sizes[name] for name in sizes}},
         "capabilities": able,
     }

@@ -232,7 +232,7 @@ class ServerOptions(ListenOptions):
     )
     learn: Path | None = opt(
         None,
-        "Let the drafter learn from the answers, which are recorded in this folder; see docs/serving.md.",
+        "Let the drafter learn from the answers, which are recorded in this folder; see docs/learning.md.",
         SERVER,
         metavar="DIR",
     )

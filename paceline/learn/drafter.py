@@ -55,7 +55,7 @@ class _Head:
 
 @final
 class Learned(Drafter):
-    """Draft with a head that learns from the answers, in a folder of its own. See docs/serving.md.
+    """Draft with a head that learns from the answers, in a folder of its own. See docs/learning.md.
 
     head: the options of the head that it begins with; None: it drafts nothing until it has learnt an EAGLE-1 head.
     folder: where answers and heads are. A folder with heads goes on from the best one.

@@ -184,10 +184,9 @@ def test_special_tokens_of_a_format_are_left_out_of_the_text():
 
 
 def test_the_documentation_has_all_parsers():
-    told = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
-    section = told.partition("### Tools and thoughts")[2].partition("\n### ")[0]
-    assert [name for name in (*CALLS, *THOUGHTS) if f"`{name}`" not in section] == []
-    rows = {name for line in section.splitlines() if line.endswith(" yes |") for name in re.findall(r"`(\w+)`", line)}
+    told = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
+    assert [name for name in (*CALLS, *THOUGHTS) if f"`{name}`" not in told] == []
+    rows = {name for line in told.splitlines() if line.endswith(" yes |") for name in re.findall(r"`(\w+)`", line)}
     assert {name for name, (kind, _, _) in CALLS.items() if kind.form is not None} <= rows
     assert not {name for name, (kind, _, _) in CALLS.items() if kind.form is None} & rows
 

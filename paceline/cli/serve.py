@@ -164,18 +164,11 @@ def _models(
     if len(chosen) > 1:  # so that a wrong name is an error now
         with screen.pulling() as progress:
             places = [Path(resolve(one.model, progress=progress)) for one in chosen]
-    models = [
-        Model(
-            Settings(**server.gate(), **one.server.settings(), **more, model=one.name, tracer=tracer),
-            _opener(one, screen),
-            _file_bytes(place),
-            one.model,
-            one.adapters,
-        )
-        for one, more, place in zip(chosen, answering, places, strict=True)
-    ]
-    for one, place, model in zip(chosen, places, models, strict=True):
-        model.tell = _teller(one, place, model.settings)
+    models = list[Model]()
+    for one, more, place in zip(chosen, answering, places, strict=True):
+        settings = Settings(**server.gate(), **one.server.settings(), **more, model=one.name, tracer=tracer)
+        tell = _teller(one, place, settings)
+        models.append(Model(settings, _opener(one, screen), _file_bytes(place), one.model, one.adapters, tell))
     budget = _budget(server, loading) if len(models) > 1 else None
     is_strict = server.memory_budget is not None
     made = Models(models, budget, is_strict, server.max_loaded_models, server.max_waiting)
@@ -208,17 +201,17 @@ def _teller(one: _Chosen, place: Path, settings: Any) -> Any:
     @cache
     def tell() -> "About":
         from ..hf.load import context_of
-        from ..hf.outside import read_outside
+        from ..hf.model_files import read_files
         from ..server.service import About
         from ..zoo import resolve
 
         other = None if loading.tokenizer is None else str(resolve(loading.tokenizer))
-        outside = read_outside(place, loading.dtype, loading.device, other)
-        for owner in (outside.processor, outside.tokenizer):
+        files = read_files(place, loading.dtype, loading.device, other)
+        for owner in (files.processor, files.tokenizer):
             if owner is not None and (template := loading.template()) is not None:
                 owner.chat_template = template
-        length = context_of(outside.config.get_text_config())
-        return About(outside, settings, min(length, loading.max_model_len or length), one.server.max_num_seqs or 8)
+        length = context_of(files.config.get_text_config())
+        return About(files, settings, min(length, loading.max_model_len or length), one.server.max_num_seqs or 8)
 
     return tell
 

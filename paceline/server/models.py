@@ -348,7 +348,7 @@ class Models(Gated):
 
     def _fits(self, model: Model) -> bool:
         loaded = self._loaded()
-        held = sum(one.num_bytes for one in loaded) + model.peak
+        held = sum(one.num_bytes for one in loaded) + max(model.size, model.peak)
         return not loaded or (len(loaded) < self.most and (self.budget is None or held <= self.budget))
 
     @property

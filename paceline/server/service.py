@@ -11,7 +11,7 @@ from ..async_llm import AsyncLLM
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..hf.images import ImageLimits
-from ..hf.outside import Outside
+from ..hf.model_files import ModelFiles
 from ..methods.prediction import PredictedOutput
 from ..sampling.detokenize import Detokenizer
 from ..schema import brief
@@ -59,7 +59,7 @@ class Settings(GateSettings):
 class About:
     """What clients ask about a model, which need not be loaded for it."""
 
-    outside: Outside
+    files: ModelFiles
     settings: Settings
     context_length: int
     num_slots: int
@@ -67,33 +67,33 @@ class About:
     @property
     def architecture(self) -> str:
         """As transformers names it."""
-        return self.outside.config.get_text_config().model_type
+        return self.files.config.get_text_config().model_type
 
     @property
     def dtype(self) -> str:
         """That of its passes."""
-        return str(self.outside.dtype).removeprefix("torch.")
+        return str(self.files.dtype).removeprefix("torch.")
 
     @property
     def sees(self) -> bool:
         """Whether it takes images."""
-        return self.outside.processor is not None
+        return self.files.processor is not None
 
     @property
     def template(self) -> str:
         """Its chat template, or a word of which `chat_prompt` makes the same."""
-        return self.outside.template or "tools"
+        return self.files.template or "tools"
 
     @cached_property
     def format(self) -> Format:
         """How it writes calls and thoughts."""
         parsers = self.settings.tool_call_parser, self.settings.reasoning_parser
-        return format_of(self.template, self.outside.tokenizer, *parsers)
+        return format_of(self.template, self.files.tokenizer, *parsers)
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
         """The sampling options of requests that do not set them."""
-        config = self.outside.generation_config if self.settings.takes_model_defaults else None
+        config = self.files.generation_config if self.settings.takes_model_defaults else None
         own = {name: getattr(config, name, None) for name in DEFAULTS}
         own = {name: value for name, value in own.items() if value is not None}
         return {"temperature": 1.0, **own, **self.settings.defaults}
@@ -107,12 +107,9 @@ class Service:
     def __init__(self, engine: AsyncLLM, settings: Settings, metrics: Metrics):
         self.engine, self.llm, self.settings, self.metrics = engine, engine.llm, settings, metrics
         loaded, runner = self.llm.loaded, self.llm.runner
-        configs, processor = (
-            (loaded.model.config, loaded.model.generation_config),
-            loaded.vision and loaded.vision.processor,
-        )
-        outside = Outside(*configs, loaded.dtype, loaded.tokenizer, processor)
-        self.about = About(outside, settings, runner.max_length, runner.num_slots)
+        config, processor = loaded.model.config, loaded.vision and loaded.vision.processor
+        files = ModelFiles(config, loaded.model.generation_config, loaded.dtype, loaded.tokenizer, processor)
+        self.about = About(files, settings, runner.max_length, runner.num_slots)
         self.template, self.format, self.defaults = self.about.template, self.about.format, self.about.defaults
 
     def check(self, body: protocol.Request) -> None:

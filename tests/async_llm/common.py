@@ -1,6 +1,7 @@
 """Engines on tiny models, the answers that requests have alone, and schedules in which they come and go."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -47,6 +48,19 @@ def serve(llm: LLM, work: Callable[[AsyncLLM], Awaitable[T]], **options) -> T:
             return await work(engine)
 
     return asyncio.run(main())
+
+
+def held(llm: LLM) -> threading.Event:
+    """Rounds wait until this is set."""
+    may_go_on, step = threading.Event(), llm.decoder.step
+    llm.decoder.step = lambda seqs: (may_go_on.wait(30), step(seqs))[1]
+    return may_go_on
+
+
+async def submitted(engine: AsyncLLM, number: int) -> None:
+    """Wait until so many requests are with the engine's thread."""
+    while sum(ticket.is_submitted for ticket in engine._thread.tickets.values()) < number:
+        await asyncio.sleep(0.001)
 
 
 async def idle(engine: AsyncLLM) -> None:

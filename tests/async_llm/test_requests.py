@@ -12,7 +12,20 @@ import pytest
 from paceline import LLM, AsyncLLM, PromptLookup, SamplingParams, async_llm
 from paceline.errors import CacheFull, ConfigError, EngineStopped, QueueFull
 from paceline.target import ModelRunner
-from tests.async_llm.common import CUMULATIVE, DELTA, FINAL_ONLY, LONG, TEXTS, answer, facts, idle, serve, tiny_llm
+from tests.async_llm.common import (
+    CUMULATIVE,
+    DELTA,
+    FINAL_ONLY,
+    LONG,
+    TEXTS,
+    answer,
+    facts,
+    held,
+    idle,
+    serve,
+    submitted,
+    tiny_llm,
+)  # fmt: skip
 from tests.helpers import all_free
 from tests.vision.families import make_image, seeing, user
 
@@ -28,18 +41,19 @@ async def begun(engine: AsyncLLM, *args, **kwargs):
 
 @pytest.mark.parametrize("params", [SHORT, TWO])
 def test_output_kinds(params, monkeypatch):
-    llm, is_read = tiny_llm(PromptLookup()), threading.Event()
+    llm, is_read, patience = tiny_llm(PromptLookup()), threading.Event(), [0.0]
     want, step = llm.generate(TEXTS[0], params)[0], llm.decoder.step
 
     def stepped(seqs):
-        is_read.wait(0.05)  # for the reader, who would miss rounds otherwise
+        is_read.wait(patience[0])  # for the reader, who would miss rounds otherwise
         is_read.clear()
         return step(seqs)
 
     monkeypatch.setattr(llm.decoder, "step", stepped)
 
     async def outputs_of(engine, kind):
-        outputs = []
+        outputs, patience[0] = [], 0.0 if kind is FINAL_ONLY else 10.0
+        is_read.set()
         async for output in engine.generate(TEXTS[0], replace(params, output_kind=kind)):
             outputs.append(output)
             is_read.set()
@@ -82,7 +96,8 @@ def test_a_slow_reader_gets_rounds_joined():
 
 def test_abort_frees_slots_and_tells_what_there_was():
     llm = tiny_llm(slots=2)
-    want = llm.generate(TEXTS[0], LONG)[0].token_ids
+    want, step = llm.generate(TEXTS[0], LONG)[0].token_ids, llm.decoder.step
+    llm.decoder.step = lambda seqs: (time.sleep(0.005), step(seqs))[1]  # none is at its end too soon
 
     async def main(engine):
         outputs, whole = await begun(engine, TEXTS[0], LONG, "one")
@@ -208,6 +223,7 @@ def test_a_long_prompt_is_read_between_the_rounds_of_others(monkeypatch):
 def test_slots_are_given_in_turn():
     """Ten answers to one prompt do not keep a later request from the only slot."""
     llm, ends = tiny_llm(slots=1), list[str]()
+    may_go_on = held(llm)
     many = SamplingParams(temperature=1.0, seed=1, n=10, max_tokens=8, ignore_eos=True)
 
     async def named(engine, name, params):
@@ -216,8 +232,11 @@ def test_slots_are_given_in_turn():
 
     async def main(engine):
         many_task = asyncio.create_task(named(engine, "many", many))
-        await asyncio.sleep(0)
-        await asyncio.gather(many_task, *(named(engine, name, SHORT) for name in ("second", "third")))
+        await submitted(engine, 1)
+        others = [asyncio.create_task(named(engine, name, SHORT)) for name in ("second", "third")]
+        await submitted(engine, 3)
+        may_go_on.set()
+        await asyncio.gather(many_task, *others)
 
     serve(llm, main)
     assert ends == ["second", "third", "many"]
@@ -225,21 +244,23 @@ def test_slots_are_given_in_turn():
 
 def test_a_request_with_many_answers_leaves_a_slot_to_others():
     """A short request begins while all its answers are decoded, and ends before any of them."""
-    llm, sizes, ends = tiny_llm(slots=8), list[int](), list[int]()
+    llm, sizes, may_go_on = tiny_llm(slots=8), list[int](), threading.Event()
     step = llm.decoder.step
-    llm.decoder.step = lambda seqs: (sizes.append(len(seqs)), step(seqs))[1]
+    llm.decoder.step = lambda seqs: (sizes.append(len(seqs)), 7 in sizes and may_go_on.wait(30), step(seqs))[2]
     many = SamplingParams(temperature=1.0, seed=1, n=20, max_tokens=60, ignore_eos=True)
 
     async def main(engine):
         task = asyncio.create_task(answer(engine, TEXTS[0], many, "many"))
         while 7 not in sizes:
             await asyncio.sleep(0)
-        await answer(engine, TEXTS[1], SamplingParams(max_tokens=2, ignore_eos=True), "short")
-        ends.append(len(sizes))
-        await task
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        short = asyncio.create_task(answer(engine, TEXTS[1], params, "short"))
+        await submitted(engine, 2)
+        may_go_on.set()
+        await asyncio.gather(task, short)
 
     serve(llm, main)
-    assert ends[0] < 60
+    assert max(place for place, size in enumerate(sizes) if size == 8) < 60
     assert max(sizes) == 8
     assert sizes.count(8) <= 2, "only the short request has the last slot"
 

@@ -11,7 +11,7 @@ from paceline.engine import queue
 from paceline.engine.request import Answer, Request
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import ConfigError, EngineStopped
-from tests.async_llm.common import TEXTS, answer, serve, tiny_llm
+from tests.async_llm.common import TEXTS, answer, held, serve, submitted, tiny_llm
 from tests.exactness.test_identity import TARGET
 from tests.helpers import all_free, sequence
 
@@ -28,7 +28,7 @@ def quick(monkeypatch):
 
 def order(llm: LLM, *asks) -> list[int]:
     """The places of requests in the order of their ends. Each begins to wait before the next."""
-    ended = list[int]()
+    ended, may_go_on = list[int](), held(llm)
 
     async def one(engine, place, text, params, priority):
         await answer_of(engine, text, params, priority)
@@ -38,9 +38,8 @@ def order(llm: LLM, *asks) -> list[int]:
         tasks = list[asyncio.Task]()
         for place, (text, params, priority) in enumerate(asks):
             tasks.append(asyncio.create_task(one(engine, place, text, params, priority)))
-            while engine.num_running + engine.num_waiting <= place and not ended:
-                await asyncio.sleep(0)
-            await asyncio.sleep(0.003)
+            await submitted(engine, place + 1)
+        may_go_on.set()
         await asyncio.gather(*tasks)
 
     serve(llm, main)

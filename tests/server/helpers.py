@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import cache
 from string import printable
 
@@ -15,6 +15,7 @@ from paceline.server.app import make_app
 from paceline.server.models import Model, Models
 from paceline.server.run import Server, bind
 from paceline.server.service import Settings
+from paceline.server.streams import EventStream
 from tests.helpers import SPECIAL, byte_pairs, loaded
 from tests.structured.common import byte_tokenizer
 
@@ -60,6 +61,22 @@ def slowed(monkeypatch) -> None:
     decoder = tiny_llm().decoder
     step = decoder.step
     monkeypatch.setattr(decoder, "step", lambda seqs: (time.sleep(0.01), step(seqs))[1])
+
+
+def out_of_time(monkeypatch) -> None:
+    """The time of a stream is over behind its third piece."""
+    made = EventStream.__init__
+
+    def begun(self, events, *more):
+        async def three():
+            async with aclosing(events):
+                for _ in range(3):
+                    yield await anext(events)
+                raise TimeoutError
+
+        made(self, three(), *more)
+
+    monkeypatch.setattr(EventStream, "__init__", begun)
 
 
 def served(engine, **settings) -> Model:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.hf.outside import Outside
+from paceline.hf.model_files import ModelFiles
 from paceline.server.service import About, Settings
 from tests.server.helpers import TEMPLATE
 from tests.server.test_models import llm_of, serving
@@ -19,8 +19,8 @@ def test_what_clients_ask_about_a_model_loads_it_only_where_its_files_do_not_tel
         if told_by == "broken files":
             raise ConfigError("no such file", fix="find it")
         llm = llm_of("b")
-        outside = Outside(llm.loaded.model.config, None, llm.loaded.dtype, llm.tokenizer)
-        return About(outside, Settings(model="b"), 77, 3)
+        files = ModelFiles(llm.loaded.model.config, None, llm.loaded.dtype, llm.tokenizer)
+        return About(files, Settings(model="b"), 77, 3)
 
     async def main():
         async with serving() as client:

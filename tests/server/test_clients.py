@@ -128,7 +128,7 @@ def test_sigterm_finishes_what_is_being_answered(process):
     made, told = process
     assert (told["served_model_name"], told["drafter"]) == ("tiny", "lookup+recycling")
     headers = {"Authorization": "Bearer secret"}
-    body = {"model": "tiny", "prompt": "w5 w9", "max_tokens": 600, "ignore_eos": True, "stream": True}
+    body = {"model": "tiny", "prompt": "w5 w9", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     body["return_provenance"] = False
     begun, pieces = threading.Event(), []
 
@@ -138,11 +138,12 @@ def test_sigterm_finishes_what_is_being_answered(process):
                 pieces.append(line)
                 begun.set()
 
+    client = httpx.Client(headers=headers, timeout=60)  # which takes long to make
     asking = threading.Thread(target=ask)
     asking.start()
     assert begun.wait(60)
     made.send_signal(signal.SIGTERM)
-    refused = httpx.post(told["url"] + "/v1/completions", json=body, headers=headers, timeout=60)
+    refused = client.post(told["url"] + "/v1/completions", json=body)
     assert refused.status_code == 503
     asking.join(60)
     assert pieces[-2] == "data: [DONE]"
@@ -151,7 +152,7 @@ def test_sigterm_finishes_what_is_being_answered(process):
     assert made.returncode == 0, errors
     lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
     assert [line["status"] for line in lines][-2:] == [503, 200]
-    assert (lines[-1]["completion_tokens"], lines[-1]["finish_reasons"]) == (600, ["length"])
+    assert (lines[-1]["completion_tokens"], lines[-1]["finish_reasons"]) == (1500, ["length"])
     assert all(line["request_id"].startswith("req_") for line in lines)
     assert "secret" not in errors
     assert "w5" not in errors

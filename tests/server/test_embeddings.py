@@ -161,7 +161,7 @@ def test_a_client_that_leaves_frees_its_slots():
 
 
 async def _idle(engine) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if engine.num_running == engine.num_waiting == 0:
             return
         await asyncio.sleep(0.01)

@@ -160,11 +160,13 @@ def test_requests_that_overtake_those_that_wait_are_noticed(monkeypatch):
 
 def test_waiting_has_limits():
     async def main():
-        async with serving(max_waiting=1, settings={"request_timeout_s": 0.5}) as client:
+        async with serving(max_waiting=1) as client:
             text_of(await client.post(PATH, json=ask("a")))
             client.made["a"].num_held += 1
+            object.__setattr__(client.models.settings, "request_timeout_s", 0.5)
             waits = asyncio.create_task(client.post(PATH, json=ask("b")))
             await until(lambda: client.made["b"].turns)
+            object.__setattr__(client.models.settings, "request_timeout_s", 600.0)
             refused, late = await client.post(PATH, json=ask("b")), await waits
             await until(lambda: not client.made["a"].is_leaving)
             text_of(await client.post(PATH, json=ask("a")))
@@ -252,7 +254,7 @@ def test_shutting_down_while_a_model_is_loaded():
 
     answer, ready, seconds = asyncio.run(main())
     assert (answer.status_code, answer.json()["error"]["code"], ready) == (503, "server_shutting_down", 503)
-    assert seconds < 5
+    assert seconds < 25
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -295,9 +297,10 @@ def passes_are_timed_alone(monkeypatch):
         is_decoding.clear()
 
     def slow_median(run):
-        begins = is_decoding.is_set()
-        time.sleep(0.03)
-        overlaps.append(begins or is_decoding.is_set())
+        if threading.current_thread().name.startswith("paceline-loader"):
+            begins = is_decoding.is_set()
+            time.sleep(0.03)
+            overlaps.append(begins or is_decoding.is_set())
         return timed(run)
 
     async def main():

@@ -1,6 +1,7 @@
 """Who is answered first, and what a server says of it."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -26,6 +27,9 @@ def test_a_short_answer_among_long_ones(quick, monkeypatch):
         monkeypatch.setattr(queue, "PATIENCE_S", 0.0)
         monkeypatch.setattr(queue, "QUANTUM_S", 0.05)
     keys = ["key-of-a", "key-of-b"] if quick == "keys" else []
+    decoder, all_wait = tiny_llm().decoder, threading.Event()
+    step = decoder.step
+    monkeypatch.setattr(decoder, "step", lambda seqs: (all_wait.wait(30), step(seqs))[1])
     short = {**ASK, "max_tokens": 4} | ({"priority": -1} if quick == "priority" else {})
 
     async def main():
@@ -36,10 +40,15 @@ def test_a_short_answer_among_long_ones(quick, monkeypatch):
                 return time.perf_counter(), answer.json()
 
             key = keys[0] if keys else ""
+            all_wait.set()
             alone = (await ask(LONG, key))[1]["choices"]
+            all_wait.clear()
             tasks = [asyncio.create_task(ask(LONG, key)) for _ in range(4)]
             await after(client, 4)
-            end, told = await ask(short, keys[-1] if keys else "")
+            behind = asyncio.create_task(ask(short, keys[-1] if keys else ""))
+            await after(client, 5)
+            all_wait.set()
+            end, told = await behind
             others = [await task for task in tasks]
             return end, told, others, alone, (await client.get("/metrics")).text
 

@@ -306,7 +306,7 @@ def test_an_error_behind_the_first_piece_is_an_event(monkeypatch):
     slowed(monkeypatch)
 
     async def ask():
-        async with server(request_timeout_s=1.0) as client:
+        async with server(request_timeout_s=3.0) as client:  # the first piece must come within it
             long = {**ASK, "max_tokens": 2000, "ignore_eos": True, "stream": True, "temperature": 0}
             return await client.post(CHAT, json=long)
 

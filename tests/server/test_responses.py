@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from paceline import SamplingParams
-from tests.server.helpers import ASK, listening, server, slowed, tiny_llm
+from tests.server.helpers import ASK, listening, out_of_time, server, tiny_llm
 
 ASKED = {"model": "tiny", "temperature": 0.8, "max_output_tokens": 20, "extra_body": {"seed": 4}}
 
@@ -189,11 +189,11 @@ def test_store_false_and_what_has_no_effect(client):
 
 
 def test_an_error_behind_the_first_event_is_an_event(monkeypatch):
-    slowed(monkeypatch)
+    out_of_time(monkeypatch)
     long = {"model": "tiny", "input": "ab", "stream": True, "temperature": 0, "ignore_eos": True}
 
     async def ask():
-        async with server(request_timeout_s=1.0) as one:
+        async with server() as one:
             return await one.post("/v1/responses", json=long)
 
     lines = [line for line in asyncio.run(ask()).text.split("\n") if line.startswith("data: ")]

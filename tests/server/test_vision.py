@@ -49,7 +49,7 @@ def test_the_time_of_a_request_holds_while_its_images_are_read(path, stream, mon
 
     def slow(image):
         decoded.append(image)
-        may_end.wait(3)
+        may_end.wait(60)
         return decode(image)
 
     monkeypatch.setattr(images._Unread, "decode", slow)
@@ -57,7 +57,7 @@ def test_the_time_of_a_request_holds_while_its_images_are_read(path, stream, mon
     body = {"model": "tiny", "messages": [{"role": "user", "content": content}], **({"stream": True} if stream else {})}
 
     async def ask():
-        async with server(LLM(seeing(), max_num_seqs=1), request_timeout_s=0.3) as client:
+        async with server(LLM(seeing(), max_num_seqs=1), request_timeout_s=1.0) as client:
             begin = time.monotonic()
             answer = await client.post(path, json=body)
             seconds = time.monotonic() - begin
@@ -68,5 +68,5 @@ def test_the_time_of_a_request_holds_while_its_images_are_read(path, stream, mon
 
     answer, seconds = asyncio.run(ask())
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-    assert seconds < 2
+    assert seconds < 30
     assert len(decoded) == 1

@@ -166,7 +166,7 @@ def add_llama_cpp(app: FastAPI, pick: Pick, tell: Tell) -> None:
     async def props(request: Request, model: str | None = None) -> dict[str, Any]:
         name, about = await tell(request, model)
         params = _settings(SamplingParams(**about.defaults, max_tokens=None))
-        tokens = {one: getattr(about.outside.tokenizer, one, None) or "" for one in ("bos_token", "eos_token")}
+        tokens = {one: getattr(about.files.tokenizer, one, None) or "" for one in ("bos_token", "eos_token")}
         return {
             "default_generation_settings": {"id": 0, "n_ctx": about.context_length, "params": params},
             "total_slots": about.num_slots,

@@ -179,7 +179,7 @@ def _details(about: About | None) -> dict[str, Any]:
 
 
 def _described(about: About) -> dict[str, Any]:
-    kind, config = about.architecture, about.outside.config.get_text_config()
+    kind, config = about.architecture, about.files.config.get_text_config()
     able = ["completion", "tools", *(["vision"] if about.sees else []), *(["thinking"] if about.format.thinks else [])]
     sizes = {"embedding_length": config.hidden_size, "block_count": config.num_hidden_layers}
     sizes["context_length"] = about.context_length

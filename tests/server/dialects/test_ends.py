@@ -3,7 +3,7 @@
 import pytest
 
 from tests.server.dialects.common import ANTHROPIC, LLAMA, OLLAMA, SAID, ask, pieces
-from tests.server.helpers import listening, slowed, tiny_llm
+from tests.server.helpers import listening, out_of_time, tiny_llm
 from tests.server.test_connections import connect, request, wait_until
 
 NO_END = {"logit_bias": {token: -100.0 for token in tiny_llm().loaded.eos_ids}, "temperature": 0.0}
@@ -40,9 +40,9 @@ def test_a_client_that_goes_frees_its_slot(path, stream):
 
 @pytest.mark.parametrize("path", LONG)
 def test_an_error_behind_the_first_event_has_the_form_of_its_dialect(path, monkeypatch):
-    slowed(monkeypatch)
+    out_of_time(monkeypatch)
     body = {**LONG[path], "stream": True}
-    (answer,) = ask((path, body), llm=tiny_llm(), defaults=NO_END, request_timeout_s=0.5)
+    (answer,) = ask((path, body), llm=tiny_llm(), defaults=NO_END)
     *begun, last = pieces(answer)
     assert (answer.status_code, len(begun) > 1) == (200, True)
     assert last == TIMEOUT[path]

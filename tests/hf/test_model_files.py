@@ -10,7 +10,7 @@ from paceline import LLM
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ConfigError
 from paceline.hf.load import context_of
-from paceline.hf.outside import read_outside
+from paceline.hf.model_files import read_files
 from paceline.server.metrics import Metrics
 from paceline.server.service import About, Service, Settings
 from tests.cli.helpers import save
@@ -29,7 +29,7 @@ FILES = {"folder": folder, "gguf": lambda tmp_path: written(tmp_path)[0], "visio
 
 
 def told(about):
-    config, tokenizer = about.outside.config.get_text_config(), about.outside.tokenizer
+    config, tokenizer = about.files.config.get_text_config(), about.files.tokenizer
     facts = about.architecture, about.dtype, about.sees, about.template, about.format.thinks, about.defaults
     return (*facts, about.context_length, config.hidden_size, config.num_hidden_layers, tokenizer.eos_token)
 
@@ -37,8 +37,8 @@ def told(about):
 @pytest.mark.parametrize("kind", FILES)
 def test_files_tell_what_the_loaded_model_tells(kind, tmp_path):
     place, settings = Path(FILES[kind](tmp_path)), Settings(model="m")
-    outside = read_outside(place)
-    about = About(outside, settings, context_of(outside.config.get_text_config()), 1)
+    files = read_files(place)
+    about = About(files, settings, context_of(files.config.get_text_config()), 1)
     engine = AsyncLLM(LLM(place, max_num_seqs=1))
     loaded = engine.llm.loaded
     engine.shutdown()
@@ -52,8 +52,8 @@ def test_dtype_and_tokenizer_may_be_others(tmp_path):
     other = save(tmp_path / "other", tiny_model("llama"))
     file = Path(other) / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token": "<s>"}))
-    outside = read_outside(Path(save(tmp_path / "model", tiny_model("llama"))), "bfloat16", tokenizer=other)
-    assert (str(outside.dtype), outside.tokenizer.eos_token) == ("torch.bfloat16", "<s>")
+    files = read_files(Path(save(tmp_path / "model", tiny_model("llama"))), "bfloat16", tokenizer=other)
+    assert (str(files.dtype), files.tokenizer.eos_token) == ("torch.bfloat16", "<s>")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.gguf"])
@@ -61,4 +61,4 @@ def test_broken_files_are_named(name, tmp_path):
     made = Path(folder(tmp_path))
     (made / name).write_text("{")
     with pytest.raises(ConfigError, match=made.name):
-        read_outside(made / name if name.endswith("gguf") else made)
+        read_files(made / name if name.endswith("gguf") else made)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers.processing_utils import ProcessorMixin
 
 
-class Outside(NamedTuple):
+class ModelFiles(NamedTuple):
     """A model but for its weights. processor: of a vision-language model."""
 
     config: PretrainedConfig
@@ -34,9 +34,9 @@ class Outside(NamedTuple):
 
 
 @quietly()
-def read_outside(
+def read_files(
     place: Path, dtype: str | None = None, device: str | None = None, tokenizer: str | None = None
-) -> Outside:
+) -> ModelFiles:
     """Of a folder or a GGUF file, as `load_model` would have it. Raises `ConfigError` for files that cannot be read.
 
     tokenizer: the folder of another one.
@@ -46,21 +46,16 @@ def read_outside(
         if place.suffix == SUFFIX:
             file, processor = read_gguf(place), None
             config: Any = config_of(file)
-            generation, own, kind = (
-                GenerationConfig.from_model_config(config),
-                other or gguf_tokenizer(file),
-                file.dtype,
-            )
+            generation, own = GenerationConfig.from_model_config(config), file.dtype
+            found = other or gguf_tokenizer(file)
         else:
             check_folder(place)
-            config = AutoConfig.from_pretrained(place)
-            generation, kind = generation_config_of(place), config.dtype or torch.float32
-            processor = None
+            config, processor = AutoConfig.from_pretrained(place), None
             if is_vlm(config):
                 from .processors import load_processor  # with transformers' modelling code
 
                 processor = load_processor(place, config)
-            own = other or getattr(processor, "tokenizer", None) or load_tokenizer(place)
-    return Outside(
-        config, generation, dtype_of(dtype) or usual_dtype(config, chosen_device(device)) or kind, own, processor
-    )
+            generation, own = generation_config_of(place), config.dtype or torch.float32
+            found = other or getattr(processor, "tokenizer", None) or load_tokenizer(place)
+    kind = dtype_of(dtype) or usual_dtype(config, chosen_device(device)) or own
+    return ModelFiles(config, generation, kind, found, processor)

@@ -64,7 +64,7 @@ FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off"),
     *("-fno-threadsafe-statics", "-pthread"),
 )
-_SECONDS = 600  # after which a compiler counts as stuck
+_SECONDS = 1800  # after which a compiler counts as stuck
 
 
 class CompileError(Exception):
@@ -135,7 +135,7 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, targ
     caches = {key: str(out.parent / "zig") for key in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
     zig = not {"zig", "ziglang"}.isdisjoint(Path(word).name for word in compiler.command)
     baseline = ("-mcpu=baseline",) if zig and target.machine == "x86_64" else _BASELINE.get(target.machine, ())
-    base = [*compiler.command, *FLAGS, *baseline]
+    base = [*compiler.command, *FLAGS, *baseline, *(["-g0"] if zig else [])]  # which zig alone must be told
     isas = ISAS_OF[target.machine]
 
     def compile_body(isa: str) -> str:

@@ -30,7 +30,7 @@ _MACHINE = platform.machine().lower()
 HOST = Target({"amd64": "x86_64", "arm64": "aarch64"}.get(_MACHINE, _MACHINE), sys.platform)
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
-_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
+_VNNI = (*_AVX512, "-mavx512vnni")
 _NEON = "-DPACELINE_NEON"
 ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
@@ -38,9 +38,9 @@ ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "avx2": _AVX2,
         "avx2_vnni": (*_AVX2, "-mavxvnni"),
         "avx512": _AVX512,
-        "avx512_vnni": (*_AVX512, "-mavx512vnni"),
-        "avx512_bf16": _BF16,
-        "amx": (*_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        "avx512_vnni": _VNNI,
+        "avx512_bf16": (*_VNNI, "-mavx512bf16"),
+        "amx": (*_VNNI, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     },
     "aarch64": {
         "portable": (),

@@ -61,7 +61,7 @@ struct Isa {
   void (*gumbel)(uint64_t, const int64_t*, int64_t, float*);
   int (*runs_here)();
   int (*pays_here)();  // 0: a later one is faster here, or nobody knows
-  int (*enter)();      // 0: the system does not let this process use it
+  int (*enter)();      // 0: the system does not let this process use it; may be null
 };
 
 static int always() { return 1; }
@@ -131,21 +131,21 @@ static const Isa isas[] = {
     ISA(amx, has_amx, untried, enter_tiles),
 #endif
 #if defined(PACELINE_HAS_AVX512_BF16)
-    ISA(avx512_bf16, has_avx512_bf16, is_not_intel, always),
+    ISA(avx512_bf16, has_avx512_bf16, is_not_intel),
 #endif
 #if defined(PACELINE_HAS_AVX512_VNNI)
-    ISA(avx512_vnni, has_avx512_vnni, always, always),
+    ISA(avx512_vnni, has_avx512_vnni, always),
 #endif
 #if defined(PACELINE_HAS_AVX512)
-    ISA(avx512, has_avx512, always, always),
+    ISA(avx512, has_avx512, always),
 #endif
 #if defined(PACELINE_HAS_AVX2_VNNI)
-    ISA(avx2_vnni, has_avx2_vnni, untried, always),
+    ISA(avx2_vnni, has_avx2_vnni, untried),
 #endif
 #if defined(PACELINE_HAS_AVX2)
-    ISA(avx2, has_avx2, always, always),
+    ISA(avx2, has_avx2, always),
 #endif
-    ISA(portable, always, always, always),
+    ISA(portable, always, always),
 };
 constexpr int NUM_ISAS = sizeof isas / sizeof *isas;
 static const Isa* chosen = nullptr;
@@ -209,7 +209,7 @@ int paceline_has(const char* name) {
 int paceline_select(const char* name) {
   for (int i = 0; i < NUM_ISAS; i++)
     if (*name ? !strcmp(isas[i].name, name) && isas[i].runs_here() : isas[i].runs_here() && isas[i].pays_here()) {
-      if (!isas[i].enter()) return 0;
+      if (isas[i].enter && !isas[i].enter()) return 0;
       pthread_mutex_lock(&gate);
       chosen = &isas[i];
       pthread_mutex_unlock(&gate);

@@ -1,4 +1,4 @@
-"""Compiles the C++ sources to one shared library, with any compiler that is installed.
+"""Compiles the C++ sources to one shared library, for this system or another, with any compiler that is installed.
 
 It only imports the standard library, since the hook that builds wheels runs it where nothing else is installed.
 """
@@ -17,17 +17,48 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
 LIBRARY = "libpaceline.so"
-_X86 = platform.machine() in ("x86_64", "AMD64")
+
+
+class Target(NamedTuple):
+    """What a library runs on. machine: x86_64, aarch64, or another. system: linux, darwin, or another."""
+
+    machine: str
+    system: str
+
+
+_MACHINE = platform.machine().lower()
+HOST = Target({"amd64": "x86_64", "arm64": "aarch64"}.get(_MACHINE, _MACHINE), sys.platform)
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
-ISAS: dict[str, tuple[str, ...]] = {"portable": ()}
-"""The instruction sets that `body.cpp` is compiled for, with their flags; each includes the ones before it."""
-if _X86:
-    ISAS |= {
-        "avx2": ("-mavx2", "-mfma", "-mf16c"),
+_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
+_NEON = "-DPACELINE_NEON"
+ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "portable": (),
+        "avx2": _AVX2,
+        "avx2_vnni": (*_AVX2, "-mavxvnni"),
         "avx512": _AVX512,
         "avx512_vnni": (*_AVX512, "-mavx512vnni"),
-        "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
-    }
+        "avx512_bf16": _BF16,
+        "amx": (*_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    },
+    "aarch64": {
+        "portable": (),
+        "neon": (_NEON,),
+        "neon_dotprod": (_NEON, "-mcpu=generic+dotprod"),
+        "neon_i8mm": (_NEON, "-mcpu=generic+dotprod+i8mm"),
+    },
+}
+"""The instruction sets that `body.cpp` is compiled for, by machine, with their flags; the lowest come first."""
+ISAS = ISAS_OF.setdefault(HOST.machine, {"portable": ()})
+# Some compilers target the CPU that they run on by default, but the library must run on others too.
+_BASELINE = {"x86_64": ("-march=x86-64",), "aarch64": ("-mcpu=generic",)}
+WHEELS = {
+    "manylinux_2_28_x86_64": (Target("x86_64", "linux"), "x86_64-linux-gnu.2.28"),
+    "manylinux_2_28_aarch64": (Target("aarch64", "linux"), "aarch64-linux-gnu.2.28"),
+    "macosx_11_0_arm64": (Target("aarch64", "darwin"), "aarch64-macos.11.0"),
+}
+"""The oldest systems that wheels are for, by their tag, with zig's name for them."""
 # No fast math and no contraction, so that the same sum has the same bits everywhere.
 FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off"),
@@ -48,10 +79,13 @@ class Compiler(NamedTuple):
     identity: str
 
 
-def find_compiler() -> Compiler:
-    """$CXX, else the first of c++, g++ and clang++ that works, else the package `ziglang`. Raises `CompileError`."""
+def find_compiler(target: Target = HOST) -> Compiler:
+    """$CXX, else the first of c++, g++ and clang++ that works, else the package `ziglang`. Raises `CompileError`.
+
+    For another system: $CXX, else `ziglang`.
+    """
     asked = os.environ.get("CXX", "").split()
-    for words in [asked] if asked else [["c++"], ["g++"], ["clang++"]]:
+    for words in [asked] if asked else [["c++"], ["g++"], ["clang++"]] if target == HOST else []:
         path = shutil.which(words[0])
         printed, error = _run([path, *words[1:], "--version"]) if path else ("", "there is no such program")
         if not error:
@@ -61,24 +95,37 @@ def find_compiler() -> Compiler:
             return Compiler((str(path), *words[1:]), name, f"{path} {words[1:]} {printed}")
         if asked:
             raise CompileError(f"CXX={' '.join(asked)} does not work: {error}")
+    return find_zig() if target == HOST else find_zig(target)
+
+
+def find_zig(target: Target | None = None) -> Compiler:
+    """The package `ziglang`, for this system, or for the oldest one that a wheel for `target` runs on."""
     try:
         name = f"zig {metadata.version('ziglang')}"
     except metadata.PackageNotFoundError:
         raise CompileError("no C++ compiler: install one, or pip install ziglang") from None
     command = (sys.executable, "-m", "ziglang", "cc")  # `c++` would first compile a C++ standard library
+    if target:
+        triple = dict(WHEELS.values()).get(target)
+        if not triple:
+            raise CompileError(f"no wheels are made for {' '.join(target)}: set CXX to a compiler for it")
+        command += ("-target", triple)
     return Compiler(command, name, f"{name} {command}")
 
 
-def source_hash(sources: Path = SOURCES) -> str:
-    """A hash of the sources' names and contents and of the flags, as 32 hexadecimal digits."""
-    digest = hashlib.sha256(repr((FLAGS, ISAS)).encode())
+def source_hash(sources: Path = SOURCES, target: Target = HOST) -> str:
+    """A hash of the sources' names and contents and of the target's flags, as 32 hexadecimal digits.
+
+    It is the same wherever the library is compiled.
+    """
+    digest = hashlib.sha256(repr((FLAGS, _BASELINE.get(target.machine), ISAS_OF[target.machine])).encode())
     for path in sorted(path for path in sources.iterdir() if path.suffix in (".cpp", ".h")):
         text = path.read_bytes()
         digest.update(f"{path.name} {len(text)}\n".encode() + text)
     return digest.hexdigest()[:32]
 
 
-def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES) -> dict[str, str]:
+def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, target: Target = HOST) -> dict[str, str]:
     """Write the library to `out`; objects and the compiler's caches stay beside it.
 
     Returns the instruction sets that the compiler does not support, each with its error. Raises `CompileError` if not
@@ -86,26 +133,28 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES) -> d
     """
     # otherwise zig writes 50 MB of caches to the user's home
     caches = {key: str(out.parent / "zig") for key in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
-    # Some compilers target the CPU that they run on by default, but the library must run on others too.
     zig = not {"zig", "ziglang"}.isdisjoint(Path(word).name for word in compiler.command)
-    base = [*compiler.command, *FLAGS, *(["-mcpu=baseline"] if zig else ["-march=x86-64"] if _X86 else [])]
+    baseline = ("-mcpu=baseline",) if zig and target.machine == "x86_64" else _BASELINE.get(target.machine, ())
+    base = [*compiler.command, *FLAGS, *baseline]
+    isas = ISAS_OF[target.machine]
 
     def compile_body(isa: str) -> str:
         to = ["-c", str(sources / "body.cpp"), "-o", str(out.with_name(f"{isa}.o"))]
-        return _run([*base, *ISAS[isa], f"-DPACELINE_ISA={isa}", *to], caches)[1]
+        return _run([*base, *isas[isa], f"-DPACELINE_ISA={isa}", *to], caches)[1]
 
-    with ThreadPoolExecutor(2) as pool:
-        errors = dict(zip(ISAS, pool.map(compile_body, ISAS), strict=True))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        errors = dict(zip(isas, pool.map(compile_body, isas), strict=True))
     missing = {isa: error for isa, error in errors.items() if error}
     error = missing.get("portable")
     if not error:
-        built = [isa for isa in ISAS if isa not in missing]
+        built = [isa for isa in isas if isa not in missing]
         defines = [
-            f'-DPACELINE_SOURCE_HASH="{source_hash(sources)}"',
+            f'-DPACELINE_SOURCE_HASH="{source_hash(sources, target)}"',
             *(f"-DPACELINE_HAS_{isa.upper()}" for isa in built),
         ]
         objects = [str(out.with_name(f"{isa}.o")) for isa in built]
-        tail = ["-lm", *(["-Wl,--as-needed"] if sys.platform == "linux" else []), "-o", str(out)]
+        system = {"linux": ["-Wl,--as-needed"], "darwin": [f"-Wl,-install_name,@rpath/{LIBRARY}"]}
+        tail = ["-lm", *system.get(target.system, []), "-o", str(out)]
         rest = [str(path) for path in sorted(sources.glob("*.cpp")) if path.name != "body.cpp"]
         error = _run([*base, *defines, "-shared", *rest, *objects, *tail], caches)[1]
     if error:

@@ -223,7 +223,7 @@ def faulty(tmp_path_factory) -> ctypes.CDLL:
         (sources / name).write_text('extern "C" int paceline_fault;\n' + (sources / name).read_text())
     (sources / "library.cpp").write_text((sources / "library.cpp").read_text() + "int paceline_fault = 0;\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "ISAS", {"portable": ()})
+        patch.setitem(compiler.ISAS_OF, compiler.HOST.machine, {"portable": ()})
         patch.setattr(compiler, "FLAGS", (*(f for f in compiler.FLAGS if f != "-O3"), "-O0"))
         compiler.compile_library(folder / compiler.LIBRARY, compiler.find_compiler(), sources)
     return ctypes.CDLL(str(folder / compiler.LIBRARY))

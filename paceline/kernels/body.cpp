@@ -6,6 +6,7 @@
 #include <math.h>
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include "abi.h"

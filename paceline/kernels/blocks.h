@@ -69,19 +69,21 @@ template <int FORMAT> INLINE vi codes_of(const uint8_t* planes, int four) {
 constexpr int HALVES = COLUMN / LANES;  // of a column, which share its lines of the cache
 constexpr int64_t AHEAD = 2432;         // bytes that are fetched ahead: about one record of 256 inputs
 
-// sums[r] += the products of 32 inputs with those of R rows, which move on; of C vectors of outputs.
-template <int FORMAT, int R, int C>
+// sums[r] += the products of 32 inputs with those of R rows, which move on; of C vectors of outputs. TILED: of one row and
+// one vector, whose products are there already, see `multiply_tiled`.
+template <int FORMAT, int R, int C, bool TILED>
 INLINE void dot_group(const uint8_t* planes, const char* fetch, const Scales* w, int sub, const int8_t** rows,
-                      vi (*sums)[C]) {
+                      const int32_t* tiled, vi (*sums)[C]) {
   constexpr BlockFormat f = block_format(FORMAT);
   constexpr bool WIDE = !IN_32_BITS && is_wide(f);
   constexpr int N = fours_of(f), APART = HALVES / C, SUB = f.sub ? f.sub : 32;
-  UNROLL for (int i = 0; i < (f.bits + APART - 1) / APART; i++) __builtin_prefetch(fetch + 64 * APART * i, 0, 3);
+  if (!TILED) UNROLL for (int i = 0; i < (f.bits + APART - 1) / APART; i++) __builtin_prefetch(fetch + 64 * APART * i, 0, 3);
   UNROLL for (int part = 0; part < 8 / N; part++) {
     vi some[R][C];  // as int32, or as two int16 that are still to be added
-    UNROLL for (int r = 0; r < R; r++)
+    if (TILED) some[0][0] = loadu<vi>(tiled + TILED_SUMS * part);
+    UNROLL for (int r = 0; r < R && !TILED; r++)
       UNROLL for (int c = 0; c < C; c++) some[r][c] = vi{};
-    UNROLL for (int n = N * part; n < N * (part + 1); n += FOURS) {
+    UNROLL for (int n = N * part; n < (TILED ? 0 : N * (part + 1)); n += FOURS) {
       vi fours[FOURS][C];
       UNROLL for (int i = 0; i < FOURS; i++)
         UNROLL for (int c = 0; c < C; c++) fours[i][c] = codes_of<FORMAT>(planes + 4 * LANES * c, n + i);
@@ -101,11 +103,11 @@ INLINE void dot_group(const uint8_t* planes, const char* fetch, const Scales* w,
 }
 
 // out [R, C LANES] += the products of `groups` times 32 inputs, from `begin` on. record: of the first of them, which holds
-// all where they share scales; first: the first output. pairs: of rows that are `paired`.
-template <int FORMAT, int R, int C>
+// all where they share scales; first: the first output. pairs: of rows that are `paired`; tiled: see `dot_group`.
+template <int FORMAT, int R, int C, bool TILED = false>
 __attribute__((noinline)) static void multiply_chunk(const Scales* w, const uint8_t* record, const char* fetch, int first,
                                                      int groups, const Bytes& in, int64_t row, int64_t begin,
-                                                     const int8_t* pairs, float* out) {
+                                                     const int8_t* pairs, float* out, const int32_t* tiled = nullptr) {
   constexpr BlockFormat f = block_format(FORMAT);
   constexpr int OFFSET = offset_of(f), SUB = f.sub ? f.sub : 32;
   const int64_t stride = in.stride, at = row * stride + begin;
@@ -123,7 +125,8 @@ __attribute__((noinline)) static void multiply_chunk(const Scales* w, const uint
     if (!f.sub)
       UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++) sums[r][c] = vi{};
-    dot_group<FORMAT, R, C>(planes, fetch, w, 32 / SUB * g, rows, sums);
+    dot_group<FORMAT, R, C, TILED>(planes, fetch, w, 32 / SUB * g, rows, tiled, sums);
+    if (TILED) tiled += TILED_SUMS * 8 / fours_of(f);
     if (f.sub) continue;
     vf d[C], e[C];
     UNROLL for (int c = 0; c < C; c++) {
@@ -168,8 +171,34 @@ template <int FORMAT, int C> struct RowsOfChunk<FORMAT, 0, C> {
   template <class... Args> static void run(int, const Args&...) {}
 };
 
+// out [rows, 16] += the products of a chunk with `rows` rows. Tiles of as many rows overlap rather than have another shape.
+template <int FORMAT>
+__attribute__((noinline)) static void multiply_tiled(TileShapes& shapes, const Scales* w, const uint8_t* record,
+                                                     const char* fetch, int groups, const Bytes& in, int64_t row, int rows,
+                                                     int64_t begin, float* out) {
+  constexpr BlockFormat f = block_format(FORMAT);
+  constexpr int N = fours_of(f);
+  alignas(64) uint8_t codes[64][64];  // of four inputs, of 16 outputs
+  alignas(64) int32_t sums[64 / N][16][16];
+  const uint8_t* planes = record + header_bytes(f);
+  for (int g = 0; g < groups; g++, planes += group_stride(f), fetch += group_stride(f)) {
+    UNROLL for (int i = 0; i < f.bits; i++) __builtin_prefetch(fetch + 64 * i, 0, 3);
+    UNROLL for (int four = 0; four < 8; four++) storeu(codes[8 * g + four], codes_of<FORMAT>(planes, four));
+  }
+  const int tiles = (rows + 15) / 16, each = (rows + tiles - 1) / tiles;
+  for (int next = 0; next < rows;) {
+    const int first = (int)min_(next, rows - each);
+    const int8_t* x = in.codes + (row + first) * in.stride + begin;
+    multiply_fours<N>(shapes, codes[0], x, in.stride, each, 8 / N * groups, sums);
+    for (; next < first + each; next++)
+      multiply_chunk<FORMAT, 1, 1, true>(w, record, fetch, 0, groups, in, row + next, begin, nullptr, out + next * BLOCK,
+                                         sums[0][next - first]);
+  }
+}
+
 // Rows of a tile, and its vectors of outputs: what stays in registers.
 constexpr int TILE_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : REGISTERS == 32 ? 8 : 2, TILE_VECTORS = LANES == 8 ? 2 : 1;
+constexpr int FEWEST_TILED = 8;  // rows from which on instructions for tiles are fewer; sums are the same
 
 // out [rows, 32] of one block: the products with rows of 8 bits. A chunk of weights stays in the first cache for all tiles.
 template <int FORMAT>
@@ -182,6 +211,7 @@ __attribute__((noinline)) static void multiply_codes(const Matrix& m, const Byte
   memset(out, 0, 4 * (size_t)rows * BLOCK);
   Scales scales[C];
   alignas(LINE) int8_t pairs[paired(2) ? 2 * GROUP * 256 : 1];
+  TileShapes shapes;
   for (int column = 0; column < BLOCK; column += COLUMN) {
     const uint8_t* record = (const uint8_t*)m.data + (2 * block + column / COLUMN) * bytes;
     for (int64_t i = 0; i < records; i += at_once) {
@@ -194,6 +224,12 @@ __attribute__((noinline)) static void multiply_codes(const Matrix& m, const Byte
         if constexpr (f.sub > 0)
           for (int c = 0; c < C; c++) unpack_scales<FORMAT>(record, first + c * LANES, scales[c]);
         const char* fetch = (const char*)record + AHEAD + 64 * first / LANES;
+        if constexpr (HAS_TILES)
+          if (rows >= FEWEST_TILED) {
+            multiply_tiled<FORMAT>(shapes, scales, record, fetch, (int)count * f.each / 32, in, row, rows, i * f.each,
+                                   out + column);
+            continue;
+          }
         for (int t = 0; t < tiles; t++) {
           const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
           RowsOfChunk<FORMAT, TILE_ROWS, C>::run(number, scales, record, fetch, first, (int)count * f.each / 32, in,

@@ -63,8 +63,9 @@ struct Ahead {
 };
 
 #include "bf12.h"
+#include "amx.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(__AMX_TILE__)
 #if defined(__AVX512BF16__)
 typedef half_t factor_t;  // what bfloat16 weights are multiplied with
 #else
@@ -225,11 +226,12 @@ __attribute__((noinline)) static void tile(int format, const Matrix& m, const ch
   const float* x = in.wide + row * stride + 2 * first;
 #if defined(__AVX512BF16__)
   const factor_t* factors = in.narrow + row * stride + 2 * first;
-#elif defined(__AVX512F__)
+#elif defined(__AVX512F__) && !defined(__AMX_TILE__)
   const factor_t* factors = x;
 #endif
   switch (format) {
-#if defined(__AVX512F__)
+#if defined(__AMX_TILE__)  // BF16: see `multiply_pairs`
+#elif defined(__AVX512F__)
     case BF16: tile_pairs<R, BF16>(m, w, factors, stride, first, pairs, ahead, patches, widened, out); break;
     case BF12: tile_pairs<R, BF12>(m, w, factors, stride, first, pairs, ahead, patches, widened, out); break;
 #else
@@ -280,16 +282,19 @@ static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int row
   if (is_block_format(m.format)) return multiply_blocks(m, in, row, rows, block, out);
   const char* w = (const char*)m.data + block * block_bytes(m);
   const int64_t pairs = (m.ins + 1) / 2;
-  const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  const bool packed = m.format == BF12, tiled = HAS_TILES && (packed || m.format == BF16);
+  const int most = tiled ? TILED_ROWS : MOST_ROWS, tiles = (rows + most - 1) / most;
+  const auto begin_of = [&](int t) { return tiled ? (int)min_(rows, most * t) : rows * t / tiles; };
   int sweeps = 0;
-  const bool packed = m.format == BF12;
-  for (int t = 0; t < tiles; t++) sweeps += sweeps_of(rows * (t + 1) / tiles - rows * t / tiles);
-  const bool first_widens = LANES == 16;  // BF12: the first tile does, in its registers, of which there are 32
+  for (int t = 0; t < tiles; t++) sweeps += sweeps_of(begin_of(t + 1) - begin_of(t));
+  const bool first_widens = LANES == 16 && !tiled;  // BF12: the first tile does, in its registers, of which there are 32
   const bool once = sweeps <= 1 && (!packed || first_widens);
-  const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL, panel = round_up((pairs + panels - 1) / panels, 2);
+  const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL;
+  const int64_t panel = round_up((pairs + panels - 1) / panels, tiled ? TILED_PAIRS : 2);
   const int64_t bytes = bytes_of_pair(m.format);
   alignas(LINE) half_t widened[64 * PANEL];
   Patches patches = patches_of(m, block);
+  TileShapes shapes;
   memset(out, 0, 4 * (size_t)rows * BLOCK);
   for (int64_t first = 0; first < pairs; first += panel) {
     const int64_t count = min_(panel, pairs - first);
@@ -300,11 +305,15 @@ static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int row
     for (int t = 0; t < tiles; t++) {
       int format = m.format;
       if (packed && (t > 0 || !first_widens)) format = BF16, weights = (const char*)widened;
-      const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
+      const int begin = begin_of(t), number = begin_of(t + 1) - begin;
       const int each = pairs_at_once(format);
       const Ahead ahead = {next, (each * bytes + sweeps - 1) / sweeps};
-      Tiles<MOST_ROWS>::run(number, format, m, weights, in, row + begin, first, count, ahead, here,
-                            tiles > 1 ? widened : nullptr, out + begin * BLOCK);
+      if (tiled)
+        multiply_pairs(shapes, weights, in.narrow + (row + begin) * in.stride + 2 * first, in.stride, number, count, ahead,
+                       out + begin * BLOCK);
+      else
+        Tiles<MOST_ROWS>::run(number, format, m, weights, in, row + begin, first, count, ahead, here,
+                              tiles > 1 ? widened : nullptr, out + begin * BLOCK);
       next += sweeps_of(number) * (count / each) * ahead.step;
     }
   }

@@ -1,6 +1,6 @@
 // Integers in vectors, codes of weights and rows as bytes; included by blocks.h.
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define BYTES_DOT 1
 #else
 #define BYTES_DOT 0
@@ -131,9 +131,10 @@ template <int WORD> INLINE vi add_word(vi sum, vi four, int8x16_t row) {
 // products of matrices [2, 8] [8, 2], which `part_rows` takes apart.
 template <bool WIDE, int R, int C>
 INLINE void add_products(const vi (*fours)[C], const int8_t* const* rows, int first, vi (*sums)[C]) {
+  constexpr int PAIRED = paired(R);
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-  if constexpr (R > 1)
-    UNROLL for (int r = 0; r < paired(R); r += 2)
+  if constexpr (PAIRED > 0)
+    UNROLL for (int r = 0; r < PAIRED; r += 2)
       UNROLL for (int i = 0; i < FOURS; i += 2) {
         const int8x16_t both = vld1q_s8(rows[r] + 2 * first + 8 * i);
         UNROLL for (int c = 0; c < C; c++) {
@@ -143,7 +144,7 @@ INLINE void add_products(const vi (*fours)[C], const int8_t* const* rows, int fi
         }
       }
 #endif
-  UNROLL for (int r = paired(R); r < R; r++) {
+  UNROLL for (int r = PAIRED; r < R; r++) {
     const int8x16_t row = vld1q_s8(rows[r] + first);
     UNROLL for (int c = 0; c < C; c++) {
       sums[r][c] = add_word<0>(sums[r][c], fours[0][c], row);
@@ -154,8 +155,9 @@ INLINE void add_products(const vi (*fours)[C], const int8_t* const* rows, int fi
   }
 }
 template <int R, int C> INLINE void part_rows(vi (*sums)[C]) {
-  if constexpr (paired(R) > 0)
-    UNROLL for (int r = 0; r < paired(R); r += 2)
+  constexpr int PAIRED = paired(R);
+  if constexpr (PAIRED > 0)
+    UNROLL for (int r = 0; r < PAIRED; r += 2)
       UNROLL for (int c = 0; c < C; c++) {
         const int32x4_t low = (int32x4_t)sums[r][c], high = (int32x4_t)sums[r + 1][c];
         sums[r][c] = (vi)vuzp1q_s32(low, high), sums[r + 1][c] = (vi)vuzp2q_s32(low, high);
@@ -166,8 +168,10 @@ constexpr int FOURS = 1;
 
 // sum + the products of fours of bytes with the four at `row`; not IN_32_BITS: of twos. WIDE: see blocks.h.
 template <bool WIDE> INLINE vi add_word(vi sum, vi four, const int8_t* row) {
-#if BYTES_DOT
+#if BYTES_DOT && defined(__AVX512F__)
   return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)four, (__m512i)set_word(row));
+#elif BYTES_DOT
+  return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)four, (__m256i)set_word(row));
 #elif defined(__AVX512F__)
   const __m512i size = WIDE ? _mm512_abs_epi8((__m512i)four) : (__m512i)four;
   __m512i x = (__m512i)set_word(row);

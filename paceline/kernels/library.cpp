@@ -8,9 +8,12 @@
 #include <immintrin.h>
 #endif
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include "abi.h"
@@ -47,6 +50,15 @@ DECLARE(avx512_bf16)
 #endif
 #if defined(PACELINE_HAS_AMX)
 DECLARE(amx)
+#endif
+#if defined(PACELINE_HAS_NEON)
+DECLARE(neon)
+#endif
+#if defined(PACELINE_HAS_NEON_DOTPROD)
+DECLARE(neon_dotprod)
+#endif
+#if defined(PACELINE_HAS_NEON_I8MM)
+DECLARE(neon_i8mm)
 #endif
 
 struct Isa {
@@ -121,6 +133,42 @@ static int is_not_intel() {
   unsigned a, b = 0, c, d;
   return !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx;
 }
+
+typedef unsigned Rounding;
+constexpr Rounding NEAREST = 0x1f80;
+static Rounding rounding() { return _mm_getcsr(); }
+static void set_rounding(Rounding mode) { _mm_setcsr(mode); }
+#elif defined(__aarch64__)
+// All of them have NEON. Only the system may read which products of bytes they have.
+#if defined(__APPLE__)
+static int has(const char* name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return !sysctlbyname(name, &value, &size, nullptr, 0) && value;
+}
+static int has_neon_dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
+static int has_neon_i8mm() { return has_neon_dotprod() && has("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(__linux__)
+static int has_neon_dotprod() { return getauxval(AT_HWCAP) >> 20 & 1; }  // HWCAP_ASIMDDP
+static int has_neon_i8mm() { return has_neon_dotprod() && getauxval(AT_HWCAP2) >> 13 & 1; }  // HWCAP2_I8MM
+#else
+static int has_neon_dotprod() { return 0; }
+static int has_neon_i8mm() { return 0; }
+#endif
+
+typedef uint64_t Rounding;
+constexpr Rounding NEAREST = 0;
+static Rounding rounding() {
+  Rounding mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+static void set_rounding(Rounding mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
+#else
+typedef int Rounding;
+constexpr Rounding NEAREST = 0;
+static Rounding rounding() { return NEAREST; }
+static void set_rounding(Rounding) {}
 #endif
 
 #define ISA(name, ...) \
@@ -144,6 +192,15 @@ static const Isa isas[] = {
 #endif
 #if defined(PACELINE_HAS_AVX2)
     ISA(avx2, has_avx2, always),
+#endif
+#if defined(PACELINE_HAS_NEON_I8MM)
+    ISA(neon_i8mm, has_neon_i8mm, always),
+#endif
+#if defined(PACELINE_HAS_NEON_DOTPROD)
+    ISA(neon_dotprod, has_neon_dotprod, always),
+#endif
+#if defined(PACELINE_HAS_NEON)
+    ISA(neon, always, always),
 #endif
     ISA(portable, always, always),
 };
@@ -174,15 +231,11 @@ static Job job;
 static void prepare_job(void* scratch, int threads) { job.isa->prepare(job.model, job.pass, scratch, threads); }
 
 static void run_job(void* scratch, Worker& me) {
-#if defined(__x86_64__)
-  const unsigned before = _mm_getcsr();
-  _mm_setcsr(0x1f80);  // the same rounding in every thread, whatever the caller has set
-#endif
+  const Rounding before = rounding();
+  set_rounding(NEAREST);  // in every thread, whatever the caller has set; and nothing is flushed to zero
   if (job.matrix) job.isa->multiply(job.matrix, job.in, job.rows, job.out, scratch, &me);
   else job.isa->run(job.model, job.pass, scratch, &me);
-#if defined(__x86_64__)
-  _mm_setcsr(before);
-#endif
+  set_rounding(before);
 }
 
 extern "C" {
@@ -360,7 +413,8 @@ int64_t paceline_record_bytes(int format) { return record_bytes(block_format(for
 // Ask for large pages under the whole pages of a buffer: fewer look-ups while weights are read.
 void paceline_advise(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  const uintptr_t first = ((uintptr_t)data + 4095) & ~(uintptr_t)4095, last = ((uintptr_t)data + bytes) & ~(uintptr_t)4095;
+  const uintptr_t page = sysconf(_SC_PAGESIZE);  // on ARM up to 64 KB
+  const uintptr_t first = ((uintptr_t)data + page - 1) & -page, last = ((uintptr_t)data + bytes) & -page;
   if (last > first) madvise((void*)first, last - first, MADV_HUGEPAGE);
 #endif
 }

@@ -17,11 +17,11 @@ from tests.kernels import emulation  # changes the flags of all instruction sets
 VNNI, AMX = "avx2_vnni", "amx"
 FAULTS = {  # the instruction set, the file, what is right and what is wrong there
     "bytes with and without a sign change places": (
-        VNNI, "blocks.h",
-        "(__m256i)four, (__m256i)set_word(at))",
-        "(__m256i)(FAULT ? set_word(at) : four), (__m256i)(FAULT ? four : set_word(at)))",
+        VNNI, "bytes.h",
+        "(__m256i)four, (__m256i)set_word(row))",
+        "(__m256i)(FAULT ? set_word(row) : four), (__m256i)(FAULT ? four : set_word(row)))",
     ),
-    "only the last four": (VNNI, "blocks.h", "const __m256i sum = n ?", "const __m256i sum = n && !FAULT ?"),
+    "only the last four": (VNNI, "bytes.h", "avx_epi32((__m256i)sum", "avx_epi32((__m256i)(FAULT ? vi{} : sum)"),
     "a panel ends within an instruction": (
         AMX, "body.cpp",
         "tiled ? TILED_PAIRS : 2",

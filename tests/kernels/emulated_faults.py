@@ -132,7 +132,7 @@ def main() -> None:
         switch.value = number
         if is_right(isa):
             missed.append(name)
-    sys.exit("; ".join(missed))
+    sys.exit("; ".join(missed) or 0)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ _MACHINE = platform.machine().lower()
 HOST = Target({"amd64": "x86_64", "arm64": "aarch64"}.get(_MACHINE, _MACHINE), sys.platform)
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
-_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
+_VNNI = (*_AVX512, "-mavx512vnni")
 _NEON = "-DPACELINE_NEON"
 ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
@@ -38,21 +38,21 @@ ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "avx2": _AVX2,
         "avx2_vnni": (*_AVX2, "-mavxvnni"),
         "avx512": _AVX512,
-        "avx512_vnni": (*_AVX512, "-mavx512vnni"),
-        "avx512_bf16": _BF16,
-        "amx": (*_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        "avx512_vnni": _VNNI,
+        "avx512_bf16": (*_VNNI, "-mavx512bf16"),
+        "amx": (*_VNNI, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     },
     "aarch64": {
         "portable": (),
         "neon": (_NEON,),
-        "neon_dotprod": (_NEON, "-mcpu=generic+dotprod"),
-        "neon_i8mm": (_NEON, "-mcpu=generic+dotprod+i8mm"),
+        "neon_dotprod": (_NEON, "-march=armv8.2-a+dotprod"),
+        "neon_i8mm": (_NEON, "-march=armv8.2-a+dotprod+i8mm"),
     },
 }
 """The instruction sets that `body.cpp` is compiled for, by machine, with their flags; the lowest come first."""
 ISAS = ISAS_OF.setdefault(HOST.machine, {"portable": ()})
 # Some compilers target the CPU that they run on by default, but the library must run on others too.
-_BASELINE = {"x86_64": ("-march=x86-64",), "aarch64": ("-mcpu=generic",)}
+_BASELINE = {"x86_64": ("-march=x86-64",), "aarch64": ("-march=armv8-a",)}
 WHEELS = {
     "manylinux_2_28_x86_64": (Target("x86_64", "linux"), "x86_64-linux-gnu.2.28"),
     "manylinux_2_28_aarch64": (Target("aarch64", "linux"), "aarch64-linux-gnu.2.28"),
@@ -139,8 +139,10 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, targ
     isas = ISAS_OF[target.machine]
 
     def compile_body(isa: str) -> str:
+        # zig has other names for processors
+        flags = [flag.replace("-march=armv8.2-a", "-mcpu=baseline+v8_2a") if zig else flag for flag in isas[isa]]
         to = ["-c", str(sources / "body.cpp"), "-o", str(out.with_name(f"{isa}.o"))]
-        return _run([*base, *isas[isa], f"-DPACELINE_ISA={isa}", *to], caches)[1]
+        return _run([*base, *flags, f"-DPACELINE_ISA={isa}", *to], caches)[1]
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = dict(zip(isas, pool.map(compile_body, isas), strict=True))

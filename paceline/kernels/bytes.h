@@ -47,7 +47,7 @@ INLINE vi dot_pairs(vi a, vi b) {
 #endif
 }
 
-// Rows of a tile that lie in pairs, the codes of both by turns, eight of each.
+// Of the rows of a tile, so many are multiplied in pairs.
 constexpr int paired(int rows) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   return rows / 2 * 2;
@@ -55,14 +55,17 @@ constexpr int paired(int rows) {
   return rows * 0;
 #endif
 }
+// Lays these rows, of at most 256 codes, in pairs: eight codes of one, then eight of the other.
+INLINE void lay_pairs(const int8_t* rows, int64_t stride, int count, int64_t size, int8_t* to) {
+  for (int r = 0; r < paired(count); r++)
+    for (int64_t k = 0; k < size; k += 8) memcpy(to + r / 2 * 512 + 2 * k + r % 2 * 8, rows + r * stride + k, 8);
+}
 
 // Keeps a value where it is: GCC would otherwise compute many of them ahead, and run out of registers.
 #if defined(__AVX512F__)
 INLINE void settle(vi& sum) { __asm__("" : "+v"(sum)); }
 #elif defined(__AVX2__)
 INLINE void settle(vi& sum) { __asm__("" : "+x"(sum)); }
-#elif defined(PACELINE_NEON)
-INLINE void settle(vi& sum) { __asm__("" : "+w"(sum)); }
 #else
 INLINE void settle(vi&) {}
 #endif

@@ -197,7 +197,8 @@ __attribute__((noinline)) static void multiply_tiled(TileShapes& shapes, const S
 }
 
 // Rows of a tile, and its vectors of outputs: what stays in registers.
-constexpr int TILE_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : REGISTERS == 32 ? 8 : 2, TILE_VECTORS = LANES == 8 ? 2 : 1;
+constexpr int TILE_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : REGISTERS == 16 ? 2 : BYTES_DOT ? 8 : 4;
+constexpr int TILE_VECTORS = LANES == 8 ? 2 : 1;
 constexpr int FEWEST_TILED = 8;  // rows from which on instructions for tiles are fewer; sums are the same
 
 // out [rows, 32] of one block: the products with rows of 8 bits. A chunk of weights stays in the first cache for all tiles.

@@ -30,7 +30,7 @@ _MACHINE = platform.machine().lower()
 HOST = Target({"amd64": "x86_64", "arm64": "aarch64"}.get(_MACHINE, _MACHINE), sys.platform)
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
-_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
+_VNNI = (*_AVX512, "-mavx512vnni")
 _NEON = "-DPACELINE_NEON"
 ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
@@ -38,27 +38,27 @@ ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "avx2": _AVX2,
         "avx2_vnni": (*_AVX2, "-mavxvnni"),
         "avx512": _AVX512,
-        "avx512_vnni": (*_AVX512, "-mavx512vnni"),
-        "avx512_bf16": _BF16,
-        "amx": (*_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        "avx512_vnni": _VNNI,
+        "avx512_bf16": (*_VNNI, "-mavx512bf16"),
+        "amx": (*_VNNI, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     },
     "aarch64": {
         "portable": (),
         "neon": (_NEON,),
-        "neon_dotprod": (_NEON, "-mcpu=generic+dotprod"),
-        "neon_i8mm": (_NEON, "-mcpu=generic+dotprod+i8mm"),
+        "neon_dotprod": (_NEON, "-march=armv8.2-a+dotprod"),
+        "neon_i8mm": (_NEON, "-march=armv8.2-a+dotprod+i8mm"),
     },
 }
 """The instruction sets that `body.cpp` is compiled for, by machine, with their flags; the lowest come first."""
 ISAS = ISAS_OF.setdefault(HOST.machine, {"portable": ()})
 # Some compilers target the CPU that they run on by default, but the library must run on others too.
-_BASELINE = {"x86_64": ("-march=x86-64",), "aarch64": ("-mcpu=generic",)}
-# The oldest systems that wheels are for, in zig's words.
-_OLDEST = {
-    Target("x86_64", "linux"): "x86_64-linux-gnu.2.28",
-    Target("aarch64", "linux"): "aarch64-linux-gnu.2.28",
-    Target("aarch64", "darwin"): "aarch64-macos.11.0",
+_BASELINE = {"x86_64": ("-march=x86-64",), "aarch64": ("-march=armv8-a",)}
+WHEELS = {
+    "manylinux_2_28_x86_64": (Target("x86_64", "linux"), "x86_64-linux-gnu.2.28"),
+    "manylinux_2_28_aarch64": (Target("aarch64", "linux"), "aarch64-linux-gnu.2.28"),
+    "macosx_11_0_arm64": (Target("aarch64", "darwin"), "aarch64-macos.11.0"),
 }
+"""The oldest systems that wheels are for, by their tag, with zig's name for them."""
 # No fast math and no contraction, so that the same sum has the same bits everywhere.
 FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off"),
@@ -95,19 +95,21 @@ def find_compiler(target: Target = HOST) -> Compiler:
             return Compiler((str(path), *words[1:]), name, f"{path} {words[1:]} {printed}")
         if asked:
             raise CompileError(f"CXX={' '.join(asked)} does not work: {error}")
-    return find_zig(None if target == HOST else target)
+    return find_zig() if target == HOST else find_zig(target)
 
 
-def find_zig(target: Target | None) -> Compiler:
-    """The package `ziglang`, for the oldest systems that a wheel for `target` runs on, or (None) for this one."""
+def find_zig(target: Target | None = None) -> Compiler:
+    """The package `ziglang`, for this system, or for the oldest one that a wheel for `target` runs on."""
     try:
         name = f"zig {metadata.version('ziglang')}"
     except metadata.PackageNotFoundError:
         raise CompileError("no C++ compiler: install one, or pip install ziglang") from None
-    if target and target not in _OLDEST:
-        raise CompileError(f"{name} is not used for {' '.join(target)}: set CXX to a compiler for it")
     command = (sys.executable, "-m", "ziglang", "cc")  # `c++` would first compile a C++ standard library
-    command += ("-target", _OLDEST[target]) if target else ()
+    if target:
+        triple = dict(WHEELS.values()).get(target)
+        if not triple:
+            raise CompileError(f"no wheels are made for {' '.join(target)}: set CXX to a compiler for it")
+        command += ("-target", triple)
     return Compiler(command, name, f"{name} {command}")
 
 
@@ -132,15 +134,16 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, targ
     # otherwise zig writes 50 MB of caches to the user's home
     caches = {key: str(out.parent / "zig") for key in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
     zig = not {"zig", "ziglang"}.isdisjoint(Path(word).name for word in compiler.command)
-    baseline = ("-mcpu=baseline",) if zig and target.machine == "x86_64" else _BASELINE.get(target.machine, ())
-    base = [*compiler.command, *FLAGS, *baseline]
+    base = [*compiler.command, *FLAGS, *(("-mcpu=baseline",) if zig else _BASELINE.get(target.machine, ()))]
     isas = ISAS_OF[target.machine]
 
     def compile_body(isa: str) -> str:
+        # zig has other names for processors
+        flags = [flag.replace("-march=armv8.2-a", "-mcpu=baseline+v8_2a") if zig else flag for flag in isas[isa]]
         to = ["-c", str(sources / "body.cpp"), "-o", str(out.with_name(f"{isa}.o"))]
-        return _run([*base, *isas[isa], f"-DPACELINE_ISA={isa}", *to], caches)[1]
+        return _run([*base, *flags, f"-DPACELINE_ISA={isa}", *to], caches)[1]
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = dict(zip(isas, pool.map(compile_body, isas), strict=True))
     missing = {isa: error for isa, error in errors.items() if error}
     error = missing.get("portable")

@@ -1,9 +1,9 @@
 """Runs Python on an emulated ARM processor: `python -m tests.kernels.qemu -m pytest -n 0 tests/kernels/test_blocks.py`.
 
-Debian's `qemu-user` emulates. The first run asks Debian's registry for an aarch64 Python and Python's for its packages, 250
-MB, and puts them into the folder `aarch64` of the cache; nothing is installed on the system. The kernels are compiled by
-zig, or by what CXX names, outside the emulation. QEMU_CPU=neoverse-n1 emulates that one; the default has every instruction.
-Says nothing about time: it is some fifty times slower, and importing torch takes a minute.
+Debian's `qemu-user` emulates. The first run fetches an aarch64 Python from Debian's registry and its packages from
+Python's, 250 MB, into the folder `aarch64` of the cache; nothing is installed on the system. The kernels are compiled
+outside the emulation, by zig or by what CXX names. QEMU_CPU=neoverse-n1 emulates that processor; the default has every
+instruction. Nothing is learned about time: it takes some fifty times as long, and a minute to import torch.
 """
 
 import os
@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
 
 def fetch() -> None:
-    """Make `PYTHON`, unless it is there. Raises `CalledProcessError`, and `FileNotFoundError` where a program is missing."""
+    """Make `PYTHON`, unless it is there. Raises `CalledProcessError`, or `FileNotFoundError` for a missing program."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with FileLock(FOLDER / ".lock"):
         if not PYTHON.exists():
@@ -75,5 +75,7 @@ def _fetch_packages(version: str) -> None:
 
 
 if __name__ == "__main__":
+    if not shutil.which("qemu-aarch64"):
+        sys.exit("There is no qemu-aarch64: apt install qemu-user")
     fetch()
     sys.exit(subprocess.run([PYTHON, *sys.argv[1:]], env=environment(), check=False).returncode)

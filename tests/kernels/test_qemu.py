@@ -1,6 +1,5 @@
 """The kernels of ARM pass their tests on emulated processors, each of which gets the best ones that it can run."""
 
-import os
 import shutil
 import subprocess
 

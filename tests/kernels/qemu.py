@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from paceline.kernels.build import cache_folder
-from paceline.kernels.compiler import Target, find_compiler
+from paceline.kernels.compiler import CompileError, Target, find_compiler
 
 ROOT = Path(__file__).parents[2]
 FOLDER = cache_folder("aarch64")
@@ -30,6 +30,17 @@ def environment() -> dict[str, str]:
     """What the emulated Python finds in its environment. Raises `CompileError` without a compiler for ARM."""
     words = " ".join(find_compiler(Target("aarch64", "linux")).command)
     return {**os.environ, "CXX": words, "PYTHONPATH": f"{ROOT}:{ROOT / 'models'}"}
+
+
+def missing() -> str:
+    """What must be installed first, in a line, or ""."""
+    if not shutil.which("qemu-aarch64"):
+        return "there is no qemu-aarch64: apt install qemu-user"
+    try:
+        environment()
+    except CompileError as error:
+        return str(error)
+    return ""
 
 
 def fetch() -> None:
@@ -75,7 +86,7 @@ def _fetch_packages(version: str) -> None:
 
 
 if __name__ == "__main__":
-    if not shutil.which("qemu-aarch64"):
-        sys.exit("There is no qemu-aarch64: apt install qemu-user")
+    if why := missing():
+        sys.exit(why)
     fetch()
     sys.exit(subprocess.run([PYTHON, *sys.argv[1:]], env=environment(), check=False).returncode)

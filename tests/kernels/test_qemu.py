@@ -1,18 +1,16 @@
 """The kernels of ARM pass their tests on emulated processors, each of which gets the best ones that it can run."""
 
-import shutil
 import subprocess
 
 import pytest
 
-from tests.kernels.qemu import PYTHON, ROOT, environment
+from tests.kernels.qemu import PYTHON, ROOT, environment, missing
 
-FETCH = "`python -m tests.kernels.qemu` fetches an aarch64 Python"
+MISSING = missing() or ("" if PYTHON.exists() else "`python -m tests.kernels.qemu` has not fetched its Python yet")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(7200),
-    pytest.mark.skipif(not shutil.which("qemu-aarch64"), reason="needs qemu-aarch64: apt install qemu-user"),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"needs {PYTHON}: {FETCH}"),
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),
 ]
 LOADED = """
 import sys, types

@@ -45,3 +45,8 @@ def test_the_kernels_of_arm(what):
     words = ["-m", "pytest", "-n", "0", "-x", "-m", "not slow and not more", f"tests/kernels/{what}"]
     done = emulated(*words)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def test_faults_in_them_are_seen():
+    done = emulated("-m", "tests.kernels.arm")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

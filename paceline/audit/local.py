@@ -1,0 +1,86 @@
+"""A local model as a side of an audit: Paceline's own plain decoding."""
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..core.request import SamplingParams, TokenSequence
+from ..measure.prompts import Prompt
+from ..measure.reference import NUM_TOP, TIE, Decoded, measure_scores
+from ..target.prompts import read_prompt
+from .answers import Answer, Ask, Token
+from .verdicts import Judgement, Verdict, common, parting
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+
+
+class Local:
+    """A `Side` that decodes here, one answer at a time."""
+
+    most = 1
+
+    def __init__(self, llm: "LLM", name: str):
+        self.llm, self.name = llm.plain(), name
+        self.about: dict[str, Any] = {"engine": "Paceline, plain decoding", "model": name, "numerics": llm.numerics}
+        self._lock = threading.Lock()
+
+    def answer(self, prompt: Prompt, ask: Ask, streamed: bool = False) -> Answer:
+        """Answer a prompt."""
+        params = _params(ask)
+        with self._lock:
+            result = self.llm.generate([prompt], params)[0]
+        output = result.outputs[0]
+        tokens = tuple(
+            Token(entry.texts.get(entry.token_id, ""), entry.logprob, _by_text(entry))
+            for entry in output.logprobs or ()
+        )
+        counts = len(result.prompt_token_ids), len(output.token_ids)
+        return Answer(output.text, tokens, output.finish_reason, *counts)
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+    def judge(self, prompt: Prompt, ask: Ask, server: Answer, own: Answer, judgement: Judgement) -> Judgement:
+        """A verdict on the difference to a server, by the gap of both tokens and the noise of rounding, measured here.
+
+        As before where the server's token is not among the likely ones here.
+        """
+        params, here = _params(ask), parting(own, common(server.text, own.text))
+        if here is None:
+            return judgement
+        with self._lock:
+            output, rest = self.llm.generate([prompt], params)[0].outputs[0], server.text[here.begin :]
+            entry = output.logprobs[here.place]
+            words = {token: word for token, word in entry.texts.items() if token != entry.token_id and word}
+            likely = [token for token, word in words.items() if rest.startswith(word)]
+            if not likely:
+                return judgement
+            ids = [*output.token_ids[: here.place], max(likely, key=lambda one: entry[one].logprob)]
+            return self._measured(prompt, params, output, ids, here.place, judgement)
+
+    def _measured(
+        self, prompt: Prompt, params: SamplingParams, output: Any, ids: list[int], place: int, judgement: Judgement
+    ) -> Judgement:
+        llm = self.llm
+        prompt_ids, vision = read_prompt(llm.loaded, prompt, llm.runner.max_length)
+        seq = TokenSequence(
+            prompt_ids, params, params.seed or 0, llm.loaded.eos_ids, llm.runner.max_length, vision=vision
+        )
+        measured = measure_scores(
+            llm.runner.loaded, seq, Decoded(output.token_ids, None), Decoded(ids, None), place + 1
+        )
+        gap, limit = abs(measured.gap or 0.0), TIE * measured.noise
+        told = f"the tokens are {gap:.2g} nats apart here, rounding moves them by up to {limit:.2g}"
+        verdict = Verdict.NEAR_TIE if gap <= limit else Verdict.DIFFERENT
+        return Judgement(verdict, told, judgement.difference)
+
+
+def _params(ask: Ask) -> SamplingParams:
+    return SamplingParams(temperature=ask.temperature, max_tokens=ask.max_tokens, seed=ask.seed, logprobs=NUM_TOP)
+
+
+def _by_text(entry: Any) -> dict[str, float]:
+    tops = dict[str, float]()
+    for token in entry:
+        tops.setdefault(entry.texts.get(token, ""), entry[token].logprob)
+    return tops

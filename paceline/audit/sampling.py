@@ -1,0 +1,84 @@
+"""Whether two sources of sampled answers have the same distribution, from the first tokens of many answers."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ..measure.chi_square import LEAST, ChiSquare, against, between, least_shift, total
+from .answers import Answer
+from .record import SampledTest
+
+TOKENS = 6
+"""Tokens of a sampled answer: enough that drafts have a part in it."""
+FALSE_ALARM = 1e-4
+"""The probability that an audit of servers without fault fails by its tests of distributions, all together."""
+_END = "\x00"  # behind an answer; no text holds it
+
+
+def samples_of(answers: Sequence[Answer], with_tokens: bool) -> list[tuple[str, ...]]:
+    """What is compared of answers: their tokens, or their characters where a side lists none."""
+    return [(*(token.text for token in one.tokens), _END) if with_tokens else (*one.text, _END) for one in answers]
+
+
+def cells_of(first: Sequence[tuple[str, ...]], second: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
+    """The two samples counted by how answers begin.
+
+    A beginning is divided by what follows it as long as both samples together have enough of each part; what is rarer
+    goes into one cell for each beginning. The division depends on the pooled sample alone, so the counts of two equal
+    distributions are a random division of each cell.
+    """
+    least, cells, rare = math.ceil(2 * LEAST), list[tuple[int, int]](), (0, 0)
+    waiting: list[tuple[int, Sequence[tuple[str, ...]], Sequence[tuple[str, ...]]]] = [(0, first, second)]
+    while waiting:
+        depth, ours, theirs = waiting.pop()
+        counts = [Counter(one[depth] for one in side if len(one) > depth) for side in (ours, theirs)]
+        rest = [len(side) for side in (ours, theirs)]
+        for follower, count in (counts[0] + counts[1]).items():
+            if count >= least:
+                parts = [[one for one in side if one[depth : depth + 1] == (follower,)] for side in (ours, theirs)]
+                rest = [left - len(part) for left, part in zip(rest, parts, strict=True)]
+                waiting.append((depth + 1, *parts))
+        if sum(rest) >= least:
+            cells.append((rest[0], rest[1]))
+        else:
+            rare = (rare[0] + rest[0], rare[1] + rest[1])
+    if sum(rare):
+        cells.append(rare)
+        if sum(rare) < least and len(cells) > 1:
+            cells.pop()
+            smallest = min(range(len(cells)), key=lambda at: sum(cells[at]))
+            cells[smallest] = (cells[smallest][0] + rare[0], cells[smallest][1] + rare[1])
+    return cells
+
+
+def two_sided(name: str, pairs: Sequence[tuple[Sequence[Answer], Sequence[Answer]]], num_tests: int) -> SampledTest:
+    """Test the samples of two sides to each prompt against each other, in one test.
+
+    num_tests: of the audit, which share its probability of a false alarm.
+    """
+    parts, size = list[ChiSquare](), 0.0
+    for ours, theirs in pairs:
+        listed = all(one.tokens for side in (ours, theirs) for one in side if one.text)
+        parts.append(between(cells_of(samples_of(ours, listed), samples_of(theirs, listed))))
+        size += len(ours) * len(theirs) / max(len(ours) + len(theirs), 1)
+    return _test(name, parts, sum(len(ours) + len(theirs) for ours, theirs in pairs), TOKENS, size, num_tests)
+
+
+def exact(
+    name: str, pairs: Sequence[tuple[Sequence[str], Mapping[str, float]]], num_tests: int, tokens: int = 1
+) -> SampledTest:
+    """Test samples against known log-probabilities of the most likely ones; all others are one cell."""
+    parts, size = list[ChiSquare](), 0
+    for drawn, law in pairs:
+        names, probs = list(law), [math.exp(value) for value in law.values()]
+        place = {text: at for at, text in enumerate(names)}
+        seen = Counter(place.get(text, len(names)) for text in drawn)
+        parts.append(against(seen, [*probs, max(0.0, 1 - sum(probs))]))
+        size += len(drawn)
+    return _test(name, parts, size, tokens, size, num_tests)
+
+
+def _test(name: str, parts: Sequence[ChiSquare], samples: int, tokens: int, size: float, num_tests: int) -> SampledTest:
+    whole, alarm = total(parts), FALSE_ALARM / max(num_tests, 1)
+    shift = least_shift(size, whole.freedom, alarm) if whole.freedom else 1.0
+    return SampledTest(name, samples, tokens, whole.p_value, alarm, shift)

@@ -1,0 +1,174 @@
+"""How two answers to the same request compare: identical, a near-tie, or different."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from .answers import Answer, Token
+
+TOLERANCE = 0.25
+"""Nats that rounding may move the gap of two tokens by, where nothing better is known.
+
+bfloat16 keeps 8 bits. A logit between 16 and 32 lies on a grid of 0.125; where two are rounded, each may land on the
+next point, so their gap changes by up to two steps, 0.25. The rounding within the layers is of the same size:
+SmolLM2-135M in bfloat16 moves a log-probability by about 0.04 (root mean square), and four times the noise of a gap of
+two such scores, 0.04 * sqrt(2) * 4, is 0.23.
+"""
+CONTEXT = 60
+"""Characters before the first difference that are shown, and after it."""
+
+
+class Verdict(StrEnum):
+    """From good to bad."""
+
+    IDENTICAL = "identical"
+    NEAR_TIE = "near-tie"  # the servers' own log-probabilities say that rounding decided between two tokens
+    DIFFERENT = "different"
+    FAILED = "failed"  # one side gave no answer
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers part. position: of the token, or of the character where no tokens are listed.
+
+    before: the text that both have there; first, second: how each goes on; gaps: by how much each side prefers its own
+    token, in nats, None where it does not list both.
+    """
+
+    position: int
+    unit: str
+    before: str
+    first: str
+    second: str
+    gaps: tuple[float | None, float | None] = (None, None)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, its reason in words, and where the answers part."""
+
+    verdict: Verdict
+    reason: str = ""
+    difference: Difference | None = None
+
+
+def compare(first: Answer, second: Answer, tolerance: float = TOLERANCE, same_engine: bool = True) -> Judgement:
+    """Compare two answers; text, why they ended and how many tokens are counted must all be the same.
+
+    same_engine: engines count differently a token that ends an answer, so two of them may differ by it.
+    """
+    if first.text != second.text:
+        return _parted(first, second, tolerance)
+    if first.finish_reason != second.finish_reason:
+        return Judgement(Verdict.DIFFERENT, f"one ended by {first.finish_reason}, the other by {second.finish_reason}")
+    for what, name in (("completion_tokens", "tokens"), ("prompt_tokens", "tokens of the prompt")):
+        counts = getattr(first, what), getattr(second, what)
+        slack = not same_engine and name == "tokens" and first.finish_reason != "length"
+        if None not in counts and abs(counts[0] - counts[1]) > slack:
+            return Judgement(Verdict.DIFFERENT, f"the same text, counted as {counts[0]} and as {counts[1]} {name}")
+    return Judgement(Verdict.IDENTICAL)
+
+
+def drift(first: Answer, second: Answer) -> float | None:
+    """The most by which the log-probabilities of two answers differ before they part; None where none are listed."""
+    apart = list[float]()
+    for ours, theirs in zip(first.tokens, second.tokens, strict=False):
+        if ours.text != theirs.text:
+            break
+        if ours.logprob is not None and theirs.logprob is not None:
+            apart.append(abs(ours.logprob - theirs.logprob))
+    return max(apart, default=None)
+
+
+def faults(answer: Answer, max_tokens: int, is_greedy: bool, tolerance: float = TOLERANCE) -> list[str]:
+    """What contradicts itself in one answer: its counts, and a greedy token that is not the most likely one."""
+    found, count, listed = list[str](), answer.completion_tokens, len(answer.tokens)
+    if count is not None and count > max_tokens:
+        found.append(f"{count} tokens are counted where at most {max_tokens} were asked for")
+    elif count is not None and answer.finish_reason == "length" and count < max_tokens:
+        found.append(f"{count} tokens are counted in an answer that was cut at {max_tokens}")
+    # A token that ends the answer may be counted and not listed, or the reverse.
+    if count is not None and listed and abs(count - listed) > (answer.finish_reason != "length"):
+        found.append(f"{count} tokens are counted and {listed} listed")
+    if is_greedy:
+        for place, token in enumerate(answer.tokens):
+            best = max(token.top, key=token.top.__getitem__, default=None)
+            own = token.top.get(token.text, token.logprob)
+            if best is not None and own is not None and token.top[best] - own > tolerance:
+                short = token.top[best] - own
+                found.append(f"token {place + 1}, {token.text!r}, is {short:.2f} nats less likely than {best!r}")
+                break
+    return found
+
+
+# Helpers
+
+
+def common(first: str, second: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+class Parting(NamedTuple):
+    """Where the tokens of an answer leave another text: the token, and how many characters are before it."""
+
+    place: int
+    begin: int
+
+
+def parting(answer: Answer, alike: int) -> Parting | None:
+    """The token of an answer behind its first `alike` characters or the one that crosses their end.
+
+    None where the tokens do not spell the text, or end before. A special token that the text leaves out has no length.
+    """
+    begin = 0
+    for place, token in enumerate(answer.tokens):
+        piece = token.text if place else token.text[len(token.text) - len(token.text.lstrip()) :]
+        piece = piece if not answer.text.startswith(token.text) or place else token.text
+        if not answer.text.startswith(piece, begin):
+            return Parting(place, begin) if begin == len(answer.text) == alike else None
+        if begin + len(piece) > alike:
+            return Parting(place, begin)
+        begin += len(piece)
+    return None
+
+
+def _parted(first: Answer, second: Answer, tolerance: float) -> Judgement:
+    """The verdict on two answers with different texts."""
+    alike, answers = common(first.text, second.text), (first, second)
+    places = [parting(answer, alike) for answer in answers]
+    gaps = [
+        None if here is None else _gap(answer.tokens[here.place], here, other, there)
+        for answer, here, other, there in zip(answers, places, answers[::-1], places[::-1], strict=True)
+    ]
+    place = next((one.place for one in places if one is not None), None)
+    before, *ends = first.text[:alike][-CONTEXT:], *(answer.text[alike:][:CONTEXT] for answer in answers)
+    position, unit = (alike, "character") if place is None else (place, "token")
+    difference = Difference(position, unit, before, ends[0], ends[1], (gaps[0], gaps[1]))
+    if not (first.tokens or second.tokens):
+        return Judgement(Verdict.DIFFERENT, "no log-probabilities to tell whether it was close", difference)
+    known = [gap for gap, answer in zip(gaps, answers, strict=True) if answer.tokens]
+    if None in known:
+        what = "one answer ended where the other continued"
+        if all(ends):
+            what = "the token of one side is not among the likely ones of the other"
+        return Judgement(Verdict.DIFFERENT, what, difference)
+    most = max(abs(gap) for gap in known if gap is not None)
+    if most <= tolerance:
+        reason = f"the tokens are {most:.2g} nats apart, which rounding may explain (up to {tolerance:g})"
+        return Judgement(Verdict.NEAR_TIE, reason, difference)
+    reason = f"the tokens are {most:.2g} nats apart, more than rounding explains ({tolerance:g})"
+    return Judgement(Verdict.DIFFERENT, reason, difference)
+
+
+def _gap(token: Token, here: Parting, other: Answer, there: Parting | None) -> float | None:
+    """By how much a position prefers its token to the one with which the other text goes on."""
+    own, rest = token.top.get(token.text, token.logprob), other.text[here.begin :]
+    if rest:
+        likely = [text for text in token.top if text and text != token.text and rest.startswith(text)]
+    else:  # it ended, by a token that its text leaves out
+        likely = [] if there is None else [text for text in token.top if text == other.tokens[there.place].text]
+    if own is None or not likely:
+        return None
+    return own - max(token.top[text] for text in likely)

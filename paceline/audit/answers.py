@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from ..errors import ConfigError
 from ..measure.prompts import Prompt
 from .client import AuditError, Client, NoAnswer, Unreachable, refusal
-from .engines import Engine
+from .engines import Acceptance, Engine, drafts_of
 
 NUM_TOP = 5
 """The most likely tokens of a position that are asked for: no server of the OpenAI API gives fewer at most."""
@@ -33,7 +33,7 @@ class Token(NamedTuple):
 class Answer:
     """One answer. tokens: empty where the server gives no log-probabilities.
 
-    first_s: until the first text of a streamed answer; seconds: until its end.
+    first_s: until the first text of a streamed answer; seconds: until its end. drafts: what it says of them.
     """
 
     text: str
@@ -43,6 +43,7 @@ class Answer:
     completion_tokens: int | None = None
     seconds: float = 0.0
     first_s: float | None = None
+    drafts: Acceptance | None = None
 
     @property
     def num_tokens(self) -> int | None:
@@ -65,8 +66,12 @@ class Side(Protocol):
     """
 
     name: str
-    about: dict[str, Any]
-    most: int
+
+    @property
+    def about(self) -> dict[str, Any]: ...
+
+    @property
+    def most(self) -> int: ...
 
     def answer(self, prompt: Prompt, ask: Ask, streamed: bool = False) -> Answer:
         """Answer a prompt. Raises `AuditError`."""
@@ -104,6 +109,11 @@ class Server:
         }
         return known | ({"with": dict(self.extra)} if self.extra else {})
 
+    @property
+    def hides_logprobs(self) -> bool:
+        """Whether its log-probabilities are not those of its tokens; without drafts they are."""
+        return not self.engine.logprobs and self.extra != self.engine.off
+
     def stop(self) -> None:
         """End the requests of all threads."""
         self.client.stop()
@@ -134,16 +144,19 @@ class Server:
 
     def _body(self, prompt: Prompt, ask: Ask, streamed: bool) -> dict[str, Any]:
         is_chat = not isinstance(prompt, str)
+        logprobs: dict[str, Any] = {"logprobs": NUM_TOP}
+        if is_chat:
+            logprobs = {"logprobs": True, "top_logprobs": NUM_TOP}
         optional: dict[str, dict[str, Any]] = {
             "seed": {} if ask.seed is None else {"seed": ask.seed},
-            "logprobs": {"logprobs": True, "top_logprobs": NUM_TOP} if is_chat else {"logprobs": NUM_TOP},
+            "logprobs": {} if self.hides_logprobs else logprobs,
             "stream_options": {"stream_options": {"include_usage": True}} if streamed else {},
         }
         body = {"model": self.model, "messages" if is_chat else "prompt": prompt, "max_tokens": ask.max_tokens}
         body |= {"temperature": ask.temperature, "top_p": 1.0}
         for name, fields in optional.items():
             body |= {} if name in self.refused else fields
-        return body | dict(self.extra)
+        return body | dict(self.engine.neutral) | dict(self.extra)
 
 
 def served_models(client: Client) -> list[str]:
@@ -189,7 +202,9 @@ def _whole(reply: Piece, where: str, begin: float) -> Answer:
     choice = _choice(reply)
     if choice is None:
         raise NoAnswer(f"{where} sends an answer without choices", got=str(reply)[:200])
-    return Answer(_text(choice), tuple(_tokens(choice)), _reason(choice), *_usage(reply), seconds)
+    return Answer(
+        _text(choice), tuple(_tokens(choice)), _reason(choice), *_usage(reply), seconds, drafts=drafts_of(reply)
+    )
 
 
 def _joined(pieces: Iterable[Piece], begin: float) -> Answer:

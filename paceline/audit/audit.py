@@ -20,6 +20,7 @@ from ..system.files import Progress, silent
 from . import sampling
 from .answers import Answer, Ask, Server, Side
 from .client import AuditError
+from .engines import Acceptance
 from .local import Local
 from .record import Case, Comparison, Drafts, Fault, Record, Speed
 from .run import Job, Run, perform, shuffled
@@ -71,7 +72,7 @@ class Audit:
             stopped="not complete",
         )
         self._is_one_engine = len({side.about["engine"] for side in sides}) == 1
-        self._lengths = dict[str, list[tuple[int, int, int]]]()  # of a server: drafted, accepted, passes by prompt
+        self._drafts = dict[str, list[Acceptance]]()  # of a server, by prompt
 
     def run(self) -> Record:
         """Do everything. Raises `Unreachable`, with the findings so far in `record`."""
@@ -109,20 +110,19 @@ class Audit:
                 self._ask(side, "together", shuffled(jobs, seed + 1), plan.concurrency)
 
     def _alone(self, side: Side, jobs: Sequence[Job]) -> None:
-        """One after another; what the metrics of a server say is read before and after each."""
-        if not isinstance(side, Server) or side.metrics() is None:
-            self._ask(side, "alone", jobs, 1)
-            return
-        counts, before = self._lengths.setdefault(side.name, []), side.metrics()
+        """One after another; what a server says of drafts is read with each answer, or from its metrics around it."""
         runs = self.record.runs.setdefault((side.name, "alone"), [])
+        before = side.metrics() if isinstance(side, Server) else None
 
         def keep(run: Run) -> None:
             nonlocal before
             runs.append(run)
-            after = side.metrics()
-            if before is not None and after is not None and (found := side.engine.acceptance(before, after)):
-                counts.append((found.drafted, found.accepted, found.passes))
-            before = after
+            found = None if run.answer is None else run.answer.drafts
+            if isinstance(side, Server) and before is not None and found is None:
+                after = side.metrics()
+                found, before = None if after is None else side.engine.acceptance(before, after), after
+            if found is not None:
+                self._drafts.setdefault(side.name, []).append(found)
 
         perform(side, jobs, 1, self.progress, f"{side.name}: one by one", keep)
 
@@ -216,13 +216,12 @@ class Audit:
             self._compare(f"{first.name} against {side.name}", (first, "alone"), (side, "alone"), False)
         for side in self.servers:
             self._self_contradictions(side)
+            record.remarks += [f"{side.name}: {remark}" for remark in side.engine.remarks]
             if side.refused:
                 told = ", ".join(f"{name} ({said})" for name, said in side.refused.items())
                 record.remarks.append(f"{side.name} refuses {told}")
         record.speeds = [*filter(None, map(self._speed_of, self.servers))]
-        for side in self.servers:
-            if counts := self._lengths.get(side.name):
-                record.drafts += self._drafts_of(side, counts)
+        record.drafts = [*filter(None, map(self._drafts_of, self.servers))]
         if self.plan.card is not None and not record.drafts:
             record.remarks.append("the card was not compared: the server has no metrics of drafts that are known here")
 
@@ -285,14 +284,21 @@ class Audit:
         own = interval([(1, 1)] * len(times), list(times.values()), self.plan.seed)
         return Speed(side.name, own, median_interval(known), ratio)
 
-    def _drafts_of(self, side: Server, counts: Sequence[tuple[int, int, int]]) -> list[Drafts]:
-        drafted, accepted, passes = map(sum, zip(*counts, strict=True))
-        if not passes or not drafted:
-            return []
-        rows = [(taken + one, one) for _, taken, one in counts if one]
-        length = interval([(1, 1)] * len(rows), rows, self.plan.seed)
-        card = self.plan.card if side is self.sides[0] else None
-        return [Drafts(side.name, drafted, accepted, passes, length, card)]
+    def _drafts_of(self, side: Server) -> Drafts | None:
+        """What was drafted in the answers that were asked for one by one."""
+        found = [one for one in self._drafts.get(side.name, []) if one.passes]
+        if not found:
+            return None
+        drafted = [one.drafted for one in found if one.drafted is not None]
+        rows = [(one.accepted + one.passes, one.passes) for one in found]
+        return Drafts(
+            side.name,
+            sum(drafted) if drafted else None,
+            sum(one.accepted for one in found),
+            sum(one.passes for one in found),
+            interval([(1, 1)] * len(rows), rows, self.plan.seed),
+            self.plan.card if side is self.sides[0] else None,
+        )
 
 
 def interval(
@@ -313,8 +319,9 @@ def median_interval(ordered: Sequence[float]) -> tuple[float, float | None, floa
         if mass > 0.025:
             break
         low = k
-    bounds = (ordered[low], ordered[size - 1 - low]) if low >= 0 else (None, None)
-    return statistics.median(ordered), *bounds
+    if low < 0:
+        return statistics.median(ordered), None, None
+    return statistics.median(ordered), ordered[low], ordered[size - 1 - low]
 
 
 def _ignore(run: Run) -> None:

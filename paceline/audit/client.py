@@ -55,6 +55,7 @@ class Reply(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The body, whatever its bytes."""
         return self.body.decode("utf-8", "replace")
 
 
@@ -118,11 +119,12 @@ class Client:
 
     def _patiently(self, path: str, body: Mapping[str, Any]) -> Reply:
         """As `_send`; asks again where the server is busy."""
-        for attempt in range(RETRIES):
+        attempt = 0
+        while True:
             reply = self._send("POST", path, body)
             if reply.status not in _BUSY or not self._waits(reply, attempt):
                 return reply
-        return reply
+            attempt += 1
 
     def _waits(self, reply: Reply, attempt: int) -> bool:
         """Wait as long as the server asked for; whether that was possible."""

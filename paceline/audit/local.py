@@ -50,6 +50,7 @@ class Local:
             return judgement
         with self._lock:
             output, rest = self.llm.generate([prompt], params)[0].outputs[0], server.text[here.begin :]
+            assert output.logprobs is not None
             entry = output.logprobs[here.place]
             words = {token: word for token, word in entry.texts.items() if token != entry.token_id and word}
             likely = [token for token, word in words.items() if rest.startswith(word)]

@@ -51,10 +51,12 @@ class Comparison:
 
     @property
     def num_answers(self) -> int:
+        """All that were compared."""
         return sum(self.counts.values())
 
     @property
     def drift(self) -> float | None:
+        """The most of all cases."""
         return max((case.drift for case in self.cases if case.drift is not None), default=None)
 
 
@@ -78,6 +80,7 @@ class SampledTest(NamedTuple):
 
     @property
     def passed(self) -> bool:
+        """Whether equal distributions explain the samples."""
         return self.p_value > self.false_alarm
 
 
@@ -94,10 +97,10 @@ class Speed(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """What the server's metrics say of drafts. length: tokens a pass with the bounds of its interval."""
+    """What a server says of its drafts. length: tokens of a pass that verified one, with the bounds of its interval."""
 
     name: str
-    drafted: int
+    drafted: int | None
     accepted: int
     passes: int
     length: tuple[float, float | None, float | None]
@@ -129,6 +132,7 @@ class Record:
 
     @property
     def is_complete(self) -> bool:
+        """Whether all was asked that was planned."""
         return self.stopped is None
 
     def failures(self, fail_on: FailOn = "different") -> list[str]:

@@ -199,7 +199,7 @@ def draft_rows(record: Record) -> list[list[str]]:
     return [
         [
             f"{'BELOW THE CARD: ' if one.is_below_card else ''}{one.name}",
-            str(one.drafted),
+            "–" if one.drafted is None else str(one.drafted),
             str(one.accepted),
             spread(one.length, ".2f"),
             "–" if one.card is None else f"{one.card:.2f}",

@@ -35,9 +35,9 @@ def cells_of(first: Sequence[tuple[str, ...]], second: Sequence[tuple[str, ...]]
         rest = [len(side) for side in (ours, theirs)]
         for follower, count in (counts[0] + counts[1]).items():
             if count >= least:
-                parts = [[one for one in side if one[depth : depth + 1] == (follower,)] for side in (ours, theirs)]
-                rest = [left - len(part) for left, part in zip(rest, parts, strict=True)]
-                waiting.append((depth + 1, *parts))
+                a, b = ([one for one in side if one[depth : depth + 1] == (follower,)] for side in (ours, theirs))
+                rest = [rest[0] - len(a), rest[1] - len(b)]
+                waiting.append((depth + 1, a, b))
         if sum(rest) >= least:
             cells.append((rest[0], rest[1]))
         else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PacelineError
 from .options import ModelOptions, open_engine, opt
 from .screen import NEAR_TIE, Screen, mark
 
@@ -124,7 +124,9 @@ def audit(
         except KeyboardInterrupt:
             _publish(run, options, screen, is_whole=False)
             raise
-    except (ConfigError, _audit_error()) as error:
+    except PacelineError as error:
+        if not isinstance(error, _refusals()):
+            raise
         screen.put_error(type(error).__name__, error.what, error.got, error.expected, error.fix)
         screen.say_error(str(error))
         raise typer.Exit(2) from error
@@ -136,10 +138,11 @@ def audit(
 # Helpers
 
 
-def _audit_error() -> type[Exception]:
+def _refusals() -> tuple[type[PacelineError], ...]:
+    """The errors of what cannot be audited."""
     from ..audit.client import AuditError
 
-    return AuditError
+    return AuditError, ConfigError
 
 
 def _one_other(other: str | None, options: AuditOptions) -> str | None:
@@ -157,12 +160,16 @@ def _asked(prompts: str | None, num_prompts: int | None, options: AuditOptions) 
     if prompts is not None:
         found = read_prompts(prompts, num_prompts)
     else:
-        found = [[{"role": "user", "content": example.prompt}] for example in EXAMPLES[:num_prompts]]
+        found = [_chat(example.prompt) for example in EXAMPLES[:num_prompts]]
     if options.chat:
-        return [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in found]
+        return [_chat(one) if isinstance(one, str) else one for one in found]
     if options.raw:
         return [one if isinstance(one, str) else _text(one) for one in found]
-    return list(found)
+    return found
+
+
+def _chat(text: str) -> "Prompt":
+    return [{"role": "user", "content": text}]
 
 
 def _text(chat: "Prompt") -> str:

@@ -78,8 +78,8 @@ def check(
             seed=seed,
         )
         return
-    if other is not None or (given := server.given()):
-        raise typer.BadParameter(f"{'a second argument' if other else ', '.join(given)} needs a URL as the first one")
+    if given := ["a second argument"] * (other is not None) + server.given():
+        raise typer.BadParameter(f"{', '.join(given)}: needs a URL as the first argument")
     # The default policy may draft nothing, which would prove nothing.
     chosen = speculation.choose("lookup", policy="fixed")
     from ..core.request import SamplingParams

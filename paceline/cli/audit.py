@@ -1,7 +1,7 @@
 """`paceline check URL`: the options, and what is printed."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 

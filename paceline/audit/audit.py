@@ -10,7 +10,7 @@ speed      streamed answers of all servers in turns
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 

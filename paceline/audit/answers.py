@@ -267,7 +267,8 @@ def _tokens(choice: Piece) -> Iterator[Token]:
         for entry in listed["content"]:
             if isinstance(entry, dict):
                 tops = entry.get("top_logprobs")
-                top = {_name(one): _number(one.get("logprob")) for one in tops if isinstance(one, dict)} if tops else {}
+                tops = [one for one in tops if isinstance(one, dict)] if isinstance(tops, list) else []
+                top = {_name(one): _number(one.get("logprob")) for one in tops}
                 yield Token(_name(entry), _number(entry.get("logprob")), _finite(top))
         return
     texts, own, tops = (listed.get(key) for key in ("tokens", "token_logprobs", "top_logprobs"))

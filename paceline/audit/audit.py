@@ -105,7 +105,7 @@ class Audit:
                 side.answer(self.plan.prompts[0], Ask(1, 0.0, self.plan.seed))
             except NoAnswer as error:
                 fix = "--raw asks /v1/completions, --chat /v1/chat/completions"
-                raise Unreachable(f"{side.name} does not answer", got=error.got or error.what, fix=fix) from error
+                raise Unreachable(f"{side.name} does not answer", got=error, fix=fix) from error
 
     def _greedy(self) -> None:
         plan = self.plan
@@ -172,7 +172,10 @@ class Audit:
             seeds = range(plan.seed + number * plan.samples, plan.seed + (number + 1) * plan.samples)
             asks = [Ask(min(sampling.TOKENS, plan.max_tokens), temperature, seed) for seed in seeds]
             jobs = [Job(index, prompt, ask) for index, prompt in prompts for ask in asks]
-            runs = perform(side, jobs, plan.concurrency, self.progress, f"{side.name}: samples", _ignore)
+            if isinstance(side, Local):
+                runs = side.draw(jobs, self.progress)
+            else:
+                runs = perform(side, jobs, plan.concurrency, self.progress, f"{side.name}: samples", _ignore)
             drawn[side.name] = [
                 [run.answer for run in runs if run.answer is not None and run.job.prompt == index]
                 for index, _ in prompts

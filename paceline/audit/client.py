@@ -261,7 +261,8 @@ def _split(url: str) -> SplitResult:
         raise ConfigError("this is no address of a server", got=_short(url), expected="http://HOST:PORT") from error
     if "@" in parts.netloc:
         raise ConfigError("the address holds a name or a key", fix="give the key with --api-key or in OPENAI_API_KEY")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    is_odd = not url.isprintable() or " " in url or parts.query or parts.fragment
+    if parts.scheme not in ("http", "https") or not parts.hostname or is_odd:
         raise ConfigError("this is no address of a server", got=_short(url), expected="http://HOST:PORT")
     return parts
 

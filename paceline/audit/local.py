@@ -1,17 +1,23 @@
 """A local model as a side of an audit: Paceline's own plain decoding."""
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.request import SamplingParams, TokenSequence
 from ..measure.prompts import Prompt
 from ..measure.reference import NUM_TOP, TIE, Decoded, measure_scores
+from ..system.files import Progress
 from ..target.prompts import read_prompt
 from .answers import Answer, Ask, Token
+from .run import Job, Run
 from .verdicts import Judgement, Verdict, partings
 
 if TYPE_CHECKING:
+    from ..engine.output import RequestOutput
     from ..llm import LLM
+
+_CHUNK = 64  # prompts between two signs of progress
 
 
 class Local:
@@ -26,16 +32,18 @@ class Local:
 
     def answer(self, prompt: Prompt, ask: Ask, streamed: bool = False) -> Answer:
         """Answer a prompt."""
-        params = _params(ask)
         with self._lock:
-            result = self.llm.generate([prompt], params)[0]
-        output = result.outputs[0]
-        tokens = tuple(
-            Token(entry.texts.get(entry.token_id, ""), entry.logprob, _by_text(entry))
-            for entry in output.logprobs or ()
-        )
-        counts = len(result.prompt_token_ids), len(output.token_ids)
-        return Answer(output.text, tokens, output.finish_reason, *counts)
+            return _answer(self.llm.generate([prompt], _params(ask))[0])
+
+    def draw(self, jobs: Sequence[Job], progress: Progress) -> list[Run]:
+        """Answer many prompts, in batches."""
+        runs = list[Run]()
+        for begin in range(0, len(jobs), _CHUNK):
+            some = jobs[begin : begin + _CHUNK]
+            results = self.llm.generate([job.text for job in some], [_params(job.ask) for job in some])
+            runs += [Run(job, _answer(result)) for job, result in zip(some, results, strict=True)]
+            progress(f"{self.name}: samples", len(runs), len(jobs))
+        return runs
 
     def stop(self) -> None:
         """Nothing to end."""
@@ -74,6 +82,15 @@ class Local:
         told = f"the tokens are {gap:.2g} nats apart here, rounding moves them by up to {limit:.2g}"
         verdict = Verdict.NEAR_TIE if gap <= limit else Verdict.DIFFERENT
         return Judgement(verdict, told, judgement.difference)
+
+
+def _answer(result: "RequestOutput") -> Answer:
+    output = result.outputs[0]
+    tokens = tuple(
+        Token(entry.texts.get(entry.token_id, ""), entry.logprob, _by_text(entry)) for entry in output.logprobs or ()
+    )
+    counts = len(result.prompt_token_ids), len(output.token_ids)
+    return Answer(output.text, tokens, output.finish_reason, *counts)
 
 
 def _params(ask: Ask) -> SamplingParams:

@@ -9,14 +9,6 @@ from .run import Run
 from .verdicts import TOLERANCE, Judgement, Verdict
 
 FailOn: TypeAlias = Literal["different", "unstable", "near-tie"]
-Manner: TypeAlias = Literal["alone", "again", "other order", "together", "streamed"]
-MANNERS: dict[str, str] = {
-    "alone": "one after another",
-    "again": "the same requests again",
-    "other order": "in another order",
-    "together": "several at a time",
-    "streamed": "streamed",
-}
 
 
 class Case(NamedTuple):

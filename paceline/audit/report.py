@@ -59,7 +59,7 @@ def as_json(record: Record, fail_on: FailOn = "different") -> dict[str, Any]:
 
 def markdown(record: Record, fail_on: FailOn = "different") -> str:
     """For a pull request."""
-    lines = [f"# {title(record, fail_on)}", ""]
+    lines = [f"# {_cell(title(record, fail_on))}", ""]
     lines += [f"- **{_cell(name)}**: {_cell(about_side(about))}" for name, about in record.sides.items()]
     lines += [f"- {_cell(reason)}" for reason in record.failures(fail_on)]
     lines += ["", *_table(["answers", "identical", "near-tie", "different", "failed"], comparison_rows(record))]

@@ -161,6 +161,8 @@ def _asked(prompts: str | None, num_prompts: int | None, options: AuditOptions) 
         found = read_prompts(prompts, num_prompts)
     else:
         found = [_chat(example.prompt) for example in EXAMPLES[:num_prompts]]
+    if any(not isinstance(m["content"], str) for one in found if not isinstance(one, str) for m in one):
+        raise ConfigError("prompts with images cannot be audited", got=prompts, fix="leave out those with images")
     if options.chat:
         return [_chat(one) if isinstance(one, str) else one for one in found]
     if options.raw:
@@ -199,7 +201,10 @@ def _sides(url: str, other: str | None, options: AuditOptions, loading: ModelOpt
         return [first, second]
     from ..audit.local import Local
 
-    return [first, Local(open_engine(other, screen, loading), f"{Path(other).name} here")]
+    return [
+        first,
+        Local(open_engine(other, screen, loading, max_num_seqs=options.concurrency), f"{Path(other).name} here"),
+    ]
 
 
 def _server(client: "Client", wanted: str | None, screen: Screen) -> "Server":

@@ -1,6 +1,6 @@
 """A server of the OpenAI API in this process, with a law of tokens instead of a model, and with planted faults.
 
-The law of a token depends on the prompt and on the tokens before it; greedy answers and those of a seed are fixed by it.
+The law of a token depends on the prompt and on the tokens before it; it fixes greedy answers, and those of a seed.
 """
 
 import json
@@ -75,6 +75,13 @@ class Fake:
         with self.lock:
             self.seen[prompt] = self.seen.get(prompt, 0) + 1
             is_again, together = self.seen[prompt] % 2 == 1, self.running > 1
+        planted = (
+            (faults.greedy, True),
+            (faults.drafts, drafts),
+            (faults.together, together),
+            (faults.again, is_again),
+        )
+        wrong = [place for place, happens in planted if happens]
         for place in range(body["max_tokens"]):
             logs = law(text, faults.flat)
             order = sorted(range(len(WORDS)), key=logs.__getitem__, reverse=True)
@@ -83,12 +90,7 @@ class Fake:
                 heat = faults.sharpened if drafts and place else 1.0
                 noise = random.Random(f"{seed}/{text}")
                 choice = max(order, key=lambda i: logs[i] / heat - math.log(-math.log(noise.random() or 1e-9)))
-            elif (
-                faults.greedy == place
-                or (faults.together == place and together)
-                or (faults.drafts == place and drafts)
-                or (faults.again == place and is_again)
-            ):
+            elif place in wrong:
                 choice = order[1]
             tokens.append(WORDS[choice])
             laws.append({WORDS[i]: logs[i] for i in order[:5]} | {WORDS[choice]: logs[choice]})

@@ -155,7 +155,7 @@ _Read = Callable[[Page, Client], Engine]
 _BY_OWNER: dict[str, tuple[str, _Read]] = {
     # what /v1/models calls `owned_by`, the page with the version, and what reads that
     "paceline": ("/version", _paceline),
-    "vllm": ("/version", _vllm),  # vllm/entrypoints/openai/engine/protocol.py
+    "vllm": ("/version", _vllm),  # vllm/entrypoints/serve/engine/protocol.py
     "sglang": ("/server_info", _sglang),  # python/sglang/srt/entrypoints/openai/protocol.py
     "llamacpp": ("/props", _llamacpp),  # tools/server/server-context.cpp
     "tensorrt_llm": ("/version", _tensorrt),  # tensorrt_llm/serve/openai_protocol.py

@@ -44,7 +44,7 @@ class Case(NamedTuple):
 def cases(peer: str, draft: str | None) -> Iterator[Case]:
     """What is compared, of a peer. GGUF files hold their own precision; OpenVINO's default depends on the processor."""
     lookup, model = LOOKUP.get(peer, "--lookup"), f"--draft {shlex.quote(draft or '')}"
-    for dtype, option in {"": ""} if peer == "llama.cpp" else {HALF: "", FULL: "--f32"}:
+    for dtype, option in ({"": ""} if peer == "llama.cpp" else {HALF: "", FULL: "--f32"}).items():
         told = f", {dtype}" if dtype else ""
         yield Case(f"n-grams{told}", option, f"{option} {lookup}", dtype)
         if draft is not None:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ..errors import ConfigError
 from ..measure.prompts import Prompt
-from .client import AuditError, Client, NoAnswer, Unreachable, refusal
+from .client import AuditError, Client, NoAnswer, Unreachable
 from .engines import Acceptance, Engine, drafts_of
 
 NUM_TOP = 5
 """The most likely tokens of a position that are asked for: no server of the OpenAI API gives fewer at most."""
 Piece: TypeAlias = Mapping[str, Any]
 _OPTIONAL = {"logprobs": ("logprobs", "top_logprobs"), "seed": ("seed",), "stream_options": ("stream_options",)}
+_OPTIONAL["max_tokens"] = ("max_completion_tokens",)  # its name for some models of OpenAI
 """What some servers refuse, with the words that name it in their errors."""
 _REASONS = {"eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop", "max_tokens": "length"}
 """Other words for why an answer ended."""
@@ -62,16 +63,20 @@ class Ask(NamedTuple):
 class Side(Protocol):
     """What answers prompts: a server in one of its settings, or a local model.
 
-    name: for reports. about: what is known of it, for reports. most: requests that it takes at a time.
+    name: for reports.
     """
 
     name: str
 
     @property
-    def about(self) -> dict[str, Any]: ...
+    def about(self) -> dict[str, Any]:
+        """What is known of it, for reports."""
+        ...
 
     @property
-    def most(self) -> int: ...
+    def most(self) -> int:
+        """Requests that it takes at a time."""
+        ...
 
     def answer(self, prompt: Prompt, ask: Ask, streamed: bool = False) -> Answer:
         """Answer a prompt. Raises `AuditError`."""
@@ -107,7 +112,7 @@ class Server:
             "engine": self.engine.name,
             "version": self.engine.version,
         }
-        return known | ({"with": dict(self.extra)} if self.extra else {})
+        return known | ({"with": json.dumps(dict(self.extra))} if self.extra else {})
 
     @property
     def hides_logprobs(self) -> bool:
@@ -152,7 +157,8 @@ class Server:
             "logprobs": {} if self.hides_logprobs else logprobs,
             "stream_options": {"stream_options": {"include_usage": True}} if streamed else {},
         }
-        body = {"model": self.model, "messages" if is_chat else "prompt": prompt, "max_tokens": ask.max_tokens}
+        length = "max_completion_tokens" if "max_tokens" in self.refused else "max_tokens"
+        body = {"model": self.model, "messages" if is_chat else "prompt": prompt, length: ask.max_tokens}
         body |= {"temperature": ask.temperature, "top_p": 1.0}
         for name, fields in optional.items():
             body |= {} if name in self.refused else fields
@@ -163,7 +169,7 @@ def served_models(client: Client) -> list[str]:
     """The names that /v1/models lists. Raises `Unreachable`."""
     status, text = client.get("/v1/models")
     if status != 200:
-        raise refusal(client.url + "/v1/models", status, text)
+        raise client.refusal("/v1/models", status, text)
     try:
         names = [entry["id"] for entry in json.loads(text)["data"]]
         assert all(isinstance(name, str) for name in names)

@@ -10,7 +10,7 @@ speed      streamed answers of all servers in turns
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..measure.summary import speedup
 from ..system.files import Progress, silent
 from . import sampling
 from .answers import Answer, Ask, Server, Side
-from .client import AuditError
+from .client import AuditError, NoAnswer, Unreachable
 from .engines import Acceptance
 from .local import Local
 from .record import Case, Comparison, Drafts, Fault, Record, Speed
@@ -77,6 +77,7 @@ class Audit:
     def run(self) -> Record:
         """Do everything. Raises `Unreachable`, with the findings so far in `record`."""
         try:
+            self._try_out()
             if self.plan.is_greedy:
                 self._greedy()
             if self.plan.temperature is not None:
@@ -96,6 +97,15 @@ class Audit:
         return self.record
 
     # Stages
+
+    def _try_out(self) -> None:
+        """One short answer of each server: what it refuses altogether would be refused again and again."""
+        for side in self.servers:
+            try:
+                side.answer(self.plan.prompts[0], Ask(1, 0.0, self.plan.seed))
+            except NoAnswer as error:
+                fix = "--raw asks /v1/completions, --chat /v1/chat/completions"
+                raise Unreachable(f"{side.name} does not answer", got=error.got or error.what, fix=fix) from error
 
     def _greedy(self) -> None:
         plan = self.plan
@@ -155,40 +165,37 @@ class Audit:
                 self.record.remarks.append(f"{side.name}: {text}")
 
     def _sampling(self, temperature: float) -> None:
-        plan, drawn = self.plan, dict[str, list[list[Answer]]]()
+        plan, record, drawn = self.plan, self.record, dict[str, list[list[Answer]]]()
         prompts = list(enumerate(plan.prompts[:_SAMPLED_PROMPTS]))
-        tests = len(self.sides) - 1 + len(self.servers)
-        tokens = min(sampling.TOKENS, plan.max_tokens)
         for number, side in enumerate(self.sides):
             # Other seeds for each side: the same ones would make the samples equal, not only their distributions.
             seeds = range(plan.seed + number * plan.samples, plan.seed + (number + 1) * plan.samples)
-            jobs = [Job(index, prompt, Ask(tokens, temperature, seed)) for index, prompt in prompts for seed in seeds]
+            asks = [Ask(min(sampling.TOKENS, plan.max_tokens), temperature, seed) for seed in seeds]
+            jobs = [Job(index, prompt, ask) for index, prompt in prompts for ask in asks]
             runs = perform(side, jobs, plan.concurrency, self.progress, f"{side.name}: samples", _ignore)
             drawn[side.name] = [
                 [run.answer for run in runs if run.answer is not None and run.job.prompt == index]
                 for index, _ in prompts
             ]
-        for side in self.servers:
-            self._own_law(side, drawn[side.name], temperature, tests)
-        first = self.sides[0].name
+            if failed := [run for run in runs if run.answer is None]:
+                told = f"{len(failed)} of {len(runs)} sampled answers failed: {failed[0].error}"
+                record.faults.append(Fault(side.name, told))
+        first, locals_ = self.sides[0].name, [side for side in self.sides if isinstance(side, Local)]
+        tests = len(self.sides) - 1 + len(self.servers) + len(locals_)
         for side in self.sides[1:]:
             pairs = list(zip(drawn[first], drawn[side.name], strict=True))
-            name = f"{first} and {side.name}, sampled"
-            self.record.tests.append(sampling.two_sided(name, pairs, tests))
-
-    def _own_law(self, side: Server, drawn: Sequence[Sequence[Answer]], temperature: float, tests: int) -> None:
-        """The first tokens of samples against the log-probabilities that the server itself gives for them."""
-        pairs = list[tuple[list[str], Mapping[str, float]]]()
-        for answers in drawn:
-            listed = [one.tokens[0] for one in answers if one.tokens and one.tokens[0].top]
-            if listed:
-                pairs.append(([token.text for token in listed], listed[0].top))
-        if not pairs or temperature != 1.0:
-            reason = "the temperature is not 1" if pairs else "it lists no log-probabilities"
-            self.record.remarks.append(f"{side.name}: samples were not tested against its own law, since {reason}")
-            return
-        name = f"{side.name}, first tokens against its own log-probabilities"
-        self.record.tests.append(sampling.exact(name, pairs, tests))
+            record.tests.append(sampling.two_sided(f"{first} and {side.name}", pairs, tests))
+        for side in locals_ if temperature == 1.0 else []:
+            laws = [side.answer(prompt, Ask(1, 0.0)).tokens[0].top for _, prompt in prompts]
+            pairs = list(zip(drawn[first], laws, strict=True))
+            record.tests.append(sampling.exact(f"first tokens of {first} against the law of {side.name}", pairs, tests))
+        for side in self.servers:
+            name = f"{side.name}, against its own log-probabilities"
+            test = sampling.by_rank(name, [one for answers in drawn[side.name] for one in answers], tests)
+            if test is not None and temperature == 1.0:
+                record.tests.append(test)
+            elif test is not None:
+                record.remarks.append(f"{name}: not tested, since the temperature is not 1")
 
     def _speed(self) -> None:
         plan = self.plan
@@ -258,9 +265,13 @@ class Audit:
                     seen.update(faults(run.answer, ask.max_tokens, ask.temperature == 0, self.record.tolerance))
         for text, count in seen.items():
             self.record.faults.append(Fault(side.name, f"{text} ({count} answers)"))
-        answers = [run.answer for (name, _), runs in self.record.runs.items() if name == side.name for run in runs]
-        if answers and not any(answer and answer.text for answer in answers):
+        runs = [run for (name, _), found in self.record.runs.items() if name == side.name for run in found]
+        answers = [run.answer for run in runs if run.answer is not None]
+        if answers and not any(answer.text for answer in answers):
             self.record.faults.append(Fault(side.name, "every answer is empty"))
+        if answers and not any(answer.tokens for answer in answers):
+            told = "lists no log-probabilities, so it says of no difference whether it was close"
+            self.record.remarks.append(f"{side.name} {told}")
 
     def _timed(self, side: Side) -> dict[int, tuple[float, float]]:
         """Of each prompt the tokens and seconds of its streamed answers."""

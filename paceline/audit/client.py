@@ -15,7 +15,7 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from socket import SHUT_RDWR, socket
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -75,6 +75,7 @@ class Client:
             raise ConfigError("the key holds characters that no header can have", expected="printable ASCII")
         self._headers = {"Content-Type": "application/json", "Accept": "*/*", "User-Agent": "paceline-check"}
         self._headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = key
         self._sockets, self._lock, self._stopped = set[socket](), threading.Lock(), threading.Event()
 
     def get(self, path: str) -> tuple[int, str]:
@@ -91,8 +92,8 @@ class Client:
         """The JSON object that answers a request. Raises `AuditError` for anything else."""
         reply = self._patiently(path, body)
         if reply.status != 200:
-            raise refusal(self.url + path, reply.status, reply.text)
-        return _object(reply.text, self.url + path)
+            raise self.refusal(path, reply.status, reply.text)
+        return _object(self.hidden(reply.text), self.url + path)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a streamed answer. Raises `AuditError`, also where the stream breaks off before [DONE]."""
@@ -100,7 +101,7 @@ class Client:
         for data in self._events(path, {**body, "stream": True}):
             if ended := data.strip() == "[DONE]":
                 break
-            piece = _object(data, where)
+            piece = _object(self.hidden(data), where)
             if "error" in piece:
                 raise NoAnswer(f"{where} failed in the middle of an answer", got=_short(str(piece["error"])))
             yield piece
@@ -114,6 +115,23 @@ class Client:
             for sock in self._sockets:
                 with suppress(OSError):
                     socket.shutdown(sock, SHUT_RDWR)
+
+    def refusal(self, path: str, status: int, text: str) -> AuditError:
+        """The error for a reply that is no answer."""
+        where, said = self.url + path, self.hidden(_message(text))
+        if status in (401, 403):
+            fix = "give the key with --api-key or in OPENAI_API_KEY"
+            return Unreachable(f"{where} refuses the key", got=f"{status}: {said}", fix=fix)
+        if status == 404:
+            fix = "check the address and --served-model; --raw asks /v1/completions, --chat /v1/chat/completions"
+            return Unreachable(f"there is no {where}", got=f"{status}: {said}", fix=fix)
+        error = NoAnswer(f"{where} answered {status}", got=said)
+        error.status = status
+        return error
+
+    def hidden(self, text: str) -> str:
+        """A text of the server without the key, which some repeat in their errors."""
+        return text.replace(self._key, "***") if len(self._key) > 3 else text
 
     # Helpers
 
@@ -150,7 +168,7 @@ class Client:
                     return
                 reply = Reply(status, headers, b"".join(visit.pieces()))
             if status not in _BUSY or not self._waits(reply, attempt):
-                raise refusal(self.url + path, status, reply.text)
+                raise self.refusal(path, status, reply.text)
 
 
 class _Visit:
@@ -160,7 +178,7 @@ class _Visit:
         self.client, self.method, self.path = client, method, path
         self.content = None if body is None else json.dumps(body).encode()
         self.end = time.monotonic() + client.timeout_s
-        self.connection, self.sock = _connection(client), None
+        self.connection, self.sock, self.reply = _connection(client), None, cast("HTTPResponse", None)
 
     def __enter__(self) -> "_Visit":
         client = self.client
@@ -187,7 +205,7 @@ class _Visit:
         with self.client._lock:
             self.client._sockets.discard(self.sock)  # type: ignore[arg-type]
         self.connection.close()
-        if hasattr(self, "reply"):
+        if self.reply is not None:
             self.reply.close()
 
     def pieces(self) -> Iterator[bytes]:
@@ -234,20 +252,6 @@ class _Visit:
         return NoAnswer(f"{where + self.path} broke off in the middle of an answer", got=got)
 
 
-def refusal(where: str, status: int, text: str) -> AuditError:
-    """The error for an answer that is none."""
-    said = _message(text)
-    if status in (401, 403):
-        fix = "give the key with --api-key or in OPENAI_API_KEY"
-        return Unreachable(f"{where} refuses the key", got=f"{status}: {said}", fix=fix)
-    if status == 404:
-        fix = "check the address and --served-model; --raw asks /v1/completions, --chat /v1/chat/completions"
-        return Unreachable(f"there is no {where}", got=f"{status}: {said}", fix=fix)
-    error = NoAnswer(f"{where} answered {status}", got=said)
-    error.status = status
-    return error
-
-
 def _split(url: str) -> SplitResult:
     """The parts of a server's address. Raises `ConfigError`."""
     try:
@@ -263,14 +267,13 @@ def _split(url: str) -> SplitResult:
 
 
 def _connection(client: Client) -> HTTPConnection:
-    """A connection to the server, through the proxy of the environment if there is one for it."""
+    """A connection to the server; a secure one through the proxy of the environment, if there is one."""
     parts = client.parts
     host, secure = str(parts.hostname), parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     kind = HTTPSConnection if secure else HTTPConnection
-    proxy = getproxies().get(parts.scheme)
-    is_local = host in ("localhost", "::1") or host.startswith("127.")
-    if proxy is None or is_local or proxy_bypass(host):
+    proxy = getproxies().get("https") if secure else None
+    if proxy is None or proxy_bypass(host):
         return kind(host, port, timeout=client.timeout_s)
     through = urlsplit(proxy if "//" in proxy else f"//{proxy}")
     connection = kind(str(through.hostname), through.port or 80, timeout=client.timeout_s)

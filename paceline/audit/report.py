@@ -151,7 +151,7 @@ def junit(record: Record, fail_on: FailOn = "different") -> str:
 
 def title(record: Record, fail_on: FailOn) -> str:
     """The outcome in a few words."""
-    names = " and ".join(record.sides)
+    names = " against ".join(dict.fromkeys(about.get("url", name) for name, about in record.sides.items()))
     if not record.is_complete:
         return f"{names}: not complete: {record.stopped}"
     return f"{names}: {'failed' if record.failures(fail_on) else 'passed'}"
@@ -271,7 +271,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _cell(text: str) -> str:
     """Text that Markdown shows as it is."""
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", " ".join(_CONTROLS.sub("�", text).split()))
+    return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(_CONTROLS.sub("�", text).split()))
 
 
 def _suite(root: ElementTree.Element, name: str) -> ElementTree.Element:

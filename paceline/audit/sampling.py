@@ -4,8 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..measure.chi_square import LEAST, ChiSquare, against, between, least_shift, total
-from .answers import Answer
+from .answers import NUM_TOP, Answer
 from .record import SampledTest
 
 TOKENS = 6
@@ -64,18 +66,49 @@ def two_sided(name: str, pairs: Sequence[tuple[Sequence[Answer], Sequence[Answer
     return _test(name, parts, sum(len(ours) + len(theirs) for ours, theirs in pairs), TOKENS, size, num_tests)
 
 
-def exact(
-    name: str, pairs: Sequence[tuple[Sequence[str], Mapping[str, float]]], num_tests: int, tokens: int = 1
-) -> SampledTest:
-    """Test samples against known log-probabilities of the most likely ones; all others are one cell."""
+def exact(name: str, pairs: Sequence[tuple[Sequence[Answer], Mapping[str, float]]], num_tests: int) -> SampledTest:
+    """Test first tokens against known log-probabilities of the most likely ones; all others are one cell.
+
+    Without tokens: against the likely ones with which the texts begin, the longest.
+    """
     parts, size = list[ChiSquare](), 0
-    for drawn, law in pairs:
-        names, probs = list(law), [math.exp(value) for value in law.values()]
-        place = {text: at for at, text in enumerate(names)}
-        seen = Counter(place.get(text, len(names)) for text in drawn)
-        parts.append(against(seen, [*probs, max(0.0, 1 - sum(probs))]))
-        size += len(drawn)
-    return _test(name, parts, size, tokens, size, num_tests)
+    for answers, law in pairs:
+        names = sorted(law, key=len, reverse=True)
+        probs = [math.exp(law[name]) for name in names]
+        firsts = (next((at for at, name in enumerate(names) if _begins(one, name)), len(names)) for one in answers)
+        parts.append(against(Counter(firsts), [*probs, max(0.0, 1 - sum(probs))]))
+        size += len(answers)
+    return _test(name, parts, size, 1, size, num_tests)
+
+
+def by_rank(name: str, answers: Sequence[Answer], num_tests: int) -> SampledTest | None:
+    """Test all sampled tokens against the log-probabilities listed beside them; None where none are.
+
+    At each position the token is the most likely one, the second, ... or none of the listed, with known probabilities
+    given what came before. The counts of these ranks less the sums of their probabilities are sums of martingale
+    differences, whose covariance is the sum of those of one draw: nearly normal, however the positions depend.
+    """
+    laws, drawn = list[list[float]](), list[int]()
+    for token in (token for answer in answers for token in answer.tokens if token.top and token.logprob is not None):
+        likely = sorted(token.top, key=token.top.__getitem__, reverse=True)[:NUM_TOP]
+        laws.append([math.exp(token.top[text]) for text in likely] + [0.0] * (NUM_TOP - len(likely)))
+        drawn.append(likely.index(token.text) if token.text in likely else NUM_TOP)
+    if not laws:
+        return None
+    probs = np.array(laws)  # [draws, ranks]; what is left of 1 is the last cell
+    kept = int((probs.sum(0) >= 2 * LEAST).sum())  # they fall from rank to rank
+    while kept and len(laws) - probs[:, :kept].sum() < LEAST:
+        kept -= 1
+    probs, ranks = probs[:, :kept], np.array(drawn)
+    excess = np.array([(ranks == rank).sum() for rank in range(kept)]) - probs.sum(0)
+    covariance = np.diag(probs.sum(0)) - probs.T @ probs
+    statistic = float(excess @ np.linalg.pinv(covariance) @ excess) if kept else 0.0
+    return _test(name, [ChiSquare(statistic, kept)], len(answers), TOKENS, len(laws), num_tests)
+
+
+def _begins(answer: Answer, text: str) -> bool:
+    """Whether this is the first token, or the first word where tokens are not listed."""
+    return answer.tokens[0].text == text if answer.tokens else bool(text) and answer.text.startswith(text)
 
 
 def _test(name: str, parts: Sequence[ChiSquare], samples: int, tokens: int, size: float, num_tests: int) -> SampledTest:

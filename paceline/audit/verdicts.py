@@ -83,8 +83,8 @@ def drift(first: Answer, second: Answer) -> float | None:
 def faults(answer: Answer, max_tokens: int, is_greedy: bool, tolerance: float = TOLERANCE) -> list[str]:
     """What contradicts itself in one answer: its counts, and a greedy token that is not the most likely one."""
     found, count, listed = list[str](), answer.completion_tokens, len(answer.tokens)
-    if count is not None and count > max_tokens:
-        found.append(f"{count} tokens are counted where at most {max_tokens} were asked for")
+    if max(count or 0, listed) > max_tokens:
+        found.append(f"{max(count or 0, listed)} tokens where at most {max_tokens} were asked for")
     elif count is not None and answer.finish_reason == "length" and count < max_tokens:
         found.append(f"{count} tokens are counted in an answer that was cut at {max_tokens}")
     # A token that ends the answer may be counted and not listed, or the reverse.

@@ -1,7 +1,7 @@
 """`paceline check URL`: the options, and what is printed."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -180,7 +180,6 @@ def _text(chat: "Prompt") -> str:
 
 
 def _sides(url: str, other: str | None, options: AuditOptions, loading: ModelOptions, screen: Screen) -> "list[Side]":
-    from ..audit.answers import Server
     from ..audit.client import Client
 
     keys = options.api_key or [os.environ.get("OPENAI_API_KEY", "")]
@@ -188,11 +187,9 @@ def _sides(url: str, other: str | None, options: AuditOptions, loading: ModelOpt
     first = _server(Client(url, keys[0], options.timeout), names[0] if names else None, screen)
     if other is None:
         if first.engine.off is None:
-            return [first]
-        return [
-            first,
-            Server(first.client, first.engine, first.model, f"{first.name} without drafts", first.engine.off),
-        ]
+            return [replace(first, name="the server")]
+        plain = replace(first, name="without drafts", extra=first.engine.off, refused={})
+        return [replace(first, name="with drafts"), plain]
     if is_url(other):
         same = Client(other).parts.netloc == first.client.parts.netloc
         key = keys[1] if len(keys) > 1 else keys[0] if same else None

@@ -13,6 +13,8 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600",  # of 300 it dies where other programs are running
+    "TORCH_COMPILE_DISABLE": "1",  # otherwise the first request waits for a C++ compiler
     # The n-gram search is compiled by numba, whose OpenMP threads otherwise wait for torch's at every step.
     "NUMBA_THREADING_LAYER": "workqueue",
 }

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from paceline.audit.client import NoAnswer
+from paceline.audit.client import Client, NoAnswer
 from paceline.audit.engines import Acceptance, Engine, drafts_of, identify
 
 
-class Recorded:
+class Recorded(Client):
     """A client that reads pages; others are not found."""
 
     def __init__(self, pages: dict[str, Any]):
+        super().__init__("http://127.0.0.1:9")
         self.pages = pages
 
     def get(self, path: str) -> tuple[int, str]:

@@ -41,7 +41,7 @@ def main() -> None:
     if options.draft:
         drafts = {"method": "draft_model", "model": options.draft, "num_speculative_tokens": 3}
     words += ["--speculative-config", json.dumps(drafts)] if drafts else []
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), options.threads)
+    threads = {"OMP_NUM_THREADS": options.threads, "NUMBA_NUM_THREADS": options.threads}
     os.execve(sys.executable, words, {**os.environ, **ENVIRONMENT, **threads})
 
 

@@ -122,8 +122,8 @@ def test_names_and_versions(pages: dict[str, Any], name: str, version: str | Non
     ],
 )
 def test_pages_that_say_nothing(page: Any):
-    pages = dict.fromkeys(("/v1/models", "/version", "/props", "/slots", "/info", "/api/version", "/metrics"), page)
-    engine = identify(Recorded(pages))
+    paths = ["/v1/models", "/version", "/props", "/slots", "/info", "/api/version", "/metrics"]
+    engine = identify(Recorded({path: page for path in paths}))
     assert (engine.name, engine.off) == ("unknown", None)
     assert engine.remarks
 

@@ -8,7 +8,7 @@ from ..measure.prompts import Prompt
 from ..measure.reference import NUM_TOP, TIE, Decoded, measure_scores
 from ..target.prompts import read_prompt
 from .answers import Answer, Ask, Token
-from .verdicts import Judgement, Verdict, common, parting
+from .verdicts import Judgement, Verdict, partings
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -45,19 +45,19 @@ class Local:
 
         As before where the server's token is not among the likely ones here.
         """
-        params, here = _params(ask), parting(own, common(server.text, own.text))
-        if here is None:
-            return judgement
+        params = _params(ask)
         with self._lock:
-            output, rest = self.llm.generate([prompt], params)[0].outputs[0], server.text[here.begin :]
+            output = self.llm.generate([prompt], params)[0].outputs[0]
             assert output.logprobs is not None
-            entry = output.logprobs[here.place]
-            words = {token: word for token, word in entry.texts.items() if token != entry.token_id and word}
-            likely = [token for token, word in words.items() if rest.startswith(word)]
-            if not likely:
-                return judgement
-            ids = [*output.token_ids[: here.place], max(likely, key=lambda one: entry[one].logprob)]
-            return self._measured(prompt, params, output, ids, here.place, judgement)
+            for here in partings(own, server):
+                entry = output.logprobs[here.place]
+                words = {entry.texts.get(token, ""): token for token in [*entry][::-1]}  # the most likely of a text
+                likely = here.others(words, own.tokens[here.place].text, server.text)
+                if likely:
+                    token = max((words[word] for word in likely), key=lambda one: entry[one].logprob)
+                    ids = [*output.token_ids[: here.place], token]
+                    return self._measured(prompt, params, output, ids, here.place, judgement)
+        return judgement
 
     def _measured(
         self, prompt: Prompt, params: SamplingParams, output: Any, ids: list[int], place: int, judgement: Judgement

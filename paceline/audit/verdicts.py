@@ -1,10 +1,11 @@
 """How two answers to the same request compare: identical, a near-tie, or different."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from .answers import Answer, Token
+from .answers import Answer
 
 TOLERANCE = 0.25
 """Nats that rounding may move the gap of two tokens by, where nothing better is known.
@@ -14,6 +15,7 @@ next point, so their gap changes by up to two steps, 0.25. The rounding within t
 SmolLM2-135M in bfloat16 moves a log-probability by about 0.04 (root mean square), and four times the noise of a gap of
 two such scores, 0.04 * sqrt(2) * 4, is 0.23.
 """
+_BACK = 4  # tokens before the first character that differs, which may be where texts part: "the" and "there"
 CONTEXT = 60
 """Characters before the first difference that are shown, and after it."""
 
@@ -111,40 +113,58 @@ def common(first: str, second: str) -> int:
 
 
 class Parting(NamedTuple):
-    """Where the tokens of an answer leave another text: the token, and how many characters are before it."""
+    """Where an answer leaves another: at which token, behind how many characters.
+
+    word: the token of the other answer there, None where it lists none. alike: the characters that both begin with.
+    """
 
     place: int
     begin: int
+    word: str | None
+    alike: int
+
+    def others(self, words: Iterable[str], own: str, text: str) -> list[str]:
+        """Those of the likely tokens here with which the other answer, of this text, can go on."""
+        if self.word is not None:
+            return [word for word in words if word == self.word]
+        rest, least = text[self.begin :], self.alike - self.begin
+        fitting = [word for word in words if word and word != own and rest.startswith(word)]
+        # A token that the other text holds as well is not what it left; a longer one in its place is.
+        return [word for word in fitting if len(word) > least or not rest.startswith(own)]
 
 
-def parting(answer: Answer, alike: int) -> Parting | None:
-    """The token of an answer behind its first `alike` characters or the one that crosses their end.
+def partings(answer: Answer, other: Answer) -> list[Parting]:
+    """Where the tokens of an answer leave another one: at one place, or at one of several where tokens are unknown.
 
-    None where the tokens do not spell the text, or end before. A special token that the text leaves out has no length.
+    Empty where its tokens do not spell its text, or end before.
     """
-    begin = 0
+    alike, spelled, found = common(answer.text, other.text), 0, list[Parting]()
     for place, token in enumerate(answer.tokens):
-        piece = token.text if place else token.text[len(token.text) - len(token.text.lstrip()) :]
-        piece = piece if not answer.text.startswith(token.text) or place else token.text
-        if not answer.text.startswith(piece, begin):
-            return Parting(place, begin) if begin == len(answer.text) == alike else None
-        if begin + len(piece) > alike:
-            return Parting(place, begin)
-        begin += len(piece)
-    return None
+        theirs = other.tokens[place].text if place < len(other.tokens) else None
+        here = Parting(place, spelled, theirs, alike)
+        if theirs not in (None, token.text):
+            return [here]
+        # Some servers take the blanks off the beginning of a text.
+        piece = token.text if place or answer.text.startswith(token.text) else token.text.lstrip()
+        spelled += len(piece)
+        if theirs is not None:
+            continue
+        found.append(here)
+        if not answer.text.startswith(piece, here.begin):
+            # A token that ends the answer is not in its text.
+            return found[:-_BACK:-1] if here.begin == len(answer.text) else []
+        if spelled > alike:
+            break
+    return found[:-_BACK:-1]
 
 
 def _parted(first: Answer, second: Answer, tolerance: float) -> Judgement:
     """The verdict on two answers with different texts."""
     alike, answers = common(first.text, second.text), (first, second)
-    places = [parting(answer, alike) for answer in answers]
-    gaps = [
-        None if here is None else _gap(answer.tokens[here.place], here, other, there)
-        for answer, here, other, there in zip(answers, places, answers[::-1], places[::-1], strict=True)
-    ]
-    place = next((one.place for one in places if one is not None), None)
+    found = [_gap(answer, other) for answer, other in zip(answers, answers[::-1], strict=True)]
+    gaps, places = [gap for gap, _ in found], [place for _, place in found if place is not None]
     before, *ends = first.text[:alike][-CONTEXT:], *(answer.text[alike:][:CONTEXT] for answer in answers)
-    position, unit = (alike, "character") if place is None else (place, "token")
+    position, unit = (places[0], "token") if places else (alike, "character")
     difference = Difference(position, unit, before, ends[0], ends[1], (gaps[0], gaps[1]))
     if not (first.tokens or second.tokens):
         return Judgement(Verdict.DIFFERENT, "no log-probabilities to tell whether it was close", difference)
@@ -162,13 +182,12 @@ def _parted(first: Answer, second: Answer, tolerance: float) -> Judgement:
     return Judgement(Verdict.DIFFERENT, reason, difference)
 
 
-def _gap(token: Token, here: Parting, other: Answer, there: Parting | None) -> float | None:
-    """By how much a position prefers its token to the one with which the other text goes on."""
-    own, rest = token.top.get(token.text, token.logprob), other.text[here.begin :]
-    if rest:
-        likely = [text for text in token.top if text and text != token.text and rest.startswith(text)]
-    else:  # it ended, by a token that its text leaves out
-        likely = [] if there is None else [text for text in token.top if text == other.tokens[there.place].text]
-    if own is None or not likely:
-        return None
-    return own - max(token.top[text] for text in likely)
+def _gap(answer: Answer, other: Answer) -> tuple[float | None, int | None]:
+    """By how much an answer prefers its token to the one with which the other goes on, and the place of its token."""
+    places = partings(answer, other)
+    for here in places:
+        token = answer.tokens[here.place]
+        own, likely = token.top.get(token.text, token.logprob), here.others(token.top, token.text, other.text)
+        if own is not None and likely:
+            return own - max(token.top[word] for word in likely), here.place
+    return None, places[0].place if places else None

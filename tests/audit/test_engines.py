@@ -200,7 +200,6 @@ def test_mutant_that_takes_totals_for_differences():
 def test_drafts_of_an_answer():
     timings = {"predicted_n": 19, "predicted_ms": 25771.6, "draft_n": 15, "draft_n_accepted": 13}
     assert drafts_of({"timings": timings}) == Acceptance(15, 13, 5)
-    assert drafts_of({"timings": {"predicted_n": 19}}) == Acceptance(0, 0, 18)
     own = {"num_draft_tokens": 12, "num_accepted_draft_tokens": 7, "num_spec_steps": 3}
     assert drafts_of({"metrics": {"speculative_decoding": own}}) == Acceptance(12, 7, 3)
 
@@ -210,7 +209,8 @@ def test_drafts_of_an_answer():
     [
         {},
         {"timings": None},
-        {"timings": {"predicted_n": "19"}},
+        {"timings": {"predicted_n": 19}},
+        {"timings": {"predicted_n": "19", "draft_n": 3, "draft_n_accepted": 2}},
         {"metrics": {"speculative_decoding": {"num_draft_tokens": 12}}},
         {"metrics": {"speculative_decoding": {"num_draft_tokens": 1.5, "num_spec_steps": 1}}},
         {"metrics": []},

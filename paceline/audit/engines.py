@@ -68,7 +68,7 @@ def identify(client: Client) -> Engine:
 def drafts_of(reply: Page) -> Acceptance | None:
     """What an answer says of its own drafts; None where it does not."""
     timings, metrics = reply.get("timings"), reply.get("metrics")
-    if isinstance(timings, Mapping):  # llama.cpp: tools/server/README.md; it leaves them out of an answer without drafts
+    if isinstance(timings, Mapping):  # llama.cpp: tools/server/README.md; without drafts it leaves theirs out
         drafted, accepted, decoded = map(timings.get, ("draft_n", "draft_n_accepted", "predicted_n"))
         if type(drafted) is int and type(accepted) is int and type(decoded) is int:
             return Acceptance(drafted, accepted, max(decoded - 1 - accepted, 0))  # the first token is the prompt's

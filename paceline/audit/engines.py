@@ -68,17 +68,16 @@ def identify(client: Client) -> Engine:
 def drafts_of(reply: Page) -> Acceptance | None:
     """What an answer says of its own drafts; None where it does not."""
     timings, metrics = reply.get("timings"), reply.get("metrics")
-    if isinstance(timings, Mapping):  # llama.cpp: tools/server/README.md, `timings`; drafts are left out without any
-        numbers = [timings.get(key, 0) for key in ("draft_n", "draft_n_accepted", "predicted_n")]
-        if all(type(number) is int for number in numbers):
-            drafted, accepted, decoded = numbers
-            # The first token comes from the prompt's pass.
-            return Acceptance(drafted, accepted, max(decoded - 1 - accepted, 0))
-    if isinstance(metrics, Mapping) and isinstance(own := metrics.get("speculative_decoding"), Mapping):
-        # vLLM with --per-request-spec-decode-metrics (vllm/config/observability.py), and Paceline
-        numbers = [own.get(key) for key in ("num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps")]
-        if all(type(number) is int for number in numbers):
-            return Acceptance(*numbers)
+    if isinstance(timings, Mapping):  # llama.cpp: tools/server/README.md; without drafts it leaves theirs out
+        drafted, accepted, decoded = map(timings.get, ("draft_n", "draft_n_accepted", "predicted_n"))
+        if type(drafted) is int and type(accepted) is int and type(decoded) is int:
+            return Acceptance(drafted, accepted, max(decoded - 1 - accepted, 0))  # the first token is the prompt's
+    own = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
+    if isinstance(own, Mapping):  # vLLM (v1/metrics/stats.py, --per-request-spec-decode-metrics) and Paceline
+        names = "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"
+        drafted, accepted, passes = map(own.get, names)
+        if type(drafted) is int and type(accepted) is int and type(passes) is int:
+            return Acceptance(drafted, accepted, passes)
     return None
 
 
@@ -155,7 +154,7 @@ _Read = Callable[[Page, Client], Engine]
 _BY_OWNER: dict[str, tuple[str, _Read]] = {
     # what /v1/models calls `owned_by`, the page with the version, and what reads that
     "paceline": ("/version", _paceline),
-    "vllm": ("/version", _vllm),  # vllm/entrypoints/openai/engine/protocol.py
+    "vllm": ("/version", _vllm),  # vllm/entrypoints/serve/engine/protocol.py
     "sglang": ("/server_info", _sglang),  # python/sglang/srt/entrypoints/openai/protocol.py
     "llamacpp": ("/props", _llamacpp),  # tools/server/server-context.cpp
     "tensorrt_llm": ("/version", _tensorrt),  # tensorrt_llm/serve/openai_protocol.py

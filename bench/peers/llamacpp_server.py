@@ -1,6 +1,6 @@
-"""llama.cpp as a server of the OpenAI API, for serve_load.py. Runs where the package xllamacpp is installed.
+"""llama.cpp as a server of the OpenAI API, for serve_load.py and referee.py. Runs where xllamacpp is installed.
 
-PYTHON bench/peers/llamacpp_server.py FILE.gguf --port 8001 [--lookup]
+PYTHON bench/peers/llamacpp_server.py FILE.gguf --port 8001 [--lookup | --draft DRAFT.gguf]
 """
 
 import argparse
@@ -18,14 +18,24 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16, help="answers decoded side by side")
     parser.add_argument("--context", type=int, default=1024, help="tokens of each client")
     parser.add_argument("--lookup", action="store_true", help="draft by n-grams (ngram_simple)")
+    parser.add_argument("--ngram", type=int, help="tokens that must match; llama.cpp's own default is 12")
+    parser.add_argument("--draft", help="draft with this model, a GGUF file")
     options = parser.parse_args()
     params = xllamacpp.CommonParams()
     params.model.path, params.hostnames, params.port = options.file, ["127.0.0.1"], options.port
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.n_parallel, params.n_ctx = options.clients, options.clients * options.context
-    params.verbosity = 1  # errors only
+    params.verbosity, params.endpoint_metrics = 1, True  # 1: errors only
+    types = xllamacpp.common_speculative_type
     if options.lookup:
-        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        if options.ngram:
+            params.speculative.ngram_simple.size_n = options.ngram
+    if options.draft:
+        params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        draft = params.speculative.draft
+        draft.mparams.path = options.draft
+        draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = options.threads
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     threading.Event().wait()

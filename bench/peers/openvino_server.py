@@ -1,6 +1,6 @@
-"""OpenVINO GenAI's continuous batching as a server of the OpenAI API, for serve_load.py: streamed greedy chats alone.
+"""OpenVINO GenAI's continuous batching as a server of the OpenAI API, for serve_load.py and referee.py: chats alone.
 
-    PYTHON bench/peers/openvino_server.py MODEL --port 8002 [--lookup]
+    PYTHON bench/peers/openvino_server.py MODEL --port 8002 [--lookup | --draft DRAFT]
 
 Runs where the package openvino-genai is installed. MODEL: an OpenVINO folder, or a GGUF file of Llama or Qwen.
 """
@@ -27,20 +27,28 @@ class Engine:
             given["prompt_lookup"] = True
         if options.f32:
             given["INFERENCE_PRECISION_HINT"] = "f32"
-        self.lookup = options.lookup
+        if options.draft:
+            given["draft_model"] = genai.draft_model(options.draft, "CPU")
+        self.lookup, self.drafts = options.lookup, bool(options.lookup or options.draft)
         self.pipeline = genai.ContinuousBatchingPipeline(options.model, scheduler, "CPU", given)
         self.tokenizer = self.pipeline.get_tokenizer()
         self.numbers, self.lock, self.work = itertools.count(), threading.Lock(), threading.Event()
         self.running: dict[int, tuple[Any, queue.Queue[list[int] | None]]] = {}
         threading.Thread(target=self._steps, daemon=True).start()
 
-    def ask(self, messages: list[dict[str, str]], max_tokens: int) -> "queue.Queue[list[int] | None]":
+    def ask(self, body: dict[str, Any]) -> "queue.Queue[list[int] | None]":
         """The tokens of an answer as they come, None at its end."""
         config = self.pipeline.get_config()
-        config.max_new_tokens, config.do_sample = max_tokens, False
+        config.max_new_tokens, temperature = body["max_tokens"], body.get("temperature") or 0.0
+        config.do_sample = temperature > 0
+        if config.do_sample:
+            config.temperature, config.rng_seed = temperature, body.get("seed") or 0
+            config.top_k, config.top_p, config.repetition_penalty = genai.GenerationConfig().top_k, 1.0, 1.0
+        if self.drafts:
+            config.num_assistant_tokens = 5
         if self.lookup:
-            config.num_assistant_tokens, config.max_ngram_size = 5, 3
-        prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            config.max_ngram_size = 3
+        prompt = self.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
         pieces: queue.Queue[list[int] | None] = queue.Queue()
         with self.lock:
             number = next(self.numbers)
@@ -75,16 +83,19 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             """Nothing."""
 
         def do_GET(self) -> None:
-            body = json.dumps({"object": "list", "data": [{"id": "openvino", "object": "model"}]}).encode()
-            self.send_response(200 if self.path == "/v1/models" else 404)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            model = {"id": "openvino", "object": "model", "owned_by": "OpenVINO GenAI"}
+            self._whole({"object": "list", "data": [model]}, 200 if self.path == "/v1/models" else 404)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            pieces = engine.ask(body["messages"], body["max_tokens"])
+            pieces = engine.ask(body)
+            if not body.get("stream"):
+                ids = [token for fresh in iter(pieces.get, None) for token in fresh]
+                message = {"role": "assistant", "content": engine.tokenizer.decode(ids)}
+                reason = "length" if len(ids) == body["max_tokens"] else "stop"
+                choice = {"index": 0, "message": message, "finish_reason": reason}
+                self._whole({"choices": [choice], "usage": {"completion_tokens": len(ids)}}, 200)
+                return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Connection", "close")
@@ -100,6 +111,14 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             self._send({}, "stop")
             self.wfile.write(b"data: [DONE]\n\n")
             self.close_connection = True
+
+        def _whole(self, reply: dict[str, Any], status: int) -> None:
+            body = json.dumps(reply).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def _send(self, delta: dict[str, str], finish_reason: str | None) -> None:
             piece = {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
@@ -118,6 +137,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16, help="answers decoded side by side")
     parser.add_argument("--cache-gib", type=int, default=2)
     parser.add_argument("--lookup", action="store_true", help="prompt lookup")
+    parser.add_argument("--draft", help="draft with this model")
     parser.add_argument("--f32", action="store_true", help="compute in float32")
     options = parser.parse_args()
     ThreadingHTTPServer(("127.0.0.1", options.port), handler(Engine(options))).serve_forever()

@@ -7,10 +7,10 @@ import typer
 from rich.markup import escape
 
 from ..errors import ConfigError
+from .audit import AuditOptions, OtherArgument, audit, is_url
 from .options import (
     PROMPT_FILE,
     LoadOptions,
-    ModelArgument,
     ModelOptions,
     Speculation,
     SpeculationOptions,
@@ -31,14 +31,20 @@ if TYPE_CHECKING:
 
 @command
 def check(
-    model: ModelArgument,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|URL", help="A model, as everywhere; or http://HOST:PORT of a server.")
+    ],
     speculation: SpeculationOptions,
     loading: ModelOptions,
+    server: AuditOptions,
     screen: Screen,
+    other: OtherArgument = None,
     prompts: str | None = opt(None, f"{PROMPT_FILE} Default: 8 built in.", metavar="FILE"),
     num_prompts: int | None = opt(None, "Use only this many of the prompts.", min=1),
     max_tokens: int = opt(64, "Maximum number of tokens of an answer.", min=1),
-    temperature: list[float] | None = opt(None, "Repeat it for several; default: 0 and 0.8.", short="-t"),
+    temperature: list[float] | None = opt(
+        None, "Repeat it for several; default: 0 and 0.8, of a server 0 and 1.", short="-t"
+    ),
     seed: int = seed_option(),
     no_distribution_test: bool = opt(False, "Leave out the test of the sampled distribution."),
 ) -> None:
@@ -49,8 +55,31 @@ def check(
     Then the verification rule is sampled on a tiny model and compared with the exact distribution.
     Exit status 1 means a bug or a failed test of the distribution.
 
+    With a URL, audits any server of the OpenAI API: whether it repeats its answers, alone, in batches and in other
+    orders, with and without drafts where it can switch them; or against another server or a model that runs here.
+    Exit status 1 then means a difference or a failed test, 2 a server that cannot be audited.
+
     Example:  paceline check smollm2-135m --drafter lookup --num-prompts 4
+    Example:  paceline check http://127.0.0.1:8000 --against smollm2-135m --report audit.html
     """
+    if is_url(model):
+        if not speculation.is_default or speculation.num_speculative_tokens is not None or no_distribution_test:
+            raise typer.BadParameter("a server drafts as it was started; leave out the drafter and its options")
+        audit(
+            model,
+            other,
+            server,
+            loading,
+            screen,
+            prompts=prompts,
+            num_prompts=num_prompts,
+            max_tokens=max_tokens,
+            temperatures=temperature,
+            seed=seed,
+        )
+        return
+    if given := ["a second argument"] * (other is not None) + server.given():
+        raise typer.BadParameter(f"{', '.join(given)}: needs a URL as the first argument")
     # The default policy may draft nothing, which would prove nothing.
     chosen = speculation.choose("lookup", policy="fixed")
     from ..core.request import SamplingParams

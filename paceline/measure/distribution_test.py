@@ -17,6 +17,7 @@ from ..policy import Fixed
 from ..system.files import Progress, silent
 from ..system.hardware import one_thread
 from ..target import wrap_model
+from .chi_square import against
 
 FALSE_ALARM = 1e-6
 """The probability that a lossless verifier fails the test."""
@@ -71,7 +72,7 @@ def distribution_test(
         progress("testing the distribution", len(answers), samples)
     dims = [_VOCAB] * _LENGTH
     cells = Counter(int(np.ravel_multi_index(answer.token_ids, dims)) for answer in answers)
-    p_value = chi_square(cells, expected.tolist())
+    p_value = against(cells, expected.tolist()).p_value
     passed = p_value > FALSE_ALARM and not different
     length = samples * _LENGTH / sum(len(answer.rounds) for answer in answers)
     return DistributionTest(
@@ -118,21 +119,3 @@ def _joint_distribution(model: LlamaForCausalLM) -> Tensor:
         following = torch.arange(_VOCAB).repeat(len(texts))[:, None]
         texts = torch.cat([texts.repeat_interleave(_VOCAB, 0), following], dim=1)
     return probs
-
-
-def chi_square(seen: Counter[int], probs: list[float]) -> float:
-    """p-value of counts against a distribution, after merging the rarest cells until each expects at least five."""
-    total = sum(seen.values())
-    statistic, cells, count, due = 0.0, 0, 0, 0.0
-    order = sorted(range(len(probs)), key=lambda cell: probs[cell])
-    left = total * sum(probs)
-    for cell in order:
-        count, due = count + seen[cell], due + total * probs[cell]
-        left -= total * probs[cell]
-        if due >= 5 and (left >= 5 or cell == order[-1]):
-            statistic += (count - due) ** 2 / due
-            cells, count, due = cells + 1, 0, 0.0
-    if cells < 2:
-        return 1.0
-    halves = torch.tensor([(cells - 1) / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(halves[0], halves[1]))

@@ -41,6 +41,7 @@ RANK = {
     "train": 11,
     "cascade": 11,
     "learn": 11.7,
+    "audit": 11,
     "server": 12,
     "cli": 13,
     "__main__": 14,

@@ -1,0 +1,354 @@
+"""The audit of one server, of two, or of a server against a local model: what is asked, and what is compared.
+
+greedy     each side answers every prompt alone; a server again, in other orders, and several at a time
+pairs      the first answers of the first side against those of each other side
+seeds      sampled answers of one seed, twice, and of another seed
+sampling   many short answers: the distribution of the first side against that of each other side
+speed      streamed answers of all servers in turns
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..measure.prompts import Prompt
+from ..measure.summary import speedup
+from ..system.files import Progress, silent
+from . import sampling
+from .answers import Answer, Ask, Server, Side
+from .client import AuditError, NoAnswer, Unreachable
+from .engines import Acceptance
+from .local import Local
+from .record import Case, Comparison, Drafts, Fault, Record, Speed
+from .run import Job, Run, perform, shuffled
+from .verdicts import TOLERANCE, Judgement, Verdict, compare, drift, faults
+
+_ORDER = list(Verdict)
+_SEED_TOKENS, _SEED_PROMPTS, _SAMPLED_PROMPTS = 16, 4, 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked. temperature: of sampled answers, None for none; samples: of each prompt and side.
+
+    tolerance: nats that two tokens of a near-tie may be apart; None: `verdicts.TOLERANCE`, or the noise that a local
+    model measures. card: the mean acceptance length that the drafts should have.
+    """
+
+    prompts: Sequence[Prompt]
+    max_tokens: int = 64
+    is_greedy: bool = True
+    temperature: float | None = 1.0
+    seed: int = 0
+    repeats: int = 2
+    concurrency: int = 4
+    samples: int = 100
+    timings: int = 2
+    tolerance: float | None = None
+    card: float | None = None
+
+    def num_requests(self, sides: Sequence[Side]) -> int:
+        """About how many requests an audit sends."""
+        servers = sum(isinstance(side, Server) for side in sides)
+        greedy = len(self.prompts) * (len(sides) + servers * 3 * self.repeats) * self.is_greedy
+        few = min(len(self.prompts), _SAMPLED_PROMPTS)
+        drawn = 0 if self.temperature is None else few * (self.samples * max(len(sides), 1) + 3)
+        return greedy + drawn + servers * len(self.prompts) * self.timings
+
+
+class Audit:
+    """One audit. `run` fills `record`, which can be read at any time, also after an error."""
+
+    def __init__(self, sides: Sequence[Side], plan: Plan, progress: Progress = silent):
+        self.sides, self.plan, self.progress = list(sides), plan, progress
+        self.servers = [side for side in sides if isinstance(side, Server)]
+        self.record = Record(
+            [_words(prompt) for prompt in plan.prompts],
+            {side.name: dict(side.about) for side in sides},
+            tolerance=TOLERANCE if plan.tolerance is None else plan.tolerance,
+            stopped="not complete",
+        )
+        self._is_one_engine = len({side.about["engine"] for side in sides}) == 1
+        self._drafts = dict[str, list[Acceptance]]()  # of a server, by prompt
+
+    def run(self) -> Record:
+        """Do everything. Raises `Unreachable`, with the findings so far in `record`."""
+        try:
+            self._try_out()
+            if self.plan.is_greedy:
+                self._greedy()
+            if self.plan.temperature is not None:
+                self._seeds(self.plan.temperature)
+                self._sampling(self.plan.temperature)
+            if self.plan.timings:
+                self._speed()
+            self.record.stopped = None
+        except KeyboardInterrupt:
+            self.record.stopped = "stopped by Ctrl-C"
+            raise
+        except AuditError as error:
+            self.record.stopped = str(error)
+            raise
+        finally:
+            self._conclude()
+        return self.record
+
+    # Stages
+
+    def _try_out(self) -> None:
+        """One short answer of each server: what it refuses altogether would be refused again and again."""
+        for side in self.servers:
+            try:
+                side.answer(self.plan.prompts[0], Ask(1, 0.0, self.plan.seed))
+            except NoAnswer as error:
+                fix = "--raw asks /v1/completions, --chat /v1/chat/completions"
+                raise Unreachable(f"{side.name} does not answer", got=error, fix=fix) from error
+
+    def _greedy(self) -> None:
+        plan = self.plan
+        jobs = [Job(index, prompt, Ask(plan.max_tokens, 0.0, plan.seed)) for index, prompt in enumerate(plan.prompts)]
+        for side in self.sides:
+            self._alone(side, jobs)
+        for side in self.servers:
+            for repeat in range(plan.repeats):
+                seed = plan.seed + repeat
+                self._ask(side, "again", jobs, 1)
+                self._ask(side, "other order", shuffled(jobs, seed), 1)
+                self._ask(side, "together", shuffled(jobs, seed + 1), plan.concurrency)
+
+    def _alone(self, side: Side, jobs: Sequence[Job]) -> None:
+        """One after another; what a server says of drafts is read with each answer, or from its metrics around it."""
+        runs = self.record.runs.setdefault((side.name, "alone"), [])
+        before = side.metrics() if isinstance(side, Server) else None
+
+        def keep(run: Run) -> None:
+            nonlocal before
+            runs.append(run)
+            found = None if run.answer is None else run.answer.drafts
+            if isinstance(side, Server) and before is not None and found is None:
+                after = side.metrics()
+                found, before = None if after is None else side.engine.acceptance(before, after), after
+            if found is not None:
+                self._drafts.setdefault(side.name, []).append(found)
+
+        perform(side, jobs, 1, self.progress, f"{side.name}: one by one", keep)
+
+    def _ask(self, side: Side, manner: str, jobs: Sequence[Job], at_a_time: int) -> list[Run]:
+        runs = self.record.runs.setdefault((side.name, manner), [])
+        stage = {"alone": "one by one", "together": f"{at_a_time} at a time"}.get(manner, manner)
+        return perform(side, jobs, at_a_time, self.progress, f"{side.name}: {stage}", runs.append)
+
+    def _seeds(self, temperature: float) -> None:
+        plan = self.plan
+        for side in self.servers:
+            prompts = list(enumerate(plan.prompts[:_SEED_PROMPTS]))
+            seeds = [plan.seed, plan.seed, plan.seed + 1]
+            jobs = [
+                Job(index, prompt, Ask(min(_SEED_TOKENS, plan.max_tokens), temperature, seed))
+                for seed in seeds
+                for index, prompt in prompts
+            ]
+            runs = perform(side, jobs, 1, self.progress, f"{side.name}: seeds", _ignore)
+            first, again, other = (
+                [run.answer.text if run.answer else None for run in runs[at * len(prompts) :][: len(prompts)]]
+                for at in range(3)
+            )
+            differ = sum(a != b for a, b in zip(first, again, strict=True))
+            if differ:
+                text = f"the same seed gave another answer to {differ} of {len(prompts)} prompts"
+                self.record.faults.append(Fault(side.name, text, is_unstable=True))
+            elif first == other:
+                text = "another seed changed no sampled answer; the temperature or the seed may be ignored"
+                self.record.remarks.append(f"{side.name}: {text}")
+
+    def _sampling(self, temperature: float) -> None:
+        plan, record, drawn = self.plan, self.record, dict[str, list[list[Answer]]]()
+        prompts = list(enumerate(plan.prompts[:_SAMPLED_PROMPTS]))
+        for number, side in enumerate(self.sides):
+            # Other seeds for each side: the same ones would make the samples equal, not only their distributions.
+            seeds = range(plan.seed + number * plan.samples, plan.seed + (number + 1) * plan.samples)
+            asks = [Ask(min(sampling.TOKENS, plan.max_tokens), temperature, seed) for seed in seeds]
+            jobs = [Job(index, prompt, ask) for index, prompt in prompts for ask in asks]
+            if isinstance(side, Local):
+                runs = side.draw(jobs, self.progress)
+            else:
+                runs = perform(side, jobs, plan.concurrency, self.progress, f"{side.name}: samples", _ignore)
+            drawn[side.name] = [
+                [run.answer for run in runs if run.answer is not None and run.job.prompt == index]
+                for index, _ in prompts
+            ]
+            if failed := [run for run in runs if run.answer is None]:
+                told = f"{len(failed)} of {len(runs)} sampled answers failed: {failed[0].error}"
+                record.faults.append(Fault(side.name, told))
+        first, locals_ = self.sides[0].name, [side for side in self.sides if isinstance(side, Local)]
+        tests = len(self.sides) - 1 + len(self.servers) + len(locals_)
+        for side in self.sides[1:]:
+            pairs = list(zip(drawn[first], drawn[side.name], strict=True))
+            record.tests.append(sampling.two_sided(f"{first} and {side.name}", pairs, tests))
+        for side in locals_ if temperature == 1.0 else []:
+            laws = [side.answer(prompt, Ask(1, 0.0)).tokens[0].top for _, prompt in prompts]
+            pairs = list(zip(drawn[first], laws, strict=True))
+            record.tests.append(sampling.exact(f"first tokens of {first} against the law of {side.name}", pairs, tests))
+        for side in self.servers:
+            name = f"{side.name}, against its own log-probabilities"
+            test = sampling.by_rank(name, [one for answers in drawn[side.name] for one in answers], tests)
+            if test is not None and temperature == 1.0:
+                record.tests.append(test)
+            elif test is not None:
+                record.remarks.append(f"{name}: not tested, since the temperature is not 1")
+
+    def _speed(self) -> None:
+        plan = self.plan
+        jobs = [Job(i, prompt, Ask(plan.max_tokens, 0.0, plan.seed), True) for i, prompt in enumerate(plan.prompts)]
+        total, done = len(jobs) * plan.timings * len(self.servers), 0
+        for turn in range(plan.timings):
+            for job in jobs:
+                order = self.servers if turn % 2 == 0 else self.servers[::-1]
+                for side in order:
+                    runs = self.record.runs.setdefault((side.name, "streamed"), [])
+                    perform(side, [job], 1, silent, "", runs.append)
+                    done += 1
+                    self.progress("speed, in turns", done, total)
+
+    # Conclusions
+
+    def _conclude(self) -> None:
+        record, first = self.record, self.sides[0]
+        record.comparisons = []
+        for side in self.sides:
+            for manner in ("again", "other order", "together", "streamed"):
+                name = f"{side.name}, {manner}"
+                self._compare(name, (side, "alone"), (side, manner), True)
+        for side in self.sides[1:]:
+            self._compare(f"{first.name} against {side.name}", (first, "alone"), (side, "alone"), False)
+        for side in self.servers:
+            self._self_contradictions(side)
+            record.remarks += [f"{side.name}: {remark}" for remark in side.engine.remarks]
+            if side.refused:
+                told = ", ".join(f"{name} ({said})" for name, said in side.refused.items())
+                record.remarks.append(f"{side.name} refuses {told}")
+        record.speeds = [*filter(None, map(self._speed_of, self.servers))]
+        record.drafts = [*filter(None, map(self._drafts_of, self.servers))]
+        if self.plan.card is not None and not record.drafts:
+            record.remarks.append("the card was not compared: the server has no metrics of drafts that are known here")
+
+    def _compare(self, name: str, first: tuple[Side, str], second: tuple[Side, str], is_own: bool) -> None:
+        runs = self.record.runs
+        base = {run.job.prompt: run for run in runs.get((first[0].name, first[1]), [])}
+        others = runs.get((second[0].name, second[1]), [])
+        cases = list[Case]()
+        for prompt in sorted({run.job.prompt for run in others} & {*base}):
+            found = [self._judge(base[prompt], run, second[0], is_own) for run in others if run.job.prompt == prompt]
+            worst = max(found, key=lambda judgement: _ORDER.index(judgement.verdict))
+            drifts = [_drift(base[prompt], run) for run in others if run.job.prompt == prompt]
+            known = [one for one in drifts if one is not None]
+            counts = Counter(judgement.verdict for judgement in found)
+            cases.append(Case(prompt, counts, worst, max(known, default=None)))
+        if cases:
+            names = f"{first[0].name}, {first[1]}", f"{second[0].name}, {second[1]}"
+            self.record.comparisons.append(Comparison(name, *names, is_own, tuple(cases)))
+
+    def _judge(self, first: Run, second: Run, side: Side, is_own: bool) -> Judgement:
+        if first.answer is None or second.answer is None:
+            return Judgement(Verdict.FAILED, first.error or second.error)
+        judgement = compare(first.answer, second.answer, self.record.tolerance, is_own or self._is_one_engine)
+        if isinstance(side, Local) and self.plan.tolerance is None and judgement.difference is not None:
+            return side.judge(first.job.text, first.job.ask, first.answer, second.answer, judgement)
+        return judgement
+
+    def _self_contradictions(self, side: Server) -> None:
+        seen = Counter[str]()
+        for (name, _), runs in self.record.runs.items():
+            for run in runs if name == side.name else ():
+                if run.answer is not None:
+                    ask = run.job.ask
+                    seen.update(faults(run.answer, ask.max_tokens, ask.temperature == 0, self.record.tolerance))
+        for text, count in seen.items():
+            self.record.faults.append(Fault(side.name, f"{text} ({count} answers)"))
+        runs = [run for (name, _), found in self.record.runs.items() if name == side.name for run in found]
+        answers = [run.answer for run in runs if run.answer is not None]
+        if answers and not any(answer.text for answer in answers):
+            self.record.faults.append(Fault(side.name, "every answer is empty"))
+        if answers and not any(answer.tokens for answer in answers):
+            told = "lists no log-probabilities, so it says of no difference whether it was close"
+            self.record.remarks.append(f"{side.name} {told}")
+
+    def _timed(self, side: Side) -> dict[int, tuple[float, float]]:
+        """Of each prompt the tokens and seconds of its streamed answers."""
+        sums = dict[int, tuple[float, float]]()
+        for run in self.record.runs.get((side.name, "streamed"), []):
+            if run.answer is not None and run.answer.num_tokens:
+                tokens, seconds = sums.get(run.job.prompt, (0.0, 0.0))
+                sums[run.job.prompt] = tokens + run.answer.num_tokens, seconds + run.answer.seconds
+        return sums
+
+    def _speed_of(self, side: Server) -> Speed | None:
+        times, base = self._timed(side), self._timed(self.sides[0])
+        if not times:
+            return None
+        firsts = [run.answer.first_s for run in self.record.runs[side.name, "streamed"] if run.answer is not None]
+        known = sorted(first for first in firsts if first is not None)
+        both = sorted({*times} & {*base})
+        ratio = None
+        if side is not self.sides[0] and both:
+            ratio = interval([base[at] for at in both], [times[at] for at in both], self.plan.seed)
+        own = interval([(1, 1)] * len(times), list(times.values()), self.plan.seed)
+        return Speed(side.name, own, median_interval(known), ratio)
+
+    def _drafts_of(self, side: Server) -> Drafts | None:
+        """What was drafted in the answers that were asked for one by one."""
+        found = [one for one in self._drafts.get(side.name, []) if one.passes]
+        if not found:
+            return None
+        drafted = [one.drafted for one in found if one.drafted is not None]
+        rows = [(one.accepted + one.passes, one.passes) for one in found]
+        return Drafts(
+            side.name,
+            sum(drafted) if drafted else None,
+            sum(one.accepted for one in found),
+            sum(one.passes for one in found),
+            interval([(1, 1)] * len(rows), rows, self.plan.seed),
+            self.plan.card if side is self.sides[0] else None,
+        )
+
+
+def interval(
+    base: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], seed: int
+) -> tuple[float, float | None, float | None]:
+    """The ratio of pooled rates and its 95% interval, see `measure.summary.speedup`."""
+    found = speedup(base, other, seed)
+    return float(found["speedup"] or 0.0), found["speedup_low"], found["speedup_high"]
+
+
+def median_interval(ordered: Sequence[float]) -> tuple[float, float | None, float | None] | None:
+    """The median of ordered values, and order statistics that hold it in at least 95 of 100 cases."""
+    if not ordered:
+        return None
+    size, mass, low = len(ordered), 0.0, -1
+    for k in range(size // 2):
+        mass += math.comb(size, k) / 2**size
+        if mass > 0.025:
+            break
+        low = k
+    if low < 0:
+        return statistics.median(ordered), None, None
+    return statistics.median(ordered), ordered[low], ordered[size - 1 - low]
+
+
+def _ignore(run: Run) -> None:
+    pass
+
+
+def _words(prompt: Prompt) -> str:
+    """A prompt as text, for reports."""
+    if isinstance(prompt, str):
+        return prompt
+    said: list[Any] = [message.get("content") for message in prompt]
+    return "\n".join(one if isinstance(one, str) else "[parts]" for one in said)
+
+
+def _drift(first: Run, second: Run) -> float | None:
+    return None if first.answer is None or second.answer is None else drift(first.answer, second.answer)

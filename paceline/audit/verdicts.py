@@ -1,0 +1,193 @@
+"""How two answers to the same request compare: identical, a near-tie, or different."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from .answers import Answer
+
+TOLERANCE = 0.25
+"""Nats that rounding may move the gap of two tokens by, where nothing better is known.
+
+bfloat16 keeps 8 bits. A logit between 16 and 32 lies on a grid of 0.125; where two are rounded, each may land on the
+next point, so their gap changes by up to two steps, 0.25. The rounding within the layers is of the same size:
+SmolLM2-135M in bfloat16 moves a log-probability by about 0.04 (root mean square), and four times the noise of a gap of
+two such scores, 0.04 * sqrt(2) * 4, is 0.23.
+"""
+_BACK = 4  # tokens before the first character that differs, which may be where texts part: "the" and "there"
+CONTEXT = 60
+"""Characters before the first difference that are shown, and after it."""
+
+
+class Verdict(StrEnum):
+    """From good to bad."""
+
+    IDENTICAL = "identical"
+    NEAR_TIE = "near-tie"  # the servers' own log-probabilities say that rounding decided between two tokens
+    DIFFERENT = "different"
+    FAILED = "failed"  # one side gave no answer
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers part. position: of the token, or of the character where no tokens are listed.
+
+    before: the text that both have there; first, second: how each goes on; gaps: by how much each side prefers its own
+    token, in nats, None where it does not list both.
+    """
+
+    position: int
+    unit: str
+    before: str
+    first: str
+    second: str
+    gaps: tuple[float | None, float | None] = (None, None)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, its reason in words, and where the answers part."""
+
+    verdict: Verdict
+    reason: str = ""
+    difference: Difference | None = None
+
+
+def compare(first: Answer, second: Answer, tolerance: float = TOLERANCE, same_engine: bool = True) -> Judgement:
+    """Compare two answers; text, why they ended and how many tokens are counted must all be the same.
+
+    same_engine: engines count differently a token that ends an answer, so two of them may differ by it.
+    """
+    if first.text != second.text:
+        return _parted(first, second, tolerance)
+    if first.finish_reason != second.finish_reason:
+        return Judgement(Verdict.DIFFERENT, f"one ended by {first.finish_reason}, the other by {second.finish_reason}")
+    for what, name in (("completion_tokens", "tokens"), ("prompt_tokens", "tokens of the prompt")):
+        counts = getattr(first, what), getattr(second, what)
+        slack = not same_engine and name == "tokens" and first.finish_reason != "length"
+        if None not in counts and abs(counts[0] - counts[1]) > slack:
+            return Judgement(Verdict.DIFFERENT, f"the same text, counted as {counts[0]} and as {counts[1]} {name}")
+    return Judgement(Verdict.IDENTICAL)
+
+
+def drift(first: Answer, second: Answer) -> float | None:
+    """The most by which the log-probabilities of two answers differ before they part; None where none are listed."""
+    apart = list[float]()
+    for ours, theirs in zip(first.tokens, second.tokens, strict=False):
+        if ours.text != theirs.text:
+            break
+        if ours.logprob is not None and theirs.logprob is not None:
+            apart.append(abs(ours.logprob - theirs.logprob))
+    return max(apart, default=None)
+
+
+def faults(answer: Answer, max_tokens: int, is_greedy: bool, tolerance: float = TOLERANCE) -> list[str]:
+    """What contradicts itself in one answer: its counts, and a greedy token that is not the most likely one."""
+    found, count, listed = list[str](), answer.completion_tokens, len(answer.tokens)
+    if max(count or 0, listed) > max_tokens:
+        found.append(f"{max(count or 0, listed)} tokens where at most {max_tokens} were asked for")
+    elif count is not None and answer.finish_reason == "length" and count < max_tokens:
+        found.append(f"{count} tokens are counted in an answer that was cut at {max_tokens}")
+    # A token that ends the answer may be counted and not listed, or the reverse.
+    if count is not None and listed and abs(count - listed) > (answer.finish_reason != "length"):
+        found.append(f"{count} tokens are counted and {listed} listed")
+    if is_greedy:
+        for place, token in enumerate(answer.tokens):
+            best = max(token.top, key=token.top.__getitem__, default=None)
+            own = token.top.get(token.text, token.logprob)
+            if best is not None and own is not None and token.top[best] - own > tolerance:
+                short = token.top[best] - own
+                found.append(f"token {place + 1}, {token.text!r}, is {short:.2f} nats less likely than {best!r}")
+                break
+    return found
+
+
+# Helpers
+
+
+def common(first: str, second: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+class Parting(NamedTuple):
+    """Where an answer leaves another: at which token, behind how many characters.
+
+    word: the token of the other answer there, None where it lists none. alike: the characters that both begin with.
+    """
+
+    place: int
+    begin: int
+    word: str | None
+    alike: int
+
+    def others(self, words: Iterable[str], own: str, text: str) -> list[str]:
+        """Those of the likely tokens here with which the other answer, of this text, can go on."""
+        if self.word is not None:
+            return [word for word in words if word == self.word]
+        rest, least = text[self.begin :], self.alike - self.begin
+        fitting = [word for word in words if word and word != own and rest.startswith(word)]
+        # A token that the other text holds as well is not what it left; a longer one in its place is.
+        return [word for word in fitting if len(word) > least or not rest.startswith(own)]
+
+
+def partings(answer: Answer, other: Answer) -> list[Parting]:
+    """Where the tokens of an answer leave another one: at one place, or at one of several where tokens are unknown.
+
+    Empty where its tokens do not spell its text, or end before.
+    """
+    alike, spelled, found = common(answer.text, other.text), 0, list[Parting]()
+    for place, token in enumerate(answer.tokens):
+        theirs = other.tokens[place].text if place < len(other.tokens) else None
+        here = Parting(place, spelled, theirs, alike)
+        if theirs not in (None, token.text):
+            return [here]
+        # Some servers take the blanks off the beginning of a text.
+        piece = token.text if place or answer.text.startswith(token.text) else token.text.lstrip()
+        spelled += len(piece)
+        if theirs is not None:
+            continue
+        found.append(here)
+        if not answer.text.startswith(piece, here.begin):
+            # A token that ends the answer is not in its text.
+            return found[:-_BACK:-1] if here.begin == len(answer.text) else []
+        if spelled > alike:
+            break
+    return found[:-_BACK:-1]
+
+
+def _parted(first: Answer, second: Answer, tolerance: float) -> Judgement:
+    """The verdict on two answers with different texts."""
+    alike, answers = common(first.text, second.text), (first, second)
+    found = [_gap(answer, other) for answer, other in zip(answers, answers[::-1], strict=True)]
+    gaps, places = [gap for gap, _ in found], [place for _, place in found if place is not None]
+    before, *ends = first.text[:alike][-CONTEXT:], *(answer.text[alike:][:CONTEXT] for answer in answers)
+    position, unit = (places[0], "token") if places else (alike, "character")
+    difference = Difference(position, unit, before, ends[0], ends[1], (gaps[0], gaps[1]))
+    if not (first.tokens or second.tokens):
+        return Judgement(Verdict.DIFFERENT, "no log-probabilities to tell whether it was close", difference)
+    known = [gap for gap, answer in zip(gaps, answers, strict=True) if answer.tokens]
+    if None in known:
+        what = "one answer ended where the other continued"
+        if all(ends):
+            what = "the token of one side is not among the likely ones of the other"
+        return Judgement(Verdict.DIFFERENT, what, difference)
+    most = max(abs(gap) for gap in known if gap is not None)
+    if most <= tolerance:
+        reason = f"the tokens are {most:.2g} nats apart, which rounding may explain (up to {tolerance:g})"
+        return Judgement(Verdict.NEAR_TIE, reason, difference)
+    reason = f"the tokens are {most:.2g} nats apart, more than rounding explains ({tolerance:g})"
+    return Judgement(Verdict.DIFFERENT, reason, difference)
+
+
+def _gap(answer: Answer, other: Answer) -> tuple[float | None, int | None]:
+    """By how much an answer prefers its token to the one with which the other goes on, and the place of its token."""
+    places = partings(answer, other)
+    for here in places:
+        token = answer.tokens[here.place]
+        own, likely = token.top.get(token.text, token.logprob), here.others(token.top, token.text, other.text)
+        if own is not None and likely:
+            return own - max(token.top[word] for word in likely), here.place
+    return None, places[0].place if places else None

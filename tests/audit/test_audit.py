@@ -1,0 +1,193 @@
+"""Audits of a server with planted faults: each is found, and nothing is found where there are none."""
+
+import pytest
+
+from paceline.audit.answers import Ask, Server
+from paceline.audit.audit import Audit, Plan
+from paceline.audit.client import Client
+from paceline.audit.engines import identify
+from paceline.audit.verdicts import Verdict
+
+from .fake import serving
+
+PROMPTS = [[{"role": "user", "content": f"question {i}"}] for i in range(5)]
+
+
+def sides_of(url: str, **more) -> list[Server]:
+    client = Client(url, timeout_s=5.0, **more)
+    engine = identify(client)
+    on = Server(client, engine, "fake", "with drafts")
+    return [on, Server(client, engine, "fake", "without drafts", engine.off)]
+
+
+def audited(url: str, sides=None, **plan) -> Audit:
+    settings = {"prompts": PROMPTS, "max_tokens": 8, "temperature": None, "repeats": 1, "timings": 0} | plan
+    audit = Audit(sides or sides_of(url), Plan(**settings))
+    audit.run()
+    return audit
+
+
+def counts(audit: Audit, name: str) -> dict[str, int]:
+    found = next(one for one in audit.record.comparisons if one.name == name)
+    return {verdict.value: count for verdict, count in found.counts.items() if count}
+
+
+PAIR = "with drafts against without drafts"
+
+
+def test_honest_server_passes():
+    with serving() as (url, fake):
+        audit = audited(url, temperature=1.0, samples=40, timings=1, card=2.5)
+        assert fake.most > 1  # batches are
+    record = audit.record
+    assert record.is_complete
+    for fail_on in ("different", "unstable", "near-tie"):
+        assert record.failures(fail_on) == []
+    assert counts(audit, PAIR) == {"identical": 5}
+    assert len(record.tests) == 3
+    assert all(test.least_shift < 0.6 for test in record.tests)
+    assert [speed.name for speed in record.speeds] == ["with drafts", "without drafts"]
+    assert record.drafts[0].length == pytest.approx((3.0, 3.0, 3.0))
+    assert not record.remarks
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_fault_in_batches_only(chat):
+    prompts = PROMPTS if chat else [prompt[0]["content"] for prompt in PROMPTS]
+    with serving(together=3) as (url, _):
+        audit = audited(url, prompts=prompts)
+    names = [one.name for one in audit.record.comparisons if one.counts[Verdict.DIFFERENT]]
+    assert set(names) == {"with drafts, together", "without drafts, together"}
+    cases = next(one for one in audit.record.comparisons if one.name == names[0]).cases
+    case = next(case for case in cases if case.worst.verdict is Verdict.DIFFERENT)
+    assert case.worst.difference.position == 3
+    assert case.worst.difference.unit == "token"
+    assert case.worst.difference.gaps[0] == pytest.approx(0.9)
+    assert "more than rounding explains" in case.worst.reason
+    assert audit.record.failures()
+
+
+@pytest.mark.parametrize("place", [0, 1, 7])
+def test_fault_with_drafts_only(place):
+    with serving(drafts=place) as (url, _):
+        audit = audited(url)
+    assert counts(audit, PAIR) == {"different": 5}
+    assert counts(audit, "with drafts, together") == {"identical": 5}
+    found = next(one for one in audit.record.comparisons if one.name == PAIR).cases[0].worst.difference
+    assert found.position == place
+
+
+def test_lost_token():
+    with serving(drops=True) as (url, _):
+        audit = audited(url)
+    assert counts(audit, PAIR) == {"different": 5}
+    reason = next(one for one in audit.record.comparisons if one.name == PAIR).cases[0].worst.reason
+    assert "ended where the other continued" in reason
+    assert any("7 tokens are counted in an answer that was cut at 8" in fault.text for fault in audit.record.faults)
+
+
+def test_near_ties_fail_where_asked():
+    with serving(flat=True, drafts=2) as (url, _):
+        audit = audited(url)
+    assert counts(audit, PAIR) == {"near-tie": 5}
+    assert audit.record.failures("different") == audit.record.failures("unstable") == []
+    assert audit.record.failures("near-tie")
+    with serving(flat=True, drafts=2) as (url, _):
+        assert counts(audited(url, tolerance=0.01), PAIR) == {"different": 5}
+
+
+def test_unstable_server():
+    with serving(flat=True, again=4) as (url, _):
+        audit = audited(url, repeats=2)
+    assert audit.record.failures("different") == []
+    assert any("again" in text for text in audit.record.failures("unstable"))
+
+
+def test_greedy_that_is_not():
+    with serving(greedy=1) as (url, _):
+        audit = audited(url)
+    assert counts(audit, PAIR) == {"identical": 5}
+    assert any("0.90 nats less likely" in fault.text for fault in audit.record.faults)
+
+
+def test_wrong_usage():
+    with serving(counts=1) as (url, _):
+        audit = audited(url)
+    assert any("9 tokens where at most 8" in fault.text for fault in audit.record.faults)
+    with serving(counts=-1) as (url, _):
+        audit = audited(url)
+    assert any("7 tokens are counted and 8 listed" in fault.text for fault in audit.record.faults)
+
+
+def test_biased_samples_with_drafts():
+    with serving(sharpened=0.4) as (url, _):
+        audit = audited(url, is_greedy=False, temperature=1.0, samples=60)
+    failed = {test.name for test in audit.record.tests if not test.passed}
+    assert failed == {"with drafts and without drafts", "with drafts, against its own log-probabilities"}
+
+
+def test_biased_samples_without_logprobs():
+    with serving(sharpened=0.4, logprobs=False) as (url, _):
+        audit = audited(url, is_greedy=False, temperature=1.0, samples=60)
+    assert [test.passed for test in audit.record.tests] == [False]
+
+
+def test_ignored_seed():
+    with serving(ignores_seed=True) as (url, _):
+        audit = audited(url, is_greedy=False, temperature=1.0, samples=20)
+    assert all(fault.is_unstable for fault in audit.record.faults)
+    assert "the same seed gave another answer" in audit.record.faults[0].text
+    assert audit.record.failures("different") == []
+    assert audit.record.failures("unstable")
+
+
+def test_low_acceptance():
+    with serving(accepted=1) as (url, _):
+        audit = audited(url, card=2.5)
+    assert audit.record.drafts[0].is_below_card
+    assert any("below the 2.50 of the card" in text for text in audit.record.failures())
+
+
+def test_without_logprobs_nothing_is_close():
+    with serving(flat=True, drafts=2, logprobs=False) as (url, _):
+        audit = audited(url)
+    assert counts(audit, PAIR) == {"different": 5}
+    worst = next(one for one in audit.record.comparisons if one.name == PAIR).cases[0].worst
+    assert worst.reason == "no log-probabilities to tell whether it was close"
+    assert worst.difference.unit == "character"
+    assert any("lists no log-probabilities" in remark for remark in audit.record.remarks)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "seed", "stream_options"])
+def test_refused_fields_are_left_out(name):
+    with serving(refuses=(name,)) as (url, fake):
+        audit = audited(url, timings=1)
+        assert sum(name in body for body in fake.asked) == 2  # once for each side
+    assert counts(audit, PAIR) == {"identical": 5}
+    assert any(f"refuses {name}" in remark for remark in audit.record.remarks)
+
+
+def test_two_servers():
+    with serving() as (url, _), serving(greedy=0) as (other, _):
+        first, second = (Server(Client(at), identify(Client(at)), "fake", at) for at in (url, other))
+        audit = audited(url, [first, second])
+    assert counts(audit, f"{url} against {other}") == {"different": 5}
+
+
+def test_same_seed_same_plan():
+    """What is asked, and in which order, depends on the seed alone."""
+    asked = list[list[dict]]()
+    for seed in (1, 1, 2):
+        with serving() as (url, fake):
+            audited(url, prompts=PROMPTS[:2], seed=seed, concurrency=1, temperature=1.0, samples=4)
+            asked.append(fake.asked)
+    assert asked[0] == asked[1] != asked[2]
+
+
+def test_seeds_and_temperature_reach_the_server():
+    with serving() as (url, fake):
+        side = sides_of(url)[1]
+        side.answer(PROMPTS[0], Ask(3, 0.5, 7))
+    assert {key: fake.asked[-1][key] for key in ("temperature", "seed", "max_tokens", "speculative")} == {
+        "temperature": 0.5, "seed": 7, "max_tokens": 3, "speculative": {"method": "none"},
+    }  # fmt: skip

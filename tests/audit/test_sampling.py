@@ -1,0 +1,106 @@
+"""Tests of distributions: how often they accuse a server without fault, and what they notice."""
+
+import math
+import random
+from functools import cache
+
+import pytest
+
+from paceline.audit import sampling
+from paceline.audit.answers import Answer, Token
+from paceline.measure.chi_square import against, between, least_shift, tail
+
+WORDS = ["a", "b", "c", "d", "e", "f", "g", "h"]
+
+
+@cache
+def law(before: str) -> list[float]:
+    weights = [random.Random(before + word).random() ** 3 + 0.01 for word in WORDS]
+    return [weight / sum(weights) for weight in weights]
+
+
+def answers(seed: int, count: int = 100, power: float = 1.0, listed: bool = True) -> list[Answer]:
+    """Samples of three tokens; power: of the probabilities of all but the first token, which drafts may spoil."""
+    draw, found = random.Random(seed), list[Answer]()
+    for _ in range(count):
+        text, tokens = "", list[Token]()
+        for place in range(3):
+            probs = law(text)
+            top = {word: math.log(prob) for word, prob in zip(WORDS, probs, strict=True)}
+            word = draw.choices(WORDS, [prob**power if place else prob for prob in probs])[0]
+            likely = sorted(top, key=top.__getitem__)[-5:]
+            tokens.append(Token(word, top[word], {one: top[one] for one in {*likely, word}}))
+            text += word
+        found.append(Answer(text, tuple(tokens) if listed else ()))
+    return found
+
+
+def p_values(power: float, seeds: range, listed: bool = True, count: int = 100) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {"two": [], "rank": [], "first": []}
+    for seed in seeds:
+        plain, other = answers(2 * seed, count, 1.0, listed), answers(2 * seed + 1, count, power, listed)
+        found["two"].append(sampling.two_sided("", [(plain, other)], 1).p_value)
+        if listed:
+            found["rank"].append(sampling.by_rank("", other, 1).p_value)
+            first = dict(zip(WORDS, map(math.log, law("")), strict=True))
+            found["first"].append(sampling.exact("", [(other, first)], 1).p_value)
+    return found
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_false_alarms_are_as_rare_as_stated(listed):
+    for name, values in p_values(1.0, range(50), listed).items():
+        if listed or name == "two":
+            assert min(values) > sampling.FALSE_ALARM, name
+            # A binomial of 50 and a fifth is beyond 22 in one of 10,000 cases.
+            assert sum(value < 0.2 for value in values) <= 22, (name, values)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_spoiled_samples_are_noticed(listed):
+    found = p_values(3.0, range(5), listed, 400)
+    for name in ("two", "rank") if listed else ("two",):
+        assert max(found[name]) < sampling.FALSE_ALARM, (name, found[name])
+    if listed:
+        assert min(found["first"]) > sampling.FALSE_ALARM  # drafts have no part in first tokens
+
+
+def test_greedy_samples_are_noticed():
+    """A server that ignores the temperature."""
+    greedy = [Answer("a", (Token("a", math.log(0.6), {"a": math.log(0.6), "b": math.log(0.4)}),))] * 60
+    assert not sampling.by_rank("", greedy, 1).passed
+    assert not sampling.exact("", [(greedy, {"a": math.log(0.6), "b": math.log(0.4)})], 1).passed
+
+
+def test_too_few_samples_accuse_nobody():
+    few = answers(0, count=2)
+    for test in (sampling.two_sided("", [(few, answers(1, count=2))], 1), sampling.by_rank("", few, 1)):
+        assert test.passed
+        assert test.least_shift > 0.9
+    assert sampling.two_sided("", [([], [])], 1).p_value == 1.0
+    assert sampling.by_rank("", [Answer("a")], 1) is None
+
+
+def test_cells_hold_every_sample_once():
+    first, second = ([(*text, "\0") for text in side] for side in (["ab"] * 30 + ["ac"] * 5, ["ab"] * 20 + ["bc"] * 15))
+    cells = sampling.cells_of(first, second)
+    assert [sum(column) for column in zip(*cells, strict=True)] == [35, 35]
+    assert sorted(cells) == [(5, 0), (30, 20), (0, 15)] or all(sum(cell) >= 10 for cell in cells)
+
+
+def test_chi_square_of_a_table():
+    """R: chisq.test(matrix(c(30, 10, 20, 40), 2), correct=FALSE)."""
+    found = between([(30, 20), (10, 40)])
+    assert (found.value, found.freedom) == (pytest.approx(16.667, abs=1e-3), 1)
+    assert found.p_value == pytest.approx(4.456e-05, rel=1e-3)
+    assert against({0: 8, 1: 12}, [0.5, 0.5]).p_value == pytest.approx(0.3711, abs=1e-4)
+    assert tail(3.0, 0) == 1.0
+
+
+def test_least_shift_is_noticed_nine_times_of_ten():
+    """By simulation: two samples of a half and of a half more the shift."""
+    shift, noticed, draw = least_shift(100, 1, 1e-3), 0, random.Random(0)
+    for _ in range(400):
+        counts = [sum(draw.random() < prob for _ in range(200)) for prob in (0.5 - shift / 2, 0.5 + shift / 2)]
+        noticed += between([(counts[0], counts[1]), (200 - counts[0], 200 - counts[1])]).p_value < 1e-3
+    assert 0.83 < noticed / 400 < 0.97

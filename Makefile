@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 DOCS ?= .venv-docs
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-vlm bench test lint slow docs setup clean
+.PHONY: demo demo-vlm bench test lint slow docs pictures setup clean
 
 demo: $(READY)
 	@$(BIN)/paceline demo $(ARGS)
@@ -41,6 +41,14 @@ $(DOCS)/.ready: pyproject.toml
 	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
 	@$(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" > $(DOCS)/requirements.txt
 	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -r $(DOCS)/requirements.txt
+	@touch $@
+
+# The moving pictures of docs/index.md, on a quiet machine; `make pictures ARGS=--help` lists them.
+pictures: $(VENV)/.pictures
+	@$(BIN)/python -m bench.pictures $(ARGS)
+
+$(VENV)/.pictures: $(READY)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[pictures]"
 	@touch $@
 
 setup: $(READY)

@@ -10,7 +10,7 @@ DOCS ?= .venv-docs
 RELEASE ?= .venv-release
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-vlm bench test lint slow docs wheels setup clean
+.PHONY: demo demo-vlm bench test lint slow docs pictures wheels setup clean
 
 demo: $(READY)
 	@$(BIN)/paceline demo $(ARGS)
@@ -48,6 +48,14 @@ $(DOCS)/.ready $(RELEASE)/.ready: pyproject.toml
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	@$(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(EXTRA)'], sep='\n')" > $(@D)/requirements.txt
 	@$(@D)/bin/python -m pip install -q --disable-pip-version-check -r $(@D)/requirements.txt
+	@touch $@
+
+# The moving pictures of docs/index.md, on a quiet machine; `make pictures ARGS=--help` lists them.
+pictures: $(VENV)/.pictures
+	@$(BIN)/python -m bench.pictures $(ARGS)
+
+$(VENV)/.pictures: $(READY)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[pictures]"
 	@touch $@
 
 setup: $(READY)

@@ -7,13 +7,7 @@
 // Inputs of 16 bits are two rows of 8 bits, whose products are added at the end: the upper part, and the remainder, which
 // counts 1 / 254 of it.
 
-#if defined(__AVX512VNNI__)
-#define BYTES_DOT 1
-#else
-#define BYTES_DOT 0
-#endif
-
-INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+#include "bytes.h"
 
 // The scales of 256 inputs of LANES outputs, in formats that have some of less.
 struct Scales {
@@ -22,52 +16,14 @@ struct Scales {
   alignas(64) vf d, e;
 };
 
-// Whether products are summed in 32 bits, and codes have no sign: with AVX2, two products are added in 16 bits, and the
-// sign of a code goes to the input.
-#if defined(__AVX2__) && !BYTES_DOT
-constexpr bool IN_32_BITS = false;
-#else
-constexpr bool IN_32_BITS = true;
-#endif
-
 INLINE vf scales_of(const BlockFormat& f, const uint8_t* at) {
   const vh h = loadu<vh>(at);
   return f.is_bf16 ? widen(h) : from_half(h);
 }
 
-// What codes of four bits stand for, `add` added.
-INLINE vu look_up(vu codes, const int8_t* values, int add) {
-  alignas(64) uint8_t table[16];
-  for (int i = 0; i < 16; i++) table[i] = (uint8_t)(values[i] + add);
-#if defined(__AVX512F__)
-  return (vu)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), (__m512i)codes);
-#elif defined(__AVX2__)
-  return (vu)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)), (__m256i)codes);
-#else
-  for (size_t i = 0; i < sizeof codes; i++) ((uint8_t*)&codes)[i] = table[((uint8_t*)&codes)[i]];
-  return codes;
-#endif
-}
-
-// Pairs of bytes as pairs of int16.
-INLINE vi widen_pairs(const uint8_t* at) {
-#if defined(__AVX512F__)
-  const __m256i x = _mm256_loadu_si256((const __m256i*)at);
-  return (vi)_mm512_cvtepi8_epi16(x);
-#elif defined(__AVX2__)
-  const __m128i x = _mm_loadu_si128((const __m128i*)at);
-  return (vi)_mm256_cvtepi8_epi16(x);
-#else
-  vi pairs;
-  for (int i = 0; i < LANES; i++)
-    pairs[i] = ((int8_t)at[2 * i] & 0xffff) | (int8_t)at[2 * i + 1] * 65536;
-  return pairs;
-#endif
-}
-
 // Codes of 8 bits with a sign: two of their products with inputs of 8 bits just fit 16 bits.
 constexpr bool is_wide(const BlockFormat& f) { return f.bits == 8 || f.values == IQ4_VALUES; }
-constexpr int WIDE_OFFSET = IN_32_BITS ? 128 : 0;  // makes them positive
+constexpr int WIDE_OFFSET = UNSIGNED ? 128 : 0;  // makes them positive
 constexpr int offset_of(const BlockFormat& f) { return is_wide(f) ? WIDE_OFFSET : f.offset; }
 
 // Fours of inputs whose products are added without a scale: all that share one, or as many as 16 bits hold.
@@ -100,94 +56,40 @@ template <int FORMAT> INLINE vi codes_of(const uint8_t* planes, int four) {
   constexpr int LOW = low_bits(f.bits), HIGH = f.bits - LOW;
   const BitPlace lower = place_of_bits(LOW, 4 * four, 0);
   vu codes = loadu<vu>(planes + lower.byte);
-  if (LOW < 8) codes = codes >> lower.shift & 0x01010101u * ((1 << LOW) - 1);
+  if (LOW < 8) codes = take_bits(codes, lower.shift, LOW);
   if constexpr (HIGH > 0) {
     const BitPlace upper = place_of_bits(HIGH, 4 * four, 0);
-    codes |= (loadu<vu>(planes + 64 * LOW + upper.byte) >> upper.shift & 0x01010101u * ((1 << HIGH) - 1)) << LOW;
+    codes |= take_bits(loadu<vu>(planes + 64 * LOW + upper.byte), upper.shift, HIGH) << LOW;
   }
   if (f.values) codes = look_up(codes, f.values, is_wide(f) ? WIDE_OFFSET : 0);
   else if (is_wide(f) && WIDE_OFFSET) codes ^= 0x80808080u;
   return (vi)codes;
 }
 
-INLINE vi set_int(int32_t x) {
-#if defined(__AVX512F__)
-  return (vi)_mm512_set1_epi32(x);
-#elif defined(__AVX2__)
-  return (vi)_mm256_set1_epi32(x);
-#else
-  return vi{x, x, x, x};
-#endif
-}
-template <class T> INLINE vi set_word(const T* at) {
-  int32_t x;
-  memcpy(&x, at, 4);
-  return set_int(x);
-}
-
-// Products of two int16 with two others, added.
-INLINE vi dot_pairs(vi a, vi b) {
-#if defined(__AVX512F__)
-  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#else
-  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
-#endif
-}
-
-// Keeps a value where it is: GCC would otherwise compute many of them ahead, and run out of registers.
-#if defined(__AVX512F__)
-INLINE void settle(vi& sum) { __asm__("" : "+v"(sum)); }
-#elif defined(__AVX2__)
-INLINE void settle(vi& sum) { __asm__("" : "+x"(sum)); }
-#else
-INLINE void settle(vi&) {}
-#endif
-INLINE void settle(const int8_t*& pointer) { __asm__("" : "+r"(pointer)); }
-
 constexpr int HALVES = COLUMN / LANES;  // of a column, which share its lines of the cache
 constexpr int64_t AHEAD = 2432;         // bytes that are fetched ahead: about one record of 256 inputs
 
-// sums[r] += the products of 32 inputs with those of R rows, which move on; of C vectors of outputs.
-template <int FORMAT, int R, int C>
+// sums[r] += the products of 32 inputs with those of R rows, which move on; of C vectors of outputs. TILED: of one row and
+// one vector, whose products are there already, see `multiply_tiled`.
+template <int FORMAT, int R, int C, bool TILED>
 INLINE void dot_group(const uint8_t* planes, const char* fetch, const Scales* w, int sub, const int8_t** rows,
-                      vi (*sums)[C]) {
+                      const int32_t* tiled, vi (*sums)[C]) {
   constexpr BlockFormat f = block_format(FORMAT);
   constexpr bool WIDE = !IN_32_BITS && is_wide(f);
   constexpr int N = fours_of(f), APART = HALVES / C, SUB = f.sub ? f.sub : 32;
-  UNROLL for (int i = 0; i < (f.bits + APART - 1) / APART; i++) __builtin_prefetch(fetch + 64 * APART * i, 0, 3);
+  if (!TILED) UNROLL for (int i = 0; i < (f.bits + APART - 1) / APART; i++) __builtin_prefetch(fetch + 64 * APART * i, 0, 3);
   UNROLL for (int part = 0; part < 8 / N; part++) {
     vi some[R][C];  // as int32, or as two int16 that are still to be added
-    UNROLL for (int n = 0; n < N; n++) {
-      vi fours[C];
-      UNROLL for (int c = 0; c < C; c++) fours[c] = codes_of<FORMAT>(planes + 4 * LANES * c, N * part + n);
-      UNROLL for (int r = 0; r < R; r++) {
-        const int8_t* at = rows[r] + 4 * (N * part + n);
-        UNROLL for (int c = 0; c < C; c++) {
-          const vi four = fours[c];
-#if BYTES_DOT
-          const __m512i sum = n ? (__m512i)some[r][c] : _mm512_setzero_si512();
-          some[r][c] = (vi)_mm512_dpbusd_epi32(sum, (__m512i)four, (__m512i)set_word(at));
-#elif defined(__AVX512F__)
-          const __m512i size = WIDE ? _mm512_abs_epi8((__m512i)four) : (__m512i)four;
-          __m512i row = (__m512i)set_word(at);
-          if (WIDE) row = _mm512_mask_sub_epi8(row, _mm512_movepi8_mask((__m512i)four), _mm512_setzero_si512(), row);
-          const __m512i two = _mm512_maddubs_epi16(size, row);
-          some[r][c] = (vi)(n ? _mm512_add_epi16((__m512i)some[r][c], two) : two);
-#elif defined(__AVX2__)
-          const __m256i size = WIDE ? _mm256_abs_epi8((__m256i)four) : (__m256i)four;
-          const __m256i row = WIDE ? _mm256_sign_epi8((__m256i)set_word(at), (__m256i)four) : (__m256i)set_word(at);
-          const __m256i two = _mm256_maddubs_epi16(size, row);
-          some[r][c] = (vi)(n ? _mm256_add_epi16((__m256i)some[r][c], two) : two);
-#else
-          if (n == 0) some[r][c] = vi{};
-          UNROLL for (int i = 0; i < 4; i++) some[r][c] += (four >> 8 * i & 255) * (int32_t)at[i];
-#endif
-          settle(some[r][c]);
-        }
-      }
+    if (TILED) some[0][0] = loadu<vi>(tiled + TILED_SUMS * part);
+    UNROLL for (int r = 0; r < R && !TILED; r++)
+      UNROLL for (int c = 0; c < C; c++) some[r][c] = vi{};
+    UNROLL for (int n = N * part; n < (TILED ? 0 : N * (part + 1)); n += FOURS) {
+      vi fours[FOURS][C];
+      UNROLL for (int i = 0; i < FOURS; i++)
+        UNROLL for (int c = 0; c < C; c++) fours[i][c] = codes_of<FORMAT>(planes + 4 * LANES * c, n + i);
+      add_products<WIDE, R, C>(fours, rows, 4 * n, some);
     }
+    part_rows<R, C>(some);
     UNROLL for (int c = 0; c < C; c++) {
       const vi one = set_int(IN_32_BITS ? 1 : 0x00010001);
       const vi scale = f.sub ? w[c].scales[sub + N * part * 4 / SUB] : one;
@@ -195,23 +97,23 @@ INLINE void dot_group(const uint8_t* planes, const char* fetch, const Scales* w,
     }
   }
   UNROLL for (int r = 0; r < R; r++) {
-    rows[r] += 32;
+    rows[r] += r < paired(R) ? 64 : 32;
     settle(rows[r]);
   }
 }
 
 // out [R, C LANES] += the products of `groups` times 32 inputs, from `begin` on. record: of the first of them, which holds
-// all where they share scales; first: the first output.
-template <int FORMAT, int R, int C>
+// all where they share scales; first: the first output. pairs: of rows that are `paired`; tiled: see `dot_group`.
+template <int FORMAT, int R, int C, bool TILED = false>
 __attribute__((noinline)) static void multiply_chunk(const Scales* w, const uint8_t* record, const char* fetch, int first,
                                                      int groups, const Bytes& in, int64_t row, int64_t begin,
-                                                     float* out) {
+                                                     const int8_t* pairs, float* out, const int32_t* tiled = nullptr) {
   constexpr BlockFormat f = block_format(FORMAT);
   constexpr int OFFSET = offset_of(f), SUB = f.sub ? f.sub : 32;
   const int64_t stride = in.stride, at = row * stride + begin;
   const uint8_t* planes = record + header_bytes(f) + 4 * first;
   const int8_t* rows[R];
-  UNROLL for (int r = 0; r < R; r++) rows[r] = in.codes + at + r * stride;
+  UNROLL for (int r = 0; r < R; r++) rows[r] = r < paired(R) ? pairs + r * 256 : in.codes + at + r * stride;
   vi sums[R][C];
   vf totals[R][C];
   UNROLL for (int r = 0; r < R; r++)
@@ -223,7 +125,8 @@ __attribute__((noinline)) static void multiply_chunk(const Scales* w, const uint
     if (!f.sub)
       UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++) sums[r][c] = vi{};
-    dot_group<FORMAT, R, C>(planes, fetch, w, 32 / SUB * g, rows, sums);
+    dot_group<FORMAT, R, C, TILED>(planes, fetch, w, 32 / SUB * g, rows, tiled, sums);
+    if (TILED) tiled += TILED_SUMS * 8 / fours_of(f);
     if (f.sub) continue;
     vf d[C], e[C];
     UNROLL for (int c = 0; c < C; c++) {
@@ -268,8 +171,34 @@ template <int FORMAT, int C> struct RowsOfChunk<FORMAT, 0, C> {
   template <class... Args> static void run(int, const Args&...) {}
 };
 
+// out [rows, 16] += the products of a chunk with `rows` rows. Tiles of as many rows overlap rather than have another shape.
+template <int FORMAT>
+__attribute__((noinline)) static void multiply_tiled(TileShapes& shapes, const Scales* w, const uint8_t* record,
+                                                     const char* fetch, int groups, const Bytes& in, int64_t row, int rows,
+                                                     int64_t begin, float* out) {
+  constexpr BlockFormat f = block_format(FORMAT);
+  constexpr int N = fours_of(f);
+  alignas(64) uint8_t codes[64][64];  // of four inputs, of 16 outputs
+  alignas(64) int32_t sums[64 / N][16][16];
+  const uint8_t* planes = record + header_bytes(f);
+  for (int g = 0; g < groups; g++, planes += group_stride(f), fetch += group_stride(f)) {
+    UNROLL for (int i = 0; i < f.bits; i++) __builtin_prefetch(fetch + 64 * i, 0, 3);
+    UNROLL for (int four = 0; four < 8; four++) storeu(codes[8 * g + four], codes_of<FORMAT>(planes, four));
+  }
+  const int tiles = (rows + 15) / 16, each = (rows + tiles - 1) / tiles;
+  for (int next = 0; next < rows;) {
+    const int first = (int)min_(next, rows - each);
+    const int8_t* x = in.codes + (row + first) * in.stride + begin;
+    multiply_fours<N>(shapes, codes[0], x, in.stride, each, 8 / N * groups, sums);
+    for (; next < first + each; next++)
+      multiply_chunk<FORMAT, 1, 1, true>(w, record, fetch, 0, groups, in, row + next, begin, nullptr, out + next * BLOCK,
+                                         sums[0][next - first]);
+  }
+}
+
 // Rows of a tile, and its vectors of outputs: what stays in registers.
-constexpr int TILE_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : 2, TILE_VECTORS = LANES == 8 ? 2 : 1;
+constexpr int TILE_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : REGISTERS == 32 ? 8 : 2, TILE_VECTORS = LANES == 8 ? 2 : 1;
+constexpr int FEWEST_TILED = 8;  // rows from which on instructions for tiles are fewer; sums are the same
 
 // out [rows, 32] of one block: the products with rows of 8 bits. A chunk of weights stays in the first cache for all tiles.
 template <int FORMAT>
@@ -281,18 +210,31 @@ __attribute__((noinline)) static void multiply_codes(const Matrix& m, const Byte
   const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
   memset(out, 0, 4 * (size_t)rows * BLOCK);
   Scales scales[C];
+  alignas(LINE) int8_t pairs[paired(2) ? 2 * GROUP * 256 : 1];
+  TileShapes shapes;
   for (int column = 0; column < BLOCK; column += COLUMN) {
     const uint8_t* record = (const uint8_t*)m.data + (2 * block + column / COLUMN) * bytes;
     for (int64_t i = 0; i < records; i += at_once) {
       const int64_t count = min_(at_once, records - i);
+      for (int t = 0; t < tiles; t++)
+        for (int begin = rows * t / tiles, r = 0; r < paired(rows * (t + 1) / tiles - begin); r++)
+          for (int64_t k = 0; k < count * f.each; k += 8)
+            memcpy(pairs + (begin + r / 2 * 2) * 256 + 2 * k + 8 * (r % 2), in.codes + (row + begin + r) * in.stride + i * f.each + k, 8);
       for (int first = 0; first < COLUMN; first += C * LANES) {
         if constexpr (f.sub > 0)
           for (int c = 0; c < C; c++) unpack_scales<FORMAT>(record, first + c * LANES, scales[c]);
         const char* fetch = (const char*)record + AHEAD + 64 * first / LANES;
+        if constexpr (HAS_TILES)
+          if (rows >= FEWEST_TILED) {
+            multiply_tiled<FORMAT>(shapes, scales, record, fetch, (int)count * f.each / 32, in, row, rows, i * f.each,
+                                   out + column);
+            continue;
+          }
         for (int t = 0; t < tiles; t++) {
           const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
           RowsOfChunk<FORMAT, TILE_ROWS, C>::run(number, scales, record, fetch, first, (int)count * f.each / 32, in,
-                                                 row + begin, i * f.each, out + begin * BLOCK + column + first);
+                                                 row + begin, i * f.each, pairs + begin * 256,
+                                                 out + begin * BLOCK + column + first);
         }
       }
       record += count * record_bytes(f);
@@ -321,36 +263,6 @@ static void multiply_blocks(const Matrix& m, const Input& in, int64_t row, int r
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < BLOCK; i += LANES)
       storeu(out + r * BLOCK + i, load(both + 2 * r * BLOCK + i) + load(both + (2 * r + 1) * BLOCK + i));
-}
-
-// 32 integers, which were added to the magic number of `round_row`, as bytes; and the sums of 16 each.
-INLINE void store_bytes(const vf* x, int8_t* to, int16_t* sums) {
-#if defined(__AVX512F__)
-  for (int i = 0; i < 2; i++) {
-    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)ubits(x[i]));
-    _mm_storeu_si128((__m128i*)(to + 16 * i), bytes);
-    sums[i] = (int16_t)_mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(bytes));
-  }
-#elif defined(__AVX2__)
-  const __m256i zero = _mm256_set1_epi32(0x4b400000);  // of the magic number itself
-  __m256i words[4];
-  UNROLL for (int i = 0; i < 4; i++) words[i] = _mm256_sub_epi32((__m256i)ubits(x[i]), zero);
-  const __m256i low = _mm256_packs_epi32(words[0], words[1]), high = _mm256_packs_epi32(words[2], words[3]);
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
-  _mm256_storeu_si256((__m256i*)to, bytes);
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-  __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  fours = _mm256_hadd_epi32(fours, fours);
-  fours = _mm256_hadd_epi32(fours, fours);
-  sums[0] = (int16_t)_mm256_extract_epi16(fours, 0);
-  sums[1] = (int16_t)_mm256_extract_epi16(fours, 8);
-#else
-  for (int i = 0; i < 32 / LANES; i++) storeu(to + i * LANES, __builtin_convertvector(ubits(x[i]) & 0xff, bytes));
-  int32_t half[2] = {};
-  for (int k = 0; k < 32; k++) half[k / 16] += to[k];
-  sums[0] = (int16_t)half[0], sums[1] = (int16_t)half[1];
-#endif
 }
 
 // Rounds a row to integers, the largest of each `each` numbers to 127; a second part is the remainder.

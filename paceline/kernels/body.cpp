@@ -6,6 +6,7 @@
 #include <math.h>
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include "abi.h"
@@ -47,7 +48,7 @@ struct Input {
 
 INLINE int num_blocks(const Matrix& m) { return (m.outs + BLOCK - 1) / BLOCK; }
 
-constexpr int MOST_ROWS = LANES == 16 ? 12 : 6;  // of a tile, whose sums stay in registers
+constexpr int MOST_ROWS = LANES == 16 ? 12 : LANES == 4 && REGISTERS == 32 ? 8 : 6;  // of a tile, whose sums stay in registers
 constexpr int GROUP = 48;                        // rows whose sums are kept between panels
 constexpr int64_t PANEL = 128;                   // pairs of inputs whose weights stay in the first cache
 
@@ -62,8 +63,9 @@ struct Ahead {
 };
 
 #include "bf12.h"
+#include "amx.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(__AMX_TILE__)
 #if defined(__AVX512BF16__)
 typedef half_t factor_t;  // what bfloat16 weights are multiplied with
 #else
@@ -153,6 +155,14 @@ struct F32s {  // [k, 32]
   }
 };
 
+// Vectors of outputs that a tile computes at once; a tile of fewer than 32 outputs sweeps over its weights again.
+constexpr int columns_of(int rows) {
+  if (LANES == 16) return 2;
+  if (LANES == 4 && REGISTERS == 32) return rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
+  return rows <= 3 ? 4 : 2;
+}
+constexpr int sweeps_of(int rows) { return PER_BLOCK / columns_of(rows); }
+
 // C vectors of outputs, the first at `column`.
 template <class Format, int R, int C>
 INLINE void tile_part(const char* w, const float* x, int64_t stride, int64_t pairs, int column, Ahead ahead, float* out) {
@@ -160,8 +170,8 @@ INLINE void tile_part(const char* w, const float* x, int64_t stride, int64_t pai
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) sums[r][c] = load(out + r * BLOCK + column + c * LANES);
   for (int64_t k = 0; k < pairs; k++) {
-    ahead.fetch<2 * Format::ROW * C / (PER_BLOCK * LINE)>();
-    if (C == 4) {  // few rows: a vector of weights at a time leaves registers for four
+    ahead.fetch<(2 * Format::ROW * C / PER_BLOCK + LINE - 1) / LINE>();
+    if (LANES < 16 && C == columns_of(1)) {  // few rows: a vector of weights at a time leaves registers for all sums
       UNROLL for (int c = 0; c < C; c++) {
         const vf even = Format::template load_one<0>(w, k, column + c * LANES);
         const vf odd = Format::template load_one<1>(w, k, column + c * LANES);
@@ -192,10 +202,6 @@ INLINE void tile_part(const char* w, const float* x, int64_t stride, int64_t pai
     UNROLL for (int c = 0; c < C; c++) storeu(out + r * BLOCK + column + c * LANES, sums[r][c]);
 }
 
-// Vectors of outputs that a tile computes at once; a tile of fewer than 32 outputs sweeps over its weights again.
-constexpr int columns_of(int rows) { return LANES == 16 ? 2 : rows <= 3 ? 4 : 2; }
-constexpr int sweeps_of(int rows) { return PER_BLOCK / columns_of(rows); }
-
 // out [R, 32] += x [R, 2 pairs] times one block of weights.
 template <class Format, int R>
 static void tile_floats(const char* w, const float* x, int64_t stride, int64_t pairs, Ahead ahead, float* out) {
@@ -220,11 +226,12 @@ __attribute__((noinline)) static void tile(int format, const Matrix& m, const ch
   const float* x = in.wide + row * stride + 2 * first;
 #if defined(__AVX512BF16__)
   const factor_t* factors = in.narrow + row * stride + 2 * first;
-#elif defined(__AVX512F__)
+#elif defined(__AVX512F__) && !defined(__AMX_TILE__)
   const factor_t* factors = x;
 #endif
   switch (format) {
-#if defined(__AVX512F__)
+#if defined(__AMX_TILE__)  // BF16: see `multiply_pairs`
+#elif defined(__AVX512F__)
     case BF16: tile_pairs<R, BF16>(m, w, factors, stride, first, pairs, ahead, patches, widened, out); break;
     case BF12: tile_pairs<R, BF12>(m, w, factors, stride, first, pairs, ahead, patches, widened, out); break;
 #else
@@ -275,16 +282,19 @@ static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int row
   if (is_block_format(m.format)) return multiply_blocks(m, in, row, rows, block, out);
   const char* w = (const char*)m.data + block * block_bytes(m);
   const int64_t pairs = (m.ins + 1) / 2;
-  const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  const bool packed = m.format == BF12, tiled = HAS_TILES && (packed || m.format == BF16);
+  const int most = tiled ? TILED_ROWS : MOST_ROWS, tiles = (rows + most - 1) / most;
+  const auto begin_of = [&](int t) { return tiled ? (int)min_(rows, most * t) : rows * t / tiles; };
   int sweeps = 0;
-  const bool packed = m.format == BF12;
-  for (int t = 0; t < tiles; t++) sweeps += sweeps_of(rows * (t + 1) / tiles - rows * t / tiles);
-  const bool first_widens = LANES == 16;  // BF12: the first tile does, in its registers, of which there are 32
+  for (int t = 0; t < tiles; t++) sweeps += sweeps_of(begin_of(t + 1) - begin_of(t));
+  const bool first_widens = LANES == 16 && !tiled;  // BF12: the first tile does, in its registers, of which there are 32
   const bool once = sweeps <= 1 && (!packed || first_widens);
-  const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL, panel = round_up((pairs + panels - 1) / panels, 2);
+  const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL;
+  const int64_t panel = round_up((pairs + panels - 1) / panels, tiled ? TILED_PAIRS : 2);
   const int64_t bytes = bytes_of_pair(m.format);
   alignas(LINE) half_t widened[64 * PANEL];
   Patches patches = patches_of(m, block);
+  TileShapes shapes;
   memset(out, 0, 4 * (size_t)rows * BLOCK);
   for (int64_t first = 0; first < pairs; first += panel) {
     const int64_t count = min_(panel, pairs - first);
@@ -295,11 +305,15 @@ static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int row
     for (int t = 0; t < tiles; t++) {
       int format = m.format;
       if (packed && (t > 0 || !first_widens)) format = BF16, weights = (const char*)widened;
-      const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
+      const int begin = begin_of(t), number = begin_of(t + 1) - begin;
       const int each = pairs_at_once(format);
       const Ahead ahead = {next, (each * bytes + sweeps - 1) / sweeps};
-      Tiles<MOST_ROWS>::run(number, format, m, weights, in, row + begin, first, count, ahead, here,
-                            tiles > 1 ? widened : nullptr, out + begin * BLOCK);
+      if (tiled)
+        multiply_pairs(shapes, weights, in.narrow + (row + begin) * in.stride + 2 * first, in.stride, number, count, ahead,
+                       out + begin * BLOCK);
+      else
+        Tiles<MOST_ROWS>::run(number, format, m, weights, in, row + begin, first, count, ahead, here,
+                              tiles > 1 ? widened : nullptr, out + begin * BLOCK);
       next += sweeps_of(number) * (count / each) * ahead.step;
     }
   }
@@ -521,6 +535,19 @@ template <bool PAIRS, int FORMAT> INLINE void lay(const void* const* columns, in
     }
     return;
   }
+#elif defined(PACELINE_NEON)
+  for (int64_t i = 0; i + LANES <= d; i += LANES)
+    UNROLL for (int c = 0; c < COLUMNS; c += LANES) {
+      float32x4_t r[4], t[4];
+      UNROLL for (int j = 0; j < 4; j++) r[j] = (float32x4_t)load_cached<FORMAT>(columns[c + j], i);
+      UNROLL for (int j = 0; j < 2; j++) t[2 * j] = vzip1q_f32(r[j], r[j + 2]), t[2 * j + 1] = vzip2q_f32(r[j], r[j + 2]);
+      float* at = (float*)to + COLUMNS * i + c;
+      UNROLL for (int j = 0; j < 2; j++) {
+        vst1q_f32(at + 2 * j * COLUMNS, vzip1q_f32(t[j], t[j + 2]));
+        vst1q_f32(at + (2 * j + 1) * COLUMNS, vzip2q_f32(t[j], t[j + 2]));
+      }
+    }
+  if (d % LANES == 0) return;
 #elif defined(__AVX2__)
   if (d % 8 == 0) {
     for (int64_t i = 0; i < d; i += 8)
@@ -683,7 +710,7 @@ INLINE void mean_part(const Slot& slot, const Reach* const* reach, float* const*
 template <int FORMAT, int N>
 INLINE void mean(const Slot& slot, const Reach* const* reach, float* const* weights, const int64_t* from, int64_t d,
                  float* const* to) {
-  constexpr int W = LANES == 16 ? 4 : 2, TILE = 128;  // columns that stay in the first cache for all parts
+  constexpr int W = REGISTERS == 32 ? 4 : 2, TILE = 128;  // columns that stay in the first cache for all parts
   int64_t i = 0, low = from[0], end = reach[0]->count;
   UNROLL for (int q = 1; q < N; q++) {
     low = min_(low, from[q]);
@@ -746,7 +773,7 @@ static void attend(const Slot& slot, const Reach* const* reach, const void* cons
   }
   float factors[QUERIES];
   for (int q = 0; q < count; q++) factors[q] = soften(rows[q], from[q], reach[q]->count, scale, softcap, sinks[q]);
-  constexpr int N = LANES >= 8 ? 6 : 2;
+  constexpr int N = LANES >= 8 || REGISTERS == 32 ? 6 : 2;
   int q = 0;
   for (; q + N <= count; q += N) mean<FORMAT, N>(slot, reach + q, rows + q, from + q, values, to + q);
   for (; q + 3 <= count && N >= 3; q += 3) mean<FORMAT, 3>(slot, reach + q, rows + q, from + q, values, to + q);

@@ -27,15 +27,22 @@ class Loaded:
 
     isas: the instruction sets that were built and that this CPU has, the lowest first.
     isa: the one in use.
+    untried: those that would come after it, but never ran on a processor that has them: only $PACELINE_ISA takes them.
     """
 
     library: ctypes.CDLL | None
     reason: str
     isas: tuple[str, ...] = ()
     isa: str | None = None
+    untried: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"native, {self.isa} ({self.reason})" if self.library else f"torch: {self.reason}"
+        if not self.library:
+            return f"torch: {self.reason}"
+        others = (
+            f"; {name}: present, not used: never ran on hardware; PACELINE_ISA={name} tries it" for name in self.untried
+        )
+        return f"native, {self.isa} ({self.reason}){''.join(others)}"
 
 
 def load() -> Loaded:
@@ -62,12 +69,16 @@ def open_kernels(sources: Path = SOURCES) -> Loaded:
             library, reason = _built(sources, digest)
         except (CompileError, OSError) as error:
             return Loaded(None, " ".join(str(error).split()))
-    isas = tuple(isa for isa in ISAS if library.paceline_select(isa.encode()))
+    has = {isa: library.paceline_has(isa.encode()) for isa in ISAS}
+    isas = tuple(isa for isa in ISAS if has[isa])
     if asked:
         _check(asked, isas, f"this CPU or this library ({reason}) lacks the instruction set")
-    library.paceline_select(asked.encode())
+    if not library.paceline_select(asked.encode()):
+        _check(asked, tuple(isa for isa in isas if isa != asked), "the system does not let this process use it")
     library.paceline_isa.restype = ctypes.c_char_p
-    return Loaded(library, reason, isas, asked or library.paceline_isa().decode())
+    isa = asked or library.paceline_isa().decode()
+    later = tuple(ISAS)[tuple(ISAS).index(isa) + 1 :]
+    return Loaded(library, reason, isas, isa, tuple(other for other in later if has[other] == 2))
 
 
 _load = functools.cache(open_kernels)

@@ -30,7 +30,7 @@ _MACHINE = platform.machine().lower()
 HOST = Target({"amd64": "x86_64", "arm64": "aarch64"}.get(_MACHINE, _MACHINE), sys.platform)
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
-_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
+_VNNI = (*_AVX512, "-mavx512vnni")
 _NEON = "-DPACELINE_NEON"
 ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
@@ -38,9 +38,9 @@ ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "avx2": _AVX2,
         "avx2_vnni": (*_AVX2, "-mavxvnni"),
         "avx512": _AVX512,
-        "avx512_vnni": (*_AVX512, "-mavx512vnni"),
-        "avx512_bf16": _BF16,
-        "amx": (*_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        "avx512_vnni": _VNNI,
+        "avx512_bf16": (*_VNNI, "-mavx512bf16"),
+        "amx": (*_VNNI, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     },
     "aarch64": {
         "portable": (),
@@ -139,8 +139,10 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, targ
     isas = ISAS_OF[target.machine]
 
     def compile_body(isa: str) -> str:
+        # zig has other names for processors
+        flags = [flag.replace("-march=armv8.2-a", "-mcpu=baseline+v8_2a") if zig else flag for flag in isas[isa]]
         to = ["-c", str(sources / "body.cpp"), "-o", str(out.with_name(f"{isa}.o"))]
-        return _run([*base, *isas[isa], f"-DPACELINE_ISA={isa}", *to], caches)[1]
+        return _run([*base, *flags, f"-DPACELINE_ISA={isa}", *to], caches)[1]
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = dict(zip(isas, pool.map(compile_body, isas), strict=True))

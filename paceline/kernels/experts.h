@@ -67,7 +67,8 @@ static void fetch(const Matrix& m) {
   int64_t bytes = 0;  // of a block
   if (!is_block_format(m.format)) bytes = block_bytes(m);
   else bytes = 2 * (m.ins / block_format(m.format).each) * record_bytes(block_format(m.format));
-  const uintptr_t page = 4096, first = (uintptr_t)m.data & -page, last = (uintptr_t)m.data + num_blocks(m) * bytes;
+  const uintptr_t page = sysconf(_SC_PAGESIZE), first = (uintptr_t)m.data & -page;
+  const uintptr_t last = (uintptr_t)m.data + num_blocks(m) * bytes;
   bool is_there = true;
   for (int i = 0; i < 4 && is_there; i++) {
     unsigned char resident = 0;

@@ -8,7 +8,12 @@
 #include <immintrin.h>
 #endif
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include "abi.h"
@@ -31,6 +36,9 @@ DECLARE(portable)
 #if defined(PACELINE_HAS_AVX2)
 DECLARE(avx2)
 #endif
+#if defined(PACELINE_HAS_AVX2_VNNI)
+DECLARE(avx2_vnni)
+#endif
 #if defined(PACELINE_HAS_AVX512)
 DECLARE(avx512)
 #endif
@@ -39,6 +47,18 @@ DECLARE(avx512_vnni)
 #endif
 #if defined(PACELINE_HAS_AVX512_BF16)
 DECLARE(avx512_bf16)
+#endif
+#if defined(PACELINE_HAS_AMX)
+DECLARE(amx)
+#endif
+#if defined(PACELINE_HAS_NEON)
+DECLARE(neon)
+#endif
+#if defined(PACELINE_HAS_NEON_DOTPROD)
+DECLARE(neon_dotprod)
+#endif
+#if defined(PACELINE_HAS_NEON_I8MM)
+DECLARE(neon_i8mm)
 #endif
 
 struct Isa {
@@ -52,14 +72,16 @@ struct Isa {
   int64_t (*draw)(const float*, int64_t, uint64_t);
   void (*gumbel)(uint64_t, const int64_t*, int64_t, float*);
   int (*runs_here)();
-  int (*pays_here)();  // 0: a later one is faster here
+  int (*pays_here)();  // 0: a later one is faster here, or nobody knows
+  int (*enter)();      // 0: the system does not let this process use it; may be null
 };
 
 static int always() { return 1; }
+static int untried() { return 0; }  // it never ran on a processor that has it, so only a user who asks for it gets it
 #if defined(__x86_64__)
 struct Features {
-  unsigned leaf1, ebx7, eax71;
-  int ymm, zmm;
+  unsigned leaf1, ebx7, edx7, eax71;
+  int ymm, zmm, tiles;
 };
 static Features features() {
   Features f = {};
@@ -70,14 +92,16 @@ static Features features() {
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     f.ymm = (low & 6) == 6;
     f.zmm = f.ymm && (low & 0xe0) == 0xe0;
+    f.tiles = low >> 17 & low >> 18 & 1;
   }
-  if (__get_cpuid_count(7, 0, &a, &f.ebx7, &c, &d) && a >= 1) __get_cpuid_count(7, 1, &f.eax71, &b, &c, &d);
+  if (__get_cpuid_count(7, 0, &a, &f.ebx7, &c, &f.edx7) && a >= 1) __get_cpuid_count(7, 1, &f.eax71, &b, &c, &d);
   return f;
 }
 static int has_avx2() {
   const Features f = features();
   return f.ymm && f.leaf1 >> 12 & 1 && f.leaf1 >> 29 & 1 && f.ebx7 >> 5 & 1;  // FMA, F16C, AVX2
 }
+static int has_avx2_vnni() { return has_avx2() && features().eax71 >> 4 & 1; }
 static int has_avx512() {
   const Features f = features();
   return has_avx2() && f.zmm && f.ebx7 >> 16 & 1 && f.ebx7 >> 17 & 1 && f.ebx7 >> 30 & 1 && f.ebx7 >> 31 & 1;
@@ -88,18 +112,72 @@ static int has_avx512_vnni() {
   return has_avx512() && c >> 11 & 1;
 }
 static int has_avx512_bf16() { return has_avx512_vnni() && features().eax71 >> 5 & 1; }
+static int has_amx() {
+  const Features f = features();
+  return has_avx512_vnni() && f.tiles && f.edx7 >> 22 & 1 && f.edx7 >> 24 & 1 && f.edx7 >> 25 & 1;  // BF16, TILE, INT8
+}
+
+// Linux keeps no room for tiles until a process asks, for all its threads and children; it refuses where a thread's stack
+// for signals has no room for them.
+static int enter_tiles() {
+#if defined(__linux__)
+  constexpr int REQUEST = 0x1023, TILE_DATA = 18;
+  return !syscall(SYS_arch_prctl, REQUEST, TILE_DATA);
+#else
+  return 0;
+#endif
+}
 
 // Intel's product of pairs of bfloat16 takes as long as four products of floats, so that it gains nothing.
 static int is_not_intel() {
   unsigned a, b = 0, c, d;
   return !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx;
 }
+
+typedef unsigned Rounding;
+constexpr Rounding NEAREST = 0x1f80;
+static Rounding rounding() { return _mm_getcsr(); }
+static void set_rounding(Rounding mode) { _mm_setcsr(mode); }
+#elif defined(__aarch64__)
+// All of them have NEON. Only the system may read which products of bytes they have.
+#if defined(__APPLE__)
+static int has(const char* name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return !sysctlbyname(name, &value, &size, nullptr, 0) && value;
+}
+static int has_neon_dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
+static int has_neon_i8mm() { return has_neon_dotprod() && has("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(__linux__)
+static int has_neon_dotprod() { return getauxval(AT_HWCAP) >> 20 & 1; }  // HWCAP_ASIMDDP
+static int has_neon_i8mm() { return has_neon_dotprod() && getauxval(AT_HWCAP2) >> 13 & 1; }  // HWCAP2_I8MM
+#else
+static int has_neon_dotprod() { return 0; }
+static int has_neon_i8mm() { return 0; }
+#endif
+
+typedef uint64_t Rounding;
+constexpr Rounding NEAREST = 0;
+static Rounding rounding() {
+  Rounding mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+static void set_rounding(Rounding mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
+#else
+typedef int Rounding;
+constexpr Rounding NEAREST = 0;
+static Rounding rounding() { return NEAREST; }
+static void set_rounding(Rounding) {}
 #endif
 
 #define ISA(name, ...) \
   {#name,          name::scratch_bytes,  name::num_phases, name::prepare, name::run, \
    name::multiply, name::multiply_bytes, name::draw,       name::gumbel,  __VA_ARGS__}
 static const Isa isas[] = {
+#if defined(PACELINE_HAS_AMX)
+    ISA(amx, has_amx, untried, enter_tiles),
+#endif
 #if defined(PACELINE_HAS_AVX512_BF16)
     ISA(avx512_bf16, has_avx512_bf16, is_not_intel),
 #endif
@@ -109,8 +187,20 @@ static const Isa isas[] = {
 #if defined(PACELINE_HAS_AVX512)
     ISA(avx512, has_avx512, always),
 #endif
+#if defined(PACELINE_HAS_AVX2_VNNI)
+    ISA(avx2_vnni, has_avx2_vnni, untried),
+#endif
 #if defined(PACELINE_HAS_AVX2)
     ISA(avx2, has_avx2, always),
+#endif
+#if defined(PACELINE_HAS_NEON_I8MM)
+    ISA(neon_i8mm, has_neon_i8mm, always),
+#endif
+#if defined(PACELINE_HAS_NEON_DOTPROD)
+    ISA(neon_dotprod, has_neon_dotprod, always),
+#endif
+#if defined(PACELINE_HAS_NEON)
+    ISA(neon, always, always),
 #endif
     ISA(portable, always, always),
 };
@@ -141,15 +231,11 @@ static Job job;
 static void prepare_job(void* scratch, int threads) { job.isa->prepare(job.model, job.pass, scratch, threads); }
 
 static void run_job(void* scratch, Worker& me) {
-#if defined(__x86_64__)
-  const unsigned before = _mm_getcsr();
-  _mm_setcsr(0x1f80);  // the same rounding in every thread, whatever the caller has set
-#endif
+  const Rounding before = rounding();
+  set_rounding(NEAREST);  // in every thread, whatever the caller has set; and nothing is flushed to zero
   if (job.matrix) job.isa->multiply(job.matrix, job.in, job.rows, job.out, scratch, &me);
   else job.isa->run(job.model, job.pass, scratch, &me);
-#if defined(__x86_64__)
-  _mm_setcsr(before);
-#endif
+  set_rounding(before);
 }
 
 extern "C" {
@@ -164,10 +250,19 @@ const char* paceline_source_hash() {
 
 const char* paceline_isa() { return isa().name; }
 
-// Select an instruction set from the next pass on; "" selects the best. 0: unknown, not compiled, or not supported here.
+// Whether an instruction set was compiled and this processor has it. 2: it is used only where its name is selected.
+int paceline_has(const char* name) {
+  for (int i = 0; i < NUM_ISAS; i++)
+    if (!strcmp(isas[i].name, name) && isas[i].runs_here()) return isas[i].pays_here == untried ? 2 : 1;
+  return 0;
+}
+
+// Select an instruction set from the next pass on; "" selects the best. 0: there is none of this name here, or the system
+// refuses it.
 int paceline_select(const char* name) {
   for (int i = 0; i < NUM_ISAS; i++)
     if (*name ? !strcmp(isas[i].name, name) && isas[i].runs_here() : isas[i].runs_here() && isas[i].pays_here()) {
+      if (isas[i].enter && !isas[i].enter()) return 0;
       pthread_mutex_lock(&gate);
       chosen = &isas[i];
       pthread_mutex_unlock(&gate);
@@ -318,7 +413,8 @@ int64_t paceline_record_bytes(int format) { return record_bytes(block_format(for
 // Ask for large pages under the whole pages of a buffer: fewer look-ups while weights are read.
 void paceline_advise(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  const uintptr_t first = ((uintptr_t)data + 4095) & ~(uintptr_t)4095, last = ((uintptr_t)data + bytes) & ~(uintptr_t)4095;
+  const uintptr_t page = sysconf(_SC_PAGESIZE);  // on ARM up to 64 KB
+  const uintptr_t first = ((uintptr_t)data + page - 1) & -page, last = ((uintptr_t)data + bytes) & -page;
   if (last > first) madvise((void*)first, last - first, MADV_HUGEPAGE);
 #endif
 }

@@ -150,7 +150,7 @@ static Input allocate_input(Arena& arena, int64_t rows, int64_t size, const Size
   Input in = {};
   in.stride = round_up(size, 32);
   in.wide = arena.take<float>(rows * in.stride);
-  if (HAS_DP) in.narrow = arena.take<half_t>(rows * in.stride + 32);
+  if (HAS_DP || HAS_TILES) in.narrow = arena.take<half_t>(rows * in.stride + 32);
   if (s.by_32) in.by_32 = allocate_bytes(arena, rows, s.by_32, size, 32);
   if (s.by_256) in.by_256 = allocate_bytes(arena, rows, s.by_256, size, 256);
   return in;

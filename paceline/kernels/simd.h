@@ -4,7 +4,7 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
-#elif defined(__aarch64__)
+#elif defined(PACELINE_NEON)
 #include <arm_neon.h>
 #endif
 
@@ -17,6 +17,11 @@ constexpr int LANES = 16;
 constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
+#endif
+#if defined(__AVX512F__) || defined(PACELINE_NEON)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
 #endif
 #if defined(__AVX512BF16__)
 constexpr bool HAS_DP = true;  // products of pairs of bfloat16
@@ -54,8 +59,11 @@ INLINE vf fma(vf a, vf b, vf c) {
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__)
   return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__aarch64__)
+#elif defined(PACELINE_NEON)
   return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__aarch64__)
+  UNROLL for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
 #else
   return a * b + c;
 #endif
@@ -76,11 +84,24 @@ INLINE vf from_half(vh x) {
   return (vf)_mm512_cvtph_ps((__m256i)x);
 #elif defined(__AVX2__)
   return (vf)_mm256_cvtph_ps((__m128i)x);
+#elif defined(PACELINE_NEON)
+  return (vf)vcvt_f32_f16((float16x4_t)x);
 #else
   const vu h = __builtin_convertvector(x, vu), magnitude = (h & 0x7fff) << 13, sign = (h & 0x8000) << 16;
   const vf scaled = bits(magnitude) * 0x1p112f;
   const vu special = (vu)((magnitude >= (0x7c00u << 13))) & 0x7f800000u;
   return bits(ubits(scaled) | special | sign);
+#endif
+}
+
+// LANES bytes as int16.
+INLINE signed_halves widen_bytes(const void* p) {
+#if defined(PACELINE_NEON)
+  int32_t four;
+  memcpy(&four, p, 4);
+  return (signed_halves)vget_low_s16(vmovl_s8((int8x8_t)vdup_n_s32(four)));
+#else
+  return __builtin_convertvector(loadu<signed_bytes>(p), signed_halves);
 #endif
 }
 
@@ -90,13 +111,13 @@ INLINE vf from_int8(const void* p) {
 #elif defined(__AVX2__)
   return __builtin_convertvector((vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), vf);
 #else
-  return __builtin_convertvector(loadu<signed_bytes>(p), vf);
+  return __builtin_convertvector(widen_bytes(p), vf);
 #endif
 }
 
 // e4m3 without infinities. With its bits at the upper end, it is a float16 of 1 / 256 of its value.
 INLINE vf from_fp8(const uint8_t* p) {
-  const vh h = (vh)__builtin_convertvector(loadu<signed_bytes>(p), signed_halves) << 7 & 0xbf80;
+  const vh h = (vh)widen_bytes(p) << 7 & 0xbf80;
   return from_half(h | ((h + 0x80) & 0x4000)) * 256.0f;  // only NaN carries into the upper bit of the exponent
 }
 
@@ -157,6 +178,8 @@ INLINE uint32_t max_lanes(vu x) {
   __m128i y = _mm_max_epu32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
   y = _mm_max_epu32(y, _mm_shuffle_epi32(y, 0x4e));
   return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(y, _mm_shuffle_epi32(y, 0xb1)));
+#elif defined(PACELINE_NEON)
+  return vmaxvq_u32((uint32x4_t)x);
 #else
   uint32_t most = 0;
   for (int i = 0; i < LANES; i++) most = x[i] > most ? x[i] : most;

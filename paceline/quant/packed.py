@@ -119,7 +119,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
-        widens = weight.dtype is torch.bfloat16 and str(load().isa).startswith("avx512")
+        widens = weight.dtype is torch.bfloat16 and str(load().isa).startswith(("avx512", "amx"))
         short = Bf12.of(weight) if widens else None
         self.packed = nn.Buffer(place(pack(weight) if short is None else short.units), persistent=False)
         self.table = None if short is None else nn.Buffer(short.table, persistent=False)

@@ -7,7 +7,10 @@ since they share its bandwidth to memory, which limits decoding.
 import ctypes
 import gc
 import os
+import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +29,7 @@ _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SHORT_SPIN = "10000"
 _MANY = 0.25  # other threads that run
 _FEW_NUMBERS = 1 << 21  # 40 rows of 49,152 logits
-# Instruction sets for low-precision products, by the names that Linux has for them on x86 and on ARM.
+# Instruction sets for low-precision products, by the names that Linux has for them on x86 and on ARM, and macOS.
 _FLAGS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -41,14 +44,15 @@ _FLAGS = {
     "i8mm": "NEON-I8MM",
     "sve": "SVE",
 }
+_MAC_FLAGS = {"FEAT_DotProd": "NEON-dot", "FEAT_BF16": "NEON-BF16", "FEAT_I8MM": "NEON-I8MM"}
 
 
 @dataclass(frozen=True)
 class Processors:
     """The CPUs that this process may use.
 
-    cpus: logical CPUs. cores: physical cores among them. quota: the CPU limit of its container, in CPUs; None without a
-    limit. asked: OMP_NUM_THREADS, None where it is not set.
+    cpus: logical CPUs. cores: full cores among them, see `count_cores`. quota: the CPU limit of its container, in CPUs;
+    None without a limit. asked: OMP_NUM_THREADS, None where it is not set.
     """
 
     cpus: int
@@ -75,7 +79,7 @@ class Processors:
         if self.quota is not None and int(self.quota) < min(self.cpus, self.cores):
             return f"the container grants {self.quota:g} CPUs"
         if self.cores < self.cpus:
-            return f"{self.cpus} logical CPUs are {self.cores} physical cores"
+            return f"{self.cpus} logical CPUs are {self.cores} full cores"
         return f"{self.cpus} cores may be used"
 
 
@@ -111,9 +115,17 @@ def usable_cpus() -> set[int]:
 
 
 def count_cores(cpus: set[int], root: Path = _ROOT) -> int:
-    """Physical cores among these logical CPUs; all of them where the topology is unknown."""
-    topology = root / "sys/devices/system/cpu"
-    return len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or f"cpu {cpu}" for cpu in cpus})
+    """Physical cores among these logical CPUs, of cores of several sizes the large ones; all where that is unknown.
+
+    Large is what has half of the largest one's capacity, by Linux, or counts as a performance core, by macOS. All
+    threads wait for the slowest one, and the large cores alone can use the memory's bandwidth.
+    """
+    if cores := _sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu"):
+        return min(int(cores), len(cpus))
+    folder = root / "sys/devices/system/cpu"
+    sizes = {cpu: int(_read(folder / f"cpu{cpu}/cpu_capacity") or 0) for cpu in cpus}
+    large = [cpu for cpu in cpus if 2 * sizes[cpu] >= max(sizes.values())]
+    return len({_read(folder / f"cpu{cpu}/topology/thread_siblings_list") or f"cpu {cpu}" for cpu in large})
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
@@ -147,19 +159,21 @@ def _cgroups(root: Path) -> Iterator[Path]:
             yield from (root.joinpath("sys/fs/cgroup", *parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
-def cpu_info(key: str, root: Path = _ROOT) -> str | None:
-    """The first value of a key of /proc/cpuinfo; None where there is none."""
-    for line in _read(root / "proc/cpuinfo").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return None
+def cpu_name(root: Path = _ROOT) -> str | None:
+    """The processor's name. On ARM Linux has none: the board's name, or the numbers of the maker and the part."""
+    if name := _cpu_info("model name", root) or _sysctl("machdep.cpu.brand_string"):
+        return name
+    if board := _read(root / "sys/firmware/devicetree/base/model").strip("\0"):
+        return board
+    maker, part = (_cpu_info(f"CPU {key}", root) for key in ("implementer", "part"))
+    return f"ARM {maker} {part}" if part else platform.processor() or platform.machine() or None
 
 
 def cpu_flags(root: Path = _ROOT) -> tuple[str, ...]:
     """Instruction sets of the CPU that decide how fast low-precision products are, by their usual names."""
-    words = (cpu_info("flags", root) or cpu_info("Features", root) or "").split()
-    return tuple(name for flag, name in _FLAGS.items() if flag in words)
+    words = (_cpu_info("flags", root) or _cpu_info("Features", root)).split()
+    on_a_mac = (name for flag, name in _MAC_FLAGS.items() if _sysctl(f"hw.optional.arm.{flag}") == "1")
+    return (*(name for flag, name in _FLAGS.items() if flag in words), *on_a_mac)
 
 
 def available_memory(root: Path = _ROOT) -> int:
@@ -285,6 +299,22 @@ def return_free_memory() -> None:
     """
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
+
+
+def _cpu_info(key: str, root: Path) -> str:
+    """The first value of a key of /proc/cpuinfo; "" where there is none."""
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
+
+
+def _sysctl(name: str) -> str:
+    """What macOS knows by this name; "" where it does not, and elsewhere."""
+    if sys.platform != "darwin":
+        return ""
+    return subprocess.run(["sysctl", "-n", name], capture_output=True, encoding="utf-8", check=False).stdout.strip()
 
 
 def _read(path: Path) -> str:

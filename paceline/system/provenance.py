@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from .hardware import cpu_info, usable_cpus
+from .hardware import cpu_name, usable_cpus
 
 
 def provenance() -> dict[str, object]:
@@ -29,7 +29,7 @@ def provenance() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": _version("transformers"),
-        "cpu": cpu_info("model name") or platform.processor() or platform.machine() or None,
+        "cpu": cpu_name(),
         "cores": len(usable_cpus()),
         "threads": torch.get_num_threads(),
         "memory_bytes": psutil.virtual_memory().total,

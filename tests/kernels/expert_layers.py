@@ -82,7 +82,7 @@ class Linear:
         """float64 [in] -> [out], of inputs as the kernels read them."""
         if isinstance(self.form, BlockFormat):
             x = rounded(self.form, x[None], self.bits)[0]
-        elif self.form in (torch.bfloat16, "BF12") and kernels.library().paceline_isa() == b"avx512_bf16":
+        elif self.form in (torch.bfloat16, "BF12") and kernels.library().paceline_isa() in (b"avx512_bf16", b"amx"):
             x = x.bfloat16().double()
         return (self.weight * x).sum(-1) + (0 if self.bias is None else self.bias.double())
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import runpy
 import shutil
 import signal
@@ -41,7 +42,8 @@ MAIN = f"""#include <string.h>
 {SWITCH}
 extern "C" const char* paceline_isa() {{ return "{tuple(ISAS)[-1]}"; }}
 extern "C" const char* paceline_source_hash() {{ return PACELINE_SOURCE_HASH; }}
-extern "C" int paceline_select(const char* name) {{ return {" + ".join(f"{isa}_(name)" for isa in ISAS)}; }}
+extern "C" int paceline_has(const char* name) {{ return {" + ".join(f"{isa}_(name)" for isa in ISAS)}; }}
+extern "C" int paceline_select(const char* name) {{ return !*name || paceline_has(name); }}
 """
 CXX = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 needs_compiler = pytest.mark.skipif(CXX is None, reason="needs a C++ compiler")
@@ -261,6 +263,32 @@ def test_instruction_set_that_the_cpu_lacks_is_refused(sources, monkeypatch):
     monkeypatch.setenv("PACELINE_ISA", new)
     with pytest.raises(ConfigError, match=f"this CPU or this library.*Got: {new}"):
         open_kernels(sources)
+
+
+@needs_compiler
+def test_an_instruction_set_that_the_system_denies_is_refused_by_name(sources, monkeypatch):
+    new = tuple(ISAS)[-1]
+    (sources / "library.cpp").write_text(MAIN.replace("!*name || paceline_has", "0 && paceline_has"))
+    monkeypatch.setenv("PACELINE_ISA", new)
+    with pytest.raises(ConfigError, match=f"the system does not let this process use it.*Got: {new}"):
+        open_kernels(sources)
+
+
+@needs_compiler
+def test_what_never_ran_on_hardware_is_only_told_of(sources, monkeypatch):
+    if len(ISAS) < 3:
+        pytest.skip("there are too few instruction sets here")
+    *_, lower, used, untried = ISAS
+    main = re.sub(r'(paceline_isa\(\) \{ return ")\w+', rf"\g<1>{used}", MAIN)
+    for name in (lower, untried):  # one that comes before what is used is no news
+        main = main.replace(f'!strcmp(name, "{name}") && {name}::one()', f'2 * !strcmp(name, "{name}")')
+    (sources / "library.cpp").write_text(main)
+    loaded = open_kernels(sources)
+    assert (loaded.isas, loaded.isa, loaded.untried) == (tuple(ISAS), used, (untried,))
+    told = f"; {untried}: present, not used: never ran on hardware; PACELINE_ISA={untried} tries it"
+    assert str(loaded) == f"native, {used} ({loaded.reason}){told}"
+    monkeypatch.setenv("PACELINE_ISA", untried)
+    assert (open_kernels(sources).isa, open_kernels(sources).untried) == (untried, ())
 
 
 @needs_compiler

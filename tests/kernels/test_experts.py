@@ -72,7 +72,7 @@ def close(layer: Layer, rows: Tensor) -> bool:
     got, read = run([layer], rows[None])
     want, chosen = zip(*map(layer.of_row, rows.double()), strict=True)
     error = (got[0] - torch.stack(want)).abs().max() / torch.stack(want).sub(rows).std()
-    rounds = isinstance(layer.rules.form, BlockFormat) or library().paceline_isa() == b"avx512_bf16"
+    rounds = isinstance(layer.rules.form, BlockFormat) or library().paceline_isa() in (b"avx512_bf16", b"amx")
     return bool(error < (5e-3 if rounds else 2e-5)) and read == len(set().union(*chosen))
 
 

@@ -132,7 +132,7 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     ),
     BLOCKS[0]: ("blocks.h", "32 / SUB * g, rows", "32 / SUB * (FAULT && g ? g - 1 : g), rows"),
     BLOCKS[1]: ("blocks.h", ": in.sums) + (at + r * stride)", ": in.sums) + (at + (FAULT ? 0 : r) * stride)"),
-    BLOCKS[2]: ("blocks.h", "codes >> lower.shift &", "codes >> (FAULT ? 4 - lower.shift : lower.shift) &"),
+    BLOCKS[2]: ("blocks.h", "codes, lower.shift, LOW", "codes, FAULT ? 4 - lower.shift : lower.shift, LOW"),
     BLOCKS[3]: ("blocks.h", "    record += record_bytes(f);", "    if (!FAULT) record += record_bytes(f);"),
     BLOCKS[4]: ("blocks.h", "(2 * block + column / COLUMN)", "(2 * block + (FAULT ? 0 : column / COLUMN))"),
     BLOCKS[5]: ("blocks.h", "p ? most / 127 / 254", "p && !FAULT ? most / 127 / 254"),

@@ -100,7 +100,7 @@ def test_busy_machine_is_told():
 
 def test_threads_are_told():
     many = replace(QUIET, threads=8, processors=Processors(8, 4, asked=8))
-    assert "8 threads are in use where 8 logical CPUs are 4 physical cores: --threads 4" in said(many)
+    assert "8 threads are in use where 8 logical CPUs are 4 full cores: --threads 4" in said(many)
     assert "1 of 4 possible threads" in said(replace(QUIET, threads=1))
 
 

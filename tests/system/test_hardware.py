@@ -19,6 +19,7 @@ from paceline.system.hardware import (
     available_memory,
     count_cores,
     cpu_flags,
+    cpu_name,
     cpu_quota,
     load_between,
     memory_room,
@@ -34,10 +35,10 @@ from paceline.system.hardware import (
     ("found", "number", "reason"),
     [
         (Processors(8, 8), 8, "8 cores"),
-        (Processors(8, 4), 4, "8 logical CPUs are 4 physical cores"),
+        (Processors(8, 4), 4, "8 logical CPUs are 4 full cores"),
         (Processors(8, 8, quota=2.5), 2, "grants 2.5 CPUs"),
         (Processors(8, 4, quota=0.5), 1, "grants 0.5 CPUs"),
-        (Processors(8, 4, quota=6.0), 4, "physical"),
+        (Processors(8, 4, quota=6.0), 4, "full cores"),
         (Processors(8, 8, quota=2.0, asked=5), 5, "OMP_NUM_THREADS is 5"),
     ],
 )
@@ -54,6 +55,45 @@ def test_hyper_threads_are_no_cores(tmp_path):
     assert count_cores(set(range(8)), tmp_path) == 4
     assert count_cores({0, 4, 1}, tmp_path) == 2
     assert count_cores({0, 1, 2}, tmp_path / "nowhere") == 3
+
+
+@pytest.mark.parametrize(
+    ("capacities", "cores"),
+    [
+        ("397 397 397 397 1024 1024 1024 1024", 4),  # RK3588
+        ("250 250 250 250 790 790 790 1024", 4),  # a telephone's, of three sizes
+        ("1024 1024", 2),
+        ("400 400", 2),  # the process may only use small ones
+    ],
+)
+def test_small_cores_are_not_counted(tmp_path, capacities, cores):
+    for cpu, capacity in enumerate(capacities.split()):
+        write(tmp_path, {f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity": f"{capacity}\n"})
+    assert count_cores(set(range(len(capacities.split()))), tmp_path) == cores
+
+
+M2 = {
+    "hw.perflevel0.physicalcpu": "4",
+    "hw.physicalcpu": "8",
+    "machdep.cpu.brand_string": "Apple M2",
+    "hw.optional.arm.FEAT_DotProd": "1",
+    "hw.optional.arm.FEAT_BF16": "1",
+    "hw.optional.arm.FEAT_I8MM": "1",
+}
+
+
+def test_what_macos_tells(tmp_path, monkeypatch):
+    """By a `sysctl` of a test; there are no files to read."""
+    values = "".join(f"{name}) echo {value};;\n" for name, value in M2.items())
+    (tmp_path / "sysctl").write_text(f"#!/bin/sh\ncase $2 in\n{values}*) echo unknown oid >&2; exit 1;;\nesac\n")
+    (tmp_path / "sysctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(hardware, "sys", SimpleNamespace(platform="darwin"))
+    nowhere = tmp_path / "nowhere"
+    assert count_cores(set(range(8)), nowhere) == 4
+    assert (cpu_name(nowhere), cpu_flags(nowhere)) == ("Apple M2", ("NEON-dot", "NEON-BF16", "NEON-I8MM"))
+    (tmp_path / "sysctl").write_text("#!/bin/sh\n[ $2 = hw.physicalcpu ] && echo 2\n")  # Intel's have one kind of core
+    assert (count_cores(set(range(4)), nowhere), cpu_flags(nowhere)) == (2, ())
 
 
 @pytest.mark.parametrize(
@@ -194,6 +234,15 @@ def test_flags_that_matter(tmp_path):
     assert cpu_flags(tmp_path) == ("AVX2", "AVX-512-BF16")
     assert cpu_flags(write(tmp_path, {"proc/cpuinfo": "Features : asimddp bf16\n"})) == ("NEON-dot", "NEON-BF16")
     assert cpu_flags(tmp_path / "nowhere") == ()
+
+
+def test_the_name_of_a_processor(tmp_path):
+    write(tmp_path, {"proc/cpuinfo": "processor : 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"})
+    assert cpu_name(tmp_path) == "ARM 0x41 0xd0c"
+    write(tmp_path, {"sys/firmware/devicetree/base/model": "Raspberry Pi 5 Model B Rev 1.0\0"})
+    assert cpu_name(tmp_path) == "Raspberry Pi 5 Model B Rev 1.0"
+    write(tmp_path, {"proc/cpuinfo": "model name\t: AMD EPYC\n"})
+    assert cpu_name(tmp_path) == "AMD EPYC"
 
 
 def test_load_counts_others_and_what_is_stolen():

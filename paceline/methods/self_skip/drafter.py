@@ -17,7 +17,7 @@ from pydantic import Field
 from ...errors import ConfigError
 from ...kernels.build import cache_folder, load
 from ...schema import checked, checked_call
-from ...system.hardware import cpu_info
+from ...system.hardware import cpu_name
 from ...target.loaded import LoadedModel
 from ..draft_window import WindowSize, suffix_of
 from ..self_experts import SelfDraft
@@ -89,7 +89,7 @@ class SelfSkip(SelfDraft):
 def _kept(target: LoadedModel, fraction: float | None, context: int) -> Path:
     """The file of a choice in the cache: of a model, its formats and this machine."""
     formats = sorted({type(module).__name__ + str(getattr(module, "form", "")) for module in target.model.modules()})
-    machine = cpu_info("model name"), torch.get_num_threads(), str(load())
+    machine = cpu_name(), torch.get_num_threads(), str(load())
     dtypes = str(target.dtype), str(target.kv_dtype)
     facts = repr((target.fingerprint, dtypes, formats, machine, fraction, context))
     return cache_folder("skips") / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"

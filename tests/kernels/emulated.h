@@ -1,4 +1,4 @@
-// The 512-bit instructions that the kernels use, for processors that lack them: two 256-bit ones each, or a loop.
+// The instructions of AVX-512, AVX-VNNI and AMX that the kernels use, for processors that have only AVX2.
 #pragma once
 #include <immintrin.h>
 #include <math.h>
@@ -111,14 +111,16 @@ EMULATED __m512i emulated_mask_sub_epi8(__m512i otherwise, __mmask64 mask, __m51
   return half<__m512i>(to, 0);
 }
 
-// Products of bytes without a sign with bytes with one.
+// Products of bytes without a sign with bytes with one, which are added in 32 bits: those at even places, then the others.
+EMULATED __m256i emulated_mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) {
+  const __m256i even = _mm256_madd_epi16(_mm256_srli_epi16(_mm256_slli_epi16(a, 8), 8),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
 EMULATED __m512i emulated_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
-  uint32_t to[16];
-  uint8_t first[64];
-  int8_t second[64];
-  memcpy(to, &sum, 64), memcpy(first, &a, 64), memcpy(second, &b, 64);
-  for (int i = 0; i < 64; i++) to[i / 4] += (uint32_t)(first[i] * second[i]);
-  return half<__m512i>(to, 0);
+  return join(emulated_mm256_dpbusd_avx_epi32(half<__m256i>(sum, 0), half<__m256i>(a, 0), half<__m256i>(b, 0)),
+              emulated_mm256_dpbusd_avx_epi32(half<__m256i>(sum, 1), half<__m256i>(a, 1), half<__m256i>(b, 1)));
 }
 
 // Two fused multiply-adds, the upper one of a pair first; numbers below the normal ones are zeros.
@@ -135,4 +137,86 @@ EMULATED __m512 emulated_dpbf16_ps(__m512 sum, __m512i a, __m512i b) {
     to[i] = flushed(__builtin_fmaf(narrow_at(a, 2 * i), narrow_at(b, 2 * i), to[i]));
   }
   return half<__m512>(to, 0);
+}
+
+// Tiles. What a processor refuses ends the process.
+struct EmulatedTiles {
+  struct {
+    uint8_t palette, start, unused[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } shape;
+  alignas(64) uint32_t data[8][16][16];
+};
+static thread_local EmulatedTiles emulated_tiles;
+EMULATED void emulated_demand(bool met) {
+  if (!met) __builtin_trap();
+}
+
+static void emulated_tile_release() { emulated_tiles = EmulatedTiles{}; }
+static void emulated_tile_loadconfig(const void* from) {
+  emulated_tile_release();
+  auto& shape = emulated_tiles.shape;
+  memcpy(&shape, from, 64);
+  emulated_demand(shape.palette == 1 && !shape.start);
+  for (int i = 0; i < 14; i++) emulated_demand(!shape.unused[i]);
+  for (int t = 0; t < 16; t++) {
+    emulated_demand(shape.rows[t] <= (t < 8 ? 16 : 0) && shape.bytes[t] <= 64 && shape.bytes[t] % 4 == 0);
+    emulated_demand(!shape.rows[t] == !shape.bytes[t]);
+  }
+}
+EMULATED void emulated_tile_zero(int t) {
+  emulated_demand(emulated_tiles.shape.rows[t]);
+  memset(emulated_tiles.data[t], 0, sizeof emulated_tiles.data[t]);
+}
+EMULATED void emulated_tile_loadd(int t, const void* from, int64_t stride) {
+  emulated_tile_zero(t);
+  const auto& shape = emulated_tiles.shape;
+  for (int r = 0; r < shape.rows[t]; r++) memcpy(emulated_tiles.data[t][r], (const char*)from + r * stride, shape.bytes[t]);
+}
+EMULATED void emulated_tile_stored(int t, void* to, int64_t stride) {
+  const auto& shape = emulated_tiles.shape;
+  emulated_demand(shape.rows[t]);
+  for (int r = 0; r < shape.rows[t]; r++) memcpy((char*)to + r * stride, emulated_tiles.data[t][r], shape.bytes[t]);
+}
+EMULATED void emulated_demand_fit(int to, int a, int b) {
+  const auto& s = emulated_tiles.shape;
+  emulated_demand(to != a && to != b && a != b && s.rows[to] && s.rows[to] == s.rows[a] && s.bytes[to] == s.bytes[b]);
+  emulated_demand(s.rows[b] && s.bytes[a] == 4 * s.rows[b]);
+}
+// Rows with a sign, codes without one.
+static void emulated_tile_dpbsud(int to, int a, int b) {
+  emulated_demand_fit(to, a, b);
+  EmulatedTiles& tiles = emulated_tiles;
+  for (int r = 0; r < tiles.shape.rows[to]; r++)
+    for (int k = 0; k < tiles.shape.rows[b]; k++)
+      for (int i = 0; i < 16; i += 8) {
+        __m256i* sum = (__m256i*)(tiles.data[to][r] + i);
+        const __m256i codes = _mm256_load_si256((const __m256i*)(tiles.data[b][k] + i));
+        *sum = emulated_mm256_dpbusd_avx_epi32(*sum, codes, _mm256_set1_epi32((int)tiles.data[a][r][k]));
+      }
+}
+// As in Intel's manual: a sum of the even inputs and one of the odd ones, from zero on, and then both added to what is there.
+__attribute__((noinline)) static void emulated_pairs(int to, int a, int b) {
+  EmulatedTiles& tiles = emulated_tiles;
+  const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+  for (int r = 0; r < tiles.shape.rows[to]; r++)
+    for (int i = 0; i < 16; i += 8) {
+      __m256 even = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
+      for (int k = 0; k < tiles.shape.rows[b]; k++) {
+        const __m256i x = _mm256_set1_epi32((int)tiles.data[a][r][k]);
+        const __m256i w = _mm256_load_si256((const __m256i*)(tiles.data[b][k] + i));
+        even = _mm256_fmadd_ps((__m256)_mm256_slli_epi32(x, 16), (__m256)_mm256_slli_epi32(w, 16), even);
+        odd = _mm256_fmadd_ps((__m256)_mm256_and_si256(x, upper), (__m256)_mm256_and_si256(w, upper), odd);
+      }
+      __m256* sum = (__m256*)(tiles.data[to][r] + i);
+      *sum = _mm256_add_ps(*sum, _mm256_add_ps(even, odd));
+    }
+}
+EMULATED void emulated_tile_dpbf16ps(int to, int a, int b) {
+  emulated_demand_fit(to, a, b);
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(0x9fc0);  // numbers below the normal ones are zeros
+  emulated_pairs(to, a, b);
+  _mm_setcsr(before);
 }

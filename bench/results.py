@@ -21,7 +21,7 @@ RECORDS, PAGE, README = ROOT / "bench" / "results", ROOT / "docs" / "results.md"
 BEGIN, END = "<!-- from bench/results/, by `python -m bench.results` -->\n", "<!-- end -->\n"
 DIGITS = {"x": ".2f", "ratio": ".3f", "tokens": ".2f", "share": ".0%"}
 VERSUS = ("plain against plain", "best against best")
-ISAS = {"avx2": "AVX2", "avx512": "AVX-512"}
+ISAS = {"avx2": "AVX2", "avx512": "AVX-512", "neon": "NEON"}
 
 ABOUT = """\
 # Results

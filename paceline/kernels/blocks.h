@@ -80,9 +80,9 @@ INLINE void dot_group(const uint8_t* planes, const char* fetch, const Scales* w,
   if (!TILED) UNROLL for (int i = 0; i < (f.bits + APART - 1) / APART; i++) __builtin_prefetch(fetch + 64 * APART * i, 0, 3);
   UNROLL for (int part = 0; part < 8 / N; part++) {
     vi some[R][C];  // as int32, or as two int16 that are still to be added
-    if (TILED) some[0][0] = loadu<vi>(tiled + TILED_SUMS * part);
-    UNROLL for (int r = 0; r < R && !TILED; r++)
+    UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int c = 0; c < C; c++) some[r][c] = vi{};
+    if (TILED) some[0][0] = loadu<vi>(tiled + TILED_SUMS * part);
     UNROLL for (int n = N * part; n < (TILED ? 0 : N * (part + 1)); n += FOURS) {
       vi fours[FOURS][C];
       UNROLL for (int i = 0; i < FOURS; i++)
@@ -197,7 +197,8 @@ __attribute__((noinline)) static void multiply_tiled(TileShapes& shapes, const S
 }
 
 // Rows of a tile, and its vectors of outputs: what stays in registers.
-constexpr int TILE_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : REGISTERS == 32 ? 8 : 2, TILE_VECTORS = LANES == 8 ? 2 : 1;
+constexpr int TILE_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : REGISTERS == 16 ? 2 : BYTES_DOT ? 8 : 4;
+constexpr int TILE_VECTORS = LANES == 8 ? 2 : 1;
 constexpr int FEWEST_TILED = 8;  // rows from which on instructions for tiles are fewer; sums are the same
 
 // out [rows, 32] of one block: the products with rows of 8 bits. A chunk of weights stays in the first cache for all tiles.
@@ -216,10 +217,10 @@ __attribute__((noinline)) static void multiply_codes(const Matrix& m, const Byte
     const uint8_t* record = (const uint8_t*)m.data + (2 * block + column / COLUMN) * bytes;
     for (int64_t i = 0; i < records; i += at_once) {
       const int64_t count = min_(at_once, records - i);
-      for (int t = 0; t < tiles; t++)
-        for (int begin = rows * t / tiles, r = 0; r < paired(rows * (t + 1) / tiles - begin); r++)
-          for (int64_t k = 0; k < count * f.each; k += 8)
-            memcpy(pairs + (begin + r / 2 * 2) * 256 + 2 * k + 8 * (r % 2), in.codes + (row + begin + r) * in.stride + i * f.each + k, 8);
+      for (int t = 0; t < tiles && paired(2); t++) {
+        const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
+        lay_pairs(in.codes + (row + begin) * in.stride + i * f.each, in.stride, number, count * f.each, pairs + begin * 256);
+      }
       for (int first = 0; first < COLUMN; first += C * LANES) {
         if constexpr (f.sub > 0)
           for (int c = 0; c < C; c++) unpack_scales<FORMAT>(record, first + c * LANES, scales[c]);

@@ -1,6 +1,6 @@
 // Integers in vectors, codes of weights and rows as bytes; included by blocks.h.
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
 #define BYTES_DOT 1
 #else
 #define BYTES_DOT 0
@@ -47,13 +47,18 @@ INLINE vi dot_pairs(vi a, vi b) {
 #endif
 }
 
-// Rows of a tile that lie in pairs, the codes of both by turns, eight of each.
+// Of the rows of a tile, so many are multiplied in pairs.
 constexpr int paired(int rows) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   return rows / 2 * 2;
 #else
   return rows * 0;
 #endif
+}
+// Lays these rows, of at most 256 codes, in pairs: eight codes of one, then eight of the other.
+INLINE void lay_pairs(const int8_t* rows, int64_t stride, int count, int64_t size, int8_t* to) {
+  for (int r = 0; r < paired(count); r++)
+    for (int64_t k = 0; k < size; k += 8) memcpy(to + r / 2 * 512 + 2 * k + r % 2 * 8, rows + r * stride + k, 8);
 }
 
 // Keeps a value where it is: GCC would otherwise compute many of them ahead, and run out of registers.
@@ -118,12 +123,14 @@ constexpr int FOURS = 4;  // of inputs that `add_products` takes at once
 
 // sum + the products of fours of bytes with word WORD of `row`.
 template <int WORD> INLINE vi add_word(vi sum, vi four, int8x16_t row) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#if BYTES_DOT
   return (vi)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)four, row, WORD);
 #else  // two products just fit 16 bits
   const int8x16_t codes = (int8x16_t)four, word = (int8x16_t)vdupq_laneq_s32((int32x4_t)row, WORD);
   const int16x8_t low = vmull_s8(vget_low_s8(codes), vget_low_s8(word)), high = vmull_high_s8(codes, word);
-  return (vi)vpadalq_s16((int32x4_t)sum, vpaddq_s16(low, high));
+  sum = (vi)vpadalq_s16((int32x4_t)sum, vpaddq_s16(low, high));
+  settle(sum);
+  return sum;
 #endif
 }
 

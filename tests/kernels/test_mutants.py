@@ -28,7 +28,7 @@ from tests.kernels.test_experts import FORMS, RULES, breaks_ties, close, has_the
 from tests.kernels.test_kv_formats import rounds_as_torch
 from tests.kernels.test_noise import draws_as_defined, noise_as_defined
 from tests.kernels.test_passes import random_tree, rows
-from tests.kernels.test_pool import in_a_fork, keeps_time
+from tests.kernels.test_pool import in_a_fork, keeps_time, rounds_to_nearest
 from tests.kernels.test_recurrent import keeps_bits
 from tests.methods.test_draft_layer import projects_with_the_bits_of_fc, ranks_with_noise
 from tests.tiny import tiny_model
@@ -54,11 +54,9 @@ LATENT = (
     "halves rotated, not neighbours", "a column that is not written", "rows of all heads in one place",
 )  # fmt: skip
 SPANS = (
-    "the spans of the first sequence",
-    "a first span listed too",
-    "a path without the root",
+    "the spans of the first sequence", "a first span listed too", "a path without the root",
     "the last column of a span",
-)
+)  # fmt: skip
 KV = "the scale of the first numbers", "scales of keys for values", "scales that are not written", "no subnormal e4m3"
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
@@ -200,6 +198,7 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
     NOISE[0]: ("noise.h", "(uint64_t)(column + 1)", "(uint64_t)(column + 1 - FAULT)"),
     NOISE[1]: ("noise.h", "(127 + 24)", "(127 + 24 - 2 * FAULT)"),
     NOISE[2]: ("noise.h", "return best - second > close", "return FAULT || best - second > close"),
+    "the caller's rounding": ("library.cpp", "set_rounding(NEAREST);", "set_rounding(FAULT ? before : NEAREST);"),
     **ATTENTION,
     **EXPERTS,
     **CORRECTIONS,
@@ -396,4 +395,4 @@ SEEN = {
 def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6
-    assert has_the_bits_of_plain_decoding(trials) == (fault == "none")
+    assert (has_the_bits_of_plain_decoding(trials) and rounds_to_nearest()) == (fault == "none")

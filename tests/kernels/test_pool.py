@@ -1,5 +1,6 @@
 """The threads of passes, and processes that fork."""
 
+import ctypes
 import os
 import signal
 import time
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 from paceline.kernels import load
+from paceline.kernels.compiler import HOST
+from paceline.kernels.packing import pack
+from paceline.quant.packed import PackedMatrix
 from tests.kernels.expert_layers import Layer, Rules, run
 from tests.kernels.test_experts import rows_of
 
@@ -41,6 +45,24 @@ def keeps_time(threads: int) -> bool:
         return all(torch.equal(run(layers, rows)[0], want) for _ in range(5))
     finally:
         torch.set_num_threads(before)
+
+
+def rounds_to_nearest() -> bool:
+    """Whether products have the same bits where the thread that asks for them rounds upwards."""
+    set_rounding, upward = ctypes.CDLL(None).fesetround, {"x86_64": 0x800, "aarch64": 0x400000}[HOST.machine]
+    weight, row = torch.randn(33, 64, generator=torch.Generator().manual_seed(3)).split((32, 1))
+    matrix = PackedMatrix(32, 64, pack(weight), None)
+    want = matrix(row)
+    assert not set_rounding(upward)
+    try:
+        got = matrix(row)
+    finally:
+        set_rounding(0)
+    return torch.equal(got, want)
+
+
+def test_the_callers_rounding_does_not_matter():
+    assert rounds_to_nearest()
 
 
 def test_a_fork_has_threads_of_its_own():

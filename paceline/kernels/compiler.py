@@ -45,14 +45,14 @@ ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "aarch64": {
         "portable": (),
         "neon": (_NEON,),
-        "neon_dotprod": (_NEON, "-march=armv8.2-a+dotprod"),
-        "neon_i8mm": (_NEON, "-march=armv8.2-a+dotprod+i8mm"),
+        "neon_dotprod": (_NEON, "-mcpu=generic+dotprod"),
+        "neon_i8mm": (_NEON, "-mcpu=generic+dotprod+i8mm"),
     },
 }
 """The instruction sets that `body.cpp` is compiled for, by machine, with their flags; the lowest come first."""
 ISAS = ISAS_OF.setdefault(HOST.machine, {"portable": ()})
 # Some compilers target the CPU that they run on by default, but the library must run on others too.
-_BASELINE = {"x86_64": ("-march=x86-64",), "aarch64": ("-march=armv8-a",)}
+_BASELINE = {"x86_64": ("-march=x86-64",), "aarch64": ("-mcpu=generic",)}
 WHEELS = {
     "manylinux_2_28_x86_64": (Target("x86_64", "linux"), "x86_64-linux-gnu.2.28"),
     "manylinux_2_28_aarch64": (Target("aarch64", "linux"), "aarch64-linux-gnu.2.28"),
@@ -139,10 +139,8 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, targ
     isas = ISAS_OF[target.machine]
 
     def compile_body(isa: str) -> str:
-        # zig has other names for processors
-        flags = [flag.replace("-march=armv8.2-a", "-mcpu=baseline+v8_2a") if zig else flag for flag in isas[isa]]
         to = ["-c", str(sources / "body.cpp"), "-o", str(out.with_name(f"{isa}.o"))]
-        return _run([*base, *flags, f"-DPACELINE_ISA={isa}", *to], caches)[1]
+        return _run([*base, *isas[isa], f"-DPACELINE_ISA={isa}", *to], caches)[1]
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = dict(zip(isas, pool.map(compile_body, isas), strict=True))

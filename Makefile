@@ -1,5 +1,5 @@
 # `make demo` shows the main job on a fresh machine, `make demo-vlm` with pictures; `make test` sets up and passes the tests;
-# `make docs` builds the website of docs/ into site/.
+# `make docs` builds the website of docs/ into site/, `make wheels` what a release uploads into dist/.
 # TORCH pins the build that is installed first: a bare `torch` would bring gigabytes of CUDA packages to a CPU machine.
 # On a CUDA machine: make demo TORCH=torch
 PYTHON ?= python3
@@ -7,9 +7,10 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
 DOCS ?= .venv-docs
+RELEASE ?= .venv-release
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-vlm bench test lint slow docs setup clean
+.PHONY: demo demo-vlm bench test lint slow docs wheels setup clean
 
 demo: $(READY)
 	@$(BIN)/paceline demo $(ARGS)
@@ -28,8 +29,8 @@ slow: $(READY)
 	@$(BIN)/python -m pytest -m "more or slow or net" $(ARGS)
 
 lint: $(READY)
-	@$(BIN)/ruff check paceline tests bench examples
-	@$(BIN)/ruff format --check paceline tests bench examples
+	@$(BIN)/ruff check paceline tests bench examples hatch_build.py .ci
+	@$(BIN)/ruff format --check paceline tests bench examples hatch_build.py .ci
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The site needs neither torch nor paceline installed: the API pages are read from the sources.
@@ -37,10 +38,16 @@ docs: $(DOCS)/.ready
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict $(ARGS)
 	@echo "The documentation is in site/index.html"
 
-$(DOCS)/.ready: pyproject.toml
-	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
-	@$(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" > $(DOCS)/requirements.txt
-	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -r $(DOCS)/requirements.txt
+# Neither do wheels: zig compiles the kernels for every platform.
+wheels: $(RELEASE)/.ready
+	@$(RELEASE)/bin/python .ci/release.py $(ARGS)
+
+$(DOCS)/.ready: EXTRA = docs
+$(RELEASE)/.ready: EXTRA = release
+$(DOCS)/.ready $(RELEASE)/.ready: pyproject.toml
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(EXTRA)'], sep='\n')" > $(@D)/requirements.txt
+	@$(@D)/bin/python -m pip install -q --disable-pip-version-check -r $(@D)/requirements.txt
 	@touch $@
 
 setup: $(READY)
@@ -56,4 +63,4 @@ $(READY): pyproject.toml models/pyproject.toml
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(DOCS) site .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS) $(RELEASE) site .pytest_cache .ruff_cache

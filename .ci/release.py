@@ -63,21 +63,20 @@ def _wheel_faults(folder: Path, name: str, version: str, tags: list[str]) -> lis
     compiler = runpy.run_path(str(kernels / "compiler.py"))
     if libraries != [kernels / compiler["LIBRARY"]]:
         return [*found, f"holds other libraries than {compiler['LIBRARY']}: {libraries}"]
-    target = compiler["WHEELS"][tags[2]][0]
-    data = libraries[0].read_bytes()
+    target, data = compiler["WHEELS"][tags[2]][0], libraries[0].read_bytes()
+    found += [f"has no {isa} kernels" for isa in compiler["ISAS_OF"][target.machine] if f"{isa}\0".encode() not in data]
     if compiler["source_hash"](kernels, target).encode() not in data:
         found.append("has a library of other sources than its own")
-    found += [f"has no {isa} kernels" for isa in compiler["ISAS_OF"][target.machine] if f"{isa}\0".encode() not in data]
-    return found + _binary_faults(data, target, tags[2])
+    return _library_faults(data, target, tags[2]) or found
 
 
-def _binary_faults(data: bytes, target: tuple[str, str], platform: str) -> list[str]:
+def _library_faults(data: bytes, target: tuple[str, str], platform: str) -> list[str]:
     machine, system = target
     kinds = {(b"\x7fELF", 62): ("x86_64", "linux"), (b"\x7fELF", 183): ("aarch64", "linux")}
     kinds |= {(b"\xcf\xfa\xed\xfe", 0x0C): ("aarch64", "darwin")}
     kind = kinds.get((data[:4], data[18] if data[:4] == b"\x7fELF" else data[4]))
     if kind != (machine, system):
-        return [f"has a library for {kind or 'something unknown'}, and its tag is {platform}"]
+        return [f"has a library for {' '.join(kind) if kind else 'something unknown'}, and its tag is {platform}"]
     found = []
     if system == "linux":
         needed = {name.decode() for name in re.findall(rb"(?<=\0)((?:lib|ld-)[\w+-]+\.so\.\d+)(?=\0)", data)}
@@ -143,6 +142,7 @@ def _hatchling(folder: Path, kind: str, out: Path, platform: str) -> Path:
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", action="append", choices=[*WHEELS], help="instead of all; may be repeated")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")

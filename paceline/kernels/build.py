@@ -77,8 +77,8 @@ def open_kernels(sources: Path = SOURCES) -> Loaded:
         _check(asked, tuple(isa for isa in isas if isa != asked), "the system does not let this process use it")
     library.paceline_isa.restype = ctypes.c_char_p
     isa = asked or library.paceline_isa().decode()
-    untried = tuple(other for other in isas[isas.index(isa) + 1 :] if has[other] == 2)
-    return Loaded(library, reason, isas, isa, untried)
+    later = tuple(ISAS)[tuple(ISAS).index(isa) + 1 :]
+    return Loaded(library, reason, isas, isa, tuple(other for other in later if has[other] == 2))
 
 
 _load = functools.cache(open_kernels)

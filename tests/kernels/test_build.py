@@ -1,13 +1,16 @@
 """The kernels' library: compiled once, whole or not at all, and never taken where it does not fit."""
 
 import os
+import platform
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,18 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.kernels import load
 from paceline.kernels.build import open_kernels
-from paceline.kernels.compiler import ISAS, LIBRARY, CompileError, compile_library, find_compiler
+from paceline.kernels.compiler import (
+    HOST,
+    ISAS,
+    LIBRARY,
+    SOURCES,
+    WHEELS,
+    CompileError,
+    Target,
+    compile_library,
+    find_compiler,
+    source_hash,
+)
 
 BODY = "namespace PACELINE_ISA { int one() { return 1; } }\n"
 SWITCH = "".join(
@@ -178,6 +192,38 @@ def test_prebuilt_is_taken_while_its_sources_are_these(sources, tmp_path, cache,
     (sources / LIBRARY).unlink()  # rather than to write into what is mapped
     (sources / LIBRARY).write_bytes(b"no library at all")
     assert open_kernels(sources).reason.startswith("compiled with ")
+
+
+@pytest.mark.parametrize("names", ["AMD64 linux", "arm64 darwin", "riscv64 linux"])
+def test_hash_is_the_same_wherever_the_library_is_compiled(names, sources, monkeypatch):
+    """So that a wheel's library fits the sources beside it."""
+    monkeypatch.setattr(platform, "machine", lambda: names.split()[0])
+    monkeypatch.setattr(sys, "platform", names.split()[1])
+    elsewhere = runpy.run_path(str(SOURCES / "compiler.py"))
+    for target in (Target("x86_64", "linux"), Target("aarch64", "darwin")):
+        assert elsewhere["source_hash"](sources, target) == source_hash(sources, target)
+    assert source_hash(sources, Target("x86_64", "linux")) != source_hash(sources, Target("aarch64", "linux"))
+    assert (elsewhere["ISAS"] == {"portable": ()}) == names.startswith("riscv64")
+    assert elsewhere["HOST"].machine in ("x86_64", "aarch64", "riscv64")
+
+
+@pytest.mark.skipif(not shutil.which("aarch64-linux-gnu-g++"), reason="needs a compiler for ARM")
+def test_library_of_another_machine(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "aarch64-linux-gnu-g++")
+    arm = Target("aarch64", "linux")
+    assert compile_library(tmp_path / LIBRARY, find_compiler(arm), sources, arm) == {}
+    data = (tmp_path / LIBRARY).read_bytes()
+    assert data[18] == 183  # EM_AARCH64
+    assert source_hash(sources, arm).encode() in data
+
+
+def test_compiler_of_another_system(monkeypatch):
+    """Not the compiler that is found for this machine."""
+    mac = next(target for target, _ in WHEELS.values() if target != HOST)
+    monkeypatch.setattr(metadata, "version", lambda name: "0.16")
+    assert find_compiler(mac).command[-2:] == ("-target", dict(WHEELS.values())[mac])
+    with pytest.raises(CompileError, match="no wheels are made for riscv64 linux: set CXX"):
+        find_compiler(Target("riscv64", "linux"))
 
 
 def test_pairs_of_bfloat16_are_not_taken_on_intel():

@@ -125,5 +125,5 @@ def test_tiles_of_pairs_are_as_the_manual_says(multiply, fours):
         two = [Fraction(0), Fraction(0)]
         for k in range(2 * fours):
             two[k % 2] = nearest(two[k % 2] + value(rows[row, k]) * value(weights[k // 2, 2 * column + k % 2]))
-        want = nearest(nearest(Fraction(float(sums[row, column]))) + nearest(sum(two)))
+        want = nearest(nearest(Fraction(float(sums[row, column]))) + nearest(two[0] + two[1]))
         assert float(got[row, column]) == float(want), (row, column)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.kernels import build, compiler, load
+from paceline.kernels import build, compiler
 from paceline.kernels.library import BlockFormat, library
 
 NEON, DOTPROD, I8MM = ROWS = ("neon", "neon_dotprod", "neon_i8mm")

@@ -5,8 +5,9 @@
     python -m bench.referee --peer paceline=PYTHON --peer-model paceline=MODEL ...
 
 Each peer is asked plainly and with drafts, from n-grams and from --peer-draft-model where one is given, and then
-against Paceline with the same weights; Paceline's own server with its drafts and without. The prompts are from Spec-Bench, drawn evenly from its groups, up to 400
-characters long. Reports go to --out; the table that is printed counts identical answers, near-ties and others:
+against Paceline with the same weights; Paceline's own server is asked alone, with its drafts and without. The prompts
+are from Spec-Bench, drawn evenly from its groups, up to 400 characters long. Reports go to --out; the table that is
+printed counts identical answers, near-ties and others:
 
     against    the first server's answers, asked alone, against the other's
     itself     each server's answers asked again: alone, in another order, and several at a time, against the first ones

@@ -2,10 +2,12 @@
 
     python -m bench.referee --peer llama.cpp=PYTHON --peer-model llama.cpp=FILE.gguf --data DIR --out FOLDER
     python -m bench.referee --peer vllm=PYTHON --peer-model vllm=FOLDER --peer openvino=PYTHON ...
+    python -m bench.referee --peer paceline=PYTHON --peer-model paceline=MODEL ...
 
 Each peer is asked plainly and with drafts, from n-grams and from --peer-draft-model where one is given, and then
-against Paceline with the same weights. The prompts are from Spec-Bench, drawn evenly from its groups, up to 400
-characters long. Reports go to --out; the table that is printed counts identical answers, near-ties and others:
+against Paceline with the same weights; Paceline's own server is asked alone, with its drafts and without. The prompts
+are from Spec-Bench, drawn evenly from its groups, up to 400 characters long. Reports go to --out; the table that is
+printed counts identical answers, near-ties and others:
 
     against    the first server's answers, asked alone, against the other's
     itself     each server's answers asked again: alone, in another order, and several at a time, against the first ones
@@ -28,12 +30,20 @@ from .serve_load import named, started
 
 LONGEST = 400
 """Characters of a prompt: long ones are read for minutes where eight programs share two cores."""
-SCRIPTS = {"llama.cpp": "llamacpp_server.py", "vllm": "vllm_server.py", "openvino": "openvino_server.py"}
+SCRIPTS = {
+    "llama.cpp": "llamacpp_server.py",
+    "vllm": "vllm_server.py",
+    "openvino": "openvino_server.py",
+    "paceline": "",
+}
 HALF, FULL, LOOKUP = "bfloat16", "float32", {"llama.cpp": "--lookup --ngram 3"}
 
 
 class Case(NamedTuple):
-    """A pair. first, other: options of a peer's server; other may be None: Paceline, computing in `dtype`."""
+    """A pair. first, other: options of a peer's server. other is None: Paceline, computing in `dtype`.
+
+    Paceline's own server is asked alone: it can leave drafts out of a request.
+    """
 
     name: str
     first: str
@@ -43,6 +53,9 @@ class Case(NamedTuple):
 
 def cases(peer: str, draft: str | None) -> Iterator[Case]:
     """What is compared, of a peer. GGUF files hold their own precision; OpenVINO's default depends on the processor."""
+    if peer == "paceline":
+        yield Case("n-grams", "--drafter lookup", None, "")
+        return
     lookup, model = LOOKUP.get(peer, "--lookup"), f"--draft {shlex.quote(draft or '')}"
     for dtype, option in ({"": ""} if peer == "llama.cpp" else {HALF: "", FULL: "--f32"}).items():
         told = f", {dtype}" if dtype else ""
@@ -56,7 +69,7 @@ def verdicts(audit: Mapping[str, Any], is_own: bool, side: str = "") -> str:
     """Identical / near-ties / different of how many, over the comparisons of a kind; "-" where there are none."""
     counts = Counter[str]()
     for one in audit["comparisons"]:
-        if one["is_own"] == is_own and one["name"].startswith(side):
+        if one["is_own"] == is_own and one["name"].startswith(f"{side}, " if is_own else ""):
             counts.update(one["counts"])
     return f"{counts['identical']} / {counts['near-tie']} / {counts['different'] + counts['failed']}" if counts else "-"
 
@@ -83,9 +96,9 @@ HEADS = ["pair", "against", "the first itself", "the other itself", "p", "tokens
 
 def audited(peer: str, case: Case, given: argparse.Namespace, prompts: Path) -> dict[str, Any]:
     """One audit, with its reports in --out. Raises SystemExit where it comes to nothing."""
-    script = Path(__file__).parent / "peers" / SCRIPTS[peer]
     model = given.peer_model[peer]
-    begin = [given.peer[peer], str(script), model, "--port", "{port}", "--threads", str(given.threads)]
+    script = [str(Path(__file__).parent / "peers" / SCRIPTS[peer])] if SCRIPTS[peer] else ["-m", "paceline", "serve"]
+    begin = [given.peer[peer], *script, model, "--port", "{port}", "--threads", str(given.threads)]
     with ExitStack() as stack:
         both = [
             stack.enter_context(started(f"{peer} {options}", f"{shlex.join(begin)} {options}")).url
@@ -93,8 +106,8 @@ def audited(peer: str, case: Case, given: argparse.Namespace, prompts: Path) -> 
             if options is not None
         ]
         ours = ["--threads", str(given.threads)] + (["--dtype", case.dtype] if case.dtype else [])
-        target = given.model or model
-        words = [sys.executable, "-m", "paceline", "check", *(both if len(both) > 1 else [both[0], target, *ours])]
+        other = both[1:] or ([] if peer == "paceline" else [given.model or model, *ours])
+        words = [sys.executable, "-m", "paceline", "check", both[0], *other]
         words += ["--prompts", str(prompts), "--max-tokens", str(given.max_tokens), "--repeats", str(given.repeats)]
         words += ["--samples", str(given.samples), "--timings", str(given.timings), "--timeout", "900", "--json"]
         words += [] if given.samples else ["--temperature", "0"]

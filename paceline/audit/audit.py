@@ -24,7 +24,7 @@ from .engines import Acceptance
 from .local import Local
 from .record import Case, Comparison, Drafts, Fault, Record, Speed
 from .run import Job, Run, perform, shuffled
-from .verdicts import TOLERANCE, Judgement, Verdict, compare, drift, faults
+from .verdicts import TOLERANCE, Judgement, Verdict, compare, drift, faults, witnessed
 
 _ORDER = list(Verdict)
 _SEED_TOKENS, _SEED_PROMPTS, _SAMPLED_PROMPTS = 16, 4, 4
@@ -257,6 +257,11 @@ class Audit:
         judgement = compare(first.answer, second.answer, self.record.tolerance, is_own or self._is_one_engine)
         if isinstance(side, Local) and self.plan.tolerance is None and judgement.difference is not None:
             return side.judge(first.job.text, first.job.ask, first.answer, second.answer, judgement)
+        if judgement.is_open:
+            found = {name: run for (name, manner), runs in self.record.runs.items() if manner == "alone" for run in runs
+                     if run.job.prompt == first.job.prompt}  # fmt: skip
+            others = {name: run.answer for name, run in found.items() if run.answer is not None}
+            return witnessed(judgement, first.answer, second.answer, others, self.record.tolerance)
         return judgement
 
     def _self_contradictions(self, side: Server) -> None:
@@ -301,7 +306,7 @@ class Audit:
     def _drafts_of(self, side: Server) -> Drafts | None:
         """What was drafted in the answers that were asked for one by one."""
         found = [one for one in self._drafts.get(side.name, []) if one.passes]
-        if not found:
+        if not any(one.drafted or one.accepted for one in found):
             return None
         drafted = [one.drafted for one in found if one.drafted is not None]
         rows = [(one.accepted + one.passes, one.passes) for one in found]

@@ -1,6 +1,6 @@
 """How two answers to the same request compare: identical, a near-tie, or different."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -47,11 +47,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, its reason in words, and where the answers part."""
+    """A verdict, its reason in words, and where the answers part. is_open: neither side lists log-probabilities."""
 
     verdict: Verdict
     reason: str = ""
     difference: Difference | None = None
+    is_open: bool = False
 
 
 def compare(first: Answer, second: Answer, tolerance: float = TOLERANCE, same_engine: bool = True) -> Judgement:
@@ -69,6 +70,23 @@ def compare(first: Answer, second: Answer, tolerance: float = TOLERANCE, same_en
         if None not in counts and abs(counts[0] - counts[1]) > slack:
             return Judgement(Verdict.DIFFERENT, f"the same text, counted as {counts[0]} and as {counts[1]} {name}")
     return Judgement(Verdict.IDENTICAL)
+
+
+def witnessed(
+    judgement: Judgement, first: Answer, second: Answer, witnesses: Mapping[str, Answer], tolerance: float = TOLERANCE
+) -> Judgement:
+    """The verdict on two answers without log-probabilities, by those of others to the same prompt that begin alike.
+
+    witnesses: by name. As before where none lists both tokens.
+    """
+    alike = common(first.text, second.text)
+    for name, witness in witnesses.items():
+        if witness.tokens and common(witness.text, first.text[:alike]) == alike:
+            goes_as = [common(witness.text, one.text) > alike for one in (first, second)]
+            short = [0.0 if same else _gap(witness, one)[0] for same, one in zip(goes_as, (first, second), strict=True)]
+            if short[0] is not None and short[1] is not None:
+                return _by_gap(abs(short[0] - short[1]), f" to {name}", judgement.difference, tolerance)
+    return judgement
 
 
 def drift(first: Answer, second: Answer) -> float | None:
@@ -167,18 +185,22 @@ def _parted(first: Answer, second: Answer, tolerance: float) -> Judgement:
     position, unit = (places[0], "token") if places else (alike, "character")
     difference = Difference(position, unit, before, ends[0], ends[1], (gaps[0], gaps[1]))
     if not (first.tokens or second.tokens):
-        return Judgement(Verdict.DIFFERENT, "no log-probabilities to tell whether it was close", difference)
+        told = "no log-probabilities to tell whether it was close"
+        return Judgement(Verdict.DIFFERENT, told, difference, is_open=True)
     known = [gap for gap, answer in zip(gaps, answers, strict=True) if answer.tokens]
     if None in known:
         what = "one answer ended where the other continued"
         if all(ends):
             what = "the token of one side is not among the likely ones of the other"
         return Judgement(Verdict.DIFFERENT, what, difference)
-    most = max(abs(gap) for gap in known if gap is not None)
-    if most <= tolerance:
-        reason = f"the tokens are {most:.2g} nats apart, which rounding may explain (up to {tolerance:g})"
+    return _by_gap(max(abs(gap) for gap in known if gap is not None), "", difference, tolerance)
+
+
+def _by_gap(gap: float, whose: str, difference: Difference | None, tolerance: float) -> Judgement:
+    if gap <= tolerance:
+        reason = f"the tokens are {gap:.2g} nats apart{whose}, which rounding may explain (up to {tolerance:g})"
         return Judgement(Verdict.NEAR_TIE, reason, difference)
-    reason = f"the tokens are {most:.2g} nats apart, more than rounding explains ({tolerance:g})"
+    reason = f"the tokens are {gap:.2g} nats apart{whose}, more than rounding explains ({tolerance:g})"
     return Judgement(Verdict.DIFFERENT, reason, difference)
 
 

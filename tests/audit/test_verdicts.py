@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.audit.answers import Answer, Token
-from paceline.audit.verdicts import TOLERANCE, Verdict, compare, drift, faults
+from paceline.audit.verdicts import TOLERANCE, Verdict, compare, drift, faults, witnessed
 
 
 def answer(*tokens: str, top=None, logprobs=True, **more) -> Answer:
@@ -51,6 +51,25 @@ def test_where_answers_part(first, second, verdict, position):
     found = compare(first, second)
     assert found.verdict == verdict
     assert (found.difference.position if found.difference else None) == position
+
+
+@pytest.mark.parametrize(
+    ("witness", "verdict"),
+    [
+        (answer(" a", " b", top=AB), "near-tie"),
+        (answer(" a", " c", top=BA), "near-tie"),
+        (answer(" a", " d", top={" d": -0.1, " b": -2.0, " c": -2.1}), "near-tie"),
+        (answer(" a", " b", top={" b": 0.0, " c": -3.0}), "different"),
+        (answer(" a", " b", top={" b": 0.0}), "different"),
+        (answer(" x", " b", top=AB), "different"),
+    ],
+)
+def test_a_third_answer_tells_what_was_close(witness, verdict):
+    first, second = answer(" a", " b", logprobs=False), answer(" a", " c", logprobs=False)
+    open_one = compare(first, second)
+    assert open_one.is_open
+    assert witnessed(open_one, first, second, {"the third": witness}).verdict == verdict
+    assert witnessed(open_one, first, second, {"the third": first}) == open_one
 
 
 def test_context():

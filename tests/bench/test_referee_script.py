@@ -49,6 +49,7 @@ def test_every_engine_is_asked_plainly_with_drafts_and_against_paceline():
     found = list(cases("vllm", None))
     assert [case.dtype for case in found] == ["bfloat16"] * 2 + ["float32"] * 2
     assert [case.other for case in found] == [" --lookup", None, "--f32 --lookup", None]
+    assert [case.first for case in cases("paceline", None)] == ["--drafter lookup"]
     assert "'a b'" in str([case.other for case in cases("vllm", "a b")])
 
 

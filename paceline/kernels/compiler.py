@@ -139,8 +139,10 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, targ
     isas = ISAS_OF[target.machine]
 
     def compile_body(isa: str) -> str:
+        # zig has other names for processors
+        flags = [flag.replace("-march=armv8.2-a", "-mcpu=baseline+v8_2a") if zig else flag for flag in isas[isa]]
         to = ["-c", str(sources / "body.cpp"), "-o", str(out.with_name(f"{isa}.o"))]
-        return _run([*base, *isas[isa], f"-DPACELINE_ISA={isa}", *to], caches)[1]
+        return _run([*base, *flags, f"-DPACELINE_ISA={isa}", *to], caches)[1]
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = dict(zip(isas, pool.map(compile_body, isas), strict=True))

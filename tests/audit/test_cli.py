@@ -13,6 +13,7 @@ import pytest
 from tests.cli.conftest import is_heard  # noqa: F401  a fixture
 from tests.cli.helpers import answer, paceline, refusal
 from tests.server.helpers import choosing_llm, listening
+from tests.tiny import tiny_model
 
 from .fake import serving
 
@@ -134,7 +135,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path):
 def test_own_server_passes_against_itself_and_a_local_model(tmp_path):
     """The real server, with a tiny model; the same weights here."""
     llm = choosing_llm()
-    llm.loaded.model.save_pretrained(tmp_path)
+    tiny_model("llama", max_position_embeddings=2048).save_pretrained(tmp_path)
     llm.tokenizer.save_pretrained(tmp_path)
     common = ("--num-prompts", "2", "--max-tokens", "8", "--repeats", "1", "--samples", "10")
     with listening(llm) as (url, *_):
@@ -150,7 +151,7 @@ def test_own_server_passes_against_itself_and_a_local_model(tmp_path):
             "--timings",
             "0",
             "--dtype",
-            str(llm.loaded.dtype).removeprefix("torch."),
+            "float32",
         )
     assert told["passed"], told["failures"]
     assert any("against the law of" in test["name"] for test in told["tests"])

@@ -64,17 +64,17 @@ def slowed(monkeypatch) -> None:
 
 
 def out_of_time(monkeypatch) -> None:
-    """The time of a stream is over behind its third piece."""
+    """The time of a stream is over behind its twelfth piece; several are made at once at its beginning."""
     made = EventStream.__init__
 
     def begun(self, events, *more):
-        async def three():
+        async def some():
             async with aclosing(events):
-                for _ in range(3):
+                for _ in range(12):
                     yield await anext(events)
                 raise TimeoutError
 
-        made(self, three(), *more)
+        made(self, some(), *more)
 
     monkeypatch.setattr(EventStream, "__init__", begun)
 

@@ -87,7 +87,7 @@ def test_a_taken_port_is_known_before_a_model_is_loaded():
 def served(folder, port=0):
     """The process of `paceline serve`, and its first line of output, which has its URL."""
     command = [sys.executable, "-m", "paceline", "serve", folder, "--port", str(port), "--json", "--log-format", "json"]
-    command += ["--drafter", "lookup", "--drafter", "recycling", "--return-provenance"]
+    command += ["--drafter", "lookup", "--drafter", "recycling", "--return-provenance", "--drain-timeout", "300"]
     made = subprocess.Popen(
         [*command, "--served-model-name", "tiny"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PACELINE_API_KEY": "secret"},
@@ -128,12 +128,12 @@ def test_sigterm_finishes_what_is_being_answered(process):
     made, told = process
     assert (told["served_model_name"], told["drafter"]) == ("tiny", "lookup+recycling")
     headers = {"Authorization": "Bearer secret"}
-    body = {"model": "tiny", "prompt": "w5 w9", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    body = {"model": "tiny", "prompt": "w5 w9", "max_tokens": 1200, "ignore_eos": True, "stream": True}
     body["return_provenance"] = False
     begun, pieces = threading.Event(), []
 
     def ask():
-        with httpx.stream("POST", told["url"] + "/v1/completions", json=body, headers=headers, timeout=60) as answer:
+        with httpx.stream("POST", told["url"] + "/v1/completions", json=body, headers=headers, timeout=300) as answer:
             for line in answer.iter_lines():
                 pieces.append(line)
                 begun.set()
@@ -145,14 +145,14 @@ def test_sigterm_finishes_what_is_being_answered(process):
     made.send_signal(signal.SIGTERM)
     refused = client.post(told["url"] + "/v1/completions", json=body)
     assert refused.status_code == 503
-    asking.join(60)
+    asking.join(300)
     assert pieces[-2] == "data: [DONE]"
     assert json.loads(pieces[-4].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     _, errors = made.communicate(timeout=60)
     assert made.returncode == 0, errors
     lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
     assert [line["status"] for line in lines][-2:] == [503, 200]
-    assert (lines[-1]["completion_tokens"], lines[-1]["finish_reasons"]) == (1500, ["length"])
+    assert (lines[-1]["completion_tokens"], lines[-1]["finish_reasons"]) == (1200, ["length"])
     assert all(line["request_id"].startswith("req_") for line in lines)
     assert "secret" not in errors
     assert "w5" not in errors

@@ -32,6 +32,7 @@ ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 LLAMA_SERVER = Path(__file__).parents[1] / "peers" / "llamacpp_server.py"
 DRAFTER = "lookup+head:smollm2-135m-dflash"  # which chats use by themselves
 MOST_BYTES = 300_000
+STEPS_S = (0.1, 0.3, 1.0, 3.0)  # between changes of the page: as few as there is room for
 MISTAKEN = "The Danube is a river that rise in the Black Forest, flow through ten countrys and end in the Black Sea."
 
 
@@ -63,8 +64,8 @@ def of_terminal(title: str, shown: str, about: str, turns: Sequence[tuple[str, s
 def chat(_: argparse.Namespace, about: str) -> str:
     """The colours of a chat."""
     said = [
-        f"Repeat this text, with every mistake corrected: {MISTAKEN}",
         "Write a Python function that counts the vowels of a word. Only the code.",
+        f"Correct the mistakes: {MISTAKEN}",
         "/stats",
     ]
     shown = f"paceline chat {MODEL} --temp 0"
@@ -112,7 +113,10 @@ def page(options: argparse.Namespace, about: str) -> str:
     with started("paceline", shlex.join(command) + " --port {port}") as server:
         shots = {"light": recorded(server.url, options.chromium, "light")}
         shots["dark"] = recorded(server.url, options.chromium, "dark")
-    return picture(shots, "paceline serve", about)
+    for step_s in STEPS_S:
+        if len(svg := picture(shots, "paceline serve", about, step_s)) <= MOST_BYTES:
+            break
+    return svg
 
 
 PICTURES = {

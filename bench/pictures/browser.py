@@ -10,8 +10,9 @@ from PIL import Image
 from .pace import shortened
 from .reel import Reel
 
-WIDTH, HEIGHT, TILE = 760, 560, (190, 40)
-SCALE = 2  # pixels of a picture for one of the page
+WIDTH, HEIGHT, TILE = 680, 480, (340, 40)
+SCALE = 1.5  # pixels of a picture for one of the page
+COLOURS = 32  # of a tile
 LOOK_S = 1.4  # before something is clicked
 Shots: TypeAlias = list[tuple[float, Image.Image]]
 
@@ -24,8 +25,9 @@ def recorded(url: str, chromium: str, theme: Literal["light", "dark"]) -> Shots:
         sharp = ["--no-sandbox", f"--force-device-scale-factor={SCALE}"]
         browser = play.chromium.launch(executable_path=chromium, args=sharp)
         page = browser.new_page(
-            viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=SCALE, color_scheme=theme
-        )
+            viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=SCALE, color_scheme=theme,
+            reduced_motion="reduce",  # a dot that pulses takes a picture for each shade
+        )  # fmt: skip
         session, shots = page.context.new_cdp_session(page), list[tuple[float, bytes]]()
 
         def keep(event: dict[str, Any]) -> None:
@@ -36,7 +38,7 @@ def recorded(url: str, chromium: str, theme: Literal["light", "dark"]) -> Shots:
         page.locator("#model-name:not(:empty), #model option").first.wait_for(state="attached")
         page.locator("#text").evaluate("one => one.blur()")  # a cursor that blinks tells nothing
         session.on("Page.screencastFrame", keep)
-        most = {"maxWidth": SCALE * WIDTH, "maxHeight": SCALE * HEIGHT}
+        most = {"maxWidth": int(SCALE * WIDTH), "maxHeight": int(SCALE * HEIGHT)}
         session.send("Page.startScreencast", {"format": "png", **most})
         page.wait_for_timeout(1000 * LOOK_S)
         page.get_by_role("button", name="Correct a text").click()
@@ -53,10 +55,11 @@ def recorded(url: str, chromium: str, theme: Literal["light", "dark"]) -> Shots:
     return [(at - shots[0][0], Image.open(io.BytesIO(data)).convert("RGB")) for at, data in shots]
 
 
-def picture(shots: dict[str, Shots], title: str, about: str) -> str:
-    """A recording in each theme as SVG."""
+def picture(shots: dict[str, Shots], title: str, about: str, step_s: float) -> str:
+    """A recording in each theme as SVG, in which no two changes are nearer than step_s."""
     paced = {
-        theme: shortened([at for at, _ in all_shots], [False] * len(all_shots)) for theme, all_shots in shots.items()
+        theme: shortened([at for at, _ in all_shots], [False] * len(all_shots), step_s)
+        for theme, all_shots in shots.items()
     }
     reel = Reel(WIDTH, HEIGHT, title, about, max(max(seen) for seen, _ in paced.values()))
     for theme, (seen, lapses) in paced.items():
@@ -72,7 +75,7 @@ def _changes(reel: Reel, shown: Iterable[tuple[float, Image.Image]], x: int, y: 
     """What a tile shows, where it changes."""
     before = None
     for now, image in shown:
-        tile = image.crop((SCALE * x, SCALE * y, SCALE * (x + TILE[0]), SCALE * (y + TILE[1])))
+        tile = image.crop([int(SCALE * at) for at in (x, y, x + TILE[0], y + TILE[1])])
         if (pixels := tile.tobytes()) != before:
             yield now, reel.use(_image(tile), f'x="{x}" y="{y}"')
         before = pixels
@@ -80,6 +83,6 @@ def _changes(reel: Reel, shown: Iterable[tuple[float, Image.Image]], x: int, y: 
 
 def _image(tile: Image.Image) -> str:
     data = io.BytesIO()
-    tile.save(data, "webp", lossless=True, quality=100, method=4)
+    tile.quantize(COLOURS).convert("RGB").save(data, "webp", lossless=True, quality=80, method=4)
     size = f'width="{TILE[0]}" height="{TILE[1]}"'
     return f'<image {size} href="data:image/webp;base64,{b64encode(data.getvalue()).decode()}"/>'

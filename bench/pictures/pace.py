@@ -11,7 +11,7 @@ from typing import NamedTuple
 WAIT_S = 1.5
 SILENCE_S = 1.0
 JOIN_S = 0.3  # waits that are nearer to each other are one
-STEP_S, BUSY_STEP_S = 0.04, 0.12  # no two changes are nearer, and none while a spinner turns
+STEP_S, BUSY_STEP_S = 0.04, 0.12
 
 
 class Lapse(NamedTuple):
@@ -27,10 +27,13 @@ class Lapse(NamedTuple):
         return f"waiting, {self.times:.0f} times as fast" if self.times >= 1.5 else "waiting"
 
 
-def shortened(times: Sequence[float], busy: Sequence[bool]) -> tuple[dict[float, int], list[Lapse]]:
+def shortened(
+    times: Sequence[float], busy: Sequence[bool], step_s: float = STEP_S
+) -> tuple[dict[float, int], list[Lapse]]:
     """Which frame is seen from which second of the picture on, and where time passes faster.
 
-    times: seconds of the frames. busy: whether each shows a wait.
+    times: seconds of the frames. busy: whether each shows a wait. No two changes are nearer than step_s,
+    nor BUSY_STEP_S in a wait.
     """
     silent = [after - now > SILENCE_S for now, after in pairwise(times)]
     is_wait = [*map(or_, busy, silent), False]
@@ -44,7 +47,7 @@ def shortened(times: Sequence[float], busy: Sequence[bool]) -> tuple[dict[float,
         faster = max(1.0, lasts / WAIT_S) if waits else 1.0
         if faster > 1:
             lapses.append(Lapse(now, now + WAIT_S, faster))
-        step = BUSY_STEP_S if waits else STEP_S
+        step = max(BUSY_STEP_S, step_s) if waits else step_s
         for at in part:
             seen[round(round((now + (times[at] - times[part[0]]) / faster) / step) * step, 3)] = at
         now += lasts / faster

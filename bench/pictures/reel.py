@@ -24,6 +24,7 @@ def _style() -> str:
         f"svg{{{light}}}.dark{{display:none}}"
         f"@media(prefers-color-scheme:dark){{svg{{{dark}}}.dark{{display:inline}}.light{{display:none}}}}"
         f"text{{font:14px {mono};white-space:pre}}.bold{{font-weight:700}}.italics{{font-style:italic}}{inks}"
+        ".edge{fill:none;stroke:var(--line)}"
         "@media(prefers-reduced-motion:reduce){g{animation:none!important}}"
     )
 
@@ -88,15 +89,18 @@ class Reel:
                 f'<title id="title">{escape(self.title)}</title>',
                 f'<desc id="about">{escape(self.about)}</desc>',
                 f"<style>{_style()}{''.join(self._steps)}</style>",
-                f'<rect class="line" y="{-BAR}" width="{width}" height="{height}" rx="9"/>',
-                f'<rect class="paper" x="1" y="{1 - BAR}" width="{width - 2}" height="{height - 2}" rx="8"/>',
-                f'<path class="bar" d="M1-1V{9 - BAR}a8 8 0 0 1 8-8H{width - 9}a8 8 0 0 1 8 8V-1z"/>',
-                f'<path class="line" d="M1-1h{width - 2}v1H1z"/>',
-                f'<text class="soft" x="16" y="{24 - BAR}">{escape(self.title)}</text>',
                 "<defs>",
+                f'<clipPath id="window"><rect y="{-BAR}" width="{width}" height="{height}" rx="9"/></clipPath>',
                 *(f'<g id="{name}">{element}</g>' for element, name in self._named.items()),
                 "</defs>",
+                '<g clip-path="url(#window)">',
+                f'<path class="paper" d="M0 0h{width}v{height}H0z"/>',
+                f'<path class="bar" d="M0-1v{-BAR}h{width}V-1z"/>',
+                f'<path class="line" d="M0-1h{width}v1H0z"/>',
+                f'<text class="soft" x="16" y="{24 - BAR}">{escape(self.title)}</text>',
                 *self._groups,
+                "</g>",
+                f'<rect class="edge" x=".5" y="{0.5 - BAR}" width="{width - 1}" height="{height - 1}" rx="8.5"/>',
                 "</svg>\n",
             ]
         )

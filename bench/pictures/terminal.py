@@ -12,7 +12,7 @@ from contextlib import suppress
 from fcntl import ioctl
 from typing import NamedTuple
 
-COLUMNS, ROWS = 90, 34
+COLUMNS, ROWS = 92, 34
 KEY_S, TURN_S = 0.03, 1.5  # between two keys, and of all keys of a turn at most
 READ_S = 0.8  # between an answer and the next turn
 LIMIT_S = 200.0

@@ -1,6 +1,7 @@
 """Where instructions are emulated, kernels of larger processors pass their tests, and blocks have AVX2's bits."""
 
 import ctypes
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -16,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif("avx2" not in load().isas, reason=f"emulation needs AVX2, and there is: {load()}"),
 ]
 HERE = Path(__file__).parent
+FLAGS = "-O1", "-std=c++17", "-ffp-contract=off", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi"
 
 
 def succeeds(*words: str) -> None:
@@ -41,6 +43,24 @@ def test_faults_in_bytes_and_tiles_are_seen():
     succeeds("-m", "tests.kernels.emulated_faults")
 
 
+@pytest.mark.parametrize("fault", [False, True])
+def test_tiles_end_where_buffers_do(fault, tmp_path):
+    """A tile that keeps the shape of an earlier one reads further, as the sanitizers see."""
+    text, right = (compiler.SOURCES / "amx.h").read_text(), "to.rows[6] == fours"
+    assert right in text
+    text = re.sub(r"\b_tile_", "emulated_tile_", text).replace("__AMX_TILE__", "__AVX2__")
+    (tmp_path / "amx.h").write_text(text.replace(right, "true") if fault else text)
+    flags = [*FLAGS, "-g", "-fsanitize=address,undefined", f"-I{HERE}", f"-I{tmp_path}"]
+    words = [*compiler.find_compiler().command, *flags, str(HERE / "tiles.cpp"), "-o", str(tmp_path / "tiles")]
+    made = subprocess.run(words, capture_output=True, text=True)
+    if "cannot find" in made.stderr:
+        pytest.skip(f"there are no sanitizers: {made.stderr[-200:]}")
+    assert made.returncode == 0, made.stderr
+    done = subprocess.run([str(tmp_path / "tiles")], capture_output=True, text=True)
+    assert ("heap-buffer-overflow" in done.stderr) == fault, done.stderr
+    assert (done.returncode == 0) == (not fault)
+
+
 CALL = """#include "emulated.h"
 extern "C" void multiply(const void* shapes, const void* c, const void* a, const void* b, void* to, int pairs) {
   emulated_tile_loadconfig(shapes);
@@ -58,16 +78,8 @@ def multiply(tmp_path_factory):
     """(sums [rows, 16], rows [rows, 64 bytes], weights [fours, 64 bytes], pairs) -> the sums afterwards."""
     folder = tmp_path_factory.mktemp("tiles")
     (folder / "call.cpp").write_text(CALL)
-    flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi"]
-    words = [
-        *compiler.find_compiler().command,
-        *flags,
-        f"-I{HERE}",
-        str(folder / "call.cpp"),
-        "-o",
-        str(folder / "call.so"),
-    ]
-    subprocess.run(words, check=True)
+    words = [*FLAGS, "-shared", "-fPIC", f"-I{HERE}", str(folder / "call.cpp"), "-o", str(folder / "call.so")]
+    subprocess.run([*compiler.find_compiler().command, *words], check=True)
     library = ctypes.CDLL(str(folder / "call.so"))
 
     def call(sums: np.ndarray, rows: np.ndarray, weights: np.ndarray, pairs: bool) -> np.ndarray:

@@ -45,14 +45,14 @@ ISAS_OF: dict[str, dict[str, tuple[str, ...]]] = {
     "aarch64": {
         "portable": (),
         "neon": (_NEON,),
-        "neon_dotprod": (_NEON, "-mcpu=generic+dotprod"),
-        "neon_i8mm": (_NEON, "-mcpu=generic+dotprod+i8mm"),
+        "neon_dotprod": (_NEON, "-march=armv8.2-a+dotprod"),
+        "neon_i8mm": (_NEON, "-march=armv8.2-a+dotprod+i8mm"),
     },
 }
 """The instruction sets that `body.cpp` is compiled for, by machine, with their flags; the lowest come first."""
 ISAS = ISAS_OF.setdefault(HOST.machine, {"portable": ()})
 # Some compilers target the CPU that they run on by default, but the library must run on others too.
-_BASELINE = {"x86_64": ("-march=x86-64",), "aarch64": ("-mcpu=generic",)}
+_BASELINE = {"x86_64": ("-march=x86-64",), "aarch64": ("-march=armv8-a",)}
 WHEELS = {
     "manylinux_2_28_x86_64": (Target("x86_64", "linux"), "x86_64-linux-gnu.2.28"),
     "manylinux_2_28_aarch64": (Target("aarch64", "linux"), "aarch64-linux-gnu.2.28"),
@@ -134,7 +134,7 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, targ
     # otherwise zig writes 50 MB of caches to the user's home
     caches = {key: str(out.parent / "zig") for key in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
     zig = not {"zig", "ziglang"}.isdisjoint(Path(word).name for word in compiler.command)
-    baseline = ("-mcpu=baseline",) if zig and target.machine == "x86_64" else _BASELINE.get(target.machine, ())
+    baseline = ("-mcpu=baseline",) if zig else _BASELINE.get(target.machine, ())
     base = [*compiler.command, *FLAGS, *baseline, *(["-g0"] if zig else [])]  # which zig alone must be told
     isas = ISAS_OF[target.machine]
 

@@ -126,6 +126,7 @@ def test_biased_samples_with_drafts():
     assert failed == {"with drafts and without drafts", "with drafts, against its own log-probabilities"}
 
 
+@pytest.mark.more
 def test_biased_samples_without_logprobs():
     with serving(sharpened=0.4, logprobs=False) as (url, _):
         audit = audited(url, is_greedy=False, temperature=1.0, samples=60)
@@ -174,6 +175,7 @@ def test_two_servers():
     assert counts(audit, f"{url} against {other}") == {"different": 5}
 
 
+@pytest.mark.more
 def test_same_seed_same_plan():
     """What is asked, and in which order, depends on the seed alone."""
     asked = list[list[dict]]()

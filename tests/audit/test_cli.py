@@ -112,6 +112,7 @@ def test_raw_prompts(tmp_path):
         assert isinstance(fake.asked[-1]["prompt"], str)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("is_heard")
 def test_ctrl_c_keeps_what_was_found(tmp_path):
     report = tmp_path / "audit.xml"

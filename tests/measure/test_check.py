@@ -10,7 +10,8 @@ import torch
 from paceline import LLM, Coupled, Fixed, PromptLookup, Ratio, SamplingParams, Typical
 from paceline.errors import ConfigError
 from paceline.measure.check import Verdict, check, classify, first_difference, judge
-from paceline.measure.distribution_test import chi_square, distribution_test
+from paceline.measure.chi_square import against
+from paceline.measure.distribution_test import distribution_test
 from paceline.measure.prompts import read_prompts
 from paceline.measure.reference import Decoded, Deviation, Measured
 from paceline.target import ModelRunner, SlotCache
@@ -186,9 +187,9 @@ def test_the_distribution_test_leaves_the_users_random_state_alone():
 
 def test_chi_square():
     probs = [0.5, 0.25, 0.2, 0.05]
-    assert chi_square(Counter({0: 500, 1: 250, 2: 200, 3: 50}), probs) == pytest.approx(1.0)
-    assert chi_square(Counter({0: 350, 1: 400, 2: 200, 3: 50}), probs) < 1e-6
-    assert chi_square(Counter({0: 520, 1: 240, 2: 190, 3: 50}), probs) > 0.1
+    assert against(Counter({0: 500, 1: 250, 2: 200, 3: 50}), probs).p_value == pytest.approx(1.0)
+    assert against(Counter({0: 350, 1: 400, 2: 200, 3: 50}), probs).p_value < 1e-6
+    assert against(Counter({0: 520, 1: 240, 2: 190, 3: 50}), probs).p_value > 0.1
 
 
 ROWS = [

@@ -57,7 +57,9 @@ def cases(peer: str, draft: str | None) -> Iterator[Case]:
         yield Case("n-grams", "--drafter lookup", None, "")
         return
     lookup, model = LOOKUP.get(peer, "--lookup"), f"--draft {shlex.quote(draft or '')}"
-    for dtype, option in ({"": ""} if peer == "llama.cpp" else {HALF: "", FULL: "--f32"}).items():
+    if peer == "llama.cpp":
+        yield Case("its prompt cache", "--no-cache", "", "")
+    for dtype, option in ({"": "--no-cache"} if peer == "llama.cpp" else {HALF: "", FULL: "--f32"}).items():
         told = f", {dtype}" if dtype else ""
         yield Case(f"n-grams{told}", option, f"{option} {lookup}", dtype)
         if draft is not None:

@@ -111,8 +111,8 @@ def audited(peer: str, case: Case, given: argparse.Namespace, prompts: Path) -> 
         other = both[1:] or ([] if peer == "paceline" else [given.model or model, *ours])
         words = [sys.executable, "-m", "paceline", "check", both[0], *other]
         words += ["--prompts", str(prompts), "--max-tokens", str(given.max_tokens), "--repeats", str(given.repeats)]
-        words += ["--samples", str(given.samples), "--timings", str(given.timings), "--timeout", "900", "--json"]
-        words += [] if given.samples else ["--temperature", "0"]
+        words += ["--samples", str(given.samples)] if given.samples else ["--temperature", "0"]
+        words += ["--timings", str(given.timings), "--timeout", "900", "--json"]
         name = f"{peer}-{case.name}".replace(", ", "-").replace(" ", "-")
         words += [word for kind in ("md", "html") for word in ("--report", str(given.out / f"{name}.{kind}"))]
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)

@@ -57,7 +57,9 @@ def cases(peer: str, draft: str | None) -> Iterator[Case]:
         yield Case("n-grams", "--drafter lookup", None, "")
         return
     lookup, model = LOOKUP.get(peer, "--lookup"), f"--draft {shlex.quote(draft or '')}"
-    for dtype, option in ({"": ""} if peer == "llama.cpp" else {HALF: "", FULL: "--f32"}).items():
+    if peer == "llama.cpp":
+        yield Case("its prompt cache", "--no-cache", "", "")
+    for dtype, option in ({"": "--no-cache"} if peer == "llama.cpp" else {HALF: "", FULL: "--f32"}).items():
         told = f", {dtype}" if dtype else ""
         yield Case(f"n-grams{told}", option, f"{option} {lookup}", dtype)
         if draft is not None:
@@ -109,8 +111,8 @@ def audited(peer: str, case: Case, given: argparse.Namespace, prompts: Path) -> 
         other = both[1:] or ([] if peer == "paceline" else [given.model or model, *ours])
         words = [sys.executable, "-m", "paceline", "check", both[0], *other]
         words += ["--prompts", str(prompts), "--max-tokens", str(given.max_tokens), "--repeats", str(given.repeats)]
-        words += ["--samples", str(given.samples), "--timings", str(given.timings), "--timeout", "900", "--json"]
-        words += [] if given.samples else ["--temperature", "0"]
+        words += ["--samples", str(given.samples)] if given.samples else ["--temperature", "0"]
+        words += ["--timings", str(given.timings), "--timeout", "900", "--json"]
         name = f"{peer}-{case.name}".replace(", ", "-").replace(" ", "-")
         words += [word for kind in ("md", "html") for word in ("--report", str(given.out / f"{name}.{kind}"))]
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)

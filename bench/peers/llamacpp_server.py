@@ -20,12 +20,14 @@ def main() -> None:
     parser.add_argument("--lookup", action="store_true", help="draft by n-grams (ngram_simple)")
     parser.add_argument("--ngram", type=int, help="tokens that must match; llama.cpp's own default is 12")
     parser.add_argument("--draft", help="draft with this model, a GGUF file")
+    parser.add_argument("--no-cache", action="store_true", help="read every prompt from its first token")
     options = parser.parse_args()
     params = xllamacpp.CommonParams()
     params.model.path, params.hostnames, params.port = options.file, ["127.0.0.1"], options.port
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.n_parallel, params.n_ctx = options.clients, options.clients * options.context
     params.verbosity, params.endpoint_metrics = 1, True  # 1: errors only
+    params.cache_prompt = not options.no_cache
     types = xllamacpp.common_speculative_type
     if options.lookup:
         params.speculative.types = [types.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]

@@ -122,10 +122,10 @@ def test_a_wide_letter_takes_two_cells():
 def test_another_exit_status_is_an_error(status, raises):
     command = [sys.executable, "-c", "print('as it is'); raise SystemExit(3)"]
     if not raises:
-        assert b"".join(one.data for one in record(command, "x", status=status)[2:]) == b"\r\nas it is\r\n"
+        assert b"".join(one.data for one in record(command, "x", statuses=[status])[2:]) == b"\r\nas it is\r\n"
         return
     with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
-        record(command, "x", status=status)
+        record(command, "x", statuses=[status])
 
 
 def test_a_command_that_does_not_end_is_stopped(monkeypatch):
@@ -178,7 +178,7 @@ def test_a_faulty_picture_is_noticed(mutant):
 def test_a_picture_of_the_documentation_is_whole(name):
     svg = (DOCS / "assets" / f"{name}.svg").read_text(encoding="utf-8")
     assert faults(svg) == []
-    assert pictures.PICTURES[name].shows[1:] in svg
+    assert pictures.PICTURES[name].shows[1:] in (ElementTree.fromstring(svg).findtext(f"{SVG}desc") or "")
     assert f"assets/{name}.svg" in (DOCS / "index.md").read_text()
 
 

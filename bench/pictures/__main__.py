@@ -36,7 +36,7 @@ LLAMA_SERVER = Path(__file__).parents[1] / "peers" / "llamacpp_server.py"
 DRAFTER = "lookup+head:smollm2-135m-dflash"  # which chats use by themselves
 MOST_BYTES = 300_000
 STEPS_S = (0.1, 0.3, 1.0, 3.0)  # between changes of the page: as few as there is room for
-CHECKED = "--num-prompts 4 --max-tokens 48 --temperature 0 --repeats 1 --timings 0"
+CHECKED = "--num-prompts 4 --max-tokens 48 -t 0"
 MISTAKEN = "The Danube is a river that rise in the Black Forest, flow through ten countrys and end in the Black Sea."
 
 
@@ -90,15 +90,15 @@ def tune(_: argparse.Namespace, about: str) -> str:
 
 def check(options: argparse.Namespace, about: str) -> str:
     """Differences that are found in llama.cpp's server, which has the weights from the same file."""
-    python = options.peer.get("llama.cpp", sys.executable)
+    python = str(Path(options.peer.get("llama.cpp", sys.executable)).absolute())
     if subprocess.run([python, "-c", "import xllamacpp"], capture_output=True, check=False).returncode:
         raise Missing("llama.cpp: pip install xllamacpp, or --peer llama.cpp=PYTHON of an environment that has it")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         file = folder / f"{MODEL}.gguf"
         fetch_gguf(cast("ZooModel", ZOO[MODEL]), folder, lambda *_: None).rename(file)
-        command = shlex.join([python, str(LLAMA_SERVER), str(file)])
-        server = stack.enter_context(started("llama.cpp", command + " --port {port}"))
+        command = f"cd {folder} && exec {shlex.join([python, str(LLAMA_SERVER), file.name])} --port {{port}}"
+        server = stack.enter_context(started("llama.cpp", shlex.join(["sh", "-c", command])))
         shown = f"paceline check {server.url} {file.name} {CHECKED}"
         outputs = recorded(shown, folder=folder, statuses=(0, 1))
     if not any(b"first:" in one.data for one in outputs):

@@ -49,8 +49,9 @@ def faults(svg: str) -> list[str]:
     if "prefers-color-scheme:dark" not in style:
         found.append("has no dark colours")
     said = "\n".join(one.text or "" for one in tree.iter() if one.tag != f"{SVG}style")
-    if place := re.search(r"(?<![\w.])/(home|root|work|tmp|usr)/\S*|https?://(?!127\.0\.0\.1)\S+", said):
-        found.append(f"names {place[0]}")
+    places = re.findall(r"(?<![\w.])/(?:home|root|work|tmp|usr)/\S*", said)
+    hosts = [host for host in re.findall(r"https?://([^\s/:]*)", said) if not "127.0.0.1".startswith(host)]  # as typed
+    found += [f"names {one}" for one in [*places, *hosts]]
     return found
 
 
@@ -162,6 +163,7 @@ BAD = {
     "motion": ("prefers-reduced-motion", "prefers-motion"),
     "name": ('id="title"', 'id="other"'),
     "path": ("About it", "About /home/me"),
+    "host": ("About it", "About http://example.org"),
 }
 
 

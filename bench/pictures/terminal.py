@@ -15,7 +15,7 @@ from typing import NamedTuple
 COLUMNS, ROWS = 92, 40
 KEY_S, TURN_S = 0.03, 1.5  # between two keys, and of all keys of a turn at most
 READ_S = 0.8  # between an answer and the next turn
-LIMIT_S = 200.0
+LIMIT_S = 300.0
 OF_OTHER_TERMINALS = ("NO_COLOR", "FORCE_COLOR", "COLORTERM")
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from paceline.errors import PacelineError
 from paceline.measure.record import measured_on
@@ -28,11 +28,15 @@ from paceline.zoo.registry import ZOO
 from ..serve_load import named, started
 from ..speeds import MODEL, machine_of, warned
 
+if TYPE_CHECKING:
+    from .terminal import Output
+
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 LLAMA_SERVER = Path(__file__).parents[1] / "peers" / "llamacpp_server.py"
 DRAFTER = "lookup+head:smollm2-135m-dflash"  # which chats use by themselves
 MOST_BYTES = 300_000
 STEPS_S = (0.1, 0.3, 1.0, 3.0)  # between changes of the page: as few as there is room for
+CHECKED = "--num-prompts 4 --max-tokens 48 -t 0"
 MISTAKEN = "The Danube is a river that rise in the Black Forest, flow through ten countrys and end in the Black Sea."
 
 
@@ -47,17 +51,23 @@ class Picture(NamedTuple):
     make: Callable[[argparse.Namespace, str], str]
 
 
-def of_terminal(title: str, shown: str, about: str, turns: Sequence[tuple[str, str]] = (), status: int = 0) -> str:
-    """The picture of a command of paceline, in a folder of its own."""
-    try:
-        from .film import picture
-    except ImportError as error:
-        raise Missing(f"pip install pyte ({error})") from error
+def recorded(
+    shown: str, turns: Sequence[tuple[str, str]] = (), folder: Path | None = None, statuses: Sequence[int] = (0,)
+) -> "list[Output]":
+    """What a command of paceline puts out, in a folder of its own or in this one."""
+    if find_spec("pyte") is None:
+        raise Missing("pip install pyte")
     from .terminal import Turn, record
 
     command = [sys.executable, "-m", "paceline", *shlex.split(shown)[1:]]
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = record(command, shown, [Turn(*turn) for turn in turns], folder, status)
+    with tempfile.TemporaryDirectory() as empty:
+        return record(command, shown, [Turn(*turn) for turn in turns], folder or empty, statuses)
+
+
+def drawn(outputs: "Sequence[Output]", title: str, about: str) -> str:
+    """The picture of a recording."""
+    from .film import picture
+
     return picture(outputs, title, about)
 
 
@@ -69,36 +79,31 @@ def chat(_: argparse.Namespace, about: str) -> str:
         "/stats",
     ]
     shown = f"paceline chat {MODEL} --temp 0"
-    return of_terminal("paceline chat", shown, about, [("> ", f"{text}\r") for text in said])
+    return drawn(recorded(shown, [("> ", f"{text}\r") for text in said]), "paceline chat", about)
 
 
 def tune(_: argparse.Namespace, about: str) -> str:
     """The choice of a drafter."""
     shown = f"paceline tune {MODEL} -d lookup -d self-int4 --num-prompts 8 --max-tokens 64"
-    return of_terminal("paceline tune", shown, about)
+    return drawn(recorded(shown), "paceline tune", about)
 
 
 def check(options: argparse.Namespace, about: str) -> str:
-    """A difference that is found in llama.cpp's server."""
-    python = options.peer.get("llama.cpp", sys.executable)
+    """Differences that are found in llama.cpp's server, which has the weights from the same file."""
+    python = str(Path(options.peer.get("llama.cpp", sys.executable)).absolute())
     if subprocess.run([python, "-c", "import xllamacpp"], capture_output=True, check=False).returncode:
         raise Missing("llama.cpp: pip install xllamacpp, or --peer llama.cpp=PYTHON of an environment that has it")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        weights = options.gguf or fetch_gguf(cast("ZooModel", ZOO[MODEL]), folder, lambda *_: None)
-        server = stack.enter_context(
-            started(
-                "llama.cpp",
-                shlex.join([python, str(LLAMA_SERVER), str(weights), "--draft", str(weights)]) + " --port {port}",
-            )
-        )
-        shown = f"paceline check {server.url} --num-prompts 6 --max-tokens 48 --temperature 0 --timings 0"
-        try:
-            return of_terminal("paceline check URL", shown, about, status=1)
-        except subprocess.CalledProcessError as error:
-            if error.returncode:
-                raise
-            raise Missing("a difference: this time llama.cpp answered all the same") from error
+        file = folder / f"{MODEL}.gguf"
+        fetch_gguf(cast("ZooModel", ZOO[MODEL]), folder, lambda *_: None).rename(file)
+        command = f"cd {folder} && exec {shlex.join([python, str(LLAMA_SERVER), file.name])} --port {{port}}"
+        server = stack.enter_context(started("llama.cpp", shlex.join(["sh", "-c", command])))
+        shown = f"paceline check {server.url} {file.name} {CHECKED}"
+        outputs = recorded(shown, folder=folder, statuses=(0, 1))
+    if not any(b"first:" in one.data for one in outputs):
+        raise Missing("a difference: this time llama.cpp answered as Paceline did")
+    return drawn(outputs, "paceline check URL", about)
 
 
 def page(options: argparse.Namespace, about: str) -> str:
@@ -107,12 +112,12 @@ def page(options: argparse.Namespace, about: str) -> str:
         raise Missing("Chromium: apt-get install chromium, or --chromium FILE")
     if find_spec("playwright") is None:
         raise Missing("pip install playwright")
-    from .browser import picture, recorded
+    from .browser import picture, watched
 
     command = [sys.executable, "-m", "paceline", "serve", MODEL, "--drafter", DRAFTER]
     with started("paceline", shlex.join(command) + " --port {port}") as server:
-        shots = {"light": recorded(server.url, options.chromium, "light")}
-        shots["dark"] = recorded(server.url, options.chromium, "dark")
+        shots = {"light": watched(server.url, options.chromium, "light")}
+        shots["dark"] = watched(server.url, options.chromium, "dark")
     for step_s in STEPS_S:
         if len(svg := picture(shots, "paceline serve", about, step_s)) <= MOST_BYTES:
             break
@@ -122,7 +127,7 @@ def page(options: argparse.Namespace, about: str) -> str:
 PICTURES = {
     "chat": Picture("a chat whose tokens are coloured: drafted, corrected, confirmed", chat),
     "tune": Picture("three drafters measured, and the fastest one chosen", tune),
-    "check": Picture("a difference found in another engine, llama.cpp's server", check),
+    "check": Picture("where the answers of another engine, llama.cpp's server, differ from Paceline's", check),
     "page": Picture("the chat page of the server: an answer, compared with plain decoding", page),
 }
 
@@ -137,7 +142,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ASSETS, help="folder of the files; default: docs/assets")
     parser.add_argument("--machine", help='what the pictures call this one, such as "two Zen 3 cores"')
     parser.add_argument("--peer", type=named, action="append", default=[], metavar="llama.cpp=PYTHON")
-    parser.add_argument("--gguf", type=Path, help="weights of the other engine; default: the model's, downloaded")
     parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
     options = parser.parse_args(arguments)
     if unknown := {*options.names} - {*PICTURES}:

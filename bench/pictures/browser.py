@@ -17,7 +17,7 @@ LOOK_S = 1.4  # before something is clicked
 Shots: TypeAlias = list[tuple[float, Image.Image]]
 
 
-def recorded(url: str, chromium: str, theme: Literal["light", "dark"]) -> Shots:
+def watched(url: str, chromium: str, theme: Literal["light", "dark"]) -> Shots:
     """What the page shows from second to second, while an example is asked, and compared with plain decoding."""
     from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 

@@ -14,7 +14,7 @@ from .terminal import COLUMNS, ROWS, Output
 
 WIDTH, HEIGHT, LEFT, TOP = 8.4, 19, 16, 25  # of a cell; where the text of the first one begins
 EMPTY = Char(" ")
-BUSY = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")  # of the spinners and bars of `paceline.cli.screen`
+BUSY = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏━╸╺")  # of the spinners and bars of `paceline.cli.screen`
 DRAWN = set("─━╸╺│┌┐└┘├┤┬┴┼╭╮╯╰■")  # stretched, to meet or to fill its cell
 Line: TypeAlias = tuple[Char, ...]
 
@@ -39,9 +39,10 @@ class _Screen(pyte.Screen):
 
 
 def frames(outputs: Sequence[Output]) -> Iterator[Frame]:
-    """The screen after each output."""
+    """The screen after each output that changes it."""
     screen = _Screen(COLUMNS, ROWS)
     stream, lines, last = pyte.ByteStream(screen), [(EMPTY,) * COLUMNS] * ROWS, 0
+    before = None
     for at, data, has_cursor in outputs:
         stream.feed(data)
         for y in {*screen.dirty, last}:
@@ -50,7 +51,9 @@ def frames(outputs: Sequence[Output]) -> Iterator[Frame]:
         last, x = screen.cursor.y, min(screen.cursor.x, COLUMNS - 1)
         if has_cursor:
             lines[last] = (*lines[last][:x], lines[last][x]._replace(reverse=True), *lines[last][x + 1 :])
-        yield Frame(at, tuple(lines))
+        if before != lines:
+            yield Frame(at, tuple(lines))
+        before = [*lines]
 
 
 def picture(outputs: Sequence[Output], title: str, about: str) -> str:

@@ -12,10 +12,10 @@ from contextlib import suppress
 from fcntl import ioctl
 from typing import NamedTuple
 
-COLUMNS, ROWS = 92, 34
+COLUMNS, ROWS = 92, 40
 KEY_S, TURN_S = 0.03, 1.5  # between two keys, and of all keys of a turn at most
 READ_S = 0.8  # between an answer and the next turn
-LIMIT_S = 200.0
+LIMIT_S = 300.0
 OF_OTHER_TERMINALS = ("NO_COLOR", "FORCE_COLOR", "COLORTERM")
 
 
@@ -41,13 +41,17 @@ def typed(command: str) -> list[Output]:
 
 
 def record(
-    command: Sequence[str], shown: str, turns: Sequence[Turn] = (), folder: str | None = None, status: int = 0
+    command: Sequence[str],
+    shown: str,
+    turns: Sequence[Turn] = (),
+    folder: str | None = None,
+    statuses: Sequence[int] = (0,),
 ) -> list[Output]:
     """Run a command in a terminal of COLUMNS and ROWS, and keep what it puts out.
 
     shown: what a reader would type for it. turns: keys, at the pace of a fast typist; the command is ended where the
     last prompt comes again. folder: where it runs. Raises `TimeoutError` after LIMIT_S, and `CalledProcessError` for
-    another exit status.
+    another exit status than those.
     """
     kept, waiting, keys, tail = typed(shown), list(turns), list[str](), b""
     next_key = pace = 0.0
@@ -84,7 +88,7 @@ def record(
             with suppress(subprocess.TimeoutExpired):
                 child.wait(20)
             child.kill()
-    if not turns and child.wait() != status:
+    if not turns and child.wait() not in statuses:
         raise subprocess.CalledProcessError(child.returncode, shown, b"".join(one.data for one in kept))
     return kept
 

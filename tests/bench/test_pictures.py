@@ -49,8 +49,9 @@ def faults(svg: str) -> list[str]:
     if "prefers-color-scheme:dark" not in style:
         found.append("has no dark colours")
     said = "\n".join(one.text or "" for one in tree.iter() if one.tag != f"{SVG}style")
-    if place := re.search(r"(?<![\w.])/(home|root|work|tmp|usr)/\S*|https?://(?!127\.0\.0\.1)\S+", said):
-        found.append(f"names {place[0]}")
+    places = re.findall(r"(?<![\w.])/(?:home|root|work|tmp|usr)/\S*", said)
+    hosts = [host for host in re.findall(r"https?://([^\s/:]*)", said) if not "127.0.0.1".startswith(host)]  # as typed
+    found += [f"names {one}" for one in [*places, *hosts]]
     return found
 
 
@@ -122,10 +123,10 @@ def test_a_wide_letter_takes_two_cells():
 def test_another_exit_status_is_an_error(status, raises):
     command = [sys.executable, "-c", "print('as it is'); raise SystemExit(3)"]
     if not raises:
-        assert b"".join(one.data for one in record(command, "x", status=status)[2:]) == b"\r\nas it is\r\n"
+        assert b"".join(one.data for one in record(command, "x", statuses=[status])[2:]) == b"\r\nas it is\r\n"
         return
     with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
-        record(command, "x", status=status)
+        record(command, "x", statuses=[status])
 
 
 def test_a_command_that_does_not_end_is_stopped(monkeypatch):
@@ -162,6 +163,7 @@ BAD = {
     "motion": ("prefers-reduced-motion", "prefers-motion"),
     "name": ('id="title"', 'id="other"'),
     "path": ("About it", "About /home/me"),
+    "host": ("About it", "About http://example.org"),
 }
 
 
@@ -178,7 +180,7 @@ def test_a_faulty_picture_is_noticed(mutant):
 def test_a_picture_of_the_documentation_is_whole(name):
     svg = (DOCS / "assets" / f"{name}.svg").read_text(encoding="utf-8")
     assert faults(svg) == []
-    assert pictures.PICTURES[name].shows[1:] in svg
+    assert pictures.PICTURES[name].shows[1:] in (ElementTree.fromstring(svg).findtext(f"{SVG}desc") or "")
     assert f"assets/{name}.svg" in (DOCS / "index.md").read_text()
 
 

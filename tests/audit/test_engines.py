@@ -1,5 +1,5 @@
-"""Which engine answers. The pages of llama.cpp, vLLM and Paceline were recorded from their servers; the others' are
-written after their documentation."""
+"""Which engine answers. llama.cpp's pages, and vLLM's name and version, were recorded from their servers; vLLM's counters
+of drafts, and other engines' pages, are written after their documentation."""
 
 import json
 from typing import Any

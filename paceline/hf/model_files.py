@@ -50,7 +50,7 @@ def read_files(
             found = other or gguf_tokenizer(file)
         else:
             check_folder(place)
-            config, processor = AutoConfig.from_pretrained(place), None
+            config, processor = AutoConfig.from_pretrained(place, trust_remote_code=False), None
             if is_vlm(config):
                 from .processors import load_processor  # with transformers' modelling code
 

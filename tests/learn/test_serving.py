@@ -51,7 +51,7 @@ def records_what_it_may(folder) -> bool:
     numbers = asyncio.run(ask())
     drafter.close()
     count = sum(len(read_answers(part)) for part in LearnFolder(folder).parts())
-    assert numbers["paceline:learn_answers_total",] == count
+    assert len(BODIES) <= numbers["paceline:learn_answers_total",] <= count  # the mutant may still write some
     assert numbers["paceline:learn_stopped",] == 0
     return count == len(BODIES)
 

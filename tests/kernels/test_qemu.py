@@ -42,8 +42,8 @@ def test_what_a_processor_cannot_run_is_refused():
 
 @pytest.mark.parametrize("what", ["test_arm.py", "test_blocks.py", "test_noise.py", "test_mutants.py"])
 def test_the_kernels_of_arm(what):
-    words = ["-m", "pytest", "-n", "0", "-x", "-m", "not slow and not more", f"tests/kernels/{what}"]
-    done = emulated(*words)
+    which = ["-m", "not slow and not more", "-k", "not late"]  # qemu 7 cannot fork a process that has threads
+    done = emulated("-m", "pytest", "-n", "0", "-x", *which, f"tests/kernels/{what}")
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 

@@ -1,4 +1,4 @@
-"""Which engine answers. llama.cpp's pages, and vLLM's name and version, were recorded from their servers; vLLM's counters
+"""Which engine answers. llama.cpp's pages, and vLLM's name and version, were recorded from their servers; vLLM's counts
 of drafts, and other engines' pages, are written after their documentation."""
 
 import json

@@ -1,6 +1,6 @@
 // Integers in vectors, codes of weights and rows as bytes; included by blocks.h.
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || (defined(PACELINE_NEON) && defined(__ARM_FEATURE_DOTPROD))
 #define BYTES_DOT 1
 #else
 #define BYTES_DOT 0

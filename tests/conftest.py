@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 
 if not Path("/dev/nvidiactl").exists():  # without a GPU, its kernels run in Triton's interpreter
@@ -48,6 +49,12 @@ def pytest_collection_finish() -> None:
     """What is imported and collected by now stays: the garbage collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files(tmp_path_factory):
+    """Whatever is not removed lies with pytest's own files, of which the last three runs are kept."""
+    tempfile.tempdir = str(tmp_path_factory.mktemp("files"))
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 `python -m tests.kernels.arm` compiles the faults into every instruction set, and names those that nothing sees.
 """
 
-import ctypes
 import functools
 import itertools
 import random
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from paceline.kernels import build, compiler
 from paceline.kernels.library import BlockFormat, library
+from tests.kernels.faults import plant, unseen
 
 NEON, DOTPROD, I8MM = ROWS = ("neon", "neon_dotprod", "neon_i8mm")
 FAULTS = {  # the instruction set, the file, what is right and what is wrong there
@@ -177,28 +177,17 @@ def agrees(isa: str) -> bool:
 def faulty() -> build.Loaded:
     """The kernels with all faults; `paceline_fault` says which one is on."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for path in (*compiler.SOURCES.glob("*.cpp"), *compiler.SOURCES.glob("*.h")):
-            shutil.copy(path, folder)
-        for number, (_, file, right, wrong) in enumerate(FAULTS.values(), 1):
-            text = (folder / file).read_text()
-            assert text.count(right) == 1, right
-            (folder / file).write_text(text.replace(right, wrong.replace("FAULT", f"(paceline_fault == {number})")))
-        for file, line in (("abi.h", 'extern "C" int paceline_fault;\n'), ("library.cpp", "int paceline_fault = 0;\n")):
-            text = (folder / file).read_text()
-            (folder / file).write_text(line + text if file == "abi.h" else text + line)
+        folder = Path(name) / "sources"
+        shutil.copytree(compiler.SOURCES, folder, ignore=shutil.ignore_patterns("*.py", "*.so", "__pycache__"))
+        plant(folder, [fault[1:] for fault in FAULTS.values()])
         return build.open_kernels(folder)
 
 
 def main() -> None:
     """Prints the faults that nothing sees, and what is wrong without any."""
     build._load, compiler.FLAGS = faulty, tuple("-O1" if flag == "-O3" else flag for flag in compiler.FLAGS)
-    switch = ctypes.c_int.in_dll(library(), "paceline_fault")
     missed = [isa for isa in ROWS if not agrees(isa)]
-    for number, (name, (isa, *_)) in enumerate(FAULTS.items(), 1):
-        switch.value = number
-        if agrees(isa):
-            missed.append(name)
+    missed += unseen(library(), FAULTS, agrees)
     sys.exit("; ".join(missed))
 
 

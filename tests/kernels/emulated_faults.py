@@ -3,7 +3,6 @@
 `python -m tests.kernels.emulated_faults`: a process of its own, since it puts other kernels in the place of ours.
 """
 
-import ctypes
 import functools
 import sys
 import tempfile
@@ -13,6 +12,7 @@ import torch
 
 from paceline.kernels import build, compiler
 from tests.kernels import emulation  # changes the flags of all instruction sets
+from tests.kernels.faults import plant, unseen
 
 VNNI, AMX = "avx2_vnni", "amx"
 FAULTS = {  # the instruction set, the file, what is right and what is wrong there
@@ -75,13 +75,7 @@ def faulty() -> build.Loaded:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         emulation.write_sources(folder)
-        for number, (_, file, right, wrong) in enumerate(FAULTS.values(), 1):
-            text = (folder / file).read_text()
-            assert text.count(right) == 1, right
-            (folder / file).write_text(text.replace(right, wrong.replace("FAULT", f"(paceline_fault == {number})")))
-        for file, line in (("abi.h", 'extern "C" int paceline_fault;\n'), ("library.cpp", "int paceline_fault = 0;\n")):
-            text = (folder / file).read_text()
-            (folder / file).write_text(line + text if file == "abi.h" else text + line)
+        plant(folder, [fault[1:] for fault in FAULTS.values()])
         return build.open_kernels(folder)
 
 
@@ -126,12 +120,8 @@ def main() -> None:
     """Prints the faults that nothing sees, and what is wrong without any."""
     found = faulty()
     assert found.library is not None, found
-    switch = ctypes.c_int.in_dll(found.library, "paceline_fault")
     missed = [isa for isa in (VNNI, AMX) if not is_right(isa)]
-    for number, (name, (isa, *_)) in enumerate(FAULTS.items(), 1):
-        switch.value = number
-        if is_right(isa):
-            missed.append(name)
+    missed += unseen(found.library, FAULTS, is_right)
     sys.exit("; ".join(missed) or 0)
 
 

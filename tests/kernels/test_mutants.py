@@ -16,6 +16,7 @@ from paceline.kernels import library as library_module
 from paceline.kernels.library import BlockFormat
 from paceline.target import ModelRunner, wrap_model
 from tests.attention.test_spans import reads_spans
+from tests.kernels import faults
 from tests.kernels.correction_faults import CORRECTIONS
 from tests.kernels.expert_faults import ATTENTION, EXPERTS, LATE
 from tests.kernels.expert_layers import Layer
@@ -212,15 +213,7 @@ def faulty(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("faulty")
     sources = folder / "sources"
     shutil.copytree(compiler.SOURCES, sources, ignore=shutil.ignore_patterns("*.py", "*.so", "__pycache__"))
-    for number, (name, *pairs) in enumerate(FAULTS.values(), 1):
-        text = (sources / name).read_text()
-        for right, wrong in zip(pairs[::2], pairs[1::2], strict=True):
-            assert right in text
-            text = text.replace(right, wrong.replace("FAULT", f"(paceline_fault == {number})"))
-        (sources / name).write_text(text)
-    for name in ("abi.h", "pool.h"):
-        (sources / name).write_text('extern "C" int paceline_fault;\n' + (sources / name).read_text())
-    (sources / "library.cpp").write_text((sources / "library.cpp").read_text() + "int paceline_fault = 0;\n")
+    faults.plant(sources, FAULTS.values())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(compiler.ISAS_OF, compiler.HOST.machine, {"portable": ()})
         patch.setattr(compiler, "FLAGS", (*(f for f in compiler.FLAGS if f != "-O3"), "-O0"))
@@ -233,7 +226,7 @@ def switch(faulty, monkeypatch):
     """Puts the library with one fault in the place of ours, which is back once the test is over."""
 
     def on(fault: str) -> None:
-        ctypes.c_int.in_dll(faulty, "paceline_fault").value = NAMES.index(fault)
+        faults.switch(faulty, NAMES.index(fault))
         found = replace(load(), library=faulty, isa="portable")
         monkeypatch.setattr(library_module, "load", lambda: found)
         library_module.library.cache_clear()

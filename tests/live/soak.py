@@ -34,7 +34,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -340,7 +340,15 @@ def main() -> None:
     if options.plain is not None:
         plain_answers(options, options.plain)
         return
-    folder, plain = Path(mkdtemp(prefix="soak-")), list[str]()
+    with TemporaryDirectory(prefix="soak-") as folder:
+        result = served(options, Path(folder))
+    print(json.dumps(result))
+    sys.exit(bool(result["faults"]))
+
+
+def served(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Start the server and soak it. folder: for adapters."""
+    plain = list[str]()
     limits = ["--max-num-seqs", str(SLOTS), "--max-waiting", str(WAITING), "--max-body-mb", "8"]
     limits += ["--max-model-len", "2048"]  # nonsense may ask for answers as long as that
     limits += ["--drafter", options.drafter]
@@ -392,8 +400,7 @@ def main() -> None:
     lines = itertools.dropwhile(lambda line: not line.startswith("{"), said)  # words of libraries at their import
     bad = [line for line in lines if not line.startswith("{") or json.loads(line).get("level") == "error"]
     result["faults"] += [f"log: {line}" for line in bad] + ([] if result["exit_code"] == 0 else ["exit code"])
-    print(json.dumps(result))
-    sys.exit(bool(result["faults"]))
+    return result
 
 
 if __name__ == "__main__":

@@ -37,7 +37,11 @@ def chat_prompt(body: ChatRequest, limits: ImageLimits, template: str = "tools")
 
 
 def thinking(template: str, wanted: bool | None, effort: str | None = None) -> dict[str, Any]:
-    """Variables of a template that say whether and how much to think: those that it may read. None: its default."""
+    """Variables of a template that say whether and how much to think: those that it may read. None: its default.
+
+    effort: templates know `low`, `medium` and `high`; what is below or above is the lowest or highest of them.
+    """
+    effort = {"none": None, "minimal": "low", "xhigh": "high", "max": "high"}.get(effort or "none", effort)
     told = {"enable_thinking": wanted, "thinking": wanted, "reasoning_effort": effort}
     return {name: value for name, value in told.items() if value is not None and name in template}
 

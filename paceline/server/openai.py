@@ -13,7 +13,7 @@ from ..hf.image_prompts import writable
 from ..target.prompts import TemplatedChat
 from . import protocol
 from .answers import Answering, respond
-from .chats import chat_prompt, read_messages
+from .chats import chat_prompt, read_messages, thinking
 from .completions import CompletionAnswering
 from .errors import ApiError, unsupported
 from .models import Models
@@ -48,7 +48,13 @@ async def answer_chat(
 def prompt_of(service: Service, body: protocol.ChatRequest) -> TemplatedChat:
     """The prompt of a chat. Raises `ApiError` and `ConfigError`."""
     service.check_texts(["".join(protocol.text_of(message.content) for message in body.messages)])
-    body.chat_template_kwargs = {**service.settings.chat_template_kwargs, **(body.chat_template_kwargs or {})}
+    told, effort = dict[str, Any](), body.reasoning_effort
+    if effort is not None:
+        told = thinking(service.template, effort != "none", effort)
+        if not told and (effort != "none" or service.format.thinks):
+            raise unsupported("reasoning_effort", "leave it out; the chat template cannot say that")
+    defaults = service.settings.chat_template_kwargs
+    body.chat_template_kwargs = {**defaults, **told, **(body.chat_template_kwargs or {})}
     return chat_prompt(body, service.settings.images, service.template)
 
 

@@ -264,6 +264,9 @@ class Request(Sampling):
         return {"json": json.dumps(self.response_format.json_schema.schema_)}
 
 
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class ChatRequest(Request):
     """The body of /v1/chat/completions."""
 
@@ -277,11 +280,11 @@ class ChatRequest(Request):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
     # known, but only supported with these values
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     audio: None = None
-    reasoning_effort: None = None
     web_search_options: None = None
     functions: None = None
     function_call: None = None

@@ -171,7 +171,7 @@ class ResponseAnswering(Answering):
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": None,
+            "reasoning": body.reasoning and body.reasoning.model_dump(),
             "store": body.store,
             "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
             "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",

@@ -12,6 +12,7 @@ from .protocol import (
     CalledFunction,
     ChatRequest,
     Count,
+    Effort,
     Fields,
     Function,
     HistoryFields,
@@ -197,16 +198,25 @@ class ResponsesStreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
+class Reasoning(Fields):
+    """How much to think. Summaries have no effect: thoughts are shown whole."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class ResponsesRequest(Sampling):
-    """The body of /v1/responses."""
+    """The body of /v1/responses. include: thoughts are never encrypted, so asking for that has no effect."""
 
     input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     text: TextOptions | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream_options: ResponsesStreamOptions | None = None
+    reasoning: Reasoning | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -218,7 +228,6 @@ class ResponsesRequest(Sampling):
     prompt: Any = None
     background: bool | None = None
     max_tool_calls: None = None
-    reasoning: None = None
     truncation: Literal["disabled"] | None = None
 
     def check(self) -> None:
@@ -253,6 +262,7 @@ class ResponsesRequest(Sampling):
             tool_choice=_named(choice) if isinstance(choice := self.tool_choice, FunctionChoice) else choice,
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=self.reasoning and self.reasoning.effort,
             max_completion_tokens=self.max_output_tokens,
             response_format=None if wanted is None else ResponseFormat(type=wanted.type, json_schema=schema),
             logprobs=has_logprobs,

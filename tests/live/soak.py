@@ -360,26 +360,14 @@ def served(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         adapters = {name: str(folder / name) for name in adapter_names(options)}
         first = {"model": options.model, "name": "first", "adapters": adapters}
         second = {"model": options.model, "name": "second", "weights": options.second}
-        own = [
-            word for one in (first, second) if one is first or options.second for word in ("--models", json.dumps(one))
-        ]
+        models = [first, second] if options.second else [first]
+        own = [word for one in models for word in ("--models", json.dumps(one))]
         own += ["--max-loaded-models", str(options.max_loaded_models), "--adapter-dir", str(folder)]
-    command = [
-        sys.executable,
-        "-m",
-        "tests.live.soak",
-        "--child",
-        *own,
-        "--port",
-        "0",
-        "--json",
-        "--log-format",
-        "json",
-    ]
+    command = [sys.executable, "-m", "tests.live.soak", "--child", *own]
+    command += ["--port", "0", "--json", "--log-format", "json", *limits]
     with options.log.open("w") as log:
-        made = subprocess.Popen(
-            [*command, *limits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
+        pipe = subprocess.PIPE
+        made = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
     assert made.stdin is not None
     assert made.stdout is not None
     stdin, stdout = made.stdin, made.stdout

@@ -199,7 +199,6 @@ class CountRequest(Fields):
         form = config.format or self.output_format
         schema = form and JsonSchema(name="answer", schema=form.schema_)
         wanted = None if self.thinking is None else self.thinking.type != "disabled"
-        effort = "high" if config.effort in ("xhigh", "max") else config.effort
         tools = [
             Tool(type="function", function=Function(name=one.name, description=one.description,
                                                     parameters=one.input_schema, strict=one.strict))
@@ -213,7 +212,7 @@ class CountRequest(Fields):
             tools=tools or None,
             **self._choice(),
             response_format=schema and ResponseFormat(type="json_schema", json_schema=schema),
-            chat_template_kwargs=thinking(template, wanted, effort),
+            chat_template_kwargs=thinking(template, wanted, config.effort),
             add_generation_prompt=not is_begun,
             continue_final_message=is_begun,
             **sampling,

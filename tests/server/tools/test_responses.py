@@ -33,6 +33,14 @@ def test_thoughts_and_calls_are_items(client):
     assert again.output_text == "done"
 
 
+@pytest.mark.parametrize(("effort", "texts"), [("none", ["onetwo"]), ("high", ["one", "two"])])
+def test_an_effort_is_passed_to_the_template(client, effort, texts):
+    asked = {"reasoning": {"effort": effort, "summary": "auto"}, "include": ["reasoning.encrypted_content"]}
+    answer = client.responses.create(**ASKED, **asked, store=False, extra_body=saying("one", "[/THINK]", "two"))
+    assert [item.content[0].text for item in answer.output] == texts
+    assert (answer.reasoning.effort, answer.reasoning.summary) == (effort, "auto")
+
+
 @pytest.mark.parametrize("said", [CALLING, TWICE, ("[THINK]", "a", "[/THINK]", "b"), ("[THINK]", "a")])
 def test_a_stream_has_the_same_items(client, said):
     whole = client.responses.create(**ASKED, extra_body=saying(*said))

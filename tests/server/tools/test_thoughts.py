@@ -11,6 +11,7 @@ from paceline.core.round import Origin, Round
 from paceline.engine.output import Completion
 from paceline.sampling.detokenize import Detokenizer
 from paceline.server.answers import Choice
+from paceline.server.chats import thinking
 from paceline.server.tools.families import Asked, format_of
 from tests.helpers import SPECIAL, byte_pairs
 from tests.server.helpers import ASK, calls_of, events, joined, server, tiny_llm
@@ -70,11 +71,50 @@ def test_thoughts_and_calls_between_special_tokens():
     assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("it is f") + 2}
 
 
-@pytest.mark.parametrize("is_on", [False, True])
-def test_the_prompt_may_have_opened_the_thoughts(is_on):
-    whole, _ = chat("one", "[/THINK]", "two", chat_template_kwargs={"enable_thinking": is_on})
+ON, OFF = {"enable_thinking": True}, {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "is_on"),
+    [
+        ({"chat_template_kwargs": OFF}, {}, False),
+        ({"chat_template_kwargs": ON}, OFF, True),
+        ({}, ON, True),
+        ({"reasoning_effort": "none"}, ON, False),
+        ({"reasoning_effort": "low"}, OFF, True),
+        ({"reasoning_effort": "low", "chat_template_kwargs": OFF}, {}, False),
+    ],
+)
+def test_the_prompt_may_have_opened_the_thoughts(asked, default, is_on):
+    whole, _ = chat("one", "[/THINK]", "two", settings={"chat_template_kwargs": default}, **asked)
     message = whole["choices"][0]["message"]
     assert (message.get("reasoning"), message["content"]) == (("one", "two") if is_on else (None, "onetwo"))
+
+
+@pytest.mark.parametrize(
+    ("effort", "told"), [(None, None), ("none", None), ("minimal", "low"), ("medium", "medium"), ("max", "high")]
+)
+def test_templates_know_three_efforts(effort, told):
+    assert thinking("{{ reasoning_effort }}", True, effort).get("reasoning_effort") == told
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "status"),
+    [
+        ("{{ messages[0].content }}", "low", 400),
+        ("{{ messages[0].content }}", "none", 200),  # nor does such a model think
+        ("<think>{{ messages[0].content }}", "none", 400),
+    ],
+)
+def test_an_effort_that_the_template_cannot_say_is_refused(template, effort, status):
+    async def ask():
+        async with server(thinking_llm(template)) as client:
+            return await client.post("/v1/chat/completions", json={**ASK, **saying("a"), "reasoning_effort": effort})
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == status
+    if status == 400:
+        assert answer.json()["error"]["param"] == "reasoning_effort"
 
 
 def test_a_form_of_the_answer_leaves_no_place_for_thoughts():

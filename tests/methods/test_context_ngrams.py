@@ -56,6 +56,13 @@ def test_children_without_a_probability_are_dropped_or_copied():
     assert ranked(of(TEXT), law={8: 0.0, 40: 0.0}) == pytest.approx({31: 2 / 4, 40: 1 / 4})
 
 
+@pytest.mark.parametrize("logp", [-744.0, -800.0])
+def test_children_whose_probability_is_no_float_are_dropped(logp):
+    tokens, logps = ContextNgrams().rerank(of(TEXT))([], [8, 31], [logp, 0.0])
+    assert tokens == [31, 40]
+    assert logps == pytest.approx([math.log(3 / 4), math.log(1 / 4)])
+
+
 def test_texts_that_grow_and_slots_that_are_used_again():
     ngrams, seq, other = ContextNgrams(), of(TEXT[:7]), of([9, 5, 9, 5])
     seq.slot, other.slot = 0, 1

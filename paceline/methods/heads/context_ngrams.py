@@ -81,5 +81,6 @@ class ContextNgrams:
             if token not in self._banned:
                 probs[token] = probs.get(token, 0.0) + weight * count
                 total += weight * count
-        best = sorted(probs, key=probs.__getitem__, reverse=True)
-        return best, [math.log(probs[token] / total) for token in best]
+        law = {token: prob / total for token, prob in probs.items()}
+        best = sorted((token for token in law if law[token] > 0), key=law.__getitem__, reverse=True)
+        return best, [math.log(law[token]) for token in best]

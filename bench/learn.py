@@ -57,7 +57,7 @@ def latencies(llm, prompts, params, count, pause_s):
 
 
 def main() -> int:
-    """Measure, print, and return 1 where an answer differs."""
+    """Read options; the folder is removed at the end unless one is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--head", help="a packaged head or a folder")
@@ -72,7 +72,12 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=7)
     parser.add_argument("--requests", type=int, default=0)
     asked = parser.parse_args()
-    folder = Path(asked.folder or tempfile.mkdtemp(prefix="paceline-learn-")) / "learn"
+    with tempfile.TemporaryDirectory(prefix="paceline-learn-") as temporary:
+        return compare(asked, Path(asked.folder or temporary) / "learn")
+
+
+def compare(asked: argparse.Namespace, folder: Path) -> int:
+    """Measure and print; returns 1 where an answer differs."""
     spec = None if asked.head is None else parse(f"head:{asked.head}").drafter
     settings = LearnSettings(recent=2 * asked.tokens, every=1, epochs=asked.epochs, lr=asked.lr)
     prompts, params = read_prompts(asked.prompts), SamplingParams(max_tokens=asked.max_tokens)

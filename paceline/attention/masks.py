@@ -254,13 +254,9 @@ class PassLayout:
 
     @cached_property
     def chains(self) -> list[list["Chain"]]:
-        """The root-to-leaf chains of each row; a probe without children is a leaf too."""
+        """The root-to-leaf chains of each row."""
         assert self.tree is not None
-        chains: list[list[Chain]] = []
-        for row, tree in enumerate(self.tree.rows):
-            leaves = sorted(set(range(len(tree))) - set(tree.parents))
-            chains.append([self._chain(row, [0, *tree.path_to(leaf)]) for leaf in leaves])
-        return chains
+        return [[self._chain(row, path) for path in tree.paths] for row, tree in enumerate(self.tree.rows)]
 
     def _chain(self, row: int, path: list[int]) -> "Chain":
         start, spans = self.starts[row], self.spans[row : row + 1]

@@ -75,6 +75,12 @@ class Tree:
         """Node indices from below the root down to `node`; empty for the root itself."""
         return path_to(self.parents, node)
 
+    @property
+    def paths(self) -> list[list[int]]:
+        """The nodes from the root to each leaf, both included; a probe without children is a leaf too."""
+        leaves = sorted(set(range(len(self))) - set(self.parents))
+        return [[0, *self.path_to(leaf)] for leaf in leaves]
+
     def tokens_to(self, node: int) -> list[int]:
         """The tokens of `path_to`."""
         return [self.token_ids[on_path] for on_path in self.path_to(node)]

@@ -107,8 +107,7 @@ def _paths(runner: ModelRunner, slot: int, tokens: list[int], how: PassSettings)
     """For each path of a tree, the logits of the path on its own and those of its nodes in the tree."""
     tree = TokenTree.from_lists([tokens], [list(_PARENTS)], runner.loaded.device)
     rows = runner.forward([slot], tree, settings=how)[0]
-    paths = [[0, *tree.rows[0].path_to(leaf)] for leaf in set(range(len(_PARENTS))) - set(_PARENTS)]
-    return [(_chain_logits(runner, [slot], [tokens[i] for i in path], how), rows[path]) for path in paths]
+    return [(_chain_logits(runner, [slot], [tokens[i] for i in path], how), rows[path]) for path in tree.rows[0].paths]
 
 
 def _refusal(loaded: LoadedModel) -> NumericsError:

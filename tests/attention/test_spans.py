@@ -99,8 +99,7 @@ def test_what_is_read_decides_the_bits(form):
     assert torch.equal(own, both[0])
     assert not torch.equal(own, both[1])
     runner.spans_of = lambda slot, length: [(0, 4), (30, LENGTH)]
-    for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
-        path = [0, *tree.rows[0].path_to(leaf)]
+    for path in tree.rows[0].paths:
         chain = TokenTree.chain([tree.token_ids[0, path].tolist()])
         assert torch.equal(own[path], runner.forward(slots[:1], chain)[0])
 

@@ -9,7 +9,7 @@ import torch
 from paceline.core.tree import TokenTree
 from paceline.target import LoadedModel, ModelRunner, with_weights, wrap_model
 from tests.gpu.conftest import HAS_CUDA
-from tests.kernels.test_passes import assert_same_cache, random_tree, rows
+from tests.kernels.test_passes import assert_same_cache, has_bits_of_rows, random_tree, rows
 
 FORMATS = [None, "int8", "int4", "fp8"]
 
@@ -46,9 +46,7 @@ def test_a_row_has_the_same_bits_in_every_pass(device, sized, model, weights):
     for count in sized((2, 9, 30, 64), (3,)):
         tree, beside = random_tree(count, rng), random_tree(count // 2 + 1, rng)
         together = runner.forward([third, other], TokenTree.of((beside.rows[0], tree.rows[0])).to(device))
-        for leaf in set(range(count)) - set(tree.parents[0].tolist()):
-            path = [0, *tree.rows[0].path_to(leaf)]
-            assert torch.equal(together[1, path], rows(runner, one, tree.token_ids[0, path].tolist()))
+        assert has_bits_of_rows(together[1], runner, one, tree)
 
 
 @pytest.mark.parametrize("weights", FORMATS)

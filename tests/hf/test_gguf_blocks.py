@@ -29,7 +29,7 @@ from paceline.target import ModelRunner, load_model
 from paceline.target.lora import read_for
 from tests import lora
 from tests.gguf_files import TINY, VARIANTS, gguf_tensors, write_gguf
-from tests.kernels.test_passes import random_tree, rows
+from tests.kernels.test_passes import has_bits_of_rows, random_tree
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
@@ -100,9 +100,7 @@ def test_a_row_has_the_same_bits_in_every_pass(architecture, tmp_path):
         runner.extend_cache(other, text[: length // 2])
         tree, beside = random_tree(13, rng), random_tree(13, rng)
         got = runner.forward([slot, other], TokenTree.of([*tree.rows, *beside.rows]))[0].clone()
-        for leaf in set(range(13)) - set(tree.parents[0].tolist()):
-            path = [0, *tree.rows[0].path_to(leaf)]
-            assert torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist()))
+        assert has_bits_of_rows(got, runner, slot, tree)
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "self-int4"])

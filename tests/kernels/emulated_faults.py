@@ -4,9 +4,11 @@
 """
 
 import functools
+import os
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -72,7 +74,7 @@ def faulty() -> build.Loaded:
     """The two instruction sets with all faults; `paceline_fault` says which one is on."""
     for isa in set(compiler.ISAS) - {"portable", VNNI, AMX}:
         del compiler.ISAS[isa]
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, patch.dict(os.environ, PACELINE_CACHE=name):
         folder = Path(name)
         emulation.write_sources(folder)
         plant(folder, [fault[1:] for fault in FAULTS.values()])

@@ -12,7 +12,7 @@ from paceline.hf.corrections import Factors
 from paceline.kernels import load
 from paceline.target import ModelRunner, wrap_model
 from paceline.target.corrections import LowRank
-from tests.kernels.test_passes import random_tree, rows
+from tests.kernels.test_passes import has_bits_of_rows, random_tree
 from tests.lora import linears
 from tests.tiny import tiny_model
 
@@ -59,10 +59,8 @@ def corrects_rows(dtype: torch.dtype = torch.float32, trials: int = 3) -> bool:
             trees = [random_tree(size, rng) for size in (7, 1, 12, 9)]
             together = runner.forward(slots, TokenTree.of(tree.rows[0] for tree in trees)).clone()
             for slot, tree, got in zip(slots, trees, together, strict=True):
-                for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
-                    path = [0, *tree.rows[0].path_to(leaf)]
-                    if not torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist())):
-                        return False
+                if not has_bits_of_rows(got, runner, slot, tree):
+                    return False
         text = [rng.randrange(3, 97) for _ in range(20)]
         return all(near_merged(runner, slots[0], model, *one, text) for one in zip(given, owners, strict=True))
     finally:

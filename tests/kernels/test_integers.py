@@ -18,7 +18,7 @@ from paceline.quant.linears import quantize_target
 from paceline.quant.packed import PackedLinear, PackedMatrix
 from paceline.target import ModelRunner, wrap_model
 from paceline.verify import Coupled
-from tests.kernels.test_passes import assert_same_cache, random_tree, rows
+from tests.kernels.test_passes import assert_same_cache, has_bits_of_rows, random_tree
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
@@ -83,9 +83,7 @@ def test_a_row_of_a_pass_has_the_same_bits_in_every_pass(isa, name, weights):
             assert_same_cache(runner, one, other, len(text))
             tree = random_tree(rng.choice((1, 2, 7, 13, 30)), rng)
             got = runner.forward([one], tree)[0]
-            for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
-                path = [0, *tree.rows[0].path_to(leaf)]
-                assert torch.equal(got[path], rows(runner, other, tree.token_ids[0, path].tolist()))
+            assert has_bits_of_rows(got, runner, other, tree)
     finally:
         torch.set_num_threads(threads)
 

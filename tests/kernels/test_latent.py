@@ -11,7 +11,7 @@ from paceline.quant.packed import QuantizedLinear
 from paceline.target import ModelRunner, load_model, wrap_model
 from paceline.target.load import with_activations, with_weights
 from tests.helpers import loaded, prompt, tokenizer
-from tests.kernels.test_passes import rows
+from tests.kernels.test_passes import assert_same_rows, rows
 from tests.tiny import LATENT, tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
@@ -61,15 +61,7 @@ def test_a_checkpoint_is_read_into_the_form_of_the_kernels(name, tmp_path):
 def test_rows_of_real_widths(q_lora_rank, dtype, isa):
     """Many heads over a wide latent: the logits of transformers, in passes of any size with the bits of a row alone."""
     model = tiny_model("minicpm3", dtype, **{**WIDE, "q_lora_rank": q_lora_rank})
-    runner = ModelRunner(wrap_model(model), 1, 128)
-    slot, tokens = runner.cache.allocate(), prompt(60)
-    alone = rows(runner, slot, tokens)
-    for count in (2, 3, 7, 13, 48, 60):
-        assert torch.equal(runner.forward([slot], TokenTree.chain([tokens[:count]]))[0], alone[:count])
-    with torch.inference_mode():
-        want = model.float()(torch.tensor([tokens])).logits[0]
-    bounds = {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.3 if isa in ("avx512_bf16", "amx") else 0.15}
-    assert (alone - want).abs().max() / want.std() < bounds[dtype]
+    assert_same_rows(model, prompt(60), (2, 3, 7, 13, 48, 60), isa)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

@@ -254,8 +254,7 @@ def has_the_bits_of_plain_decoding(trials: int = 6, name: str = "llama") -> bool
             begins = {slot: runner.cache.lengths[slot] for slot in slots}
             states = {slot: runner.read_states(slot, begin, begin + 12, [0, 1, 2]) for slot, begin in begins.items()}
             for slot, tree, got in zip(slots, trees, together, strict=True):
-                for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
-                    path = [0, *tree.rows[0].path_to(leaf)]
+                for path in tree.rows[0].paths:
                     if not torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist())):
                         return False
                     begin = begins[slot]

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from paceline.hf.load import KV_CACHE
 from paceline.methods.dflash.head import DFlashConfig, DFlashHead
 from paceline.methods.dspark.head import DSparkConfig, DSparkHead
 from paceline.methods.eagle.head import EagleConfig, EagleHead
@@ -82,6 +83,22 @@ def even_tempered_target(seed: int = 0) -> PreTrainedModel:
         if parameter.dim() > 1 and "embed" not in name:
             torch.nn.init.normal_(parameter, std=0.1)
     return model
+
+
+@torch.no_grad()
+def said_over(
+    target: PreTrainedModel, draft: PreTrainedModel, ids: list[int], depth: int = 3, count: int | None = None
+) -> list[int]:
+    """The last token of a text, and what transformers says after it by `draft` over the columns of the target.
+
+    count: of the tokens that may be said, the first ones; default: all.
+    """
+    columns = target(input_ids=torch.tensor([ids[:-1]]), use_cache=True)[KV_CACHE]
+    row = [ids[-1]]
+    for _ in range(depth):
+        logits = draft(input_ids=torch.tensor([row[-1:]]), use_cache=True, **{KV_CACHE: columns}).logits
+        row.append(int(logits[0, -1, :count].argmax()))
+    return row
 
 
 def fresh_medusa() -> MedusaHead:

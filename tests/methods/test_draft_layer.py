@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from paceline.kernels import load
-from paceline.kernels.library import library
 from paceline.kernels.packing import Bf12
 from paceline.methods.eagle.head import EagleConfig, EagleHead
 from paceline.methods.heads import draft_layer
@@ -17,18 +16,12 @@ from paceline.methods.heads.draft_layer import LayerPass, NativeLayer, pack_head
 from paceline.methods.heads.top_tokens import TokenRanking
 from paceline.quant.int8 import to_int8
 from paceline.quant.packed import PackedLinear, PackedMatrix
+from tests.kernels import conftest
 from tests.methods.heads import causal
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 E, H, D, V = 64, 2, 16, 300
-
-
-@pytest.fixture(params=load().isas)
-def isa(request):
-    """Each instruction set that this processor has."""
-    assert library().paceline_select(request.param.encode())
-    yield request.param
-    library().paceline_select(load().isa.encode())
+isa = conftest.isa  # the fixture
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,16 @@
 """Self-drafts of mixtures: what they draft is what transformers says with fewer experts, over the target's columns."""
 
 import pytest
-import torch
 
 from paceline import LLM, Fixed, SamplingParams, SelfExperts, SelfQuantized
 from paceline.config import parse
 from paceline.core.interfaces import Drafter
 from paceline.errors import ConfigError
-from paceline.hf.load import KV_CACHE
 from paceline.methods import self_experts
 from paceline.target import ModelRunner
 from tests.cli.helpers import answer, save
 from tests.helpers import REPEATING, assert_identical, loaded, prompt, reading_apart, run, runner, sequence
+from tests.methods.common import said_over
 from tests.tiny import tiny_model
 
 MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "gemma4-experts", "qwen3_5_moe"]
@@ -26,17 +25,10 @@ def drafts(name: str, drafter: Drafter, texts: list[list[int]], depth: int = 3) 
     return [[*seq.rounds[0].token_ids] for seq in seqs]
 
 
-@torch.no_grad()
-def said(name: str, experts: int, ids: list[int], depth: int = 3) -> list[int]:
+def said(name: str, experts: int, ids: list[int]) -> list[int]:
     """What transformers says after a text whose columns are those of all experts."""
-    target = tiny_model(name, **MANY)
     fewer = tiny_model(name, **{**MANY, "num_experts_per_tok": experts, "top_k_experts": experts})
-    columns = target(input_ids=torch.tensor([ids[:-1]]), use_cache=True)[KV_CACHE]
-    row = [ids[-1]]
-    for _ in range(depth):
-        logits = fewer(input_ids=torch.tensor([row[-1:]]), use_cache=True, **{KV_CACHE: columns}).logits
-        row.append(int(logits[0, -1].argmax()))
-    return row
+    return said_over(tiny_model(name, **MANY), fewer, ids)
 
 
 TEXTS = [REPEATING, *(prompt(length, length) for length in (4, 9, 20, 33))]

@@ -287,7 +287,9 @@ def test_profile_survives_json_and_starts_the_next_run():
     [{"speed": 1}, {"version": 0}, {"pass_seconds": {"1": -1}}, {"pass_seconds": 3}, {"draft_seconds": {"m": [1]}},
      {"acceptance": {"m": {"": [[2.0], [1.0]]}}}, {"acceptance": {"m": {"x": [[1], [1]]}}},
      {"nodes": {"m": [1.0]}}, {"nodes": {"m": [1.0, 0.0]}}, {"confidence": {"m": {}}},
-     {"confidence": {"m": {"accepted": [[1.0], [1.0]], "deeper": [[1.0], [1.0]]}}}],
+     {"confidence": {"m": {"accepted": [[1.0], [1.0]], "deeper": [[1.0], [1.0]]}}},
+     {"pass_experts": {"1": 0}}, {"pass_experts": {"1": 1.5}}, {"expert_seconds": -1.0}, {"novelty": {"m": [1.0]}},
+     {"novelty": {"m": [-1.0, 1.0]}}],
     ids=str,
 )  # fmt: skip
 def test_broken_profiles_are_refused(broken):

@@ -8,11 +8,9 @@ import pytest
 
 from paceline import CostModel, Fixed
 from paceline.core.interfaces import TargetExperts
-from paceline.errors import ConfigError
 from paceline.policy import Profile, cost_model
 from paceline.policy.costs import PassCurve, RoundSeconds
 from paceline.policy.experts import Experts
-from paceline.policy.profile import VERSION
 from tests.policy.growing import Branching
 from tests.policy.mixture import Mixture
 from tests.policy.simulator import Machine, Member, Outcome, copying, model, simulate, speed_of, taught
@@ -241,14 +239,3 @@ def test_a_profile_of_another_target_is_measured_anew(read):
         machine=machine(MANY),
     )
     assert policy[0].profile().pass_seconds[1] < 0.1
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [{"pass_experts": {"1": 0}}, {"pass_experts": {"1": 1.5}}, {"expert_seconds": -1.0}, {"novelty": {"m": [1.0]}},
-     {"novelty": {"m": [-1.0, 1.0]}}],
-    ids=str,
-)  # fmt: skip
-def test_broken_profiles_are_refused(broken):
-    with pytest.raises(ConfigError):
-        Profile.from_dict({"version": VERSION, **broken})

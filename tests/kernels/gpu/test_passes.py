@@ -14,7 +14,7 @@ from paceline.kernels.gpu.rows import embed
 from paceline.kernels.library import BlockFormat
 from paceline.target import ModelRunner, wrap_model
 from paceline.target.load import with_kv_cache
-from tests.kernels.test_passes import DTYPES, random_tree, rows
+from tests.kernels.test_passes import DTYPES, has_bits_of_rows, random_tree, rows
 from tests.tiny import tiny_model
 
 DENSE = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "starcoder2"]
@@ -54,9 +54,7 @@ def test_a_row_has_the_same_bits_in_every_pass(name, dtype):
     tree, other = random_tree(7, rng), random_tree(4, rng)
     together = runner.forward([slots[2], slots[0]], TokenTree.of((other.rows[0], tree.rows[0])))
     assert not together[0, 4:].any(), "what pads a tree is not computed"
-    for leaf in set(range(7)) - set(tree.parents[0].tolist()):
-        path = [0, *tree.rows[0].path_to(leaf)]
-        assert torch.equal(together[1, path], rows(runner, slots[1], tree.token_ids[0, path].tolist()))
+    assert has_bits_of_rows(together[1], runner, slots[1], tree)
 
 
 def test_a_cache_in_fp8(gpu):

@@ -23,6 +23,7 @@ from tests.helpers import (
     changed,
     generate,
     loaded,
+    needs_invariance,
     oracle,
     prompt,
     result,

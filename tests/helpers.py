@@ -6,6 +6,7 @@ from functools import cache
 from string import printable
 from unittest.mock import patch
 
+import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
@@ -18,6 +19,7 @@ from paceline.core.tree import TokenTree
 from paceline.engine.loop import SpeculativeDecoder
 from paceline.engine.request import Request
 from paceline.engine.scheduler import run as schedule
+from paceline.kernels.library import library
 from paceline.sampling.detokenize import Detokenizer
 from paceline.target import LoadedModel, ModelRunner, load, wrap_model
 from tests.oracle import autoregressive
@@ -37,6 +39,13 @@ def loaded(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 
 @cache  # with all arguments: to a cache, `f()` and `f("llama")` are two calls
 def _loaded(name: str, dtype: torch.dtype, seed: int, **overrides: object) -> LoadedModel:
     return wrap_model(tiny_model(name, dtype, seed, **overrides))
+
+
+def needs_invariance(numerics: str) -> None:
+    """Skips a test of bits where no kernels run the model; with them its numerics must be invariant."""
+    if numerics != "invariant":
+        assert library() is None, numerics
+        pytest.skip("this device gives no row count whose multiples repeat bit for bit")
 
 
 def talking(**overrides: object) -> LoadedModel:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
 LIBRARY = "libpaceline.so"
+BROKEN = "cannot compile the kernels"
+"""What `CompileError` says of a compiler that works and of sources that do not."""
 
 
 class Target(NamedTuple):
@@ -160,7 +162,7 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, targ
         rest = [str(path) for path in sorted(sources.glob("*.cpp")) if path.name != "body.cpp"]
         error = _run([*base, *defines, "-shared", *rest, *objects, *tail], caches)[1]
     if error:
-        raise CompileError(f"{compiler.name} cannot compile the kernels: {error}")
+        raise CompileError(f"{compiler.name} {BROKEN}: {error}")
     return missing
 
 

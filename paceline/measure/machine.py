@@ -130,7 +130,8 @@ def ms(seconds: float) -> str:
 
 def _read_by(module: nn.Module) -> Iterator[Tensor]:
     """The tensors that a module itself reads whole in every pass."""
-    if isinstance(module, nn.Embedding) or "Rotary" in type(module).__name__:
+    name = type(module).__name__  # the embeddings of `hf.described` and of blocks are none of torch's
+    if isinstance(module, nn.Embedding) or "Embedding" in name or "Rotary" in name:
         return
     yield from module.parameters(recurse=False)
     # Quantised and packed layers hold their weights in buffers; those of bools are masks, which trees do not use.

@@ -5,9 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline import LLM, Fixed, SamplingParams, SelfQuantized
-from paceline.errors import PacelineError
 from paceline.measure.prompts import EXAMPLES, user_prompt
-from paceline.zoo import pull
+from tests.helpers import needs_invariance
+from tests.real_models import default_model
 
 pytestmark = pytest.mark.slow  # the commands of the README, which are tested, decode with it too
 NUM_TOKENS = 24
@@ -15,10 +15,7 @@ NUM_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def folder():
-    try:
-        return str(pull("smollm2-135m"))
-    except PacelineError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
+    return str(default_model())
 
 
 def test_plain_decoding_is_that_of_transformers(folder):
@@ -33,8 +30,7 @@ def test_plain_decoding_is_that_of_transformers(folder):
 def test_speculation_changes_nothing_in_bfloat16(folder):
     """Greedy and sampled answers in one batch."""
     llm = LLM(folder, drafter=SelfQuantized(), policy=Fixed(4), max_num_seqs=2)
-    if llm.numerics != "invariant":
-        pytest.skip("this machine gives no row-invariant numerics; `paceline check` tells ties from bugs")
+    needs_invariance(llm.numerics)
     prompts = [user_prompt(llm.loaded, prompt.prompt) for prompt in EXAMPLES[-2:]]
     params = [SamplingParams(temperature=t, max_tokens=NUM_TOKENS, seed=5) for t in (0.0, 1.0)]
     answers = llm.generate(prompts, params)

@@ -8,11 +8,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from paceline import LLM, Fixed, SamplingParams, SelfExperts
-from paceline.errors import PacelineError
 from paceline.measure.prompts import EXAMPLES, user_prompt
 from paceline.target.native import NativeDecoder
-from paceline.zoo import pull
 from tests.helpers import REPEATING, prompt
+from tests.real_models import default_model
 from tests.tiny import tiny_model
 
 PARAMS = [SamplingParams(temperature=t, max_tokens=24, seed=5) for t in (0.0, 1.0)]
@@ -85,10 +84,7 @@ def test_faults_are_seen(fault):
 @pytest.mark.slow
 def test_the_default_model_with_its_real_weights():
     """In float32, where rounding ties are rare."""
-    try:
-        folder = pull("smollm2-135m")
-    except PacelineError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
+    folder = default_model()
     plain = LLM(folder, dtype="float32", max_num_seqs=2)
     prompts = [plain.encode(user_prompt(plain.loaded, one.prompt)) for one in EXAMPLES[:4]]
     expected = [one.token_ids for params in PARAMS for one in plain.generate(prompts, params)]

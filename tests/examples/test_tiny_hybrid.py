@@ -2,14 +2,11 @@
 
 import json
 
+import paceline_zoo
 import pytest
 import torch
-
-pytest.importorskip("transformers.models.qwen3_5")
-
-import paceline_zoo
 from paceline_zoo.whole import read_model
-from transformers import Qwen3_5ForCausalLM
+from transformers import Qwen3_5ForCausalLM, modeling_layers
 
 from examples.tiny_hybrid.commands import PROMPTS
 from examples.tiny_hybrid.evaluate import measure, on_text, right_drafts, rounds_of
@@ -71,12 +68,9 @@ def test_chains_from_all_positions_are_those_from_each(small):
 
 
 def test_the_module_is_the_one_that_transformers_reads(small):
-    layers = pytest.importorskip("transformers.modeling_layers")
-    if not hasattr(layers, "MtpModel"):
-        pytest.skip("this transformers has no MTP modules")
     model, mtp = small
     model.config.num_mtp_layers, model.config.mtp_layer_types = 1, ["full_attention"]
-    theirs = layers.MtpModel.from_pretrained(model).float()
+    theirs = modeling_layers.MtpModel.from_pretrained(model).float()
     ids, positions = torch.randint(0, 61, (1, 9)), torch.arange(1, 9)[None]
     states = model.model(input_ids=ids).last_hidden_state[:, :-1]
     rotary = model.model.rotary_emb(states, positions)

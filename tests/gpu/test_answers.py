@@ -4,14 +4,12 @@ import pytest
 import torch
 
 from paceline import LLM, Fixed, PromptLookup, SamplingParams, SelfQuantized
-from paceline.errors import PacelineError
 from paceline.methods import DFlash, Eagle, Medusa
 from paceline.target import load_model, wrap_model
-from paceline.zoo import resolve
 from tests.adversaries import RandomTrees
 from tests.methods.heads import medusa, random_head
+from tests.real_models import DEFAULT, default_model
 
-MODEL = "smollm2-135m"
 CHATS = ["Name three rivers of Europe.", "Write the word ice cream five times.", "What is 17 times 3?"]
 HEADS = {
     "eagle": (Eagle, lambda target: random_head(target, 1)),
@@ -26,11 +24,8 @@ def asked(device, model):
     """The model, prompts, and how many tokens of an answer are compared."""
     if device.type == "cpu":
         return wrap_model(model()), [[5, 9, 5, 9], [7]], 3
-    try:
-        resolve(MODEL)
-    except PacelineError as error:
-        pytest.skip(f"{MODEL} is not on this machine: {error}")
-    return load_model(MODEL, device=device, dtype=torch.bfloat16), CHATS, 64
+    default_model()  # or skip
+    return load_model(DEFAULT, device=device, dtype=torch.bfloat16), CHATS, 64
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -41,7 +36,7 @@ def test_answers_are_those_of_plain_decoding(device, sized, asked, name, tempera
         drafter = DRAFTERS[name]()
     else:
         kind, random = HEADS[name]
-        drafter = kind(random(target) if device.type == "cpu" else f"{MODEL}-{name}")
+        drafter = kind(random(target) if device.type == "cpu" else f"{DEFAULT}-{name}")
     llm = LLM(target, drafter=drafter, policy=Fixed(*sized((4, 16), (2, 3))), max_num_seqs=len(prompts))
     assert llm.numerics == "invariant"
     params = SamplingParams(temperature=temperature, max_tokens=count, seed=3, ignore_eos=True)

@@ -214,7 +214,7 @@ def instructor(at: Target) -> None:
 def curl(at: Target) -> None:
     """curl, as docs/serving.md shows it."""
     if shutil.which("curl") is None:
-        raise ImportError("curl")
+        raise ModuleNotFoundError("curl")
     body = {"model": at.model, "messages": [{"role": "user", "content": RIVERS}], "max_tokens": MOST, "seed": 1}
     head = ["curl", "-sS", "--fail-with-body", "-N", f"{at.base_url}/chat/completions"]
     head += ["-H", "Content-Type: application/json", "-H", f"Authorization: Bearer {at.api_key}", "-d"]
@@ -230,7 +230,7 @@ def curl(at: Target) -> None:
 def _node(at: Target, client: str) -> None:
     package = PACKAGES[client]
     if shutil.which("node") is None or not (at.node_dir / "node_modules" / package).is_dir():
-        raise ImportError(f"{package} in node_modules of --node-dir")
+        raise ModuleNotFoundError(f"{package} in node_modules of --node-dir")
     env = {**os.environ, "AT_URL": at.base_url, "AT_KEY": at.api_key, "AT_MODEL": at.model}
     command = ["node", str(Path(__file__).with_suffix(".mjs").resolve()), package]
     done = subprocess.run(command, cwd=at.node_dir, env=env, capture_output=True, text=True)
@@ -301,7 +301,7 @@ def main() -> None:
             try:
                 client(at)
                 print(f"{client.__name__:12} {version(client.__name__, at.node_dir)}", flush=True)
-            except ImportError as error:
+            except ModuleNotFoundError as error:
                 at.rows.append((client.__name__, "", f"skipped: not installed: {error}"))
                 print(f"{client.__name__:12} {'':22} {at.rows[-1][2]}", flush=True)
     failed = sum(told.startswith("FAILED") for *_, told in at.rows)

@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import PacelineError
-from paceline.zoo import pull
 from tests.cli.helpers import paceline
 from tests.live import clients, lm_eval_items, vllm_roundtrip
+from tests.real_models import default_model
 from tests.server.helpers import TEMPLATE, listening
 from tests.structured.common import byte_tokenizer
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
+INSTALLED = clients.openai, clients.curl, clients.llama_cpp
+"""Those that need nothing but the extra `dev`, or what most systems have."""
 
 
-@pytest.mark.parametrize("client", clients.CLIENTS, ids=lambda client: client.__name__)
+@pytest.mark.parametrize(
+    "client",
+    [pytest.param(one, marks=() if one in INSTALLED else pytest.mark.slow, id=one.__name__) for one in clients.CLIENTS],
+)
 def test_a_client(client):
     with listening() as (url, _, service):
         service.defaults |= {
@@ -31,7 +35,7 @@ def test_a_client(client):
         at.find_model()
         try:
             client(at)
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             pytest.skip(f"not installed: {error}")
     assert at.rows
     assert not [row for row in at.rows if row[2] != "passed"]
@@ -61,11 +65,7 @@ def test_a_soak(tmp_path):
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """Of the default model."""
-    try:
-        return pull("smollm2-135m")
-    except PacelineError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
+    return default_model()
 
 
 @pytest.fixture
@@ -83,9 +83,10 @@ def served(folder):
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(request):
-    pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
+    needs = "needs `pip install 'paceline[pictures]'` and a chromium on PATH"
+    pytest.importorskip("playwright.sync_api", reason=needs)
     if shutil.which("chromium") is None and shutil.which("google-chrome") is None:
-        pytest.skip("needs Chromium")
+        pytest.skip(needs)
     from tests.live import page
 
     assert page.main(["--base-url", request.getfixturevalue("served")[1]]) == 0

@@ -173,10 +173,12 @@ def test_refusals(folder):
     assert "unknown device" in refusal("doctor", folder, "--device", "toaster")
 
 
-def test_kernels_of_a_gpu_are_named(monkeypatch):
-    place = torch.device("cuda")
+def test_kernels_of_a_gpu_that_are_missing_are_named(monkeypatch):
     monkeypatch.setattr(kernels, "kernels_for", lambda device: None)
-    assert "Triton is not installed" in kernels.name_of(place)
-    pytest.importorskip("triton")
+    assert "Triton is not installed" in kernels.name_of(torch.device("cuda"))
+
+
+def test_kernels_of_a_gpu_are_named(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.setattr(kernels, "kernels_for", lambda device: kernels)
-    assert kernels.name_of(place).startswith("Triton 3.")
+    assert kernels.name_of(torch.device("cuda")).startswith("Triton 3.")

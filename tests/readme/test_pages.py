@@ -12,13 +12,12 @@ from typer.main import get_command
 
 import paceline
 from paceline.cli.app import app
-from paceline.errors import PacelineError
 from paceline.target import LoadedModel
 from paceline.train.stages import Stages
-from paceline.zoo import pull
 from tests import lora
 from tests.cascade.common import PROMPTS, large, made_up, small
 from tests.cli.helpers import paceline as run_command
+from tests.real_models import default_model
 from tests.server.helpers import listening
 
 ROOT = Path(__file__).parents[2]
@@ -104,10 +103,7 @@ INSTEAD = [
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page != "README.md"])
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """In one process, as a reader would try them."""
-    try:
-        folder = pull("smollm2-135m")
-    except PacelineError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
+    folder = default_model()
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (64, 48), "orange").save("cat.jpg")
     made_up(0.5).save("calib.json")

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import PacelineError
-from paceline.zoo import pull
 from tests.cli.helpers import paceline
+from tests.real_models import default_model
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -20,12 +19,9 @@ COMMANDS = [line.split("#")[0].strip() for kind, block in BLOCKS if kind == "bas
 CODE = [block for kind, block in BLOCKS if kind == "python"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def default_model():
-    try:
-        return pull("smollm2-135m")
-    except PacelineError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
+@pytest.fixture(scope="module")
+def model():
+    return default_model()
 
 
 def test_readme_is_short():
@@ -52,7 +48,7 @@ def shortened(command: str) -> str:
 
 
 @pytest.mark.more
-def test_make_demo():
+def test_make_demo(model):
     """As a user would, with this environment's programs first in the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -74,7 +70,7 @@ def is_more(command: str) -> bool:
     "command",
     [pytest.param(c, marks=pytest.mark.more if is_more(c) else ()) for c in COMMANDS if c.startswith("paceline ")],
 )
-def test_readme_command(command, scratch):
+def test_readme_command(command, scratch, model):
     """In this process, which has imported torch already."""
     done = paceline(*shlex.split(shortened(command.replace("/tmp/", f"{scratch}/")))[1:])
     assert done.exit_code == 0, done.output
@@ -88,7 +84,7 @@ def test_every_command_is_run():
 
 
 @pytest.mark.parametrize("code", CODE)
-def test_readme_code(code):
+def test_readme_code(code, model):
     names = {}
     exec(code, names)
     assert "Black Sea" in names["result"].text, "an answer that shows what the model can do"

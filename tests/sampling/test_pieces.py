@@ -8,12 +8,11 @@ from llguidance.hf import from_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from paceline.errors import PacelineError
 from paceline.sampling.detokenize import Detokenizer
 from paceline.sampling.pieces import Pieces
-from paceline.zoo import pull
 from tests.methods.test_spelling import wordpiece
 from tests.methods.tokenizers_made import TOKENIZERS
+from tests.real_models import default_model
 
 SAID = [
     "Say 😀! 👩‍👩‍👧‍👦 and 👍🏽.",
@@ -25,10 +24,7 @@ SAID = [
 
 
 def smollm2():
-    try:
-        return AutoTokenizer.from_pretrained(pull("smollm2-135m"))
-    except PacelineError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
+    return AutoTokenizer.from_pretrained(default_model())
 
 
 def with_added():

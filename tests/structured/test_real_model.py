@@ -5,8 +5,7 @@ import json
 import pytest
 
 from paceline import LLM, Fixed, SamplingParams
-from paceline.errors import PacelineError
-from paceline.zoo import pull
+from tests.real_models import default_model
 
 SCHEMA = {
     "type": "object",
@@ -23,11 +22,7 @@ ASKED = ["Invent a person. Answer in JSON.", "Write a haiku about rain."]
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    try:
-        folder = str(pull("smollm2-135m"))
-    except PacelineError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
-    return LLM(folder, drafter="jump-forward+lookup", policy=Fixed(5), max_num_seqs=4)
+    return LLM(default_model(), drafter="jump-forward+lookup", policy=Fixed(5), max_num_seqs=4)
 
 
 @pytest.mark.more

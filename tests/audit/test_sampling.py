@@ -127,7 +127,7 @@ def test_ends_and_parts_of_characters_that_engines_list_otherwise(count):
 
 @pytest.mark.parametrize("name", ["\ufffd", r"bytes:\x80"])
 def test_likely_tokens_of_one_text(name):
-    """Every second position has several such; one is listed: any in the object of /v1/completions, the first of a chat."""
+    """Every second position has several, of which one is listed: any of U+FFFD, the likeliest otherwise."""
     draw, found = random.Random(0), list[Token]()
     for place in range(20_000):
         words = [name, name, "a", "b", name, "c", "d"] if place % 2 else ["e", "f", "a", "b", "c", "d", name]

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -23,7 +24,10 @@ _REASONS = {"eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_tu
 
 
 class Token(NamedTuple):
-    """One token as its server wrote it. top: the log-probabilities of the most likely tokens there, by their text."""
+    """One token of an answer. text: as its server wrote it, a part of a character as `bytes:\\xf0\\x9f`.
+
+    top: the log-probabilities of the most likely tokens there, by their text; of two with one text the higher.
+    """
 
     text: str
     logprob: float | None
@@ -139,13 +143,21 @@ class Server:
             begin = time.perf_counter()
             try:
                 if not streamed:
-                    return _whole(self.client.ask(path, body), self.client.url + path, begin)
+                    return self._whole(path, self.client.ask(path, body), begin)
                 return _joined(self.client.stream(path, body), begin)
             except NoAnswer as error:
                 name = _refused_field(error, body)
                 if name is None:
                     raise
                 self.refused[name] = str(error.got)
+
+    def _whole(self, path: str, reply: Piece, begin: float) -> Answer:
+        seconds, choice = time.perf_counter() - begin, _choice(reply)
+        if choice is None:
+            got = self.client.hidden(str(reply))[:200]
+            raise NoAnswer(f"{self.client.url + path} sends an answer without choices", got=got)
+        tokens, drafts = tuple(_tokens(choice)), drafts_of(reply)
+        return Answer(_text(choice), tokens, _reason(choice), *_usage(reply), seconds, drafts=drafts)
 
     def _body(self, prompt: Prompt, ask: Ask, streamed: bool) -> dict[str, Any]:
         is_chat = not isinstance(prompt, str)
@@ -174,7 +186,7 @@ def served_models(client: Client) -> list[str]:
         names = [entry["id"] for entry in json.loads(text)["data"]]
         assert all(isinstance(name, str) for name in names)
     except (ValueError, LookupError, TypeError, AssertionError, RecursionError) as error:
-        got = text[:200]
+        got = client.hidden(text)[:200]
         raise Unreachable(f"{client.url}/v1/models lists no models", got=got, expected="the OpenAI API") from error
     return names
 
@@ -200,16 +212,6 @@ def _refused_field(error: NoAnswer, body: Mapping[str, Any]) -> str | None:
     said = str(error.got).lower()
     return next(
         (name for name, words in _OPTIONAL.items() if name in body and any(word in said for word in words)), None
-    )
-
-
-def _whole(reply: Piece, where: str, begin: float) -> Answer:
-    seconds = time.perf_counter() - begin
-    choice = _choice(reply)
-    if choice is None:
-        raise NoAnswer(f"{where} sends an answer without choices", got=str(reply)[:200])
-    return Answer(
-        _text(choice), tuple(_tokens(choice)), _reason(choice), *_usage(reply), seconds, drafts=drafts_of(reply)
     )
 
 
@@ -240,10 +242,10 @@ def _text(choice: Piece) -> str:
     if isinstance(choice.get("text"), str):
         return choice["text"]
     message = choice.get("message") or choice.get("delta") or {}
-    said = (
-        [message.get(key) for key in ("reasoning_content", "reasoning", "content")] if isinstance(message, dict) else []
-    )
-    return "".join(dict.fromkeys(part for part in said if isinstance(part, str)))
+    if not isinstance(message, dict):
+        return ""
+    thoughts = message.get("reasoning_content") or message.get("reasoning")  # some send both, with one text
+    return "".join(part for part in (thoughts, message.get("content")) if isinstance(part, str))
 
 
 def _reason(choice: Piece) -> str | None:
@@ -268,22 +270,46 @@ def _tokens(choice: Piece) -> Iterator[Token]:
             if isinstance(entry, dict):
                 tops = entry.get("top_logprobs")
                 tops = [one for one in tops if isinstance(one, dict)] if isinstance(tops, list) else []
-                top = {_name(one): _number(one.get("logprob")) for one in tops}
-                yield Token(_name(entry), _number(entry.get("logprob")), _finite(top))
+                top = _top((_name(one), one.get("logprob")) for one in tops)
+                yield Token(_name(entry), _number(entry.get("logprob")), top)
         return
     texts, own, tops = (listed.get(key) for key in ("tokens", "token_logprobs", "top_logprobs"))
     if isinstance(texts, list):
         for index, text in enumerate(texts):
             value = own[index] if isinstance(own, list) and index < len(own) else None
             top = tops[index] if isinstance(tops, list) and index < len(tops) else None
-            top = {str(key): _number(one) for key, one in top.items()} if isinstance(top, dict) else {}
-            yield Token(str(text), _number(value), _finite(top))
+            top = _top((_canonical(str(key)), one) for key, one in top.items()) if isinstance(top, dict) else {}
+            yield Token(_canonical(str(text)), _number(value), top)
 
 
 def _name(entry: Piece) -> str:
     """The text of a token; its bytes where they are no whole characters."""
-    text, raw = str(entry.get("token", "")), entry.get("bytes")
-    return str(bytes(raw)) if "\ufffd" in text and isinstance(raw, list) and all(b in range(256) for b in raw) else text
+    raw = entry.get("bytes")
+    if isinstance(raw, list) and raw and all(type(byte) is int and byte in range(256) for byte in raw):
+        return _named(bytes(raw))
+    return _canonical(str(entry.get("token", "")))
+
+
+def _canonical(text: str) -> str:
+    data = spelled(text) if text.startswith("bytes:") else None
+    return text if data is None else _named(data)
+
+
+def _named(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return f"bytes:{repr(data)[2:-1]}"
+
+
+def spelled(text: str) -> bytes | None:
+    """The bytes of a token by its text; None where that does not tell them."""
+    if "\ufffd" in text:
+        return None
+    if text.startswith("bytes:") and "\\x" in text:
+        with suppress(UnicodeError):
+            return text[6:].encode("latin-1").decode("unicode_escape").encode("latin-1")
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _number(value: object) -> float | None:
@@ -294,5 +320,9 @@ def _number(value: object) -> float | None:
     )
 
 
-def _finite(top: Mapping[str, float | None]) -> dict[str, float]:
-    return {text: value for text, value in top.items() if value is not None}
+def _top(listed: Iterable[tuple[str, object]]) -> dict[str, float]:
+    top = dict[str, float]()
+    for text, value in listed:
+        if (number := _number(value)) is not None:
+            top[text] = max(number, top.get(text, number))
+    return top

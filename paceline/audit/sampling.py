@@ -1,12 +1,12 @@
 """Whether two sources of sampled answers have the same distribution, from the first tokens of many answers."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..measure.chi_square import LEAST, ChiSquare, against, between, least_shift, total
+from ..measure.chi_square import LEAST, ChiSquare, at_least, between, least_shift, total
 from .answers import NUM_TOP, Answer
 from .record import SampledTest
 
@@ -15,11 +15,15 @@ TOKENS = 6
 FALSE_ALARM = 1e-4
 """The probability that an audit of servers without fault fails by its tests of distributions, all together."""
 _END = "\x00"  # behind an answer; no text holds it
+_SAME_NATS = 0.1  # servers round log-probabilities; tokens that are further apart are two with one text
 
 
-def samples_of(answers: Sequence[Answer], with_tokens: bool) -> list[tuple[str, ...]]:
-    """What is compared of answers: their tokens, or their characters where a side lists none."""
-    return [(*(token.text for token in one.tokens), _END) if with_tokens else (*one.text, _END) for one in answers]
+def samples_of(answers: Sequence[Answer]) -> list[tuple[str, ...]]:
+    """What is compared of answers: the characters of their texts.
+
+    Unlike their tokens, all engines write these alike, apart from blanks at both ends and from parts of characters.
+    """
+    return [(*one.text.replace("\ufffd", "").strip(), _END) for one in answers]
 
 
 def cells_of(first: Sequence[tuple[str, ...]], second: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
@@ -60,8 +64,7 @@ def two_sided(name: str, pairs: Sequence[tuple[Sequence[Answer], Sequence[Answer
     """
     parts, size = list[ChiSquare](), 0.0
     for ours, theirs in pairs:
-        listed = all(one.tokens for side in (ours, theirs) for one in side if one.text)
-        parts.append(between(cells_of(samples_of(ours, listed), samples_of(theirs, listed))))
+        parts.append(between(cells_of(samples_of(ours), samples_of(theirs))))
         size += len(ours) * len(theirs) / max(len(ours) + len(theirs), 1)
     return _test(name, parts, sum(len(ours) + len(theirs) for ours, theirs in pairs), TOKENS, size, num_tests)
 
@@ -69,16 +72,23 @@ def two_sided(name: str, pairs: Sequence[tuple[Sequence[Answer], Sequence[Answer
 def exact(name: str, pairs: Sequence[tuple[Sequence[Answer], Mapping[str, float]]], num_tests: int) -> SampledTest:
     """Test first tokens against known log-probabilities of the most likely ones; all others are one cell.
 
-    Without tokens: against the likely ones with which the texts begin, the longest.
+    Other tokens may have such a text as well, so each probability is a lower bound, and what they leave may be
+    anywhere. Without tokens listed: how texts begin, where a beginning that holds another one is counted as that.
     """
-    parts, size = list[ChiSquare](), 0
+    parts, size, unknown = list[ChiSquare](), 0, 0.0
     for answers, law in pairs:
-        names = sorted(law, key=len, reverse=True)
-        probs = [math.exp(law[name]) for name in names]
-        firsts = (next((at for at, name in enumerate(names) if _begins(one, name)), len(names)) for one in answers)
-        parts.append(against(Counter(firsts), [*probs, max(0.0, 1 - sum(probs))]))
-        size += len(answers)
-    return _test(name, parts, size, 1, size, num_tests)
+        listed, words = all(one.tokens for one in answers if one.text), defaultdict[str, float](float)
+        visible = {text: text.strip() for text in law if _is_visible(text)}
+        for text, word in visible.items():
+            held = [word] if listed else [one for one in visible.values() if word.startswith(one)]
+            words[min(held, key=len)] += math.exp(law[text])
+        cells = [word for word, prob in words.items() if prob * len(answers) >= LEAST]
+        firsts = (next((at for at, word in enumerate(cells) if _begins(one, word, listed)), -1) for one in answers)
+        seen = Counter(at if at >= 0 else len(cells) for at in firsts)
+        parts.append(at_least(seen, [*(words[word] for word in cells), 0.0]))
+        size, unknown = size + len(answers), unknown + len(answers) * max(0.0, 1 - sum(words[word] for word in cells))
+    test = _test(name, parts, size, 1, size, num_tests)
+    return test._replace(least_shift=min(1.0, test.least_shift + unknown / max(size, 1)))
 
 
 def by_rank(name: str, answers: Sequence[Answer], num_tests: int) -> SampledTest | None:
@@ -87,12 +97,21 @@ def by_rank(name: str, answers: Sequence[Answer], num_tests: int) -> SampledTest
     At each position the token is the most likely one, the second, ... or none of the listed, with known probabilities
     given what came before. The counts of these ranks less the sums of their probabilities are sums of martingale
     differences, whose covariance is the sum of those of one draw: nearly normal, however the positions depend.
+
+    What is counted at a position must not depend on what was drawn there. A server lists the token that it drew besides
+    the likely ones, and of several with one text a single one: so only as many ranks count as each position has, and
+    a position with parts of characters among them, which may all be U+FFFD, is left out.
     """
-    laws, drawn = list[list[float]](), list[int]()
-    for token in (token for answer in answers for token in answer.tokens if token.top and token.logprob is not None):
-        likely = sorted(token.top, key=token.top.__getitem__, reverse=True)[:NUM_TOP]
-        laws.append([math.exp(token.top[text]) for text in likely] + [0.0] * (NUM_TOP - len(likely)))
-        drawn.append(likely.index(token.text) if token.text in likely else NUM_TOP)
+    listed = [token for answer in answers for token in answer.tokens if token.top and token.logprob is not None]
+    sizes = [len(token.top) for token in listed if all(map(_is_whole, token.top))]
+    depth, laws, drawn = min([NUM_TOP, *sizes]), list[list[float]](), list[int]()
+    for token in listed:
+        likely = sorted(token.top, key=token.top.__getitem__, reverse=True)[:depth]
+        if len(likely) < depth or not all(map(_is_whole, likely)):
+            continue
+        laws.append([math.exp(token.top[text]) for text in likely])
+        is_likely = token.text in likely and abs(token.top[token.text] - (token.logprob or 0.0)) < _SAME_NATS
+        drawn.append(likely.index(token.text) if is_likely else depth)
     if not laws:
         return None
     probs = np.array(laws)  # [draws, ranks]; what is left of 1 is the last cell
@@ -106,9 +125,20 @@ def by_rank(name: str, answers: Sequence[Answer], num_tests: int) -> SampledTest
     return _test(name, [ChiSquare(statistic, kept)], len(answers), TOKENS, len(laws), num_tests)
 
 
-def _begins(answer: Answer, text: str) -> bool:
-    """Whether this is the first token, or the first word where tokens are not listed."""
-    return answer.tokens[0].text == text if answer.tokens else bool(text) and answer.text.startswith(text)
+def _is_whole(text: str) -> bool:
+    """Whether this is the text of one token alone."""
+    return bool(text) and "\ufffd" not in text
+
+
+def _is_visible(text: str) -> bool:
+    """Whether a token of this text shows in that of an answer, as tokens that end one do not."""
+    return _is_whole(text) and bool(text.strip()) and not text.startswith(("bytes:", "<", "["))
+
+
+def _begins(answer: Answer, word: str, listed: bool) -> bool:
+    """Whether this is the first token, or how the text begins where tokens are not listed."""
+    first = answer.tokens[0].text.strip() if answer.tokens else ""
+    return first == word if listed else answer.text.lstrip().startswith(word)
 
 
 def _test(name: str, parts: Sequence[ChiSquare], samples: int, tokens: int, size: float, num_tests: int) -> SampledTest:

@@ -1,11 +1,11 @@
 """How two answers to the same request compare: identical, a near-tie, or different."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .answers import Answer
+from .answers import Answer, spelled
 
 TOLERANCE = 0.25
 """Nats that rounding may move the gap of two tokens by, where nothing better is known.
@@ -15,6 +15,7 @@ next point, so their gap changes by up to two steps, 0.25. The rounding within t
 SmolLM2-135M in bfloat16 moves a log-probability by about 0.04 (root mean square), and four times the noise of a gap of
 two such scores, 0.04 * sqrt(2) * 4, is 0.23.
 """
+_WHOLE = 4  # bytes of a character, at most
 _BACK = 4  # tokens before the first character that differs, which may be where texts part: "the" and "there"
 CONTEXT = 60
 """Characters before the first difference that are shown, and after it."""
@@ -93,19 +94,25 @@ def drift(first: Answer, second: Answer) -> float | None:
     """The most by which the log-probabilities of two answers differ before they part; None where none are listed."""
     apart = list[float]()
     for ours, theirs in zip(first.tokens, second.tokens, strict=False):
-        if ours.text != theirs.text:
+        if not same_token(ours.text, theirs.text):
             break
         if ours.logprob is not None and theirs.logprob is not None:
             apart.append(abs(ours.logprob - theirs.logprob))
     return max(apart, default=None)
 
 
-def faults(answer: Answer, max_tokens: int, is_greedy: bool, tolerance: float = TOLERANCE) -> list[str]:
-    """What contradicts itself in one answer: its counts, and a greedy token that is not the most likely one."""
-    found, count, listed = list[str](), answer.completion_tokens, len(answer.tokens)
+def faults(
+    answer: Answer, max_tokens: int, is_greedy: bool, tolerance: float = TOLERANCE, longest: int | None = None
+) -> list[str]:
+    """What contradicts itself in one answer: its counts, and a greedy token that is not the most likely one.
+
+    longest: the most tokens of a prompt and its answer that this server had, so that its context did not end before.
+    """
+    found, count, listed, read = list[str](), answer.completion_tokens, len(answer.tokens), answer.prompt_tokens
+    has_room = longest is None or (read is not None and count is not None and read + count < longest)
     if max(count or 0, listed) > max_tokens:
         found.append(f"{max(count or 0, listed)} tokens where at most {max_tokens} were asked for")
-    elif count is not None and answer.finish_reason == "length" and count < max_tokens:
+    elif count is not None and answer.finish_reason == "length" and count < max_tokens and has_room:
         found.append(f"{count} tokens are counted in an answer that was cut at {max_tokens}")
     # A token that ends the answer may be counted and not listed, or the reverse.
     if count is not None and listed and abs(count - listed) > (answer.finish_reason != "length"):
@@ -113,7 +120,8 @@ def faults(answer: Answer, max_tokens: int, is_greedy: bool, tolerance: float = 
     if is_greedy:
         for place, token in enumerate(answer.tokens):
             best = max(token.top, key=token.top.__getitem__, default=None)
-            own = token.top.get(token.text, token.logprob)
+            known = [one for one in (token.logprob, token.top.get(token.text)) if one is not None]
+            own = max(known, default=None)  # they differ where two tokens have one text
             if best is not None and own is not None and token.top[best] - own > tolerance:
                 short = token.top[best] - own
                 found.append(f"token {place + 1}, {token.text!r}, is {short:.2f} nats less likely than {best!r}")
@@ -124,16 +132,30 @@ def faults(answer: Answer, max_tokens: int, is_greedy: bool, tolerance: float = 
 # Helpers
 
 
-def common(first: str, second: str) -> int:
-    """How many characters two texts begin with alike."""
+def same_token(first: str, second: str) -> bool:
+    """Whether two texts may be of one token: servers write parts of a character as bytes, U+FFFD, or nothing.
+
+    Some write the whole character for its last part.
+    """
+    parts = [not text or "\ufffd" in text or text.startswith("bytes:") for text in (first, second)]
+    if first == second or not any(parts):
+        return first == second
+    one, other = spelled(first), spelled(second)
+    if one and other:
+        return not all(parts) and (one if parts[1] else other).endswith(other if parts[1] else one)
+    return all(parts) or not (second if parts[0] else first).isascii()
+
+
+def common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many characters, or bytes, two texts begin with alike."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 class Parting(NamedTuple):
-    """Where an answer leaves another: at which token, behind how many characters.
+    """Where an answer leaves another: at which token, behind how many bytes.
 
-    word: the token of the other answer there, None where it lists none. alike: the characters that both begin with.
+    word: the token of the other answer there, None where it lists none. alike: the bytes that both begin with.
     """
 
     place: int
@@ -144,11 +166,13 @@ class Parting(NamedTuple):
     def others(self, words: Iterable[str], own: str, text: str) -> list[str]:
         """Those of the likely tokens here with which the other answer, of this text, can go on."""
         if self.word is not None:
-            return [word for word in words if word == self.word]
-        rest, least = text[self.begin :], self.alike - self.begin
-        fitting = [word for word in words if word and word != own and rest.startswith(word)]
+            known = [*words]
+            return [self.word] if self.word in known else [word for word in known if same_token(word, self.word)]
+        rest, least = _data(text)[self.begin :], self.alike - self.begin
+        data = {word: spelled(word) for word in words if word != own}
+        fitting = [(word, len(part)) for word, part in data.items() if part and rest.startswith(part)]
         # A token that the other text holds as well is not what it left; a longer one in its place is.
-        return [word for word in fitting if len(word) > least or not rest.startswith(own)]
+        return [word for word, size in fitting if size > least or not rest.startswith(spelled(own) or b"")]
 
 
 def partings(answer: Answer, other: Answer) -> list[Parting]:
@@ -156,24 +180,31 @@ def partings(answer: Answer, other: Answer) -> list[Parting]:
 
     Empty where its tokens do not spell its text, or end before.
     """
-    alike, spelled, found = common(answer.text, other.text), 0, list[Parting]()
+    text, end, unknown, found = _data(answer.text), 0, 0, list[Parting]()
+    alike = common(text, _data(other.text))
     for place, token in enumerate(answer.tokens):
-        theirs = other.tokens[place].text if place < len(other.tokens) else None
-        here = Parting(place, spelled, theirs, alike)
-        if theirs not in (None, token.text):
+        theirs, data = other.tokens[place].text if place < len(other.tokens) else None, spelled(token.text)
+        begin = end
+        if data is not None:
+            # Some servers take the blanks off the beginning of a text.
+            data = data if place or text.startswith(data) else data.lstrip()
+            begin = text.find(data, end, end + _WHOLE * unknown + len(data))
+        here = Parting(place, max(begin, end), theirs, alike)
+        if theirs is None:
+            found.append(here)
+        elif not same_token(theirs, token.text):
             return [here]
-        # Some servers take the blanks off the beginning of a text.
-        piece = token.text if place or answer.text.startswith(token.text) else token.text.lstrip()
-        spelled += len(piece)
-        if theirs is not None:
-            continue
-        found.append(here)
-        if not answer.text.startswith(piece, here.begin):
-            # A token that ends the answer is not in its text.
-            return found[:-_BACK:-1] if here.begin == len(answer.text) else []
-        if spelled > alike:
+        if theirs is None and begin < 0:
+            # A token that ends the answer is not in its text, nor is a part of a character.
+            return found[:-_BACK:-1] if text[end:] in (b"", _data("\ufffd")) else []
+        end, unknown = here.begin + len(data or b"") * (begin >= 0), 0 if data else unknown + 1
+        if theirs is None and end > alike:
             break
     return found[:-_BACK:-1]
+
+
+def _data(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _parted(first: Answer, second: Answer, tolerance: float) -> Judgement:

@@ -40,6 +40,19 @@ def against(seen: Mapping[int, int], probs: Sequence[float]) -> ChiSquare:
     return ChiSquare(statistic, max(cells - 1, 0))
 
 
+def at_least(seen: Mapping[int, int], floors: Sequence[float]) -> ChiSquare:
+    """Counts of cells against probabilities of which only lower bounds are known: those that fit the counts best.
+
+    The statistic is at most that of the true probabilities, so a false alarm is no more likely.
+    """
+    size = max(sum(seen.values()), 1)
+
+    def fitting(scale: float) -> list[float]:
+        return [max(floor, scale * seen.get(cell, 0) / size) for cell, floor in enumerate(floors)]
+
+    return against(seen, fitting(_solved(lambda scale: 1 - sum(fitting(scale)), 1.0)))
+
+
 def between(cells: Sequence[tuple[int, int]]) -> ChiSquare:
     """Two samples, of which each cell has a pair of counts, against each other."""
     sizes = [sum(pair[side] for pair in cells) for side in (0, 1)]

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.audit.answers import Answer, Token
-from paceline.audit.verdicts import TOLERANCE, Verdict, compare, drift, faults, witnessed
+from paceline.audit.verdicts import TOLERANCE, Verdict, compare, drift, faults, same_token, witnessed
 
 
 def answer(*tokens: str, top=None, logprobs=True, **more) -> Answer:
@@ -15,9 +15,17 @@ def answer(*tokens: str, top=None, logprobs=True, **more) -> Answer:
     return Answer(text, tuple(listed) if logprobs else (), **{"finish_reason": "length", **more})
 
 
+def said(text: str, *tokens: str, top: dict[str, float]) -> Answer:
+    """Of this text; the last token is the first of `top`."""
+    last = next(iter(top))
+    return Answer(text, (*(Token(token, -0.1, {token: -0.1}) for token in tokens), Token(last, top[last], top)))
+
+
 AB, BA = {" b": -0.7, " c": -0.8}, {" c": -0.7, " b": -0.75}
 THE, THERE = {" the": -0.7, " there": -0.8}, {" there": -0.7, " the": -0.8}
 END, GOES_ON = {"$": -0.7, " b": -0.8}, {" b": -0.7, "$": -0.8}
+HALVES = r"bytes:\xf0\x9f\x98", r"bytes:\x80"
+HALF, OTHER_HALF = {r"bytes:\x80": -0.7, r"bytes:\x81": -0.8}, {r"bytes:\x81": -0.7, r"bytes:\x80": -0.75}
 UNSPELLED = (Token("x", -0.1, {"x": -0.1}),)
 
 
@@ -41,6 +49,15 @@ UNSPELLED = (Token("x", -0.1, {"x": -0.1}),)
         (answer(" a", "$", top={"$": 0.0, " b": -0.8}), answer(" a", " b", top=GOES_ON), "different", 1),
         (answer(" a"), answer(" a", " b", top=GOES_ON), "different", 1),
         (answer(" a", "$", top=END), answer(" a", " b", logprobs=False), "near-tie", 1),
+        # parts of a character, as bytes, as nothing or U+FFFD, or as the whole for its last one
+        (said("😀 b", *HALVES, top=AB), said("😀 c", "\ufffd", "\ufffd", top=BA), "near-tie", 2),
+        (said("😀 b", *HALVES, top=AB), said("😀 c", "", "😀", top=BA), "near-tie", 2),
+        (said("😀 b", *HALVES, top=AB), Answer("😀 c"), "near-tie", 2),
+        (said("😀 b", "\ufffd", "\ufffd", top=AB), Answer("😀 c"), "near-tie", 2),
+        (said("😀", *HALVES[:1], top=HALF), said("😁", *HALVES[:1], top=OTHER_HALF), "near-tie", 1),
+        (said("😀", *HALVES[:1], top=HALF), Answer("😁"), "near-tie", 1),
+        (said("a\ufffd", "a", top={HALVES[0]: -0.7, " b": -0.8}), said("a b", "a", top=AB), "different", 1),
+        (said("a\ufffd", "a", top={HALVES[0]: -0.7, " b": -0.8}), Answer("a b"), "near-tie", 1),
         # tokens that do not spell the text
         (Answer("ab", UNSPELLED), Answer("ac", UNSPELLED), "different", 1),
         # a text without the blank that its first token has
@@ -109,3 +126,29 @@ def test_faults_of_one_answer():
     wrong = answer(" a", top={" a": -1.0, " b": -1.0 + 2 * TOLERANCE})
     assert faults(wrong, 1, True)
     assert not faults(wrong, 1, False)
+
+
+def test_a_context_may_end_before_the_answer():
+    """It did not where the server had room for more."""
+    cut = answer(" a", " b", completion_tokens=2, prompt_tokens=30)
+    assert faults(cut, 4, True, longest=32) == []
+    assert faults(cut, 4, True, longest=33) == ["2 tokens are counted in an answer that was cut at 4"]
+    assert faults(answer(" a", completion_tokens=1), 4, True, longest=33) == []
+
+
+def test_two_tokens_of_one_text_are_no_fault():
+    """The list has the less likely one."""
+    assert faults(Answer("a", (Token("a", -0.5, {"a": -3.0, "b": -1.2}),)), 1, True) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("a", "a", True), ("a", " a", False), (r"bytes:\x80", "\ufffd", True), (r"bytes:\x80", "", True),
+        (r"bytes:\x80", "😀", True), (r"bytes:\x81", "😀", False), (r"bytes:\x80", r"bytes:\x81", False),
+        ("\ufffd", "😀", True), ("\ufffd", "", True), ("\ufffd", "a", False), ("", "a", False),
+        (r"bytes:\x80", "a", False),
+    ],
+)  # fmt: skip
+def test_names_of_one_token(first, second, same):
+    assert same_token(first, second) == same_token(second, first) == same

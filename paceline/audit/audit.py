@@ -7,23 +7,22 @@ sampling   many short answers: the distribution of the first side against that o
 speed      streamed answers of all servers in turns
 """
 
-import math
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import PacelineError
 from ..measure.prompts import Prompt
-from ..measure.summary import speedup
 from ..system.files import Progress, silent
 from . import sampling
 from .answers import Answer, Ask, Server, Side
-from .client import AuditError, NoAnswer, Unreachable
+from .client import NoAnswer, Unreachable
 from .engines import Acceptance
 from .local import Local
+from .rates import interval, median_interval
 from .record import Case, Comparison, Drafts, Fault, Record, Speed
-from .run import Job, Run, perform, shuffled
+from .run import Job, Misses, Run, perform, shuffled, together
 from .verdicts import TOLERANCE, Judgement, Verdict, compare, drift, faults, witnessed
 
 _ORDER = list(Verdict)
@@ -75,7 +74,7 @@ class Audit:
         self._drafts = dict[str, list[Acceptance]]()  # of a server, by prompt
 
     def run(self) -> Record:
-        """Do everything. Raises `Unreachable`, with the findings so far in `record`."""
+        """Do everything. Raises `PacelineError`, with the findings so far in `record`."""
         try:
             self._try_out()
             if self.plan.is_greedy:
@@ -89,7 +88,7 @@ class Audit:
         except KeyboardInterrupt:
             self.record.stopped = "stopped by Ctrl-C"
             raise
-        except AuditError as error:
+        except PacelineError as error:
             self.record.stopped = str(error)
             raise
         finally:
@@ -117,20 +116,26 @@ class Audit:
                 seed = plan.seed + repeat
                 self._ask(side, "again", jobs, 1)
                 self._ask(side, "other order", shuffled(jobs, seed), 1)
-                self._ask(side, "together", shuffled(jobs, seed + 1), plan.concurrency)
+                if self._size(side) > 1:
+                    self._ask(side, "together", shuffled(jobs, seed + 1), self._size(side))
 
     def _alone(self, side: Side, jobs: Sequence[Job]) -> None:
         """One after another; what a server says of drafts is read with each answer, or from its metrics around it."""
         runs = self.record.runs.setdefault((side.name, "alone"), [])
-        before = side.metrics() if isinstance(side, Server) else None
+        before, misses = (side.metrics() if isinstance(side, Server) else None), 0
 
         def keep(run: Run) -> None:
-            nonlocal before
+            nonlocal before, misses
             runs.append(run)
             found = None if run.answer is None else run.answer.drafts
-            if isinstance(side, Server) and before is not None and found is None:
-                after = side.metrics()
-                found, before = None if after is None else side.engine.acceptance(before, after), after
+            if isinstance(side, Server) and misses < 2:  # of one that has no metrics, or hides them behind a timeout
+                after, counted = side.metrics(), None
+                if before is not None and after is not None:
+                    counted = side.engine.acceptance(before, after)
+                misses = misses + 1 if after is None else 0
+                before = after
+                if counted is not None and (found is None or not found.is_exact):
+                    found = counted
             if found is not None:
                 self._drafts.setdefault(side.name, []).append(found)
 
@@ -152,15 +157,21 @@ class Audit:
                 for index, prompt in prompts
             ]
             runs = perform(side, jobs, 1, self.progress, f"{side.name}: seeds", _ignore)
+            self._failed(side, runs)
+            if "seed" in side.refused:  # as its remark says
+                continue
             first, again, other = (
                 [run.answer.text if run.answer else None for run in runs[at * len(prompts) :][: len(prompts)]]
                 for at in range(3)
             )
-            differ = sum(a != b for a, b in zip(first, again, strict=True))
-            if differ:
-                text = f"the same seed gave another answer to {differ} of {len(prompts)} prompts"
+            twice, changed = (
+                [a == b for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+                for second in (again, other)
+            )
+            if not all(twice):
+                text = f"the same seed gave another answer to {twice.count(False)} of {len(twice)} prompts"
                 self.record.faults.append(Fault(side.name, text, is_unstable=True))
-            elif first == other:
+            elif changed and all(changed):
                 text = "another seed changed no sampled answer; the temperature or the seed may be ignored"
                 self.record.remarks.append(f"{side.name}: {text}")
 
@@ -168,10 +179,14 @@ class Audit:
         plan, record, drawn = self.plan, self.record, dict[str, list[list[Answer]]]()
         prompts = list(enumerate(plan.prompts[:_SAMPLED_PROMPTS]))
         for number, side in enumerate(self.sides):
-            # Other seeds for each side: the same ones would make the samples equal, not only their distributions.
-            seeds = range(plan.seed + number * plan.samples, plan.seed + (number + 1) * plan.samples)
-            asks = [Ask(min(sampling.TOKENS, plan.max_tokens), temperature, seed) for seed in seeds]
-            jobs = [Job(index, prompt, ask) for index, prompt in prompts for ask in asks]
+            # Other seeds for each prompt and side: engines may draw the same numbers for one seed, and the tests take
+            # all samples for independent.
+            size, begin = min(sampling.TOKENS, plan.max_tokens), plan.seed + number * len(prompts) * plan.samples
+            jobs = [
+                Job(index, prompt, Ask(size, temperature, begin + index * plan.samples + one))
+                for index, prompt in prompts
+                for one in range(plan.samples)
+            ]
             if isinstance(side, Local):
                 runs = side.draw(jobs, self.progress)
             else:
@@ -180,17 +195,15 @@ class Audit:
                 [run.answer for run in runs if run.answer is not None and run.job.prompt == index]
                 for index, _ in prompts
             ]
-            if failed := [run for run in runs if run.answer is None]:
-                told = f"{len(failed)} of {len(runs)} sampled answers failed: {failed[0].error}"
-                record.faults.append(Fault(side.name, told))
+            self._failed(side, runs)
         first, locals_ = self.sides[0].name, [side for side in self.sides if isinstance(side, Local)]
         tests = len(self.sides) - 1 + len(self.servers) + len(locals_)
         for side in self.sides[1:]:
             pairs = list(zip(drawn[first], drawn[side.name], strict=True))
             record.tests.append(sampling.two_sided(f"{first} and {side.name}", pairs, tests))
         for side in locals_ if temperature == 1.0 else []:
-            laws = [side.answer(prompt, Ask(1, 0.0)).tokens[0].top for _, prompt in prompts]
-            pairs = list(zip(drawn[first], laws, strict=True))
+            asked = zip(drawn[first], drawn[side.name], prompts, strict=True)
+            pairs = [(ours, side.answer(prompt, Ask(1, 0.0)).tokens[0].top) for ours, own, (_, prompt) in asked if own]
             record.tests.append(sampling.exact(f"first tokens of {first} against the law of {side.name}", pairs, tests))
         for side in self.servers:
             name = f"{side.name}, against its own log-probabilities"
@@ -200,16 +213,26 @@ class Audit:
             elif test is not None:
                 record.remarks.append(f"{name}: not tested, since the temperature is not 1")
 
+    def _size(self, side: Side) -> int:
+        """How many greedy answers a side gives together."""
+        return min(together(side, self.plan.concurrency), len(self.plan.prompts))
+
+    def _failed(self, side: Side, runs: Sequence[Run]) -> None:
+        if failed := [run for run in runs if run.answer is None]:
+            told = f"{len(failed)} of {len(runs)} sampled answers failed: {failed[0].error}"
+            self.record.faults.append(Fault(side.name, told))
+
     def _speed(self) -> None:
         plan = self.plan
         jobs = [Job(i, prompt, Ask(plan.max_tokens, 0.0, plan.seed), True) for i, prompt in enumerate(plan.prompts)]
         total, done = len(jobs) * plan.timings * len(self.servers), 0
+        misses = {side.name: Misses() for side in self.servers}
         for turn in range(plan.timings):
             for job in jobs:
                 order = self.servers if turn % 2 == 0 else self.servers[::-1]
                 for side in order:
                     runs = self.record.runs.setdefault((side.name, "streamed"), [])
-                    perform(side, [job], 1, silent, "", runs.append)
+                    perform(side, [job], 1, silent, "", runs.append, misses[side.name])
                     done += 1
                     self.progress("speed, in turns", done, total)
 
@@ -225,6 +248,9 @@ class Audit:
         for side in self.sides[1:]:
             self._compare(f"{first.name} against {side.name}", (first, "alone"), (side, "alone"), False)
         for side in self.servers:
+            if self.plan.is_greedy and side.most < self.plan.concurrency:
+                told = f"takes {side.most} requests at a time, so not {self.plan.concurrency} were asked together"
+                record.remarks.append(f"{side.name} {told}")
             self._self_contradictions(side)
             record.remarks += [f"{side.name}: {remark}" for remark in side.engine.remarks]
             if side.refused:
@@ -232,8 +258,8 @@ class Audit:
                 record.remarks.append(f"{side.name} refuses {told}")
         record.speeds = [*filter(None, map(self._speed_of, self.servers))]
         record.drafts = [*filter(None, map(self._drafts_of, self.servers))]
-        if self.plan.card is not None and not record.drafts:
-            record.remarks.append("the card was not compared: the server has no metrics of drafts that are known here")
+        if self.plan.card is not None:
+            self._compare_card(self.plan.card)
 
     def _compare(self, name: str, first: tuple[Side, str], second: tuple[Side, str], is_own: bool) -> None:
         runs = self.record.runs
@@ -306,7 +332,7 @@ class Audit:
     def _drafts_of(self, side: Server) -> Drafts | None:
         """What was drafted in the answers that were asked for one by one."""
         found = [one for one in self._drafts.get(side.name, []) if one.passes]
-        if not any(one.drafted or one.accepted for one in found):
+        if not found:
             return None
         drafted = [one.drafted for one in found if one.drafted is not None]
         rows = [(one.accepted + one.passes, one.passes) for one in found]
@@ -316,31 +342,23 @@ class Audit:
             sum(one.accepted for one in found),
             sum(one.passes for one in found),
             interval([(1, 1)] * len(rows), rows, self.plan.seed),
-            self.plan.card if side is self.sides[0] else None,
+            is_exact=all(one.is_exact for one in found),
         )
 
-
-def interval(
-    base: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], seed: int
-) -> tuple[float, float | None, float | None]:
-    """The ratio of pooled rates and its 95% interval, see `measure.summary.speedup`."""
-    found = speedup(base, other, seed)
-    return float(found["speedup"] or 0.0), found["speedup_low"], found["speedup_high"]
-
-
-def median_interval(ordered: Sequence[float]) -> tuple[float, float | None, float | None] | None:
-    """The median of ordered values, and order statistics that hold it in at least 95 of 100 cases."""
-    if not ordered:
-        return None
-    size, mass, low = len(ordered), 0.0, -1
-    for k in range(size // 2):
-        mass += math.comb(size, k) / 2**size
-        if mass > 0.025:
-            break
-        low = k
-    if low < 0:
-        return statistics.median(ordered), None, None
-    return statistics.median(ordered), ordered[low], ordered[size - 1 - low]
+    def _compare_card(self, card: float) -> None:
+        """With the first server that drafts; TGI counts passes without a draft too, so one that accepts comes first."""
+        drafts = self.record.drafts
+        if not self.plan.is_greedy:
+            told = "it is compared in greedy answers, which were not asked"
+        elif not drafts:
+            told = "the server has no metrics of drafts that are known here"
+        else:
+            at = next((at for at, one in enumerate(drafts) if one.drafted or one.accepted), 0)
+            if drafts[at].is_exact:
+                drafts[at] = drafts[at]._replace(card=card)
+                return
+            told = f"answers of {drafts[at].name} count passes without a draft too; start it with --metrics"
+        self.record.remarks.append(f"the card was not compared: {told}")
 
 
 def _ignore(run: Run) -> None:

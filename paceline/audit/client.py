@@ -76,7 +76,8 @@ class Client:
         self._headers = {"Content-Type": "application/json", "Accept": "*/*", "User-Agent": "paceline-check"}
         self._headers |= {"Authorization": f"Bearer {key}"} if key else {}
         self._key = key
-        self._sockets, self._lock, self._stopped = set[socket](), threading.Lock(), threading.Event()
+        self._sockets, self._dials = set[socket](), set[threading.Event]()
+        self._lock, self._stopped = threading.Lock(), threading.Event()
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and text of a page. Raises `Unreachable`."""
@@ -93,7 +94,9 @@ class Client:
         reply = self._patiently(path, body)
         if reply.status != 200:
             raise self.refusal(path, reply.status, reply.text)
-        return _object(self.hidden(reply.text), self.url + path)
+        found = _object(self, reply.text, self.url + path)
+        # What is no answer is only shown.
+        return found if found.get("choices") else _object(self, self.hidden(reply.text), self.url + path)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a streamed answer. Raises `AuditError`, also where the stream breaks off before [DONE]."""
@@ -101,9 +104,9 @@ class Client:
         for data in self._events(path, {**body, "stream": True}):
             if ended := data.strip() == "[DONE]":
                 break
-            piece = _object(self.hidden(data), where)
-            if "error" in piece:
-                raise NoAnswer(f"{where} failed in the middle of an answer", got=_short(str(piece["error"])))
+            piece = _object(self, data, where)
+            if error := piece.get("error"):
+                raise NoAnswer(f"{where} failed in the middle of an answer", got=_short(self.hidden(str(error))))
             yield piece
         if not ended:
             raise NoAnswer(f"{where} broke off in the middle of an answer", expected="data: [DONE] at the end")
@@ -112,13 +115,15 @@ class Client:
         """End all requests of all threads: they raise `Stopped`."""
         self._stopped.set()
         with self._lock:
+            for dial in self._dials:
+                dial.set()
             for sock in self._sockets:
                 with suppress(OSError):
                     socket.shutdown(sock, SHUT_RDWR)
 
     def refusal(self, path: str, status: int, text: str) -> AuditError:
         """The error for a reply that is no answer."""
-        where, said = self.url + path, self.hidden(_message(text))
+        where, said = self.url + path, _short(self.hidden(_message(text)))
         if status in (401, 403):
             fix = "give the key with --api-key or in OPENAI_API_KEY"
             return Unreachable(f"{where} refuses the key", got=f"{status}: {said}", fix=fix)
@@ -184,7 +189,7 @@ class _Visit:
         client = self.client
         try:
             self._check()
-            self.connection.connect()
+            self._connect()
             self.sock = self.connection.sock
             with client._lock:
                 client._sockets.add(self.sock)
@@ -198,7 +203,8 @@ class _Visit:
         if 300 <= self.reply.status < 400:
             to = self.reply.headers.get("Location", "nowhere")
             self.__exit__()
-            raise Unreachable(f"{client.url} redirects", got=_short(to), fix="give the address it redirects to")
+            to = _short(client.hidden(to))
+            raise Unreachable(f"{client.url} redirects", got=to, fix="give the address it redirects to")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -222,6 +228,39 @@ class _Visit:
                 raise ConnectionError(f"{size} of {due} bytes")
         except (OSError, HTTPException, ValueError) as error:
             raise self._named(error) from error
+
+    def _connect(self) -> None:
+        """Connect in a thread of its own: neither a look-up of a name nor a handshake can be ended from outside."""
+        client, connection, done = self.client, self.connection, threading.Event()
+        failed = list[BaseException]()
+
+        def is_first() -> bool:
+            with client._lock:
+                found = done in client._dials
+                client._dials.discard(done)
+            return found
+
+        def dial() -> None:
+            try:
+                connection.connect()
+            except BaseException as error:
+                failed.append(error)
+            if not is_first():
+                connection.close()
+            done.set()
+
+        with client._lock:
+            client._dials.add(done)
+        try:
+            self._check()
+            threading.Thread(target=dial, name="audit: connect", daemon=True).start()
+            done.wait(max(self.end - time.monotonic(), 0.0))
+        finally:
+            if given_up := is_first():
+                self.connection = _connection(client)  # the thread closes the other one
+        self._check()
+        if given_up or failed:
+            raise TimeoutError if given_up else failed[0]
 
     def _check(self) -> None:
         if self.client._stopped.is_set():
@@ -297,13 +336,13 @@ def _of(lines: list[bytes]) -> Iterator[str]:
             yield text.decode("utf-8", "replace")
 
 
-def _object(text: str, where: str) -> dict[str, Any]:
+def _object(client: Client, text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise NoAnswer(f"{where} sends no JSON object", got=_short(text))
+        raise NoAnswer(f"{where} sends no JSON object", got=_short(client.hidden(text)))
     return value
 
 
@@ -316,7 +355,7 @@ def _message(text: str) -> str:
                 value = value[key]
     except (ValueError, RecursionError):
         value = text
-    return _short(value if isinstance(value, str) else json.dumps(value))
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _retry_after(text: str | None) -> float | None:
@@ -335,5 +374,5 @@ def _lower(reply: HTTPResponse) -> dict[str, str]:
 
 
 def _short(text: str, most: int = 300) -> str:
-    text = " ".join(text.split())
+    text = " ".join(text.split()).encode("utf-8", "replace").decode()
     return text if len(text) <= most else text[: most - 3] + "..."

@@ -8,17 +8,22 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .client import Client, NoAnswer
+from .client import Client, NoAnswer, Unreachable
 
+_MODELS = "/v1/models"
 Page = Mapping[str, Any]
 
 
 class Acceptance(NamedTuple):
-    """Drafted and accepted tokens, and the passes that verified drafts. drafted: None where the server does not say."""
+    """Drafted and accepted tokens, and the passes that verified drafts. drafted: None where the server does not say.
+
+    is_exact: whether no other passes are counted.
+    """
 
     drafted: int | None
     accepted: int
     passes: int
+    is_exact: bool = True
 
 
 class Engine(NamedTuple):
@@ -53,7 +58,7 @@ class Engine(NamedTuple):
 
 def identify(client: Client) -> Engine:
     """The engine that answers. One that is unknown has the name that it gives itself. Raises `Unreachable`."""
-    owner = _owner(_page(client, "/v1/models"))
+    owner = _owner(_page(client, _MODELS))
     if (known := _BY_OWNER.get(owner)) is not None:
         path, read = known
         return read(_page(client, path), client)
@@ -71,7 +76,8 @@ def drafts_of(reply: Page) -> Acceptance | None:
     if isinstance(timings, Mapping):  # llama.cpp: tools/server/README.md; without drafts it leaves theirs out
         drafted, accepted, decoded = map(timings.get, ("draft_n", "draft_n_accepted", "predicted_n"))
         if type(drafted) is int and type(accepted) is int and type(decoded) is int:
-            return Acceptance(drafted, accepted, max(decoded - 1 - accepted, 0))  # the first token is the prompt's
+            passes = max(decoded - 1 - accepted, 0)  # the first token is the prompt's
+            return Acceptance(drafted, accepted, min(passes, drafted), is_exact=False)
     own = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
     if isinstance(own, Mapping):  # vLLM (v1/metrics/stats.py, --per-request-spec-decode-metrics) and Paceline
         names = "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"
@@ -121,6 +127,11 @@ def _llamacpp(page: Page, client: Client) -> Engine:
     if drafts:
         # github.com/ggml-org/llama.cpp/issues/27972
         remarks.append("llama.cpp reports the log-probability 0 for accepted drafts, which is not theirs.")
+    elif drafts is None:
+        remarks.append(
+            "llama.cpp does not show its /slots, which tell whether it drafts. If it does, the log-probabilities of "
+            "accepted drafts are all 0, and verdicts by them may be wrong."
+        )
     return Engine(
         "llama.cpp",
         _text(page.get("build_info")),
@@ -218,6 +229,10 @@ def _get(client: Client, path: str) -> tuple[int, str]:
     try:
         return client.get(path)
     except NoAnswer:
+        return 0, ""
+    except Unreachable:  # a gateway may redirect what it does not know
+        if path == _MODELS:
+            raise
         return 0, ""
 
 

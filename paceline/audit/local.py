@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.request import SamplingParams, TokenSequence
+from ..errors import PacelineError
 from ..measure.prompts import Prompt
 from ..measure.reference import NUM_TOP, TIE, Decoded, measure_scores
 from ..system.files import Progress
 from ..target.prompts import read_prompt
 from .answers import Answer, Ask, Token
-from .run import Job, Run
+from .client import NoAnswer
+from .run import Job, Run, run_of
 from .verdicts import Judgement, Verdict, partings
 
 if TYPE_CHECKING:
@@ -31,17 +33,23 @@ class Local:
         self._lock = threading.Lock()
 
     def answer(self, prompt: Prompt, ask: Ask, streamed: bool = False) -> Answer:
-        """Answer a prompt."""
-        with self._lock:
-            return _answer(self.llm.generate([prompt], _params(ask))[0])
+        """Answer a prompt. Raises `NoAnswer`, for instance for one that is too long."""
+        try:
+            with self._lock:
+                return _answer(self.llm.generate([prompt], _params(ask))[0])
+        except PacelineError as error:
+            raise NoAnswer(f"{self.name} does not answer", got=error) from error
 
     def draw(self, jobs: Sequence[Job], progress: Progress) -> list[Run]:
         """Answer many prompts, in batches."""
         runs = list[Run]()
         for begin in range(0, len(jobs), _CHUNK):
             some = jobs[begin : begin + _CHUNK]
-            results = self.llm.generate([job.text for job in some], [_params(job.ask) for job in some])
-            runs += [Run(job, _answer(result)) for job, result in zip(some, results, strict=True)]
+            try:
+                results = self.llm.generate([job.text for job in some], [_params(job.ask) for job in some])
+                runs += [Run(job, _answer(result)) for job, result in zip(some, results, strict=True)]
+            except PacelineError:  # of one of them
+                runs += [run_of(self, job) for job in some]
             progress(f"{self.name}: samples", len(runs), len(jobs))
         return runs
 

@@ -60,6 +60,18 @@ class Fault(NamedTuple):
     is_unstable: bool = False
 
 
+def counts_as_failure(verdict: Verdict, is_own: bool, fail_on: FailOn) -> bool:
+    """Whether an answer with this verdict fails the audit. is_own: see `Comparison`."""
+    if verdict is Verdict.NEAR_TIE:
+        return fail_on == "near-tie" or (fail_on == "unstable" and is_own)
+    return verdict is not Verdict.IDENTICAL
+
+
+def fault_counts(fault: Fault, fail_on: FailOn) -> bool:
+    """Whether a fault fails the audit."""
+    return fail_on != "different" or not fault.is_unstable
+
+
 class SampledTest(NamedTuple):
     """A test of distributions. least_shift: of probability, that it notices nine times of ten."""
 
@@ -89,7 +101,10 @@ class Speed(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """What a server says of its drafts. length: tokens of a pass that verified one, with the bounds of its interval."""
+    """What a server says of its drafts. length: tokens of a pass that verified one, with the bounds of its interval.
+
+    is_exact: whether no other passes are counted; otherwise `length` is at least so much.
+    """
 
     name: str
     drafted: int | None
@@ -97,6 +112,7 @@ class Drafts(NamedTuple):
     passes: int
     length: tuple[float, float | None, float | None]
     card: float | None = None
+    is_exact: bool = True
 
     @property
     def is_below_card(self) -> bool:
@@ -132,13 +148,11 @@ class Record:
         found = list[str]()
         for one in self.comparisons:
             counts, total = one.counts, one.num_answers
-            bad = [Verdict.DIFFERENT, Verdict.FAILED]
-            if fail_on == "near-tie" or (fail_on == "unstable" and one.is_own):
-                bad.insert(0, Verdict.NEAR_TIE)
+            bad = [verdict for verdict in Verdict if counts_as_failure(verdict, one.is_own, fail_on)]
             told = [f"{counts[verdict]} {verdict.value}" for verdict in bad if counts[verdict]]
             if told:
                 found.append(f"{one.name}: {', '.join(told)} of {total} answers")
-        found += [f"{f.subject}: {f.text}" for f in self.faults if fail_on != "different" or not f.is_unstable]
+        found += [f"{f.subject}: {f.text}" for f in self.faults if fault_counts(f, fail_on)]
         found += [f"{test.name}: p = {test.p_value:.2g}" for test in self.tests if not test.passed]
         found += [
             f"{one.name}: {one.length[0]:.2f} tokens a pass, below the {one.card:.2f} of the card"

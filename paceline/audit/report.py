@@ -11,8 +11,8 @@ from jinja2 import Environment, PackageLoader
 
 from .. import __version__
 from ..errors import ConfigError
-from ..system.files import write_text
-from .record import Case, Comparison, FailOn, Record
+from ..system.files import check_out, write_text
+from .record import Case, Comparison, FailOn, Record, counts_as_failure, fault_counts
 from .verdicts import Difference, Verdict
 
 SUFFIXES = (".md", ".html", ".xml")
@@ -20,13 +20,16 @@ _SHOWN = 20
 """Differences that a report shows at length."""
 _CONTROLS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML cannot hold."""
+_SIGN = "paceline check"  # near the beginning of every report
+_HALVES = re.compile("[\ud800-\udfff]")  # of pairs: no encoding has them alone
 
 
-def check_suffixes(files: Sequence[Path]) -> None:
-    """Raises `ConfigError` for a file of a kind that is not written."""
+def check_files(files: Sequence[Path]) -> None:
+    """Raises `ConfigError` for a file of a kind that is not written, or that cannot be."""
     for file in files:
         if file.suffix.lower() not in SUFFIXES:
             raise ConfigError("a report is of no such kind", got=str(file), expected=" or ".join(SUFFIXES))
+        check_out(file, _SIGN)
 
 
 def write_report(record: Record, file: Path, fail_on: FailOn = "different") -> None:
@@ -38,7 +41,7 @@ def write_report(record: Record, file: Path, fail_on: FailOn = "different") -> N
 def as_json(record: Record, fail_on: FailOn = "different") -> dict[str, Any]:
     """The whole audit, without the answers themselves."""
     failures = record.failures(fail_on)
-    return {
+    found = {
         "passed": record.is_complete and not failures,
         "complete": record.is_complete,
         "stopped": record.stopped,
@@ -55,22 +58,16 @@ def as_json(record: Record, fail_on: FailOn = "different") -> dict[str, Any]:
         "drafts": [{**drafts._asdict(), "below_card": drafts.is_below_card} for drafts in record.drafts],
         "remarks": record.remarks,
     }
+    return _encodable(found)
 
 
 def markdown(record: Record, fail_on: FailOn = "different") -> str:
     """For a pull request."""
-    lines = [f"# {_cell(title(record, fail_on))}", ""]
+    lines = [f"# {_cell(title(record, fail_on))}", "", f"*{_SIGN} {__version__}; {_cell(settings_of(record))}*", ""]
     lines += [f"- **{_cell(name)}**: {_cell(about_side(about))}" for name, about in record.sides.items()]
     lines += [f"- {_cell(reason)}" for reason in record.failures(fail_on)]
-    lines += ["", *_table(["answers", "identical", "near-tie", "different", "failed"], comparison_rows(record))]
-    if record.tests:
-        heads = ["test of the distribution", "samples", "p", "fails below", "it notices a shift of"]
-        lines += ["", *_table(heads, test_rows(record))]
-    if record.speeds:
-        heads = ["speed, from one client", "tokens a second", "first token, ms", "against the first"]
-        lines += ["", *_table(heads, speed_rows(record))]
-    if record.drafts:
-        lines += ["", *_table(["drafts", "drafted", "accepted", "tokens a pass", "card"], draft_rows(record))]
+    for heads, rows in _tables(record):
+        lines += ["", *_table(heads, rows)]
     for name, case, difference in _shown(record):
         lines += ["", f"**{_cell(name)}, prompt {case.prompt + 1}**: {case.worst.verdict}, {_cell(case.worst.reason)}"]
         if difference is not None:
@@ -81,30 +78,25 @@ def markdown(record: Record, fail_on: FailOn = "different") -> str:
     ):
         if entries:
             lines += ["", f"## {heading}", "", *(f"- {_cell(entry)}" for entry in entries)]
-    lines += ["", f"*paceline {__version__} check; {_cell(settings_of(record))}*"]
     return "\n".join(lines) + "\n"
 
 
 def page(record: Record, fail_on: FailOn = "different") -> str:
     """One page of HTML that opens without a network."""
     style = (resources.files("paceline.measure") / "colours.css").read_text(encoding="utf-8")
-    return _ENVIRONMENT.get_template("report.html").render(
+    text = _ENVIRONMENT.get_template("report.html").render(
         record=record,
         title=title(record, fail_on),
         failures=record.failures(fail_on),
         passed=record.is_complete and not record.failures(fail_on),
         sides={name: about_side(about) for name, about in record.sides.items()},
-        tables=[
-            (["answers", "identical", "near-tie", "different", "failed"], comparison_rows(record)),
-            (["test of the distribution", "samples", "p", "fails below", "it notices a shift of"], test_rows(record)),
-            (["speed, from one client", "tokens a second", "first token, ms", "against the first"], speed_rows(record)),
-            (["drafts", "drafted", "accepted", "tokens a pass", "card"], draft_rows(record)),
-        ],
+        tables=_tables(record),
         shown=_shown(record),
         settings=settings_of(record),
         version=__version__,
         style=style,
     )
+    return _plain(text)
 
 
 def junit(record: Record, fail_on: FailOn = "different") -> str:
@@ -115,7 +107,7 @@ def junit(record: Record, fail_on: FailOn = "different") -> str:
         for case in comparison.cases:
             words = " ".join(record.prompts[case.prompt].split())[:60]
             test = _test(suite, comparison.name, f"prompt {case.prompt + 1}: {words}")
-            if _fails(case, comparison, fail_on):
+            if counts_as_failure(case.worst.verdict, comparison.is_own, fail_on):
                 told = case.worst.reason
                 if case.worst.difference is not None:
                     told += "\n" + "\n".join(context(case.worst.difference))
@@ -123,7 +115,7 @@ def junit(record: Record, fail_on: FailOn = "different") -> str:
     suite = _suite(root, "other findings")
     for fault in record.faults:
         test = _test(suite, "faults", f"{fault.subject}: {fault.text}")
-        if not fault.is_unstable or fail_on != "different":
+        if fault_counts(fault, fail_on):
             _failure(test, "fault", fault.text)
     for one in record.tests:
         test = _test(suite, "distribution", one.name)
@@ -201,7 +193,7 @@ def draft_rows(record: Record) -> list[list[str]]:
             f"{'BELOW THE CARD: ' if one.is_below_card else ''}{one.name}",
             "–" if one.drafted is None else str(one.drafted),
             str(one.accepted),
-            spread(one.length, ".2f"),
+            f"{'' if one.is_exact else 'at least '}{spread(one.length, '.2f')}",
             "–" if one.card is None else f"{one.card:.2f}",
         ]
         for one in record.drafts
@@ -235,11 +227,15 @@ def _shown(record: Record) -> list[tuple[str, Case, Difference | None]]:
     return sorted(bad, key=lambda entry: -order.index(entry[1].worst.verdict))[:_SHOWN]
 
 
-def _fails(case: Case, comparison: Comparison, fail_on: FailOn) -> bool:
-    verdict = case.worst.verdict
-    if verdict is Verdict.NEAR_TIE:
-        return fail_on == "near-tie" or (fail_on == "unstable" and comparison.is_own)
-    return verdict is not Verdict.IDENTICAL
+def _tables(record: Record) -> list[tuple[list[str], list[list[str]]]]:
+    """Heads and rows of the tables that are not empty."""
+    found = [
+        (["answers", "identical", "near-tie", "different", "failed"], comparison_rows(record)),
+        (["test of the distribution", "samples", "p", "fails below", "it notices a shift of"], test_rows(record)),
+        (["speed, from one client", "tokens a second", "first token, ms", "against the first"], speed_rows(record)),
+        (["drafts", "drafted", "accepted", "tokens a pass", "card"], draft_rows(record)),
+    ]
+    return [(heads, rows) for heads, rows in found if rows]
 
 
 def _comparison(one: Comparison) -> dict[str, Any]:
@@ -288,6 +284,15 @@ def _failure(test: ElementTree.Element, kind: str, text: str) -> None:
 
 def _plain(text: str) -> str:
     return _CONTROLS.sub("�", text)
+
+
+def _encodable(value: Any) -> Any:
+    """The same value, without halves of surrogate pairs."""
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(one) for one in value]
+    return _HALVES.sub("�", value) if isinstance(value, str) else value
 
 
 _ENVIRONMENT = Environment(

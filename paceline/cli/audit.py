@@ -90,10 +90,9 @@ def audit(
     try:
         with screen.spinner("starting"):
             from ..audit.audit import Audit, Plan
-            from ..audit.client import Unreachable
-            from ..audit.report import check_suffixes
+            from ..audit.report import check_files
 
-            check_suffixes(options.report or [])
+            check_files(options.report or [])
             drawn = [t for t in temperatures or _DEFAULT_TEMPERATURES if t > 0]
             if len(drawn) > 1:
                 raise typer.BadParameter("a server is sampled at one --temperature above 0; give at most one, and 0")
@@ -118,9 +117,9 @@ def audit(
         try:
             with screen.stages() as run.progress:
                 run.run()
-        except Unreachable as error:
+        except PacelineError:
             _publish(run, options, screen)
-            raise error
+            raise
         except KeyboardInterrupt:
             _publish(run, options, screen, is_whole=False)
             raise
@@ -244,17 +243,17 @@ def _settings(plan: "Plan", options: AuditOptions) -> dict[str, object]:
 
 
 def _publish(run: "Audit", options: AuditOptions, screen: Screen, is_whole: bool = True) -> None:
-    """Write the reports, and print what was found."""
+    """Print what was found, and write the reports."""
     from ..audit.report import as_json, write_report
 
-    for file in options.report or []:
-        write_report(run.record, file, options.fail_on)
     if screen.json:
         screen.put_json(as_json(run.record, options.fail_on), is_whole)
-        return
-    _print(run.record, options, screen)
+    else:
+        _print(run.record, options, screen)
     for file in options.report or []:
-        screen.print_path(file)
+        write_report(run.record, file, options.fail_on)
+        if not screen.json:
+            screen.print_path(file)
 
 
 def _print(record: "Record", options: AuditOptions, screen: Screen) -> None:

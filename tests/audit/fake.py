@@ -36,7 +36,8 @@ class Faults:
     together, drafts, again: the token (from 0) that is the second choice in batches, with drafts, or every second time;
     flat: laws of near-ties; drops: the last token is lost with drafts; sharpened: with drafts, samples are of this
     temperature; counts: added to the tokens of usage; greedy: the token that is the second choice always. accepted:
-    tokens of each draft. broken, slow: what happens to a request by number.
+    tokens of each draft; tells: every second answer tells its own drafts, as vLLM or llama.cpp does; metrics: of this
+    engine; unread: readings of the metrics that fail, by number. broken: what happens to a request by number.
     """
 
     together: int | None = None
@@ -49,6 +50,10 @@ class Faults:
     counts: int = 0
     greedy: int | None = None
     accepted: int = 2
+    tells: str | None = None
+    metrics: str = "vllm"
+    unread: tuple[int, ...] = ()
+    nulls: bool = False
     logprobs: bool = True
     refuses: tuple[str, ...] = ()
     empty: bool = False
@@ -64,7 +69,7 @@ class Fake:
 
     def __init__(self, faults: Faults):
         self.faults, self.asked, self.running, self.most = faults, list[dict](), 0, 0
-        self.passes, self.lock = 0, threading.Lock()
+        self.passes, self.readings, self.lock = 0, 0, threading.Lock()
         self.seen = dict[str, int]()
 
     def answer(self, prompt: str, body: dict) -> tuple[list[str], list[dict[str, float]], str]:
@@ -103,10 +108,21 @@ class Fake:
         return tokens, laws, "length"
 
     def metrics(self) -> str:
-        """As vLLM names them."""
+        """As vLLM names them, or TGI."""
+        if self.faults.metrics == "tgi":
+            counts = {"sum": self.faults.accepted * self.passes, "count": self.passes}
+            return "".join(f"tgi_request_skipped_tokens_{name} {count}\n" for name, count in counts.items())
         counts = {"drafts": self.passes, "draft_tokens": 4 * self.passes}
         counts["accepted_tokens"] = self.faults.accepted * self.passes
         return "".join(f"paceline:spec_decode_num_{name}_total {count}\n" for name, count in counts.items())
+
+    def told(self) -> dict:
+        """What an answer says of its own drafts."""
+        accepted = 10 * self.faults.accepted
+        if self.faults.tells == "llama.cpp":
+            return {"timings": {"predicted_n": accepted + 31, "draft_n": 40, "draft_n_accepted": accepted}}
+        own = {"num_draft_tokens": 40, "num_accepted_draft_tokens": accepted, "num_spec_steps": 10}
+        return {"metrics": {"speculative_decoding": own}}
 
 
 def _choice(tokens: list[str], laws: list[dict[str, float]], reason: str | None, chat: bool, listed: bool) -> dict:
@@ -157,7 +173,9 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
             elif self.path == "/version":
                 self.reply(200, {"version": "1"})
             elif self.path == "/metrics":
-                self.reply(200, fake.metrics())
+                fake.readings += 1
+                is_read = fake.readings - 1 not in faults.unread
+                self.reply(200 if is_read else 503, fake.metrics())
             else:
                 self.reply(404, {"error": "not here"})
 
@@ -200,6 +218,8 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
                 self.reply(404, {"error": {"message": "no such model"}})
             elif breaks == "moved":
                 self.reply(307, "", Location="http://elsewhere:1/")
+            elif breaks == "echo":
+                self.reply(200, {"error": f"no such key: {self.headers['Authorization']}"})
             elif breaks == "no choices":
                 self.reply(200, {"choices": []})
             elif breaks == "sleeps":
@@ -229,7 +249,8 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
 
             if not body.get("stream"):
                 choice = shaped(_choice(tokens, laws, reason, is_chat, listed), "message")
-                self.reply(200, {"choices": [choice], "usage": usage})
+                told = fake.told() if faults.tells and len(fake.asked) % 2 else {}
+                self.reply(200, {"choices": [choice], "usage": usage, **told})
                 return
             pieces = [
                 {"choices": [shaped(_choice([token], [top], None, is_chat, listed), "delta")]}
@@ -237,6 +258,7 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
             ]
             pieces += [{"choices": [shaped(_choice([], [], reason, is_chat, False), "delta")]}]
             pieces += [{"choices": [], "usage": usage}]
+            pieces = [{**piece, "error": None} if faults.nulls else piece for piece in pieces]
             text = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
             self.reply(200, text, Content_Type="text/event-stream")
 

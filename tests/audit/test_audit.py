@@ -1,10 +1,12 @@
 """Audits of a server with planted faults: each is found, and nothing is found where there are none."""
 
+import dataclasses
+
 import pytest
 
 from paceline.audit.answers import Ask, Server
 from paceline.audit.audit import Audit, Plan
-from paceline.audit.client import Client
+from paceline.audit.client import Client, Unreachable
 from paceline.audit.engines import identify
 from paceline.audit.verdicts import Verdict
 
@@ -147,6 +149,95 @@ def test_low_acceptance():
         audit = audited(url, card=2.5)
     assert audit.record.drafts[0].is_below_card
     assert any("below the 2.50 of the card" in text for text in audit.record.failures())
+
+
+@pytest.mark.parametrize("metrics", ["vllm", "tgi"])
+def test_a_card_where_every_draft_is_rejected(metrics):
+    with serving(accepted=0, metrics=metrics) as (url, _):
+        audit = audited(url, card=2.5)
+    assert audit.record.drafts[0].is_below_card
+
+
+def test_a_card_is_compared_with_the_server_that_drafts():
+    with serving(accepted=1) as (url, _):
+        audit = audited(url, sides_of(url)[::-1], card=2.5)
+    assert [(one.name, one.card) for one in audit.record.drafts] == [("with drafts", 2.5)]
+    assert any("below the 2.50 of the card" in text for text in audit.record.failures())
+    with serving(accepted=0, metrics="tgi") as (plain, _), serving(accepted=1, metrics="tgi") as (url, _):
+        first, second = (Server(Client(at), identify(Client(at)), "fake", at) for at in (plain, url))
+        audit = audited(url, [first, second], card=2.5)
+    assert [one.card for one in audit.record.drafts] == [None, 2.5]
+
+
+def test_a_card_without_greedy_answers():
+    with serving() as (url, _):
+        audit = audited(url, is_greedy=False, card=2.5)
+    assert [remark for remark in audit.record.remarks if "card" in remark] == [
+        "the card was not compared: it is compared in greedy answers, which were not asked"
+    ]
+
+
+@pytest.mark.parametrize("tells", ["vllm", "llama.cpp"])
+def test_drafts_are_counted_once(tells):
+    """Where some answers tell their own drafts, and others leave it to the metrics."""
+    with serving(tells=tells) as (url, _):
+        audit = audited(url, card=2.5)
+    found = audit.record.drafts[0]
+    assert (found.drafted, found.accepted, found.passes) == (200, 100, 50)
+    assert (found.card, found.length[0]) == (2.5, 3.0)
+
+
+def test_metrics_that_fail_once():
+    with serving(unread=(2,)) as (url, _):
+        assert audited(url).record.drafts[0].passes == 30  # 2 of 5 answers are lost
+
+
+def test_passes_without_a_draft_are_not_compared_with_a_card():
+    """llama.cpp's answers count them as well; its metrics do not."""
+    with serving(tells="llama.cpp", unread=tuple(range(100))) as (url, _):
+        audit = audited(url, sides_of(url)[:1], card=2.5)
+    found = audit.record.drafts[0]
+    assert (found.is_exact, found.card) == (False, None)
+    assert found.length[0] < 2.5
+    assert any("start it with --metrics" in remark for remark in audit.record.remarks)
+    assert audit.record.failures() == []
+
+
+def test_samples_have_seeds_of_their_own():
+    with serving() as (url, fake):
+        audited(url, is_greedy=False, temperature=1.0, samples=10)
+    seeds = [body["seed"] for body in fake.asked if body["max_tokens"] == 6]
+    assert len(set(seeds)) == len(seeds) == 2 * 4 * 10
+
+
+def test_a_failed_answer_is_no_broken_seed():
+    with serving(broken={2: "fails"}) as (url, _):
+        audit = audited(url, is_greedy=False, temperature=1.0, samples=10)
+    assert [fault.text[:32] for fault in audit.record.faults] == ["1 of 12 sampled answers failed: "]
+    assert "out of memory" in audit.record.faults[0].text
+
+
+def test_a_seed_that_is_not_taken_is_not_broken():
+    with serving(refuses=("seed",), ignores_seed=True) as (url, _):
+        audit = audited(url, is_greedy=False, temperature=1.0, samples=10)
+    assert not audit.record.faults
+    assert any("refuses seed" in remark for remark in audit.record.remarks)
+
+
+def test_a_server_that_fails_while_timed_ends_the_audit():
+    with serving(broken=dict.fromkeys(range(1, 100), "fails")) as (url, fake):
+        with pytest.raises(Unreachable, match="5 requests in a row"):
+            audited(url, sides_of(url)[:1], is_greedy=False, timings=4)
+        assert len(fake.asked) == 6
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_server_with_few_slots(most):
+    with serving() as (url, _):
+        side = sides_of(url)[0]
+        audit = audited(url, [dataclasses.replace(side, engine=side.engine._replace(most=most))])
+    assert ("with drafts, together" in [one.name for one in audit.record.comparisons]) == (most > 1)
+    assert any(f"takes {most} requests at a time, so not 4" in remark for remark in audit.record.remarks)
 
 
 def test_without_logprobs_nothing_is_close():

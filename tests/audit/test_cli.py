@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from paceline.errors import CacheFull
 from tests.cli.conftest import is_heard  # noqa: F401  a fixture
 from tests.cli.helpers import answer, paceline, refusal
 from tests.server.helpers import choosing_llm, listening
@@ -110,6 +111,35 @@ def test_raw_prompts(tmp_path):
         assert "messages" in fake.asked[-1]
         assert paceline("check", url, *QUICK, "--raw").exit_code == 0
         assert isinstance(fake.asked[-1]["prompt"], str)
+
+
+def test_reports_that_cannot_be_written(tmp_path, monkeypatch):
+    (notes := tmp_path / "notes.md").write_text("my notes")
+    with serving() as (url, fake):
+        assert "did not write it" in refusal("check", url, *QUICK, "--report", str(notes), code=2)
+        assert not fake.asked
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("paceline.audit.report.write_report", full)
+        result = paceline("check", url, *QUICK, "--report", str(tmp_path / "new.md"))
+    assert result.exit_code
+    assert "passed" in result.stdout
+
+
+def test_an_error_of_another_kind_keeps_what_was_found(tmp_path, monkeypatch):
+    def full(*_):
+        raise CacheFull("no room")
+
+    monkeypatch.setattr("paceline.audit.audit.Audit._speed", full)
+    report = tmp_path / "audit.md"
+    with serving() as (url, _):
+        words = ("check", url, *QUICK, "--timings", "1", "--report", str(report))
+        result = paceline(*words)
+    assert result.exit_code
+    assert "with drafts, again: 2 identical" in result.stdout
+    assert "not complete: no room" in report.read_text()
 
 
 @pytest.mark.more

@@ -62,6 +62,33 @@ def test_keys_are_sent_and_never_told():
             assert "sk-wrong" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["text", "choices", "w1"])
+def test_a_key_that_is_a_word_of_an_answer(key):
+    with serving() as (url, _):
+        found, expected = Client(url, key), Client(url)
+        assert found.ask("/v1/completions", ASK) == expected.ask("/v1/completions", ASK)
+        assert [*found.stream("/v1/completions", ASK)] == [*expected.stream("/v1/completions", ASK)]
+
+
+def test_an_error_that_repeats_the_key():
+    with serving(always="echo") as (url, _):
+        client = Client(url, "sk-secret")
+        with pytest.raises(NoAnswer, match=r"no such key: Bearer \*\*\*") as caught:
+            Server(client, identify(client), "fake", "").answer("hello", Ask())
+        assert "sk-secret" not in str(caught.value)
+    long = client.refusal("/", 500, "x" * 295 + "sk-secret")
+    assert "sk" not in str(long)
+
+
+def test_half_a_surrogate_pair_in_an_error():
+    assert str(Client("http://host").refusal("/", 500, '{"error": "\\ud83d"}')).encode()
+
+
+def test_an_error_that_is_null():
+    with serving(nulls=True) as (url, _):
+        assert len([*Client(url).stream("/v1/completions", ASK)]) == 5
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -138,6 +165,25 @@ def test_stop_ends_requests_of_other_threads():
         thread.join(10)
         assert time.monotonic() - begin < 5
     assert isinstance(raised[0], Stopped)
+
+
+def test_stop_ends_a_handshake():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = Client(f"https://127.0.0.1:{silent.getsockname()[1]}", timeout_s=30)
+        threading.Timer(0.2, client.stop).start()
+        begin = time.monotonic()
+        with pytest.raises(Stopped):
+            client.get("/v1/models")
+        assert time.monotonic() - begin < 5
+
+
+def test_connecting_has_an_end(monkeypatch):
+    """Though each address of a host had the whole time."""
+    monkeypatch.setattr("http.client.HTTPConnection.connect", lambda _: time.sleep(1.5))
+    begin = time.monotonic()
+    with pytest.raises(NoAnswer, match=r"within 0\.2 s"):
+        Client("http://host", timeout_s=0.2).get("/v1/models")
+    assert time.monotonic() - begin < 1
 
 
 def sides_of(url: str, timeout_s: float = 5.0) -> list[Server]:

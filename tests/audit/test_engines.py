@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.audit.client import Client, NoAnswer
+from paceline.audit.client import Client, NoAnswer, Unreachable
 from paceline.audit.engines import Acceptance, Engine, drafts_of, identify
 
 
@@ -82,6 +82,8 @@ def test_llama_cpp_that_does_not_draft_or_keeps_its_slots_secret():
     assert (engine.drafts, engine.logprobs) == (False, True)
     hidden = identify(Recorded(LLAMA | {"/slots": (501, "{}")}))
     assert hidden.drafts is None
+    assert any("/slots" in remark for remark in hidden.remarks)
+    assert not any("/slots" in remark for remark in engine.remarks)
 
 
 def test_old_llama_cpp_drafts_by_request():
@@ -126,6 +128,16 @@ def test_pages_that_say_nothing(page: Any):
     engine = identify(Recorded({path: page for path in paths}))
     assert (engine.name, engine.off) == ("unknown", None)
     assert engine.remarks
+
+
+def test_a_gateway_that_redirects_what_it_does_not_know():
+    away = Unreachable("redirects", got="/login")
+    paths = ["/version", "/props", "/slots", "/info", "/api/version", "/metrics", "/get_server_info"]
+    pages = {path: away for path in paths}
+    assert identify(Recorded(pages | {"/v1/models": models("hosted")})).name == "hosted"
+    assert identify(Recorded(pages | {"/v1/models": models("vllm")})).name == "vLLM"
+    with pytest.raises(Unreachable):
+        identify(Recorded({"/v1/models": away}))
 
 
 def test_pages_of_a_known_engine_that_say_nothing():
@@ -199,7 +211,9 @@ def test_mutant_that_takes_totals_for_differences():
 
 def test_drafts_of_an_answer():
     timings = {"predicted_n": 19, "predicted_ms": 25771.6, "draft_n": 15, "draft_n_accepted": 13}
-    assert drafts_of({"timings": timings}) == Acceptance(15, 13, 5)
+    assert drafts_of({"timings": timings}) == Acceptance(15, 13, 5, is_exact=False)
+    seldom = {"predicted_n": 60, "draft_n": 4, "draft_n_accepted": 3}
+    assert drafts_of({"timings": seldom}) == Acceptance(4, 3, 4, is_exact=False)  # not 56 passes with a draft
     own = {"num_draft_tokens": 12, "num_accepted_draft_tokens": 7, "num_spec_steps": 3}
     assert drafts_of({"metrics": {"speculative_decoding": own}}) == Acceptance(12, 7, 3)
 

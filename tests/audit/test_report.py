@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from paceline.audit.record import Case, Comparison, Drafts, Fault, Record, SampledTest, Speed
-from paceline.audit.report import as_json, check_suffixes, junit, markdown, page, write_report
+from paceline.audit.report import as_json, check_files, junit, markdown, page, write_report
 from paceline.audit.verdicts import Difference, Judgement, Verdict
 from paceline.errors import ConfigError
+from paceline.system.files import to_json
 
 EVIL = '<script>alert("x")</script> | `*_[a](b)\x00\x1b[31m\ufffe\n\u2028 & "quoted"'
 
@@ -100,11 +101,39 @@ def test_json_is_whole():
 def test_files_by_suffix(tmp_path):
     for suffix, begin in {".md": "# ", ".html": "<!doctype html>", ".XML": "<?xml"}.items():
         file = tmp_path / "more" / f"report{suffix}"
-        check_suffixes([file])
+        check_files([file])
         write_report(record("x"), file)
         assert file.read_text().startswith(begin)
+        check_files([file])  # its own may be replaced
     with pytest.raises(ConfigError, match=r"\.md or \.html or \.xml"):
-        check_suffixes([tmp_path / "report.pdf"])
+        check_files([tmp_path / "report.pdf"])
+
+
+def test_files_that_cannot_be_written(tmp_path):
+    (file := tmp_path / "notes.md").write_text("my notes")
+    (tmp_path / "folder.md").mkdir()
+    for path in (file, file / "report.md", tmp_path / "folder.md"):
+        with pytest.raises(ConfigError, match=r"notes\.md|folder\.md"):
+            check_files([path])
+
+
+def test_half_a_surrogate_pair(tmp_path):
+    found = record("half \ud83d of a pair")
+    for suffix in (".md", ".html", ".xml"):
+        write_report(found, tmp_path / f"report{suffix}")
+    told = json.loads(to_json(as_json(found)).encode())
+    assert told["remarks"] == ["half � of a pair"]
+
+
+def test_a_length_that_is_a_bound():
+    found = record("x")
+    found.drafts = [found.drafts[0]._replace(card=None, is_exact=False)]
+    assert "| at least 2.00 (1.90 to 2.10) |" in markdown(found)
+
+
+def test_tables_that_are_empty_are_left_out():
+    assert "|" not in markdown(Record())
+    assert "<table" not in page(Record())
 
 
 def test_an_unfinished_audit_does_not_pass():

@@ -140,19 +140,19 @@ class Server:
         path = "/v1/completions" if isinstance(prompt, str) else "/v1/chat/completions"
         while True:
             body = self._body(prompt, ask, streamed)
-            begin = time.perf_counter()
+            clock = _Clock()
             try:
                 if not streamed:
-                    return self._whole(path, self.client.ask(path, body), begin)
-                return _joined(self.client.stream(path, body), begin)
+                    return self._whole(path, self.client.ask(path, body, clock.start), clock)
+                return _joined(self.client.stream(path, body, clock.start), clock)
             except NoAnswer as error:
                 name = _refused_field(error, body)
                 if name is None:
                     raise
                 self.refused[name] = str(error.got)
 
-    def _whole(self, path: str, reply: Piece, begin: float) -> Answer:
-        seconds, choice = time.perf_counter() - begin, _choice(reply)
+    def _whole(self, path: str, reply: Piece, clock: "_Clock") -> Answer:
+        seconds, choice = clock.seconds(), _choice(reply)
         if choice is None:
             got = self.client.hidden(str(reply))[:200]
             raise NoAnswer(f"{self.client.url + path} sends an answer without choices", got=got)
@@ -215,7 +215,19 @@ def _refused_field(error: NoAnswer, body: Mapping[str, Any]) -> str | None:
     )
 
 
-def _joined(pieces: Iterable[Piece], begin: float) -> Answer:
+class _Clock:
+    """Seconds since a request was sent: the last time, where a busy server was asked again."""
+
+    begin = 0.0
+
+    def start(self) -> None:
+        self.begin = time.perf_counter()
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.begin
+
+
+def _joined(pieces: Iterable[Piece], clock: _Clock) -> Answer:
     """A streamed answer."""
     texts, tokens, reason, usage, first = list[str](), list[Token](), None, (None, None), None
     for piece in pieces:
@@ -224,11 +236,11 @@ def _joined(pieces: Iterable[Piece], begin: float) -> Answer:
         if choice is None:
             continue
         if text := _text(choice):
-            first = time.perf_counter() - begin if first is None else first
+            first = clock.seconds() if first is None else first
             texts.append(text)
         tokens += _tokens(choice)
         reason = _reason(choice) or reason
-    return Answer("".join(texts), tuple(tokens), reason, *usage, time.perf_counter() - begin, first)
+    return Answer("".join(texts), tuple(tokens), reason, *usage, clock.seconds(), first)
 
 
 def _choice(reply: Piece) -> Piece | None:

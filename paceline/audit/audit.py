@@ -291,12 +291,13 @@ class Audit:
         return judgement
 
     def _self_contradictions(self, side: Server) -> None:
-        seen = Counter[str]()
+        seen, longest = Counter[str](), self._longest(side)
         for (name, _), runs in self.record.runs.items():
             for run in runs if name == side.name else ():
                 if run.answer is not None:
                     ask = run.job.ask
-                    seen.update(faults(run.answer, ask.max_tokens, ask.temperature == 0, self.record.tolerance))
+                    is_greedy = ask.temperature == 0
+                    seen.update(faults(run.answer, ask.max_tokens, is_greedy, self.record.tolerance, longest))
         for text, count in seen.items():
             self.record.faults.append(Fault(side.name, f"{text} ({count} answers)"))
         runs = [run for (name, _), found in self.record.runs.items() if name == side.name for run in found]
@@ -306,6 +307,14 @@ class Audit:
         if answers and not any(answer.tokens for answer in answers):
             told = "lists no log-probabilities, so it says of no difference whether it was close"
             self.record.remarks.append(f"{side.name} {told}")
+
+    def _longest(self, side: Server) -> int | None:
+        """The most tokens of a prompt and its answer that a server had, whoever asked."""
+        same = {one.name for one in self.servers if one.client.url == side.client.url}
+        runs = (run for (name, _), found in self.record.runs.items() if name in same for run in found)
+        answers = [run.answer for run in runs if run.answer is not None]
+        counts = [(one.prompt_tokens, one.completion_tokens) for one in answers]
+        return max((sum(filter(None, both)) for both in counts if None not in both), default=None)
 
     def _timed(self, side: Side) -> dict[int, tuple[float, float]]:
         """Of each prompt the tokens and seconds of its streamed answers."""

@@ -10,12 +10,12 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from socket import SHUT_RDWR, socket
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -26,6 +26,13 @@ MAX_BYTES = 64 << 20
 RETRIES, MAX_WAIT_S = 6, 60.0
 """How often a busy server is asked again, and the longest single wait for it."""
 _BUSY = (429, 502, 503, 504)
+
+Sent: TypeAlias = Callable[[], None]
+"""Called right before a request is sent, also when a busy server is asked again."""
+
+
+def _nothing() -> None:
+    pass
 
 
 class AuditError(PacelineError):
@@ -89,19 +96,19 @@ class Client:
         reply = self._patiently(path, body)
         return reply.status, reply.text
 
-    def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, path: str, body: Mapping[str, Any], sent: Sent = _nothing) -> dict[str, Any]:
         """The JSON object that answers a request. Raises `AuditError` for anything else."""
-        reply = self._patiently(path, body)
+        reply = self._patiently(path, body, sent)
         if reply.status != 200:
             raise self.refusal(path, reply.status, reply.text)
         found = _object(self, reply.text, self.url + path)
         # What is no answer is only shown.
         return found if found.get("choices") else _object(self, self.hidden(reply.text), self.url + path)
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def stream(self, path: str, body: Mapping[str, Any], sent: Sent = _nothing) -> Iterator[dict[str, Any]]:
         """The events of a streamed answer. Raises `AuditError`, also where the stream breaks off before [DONE]."""
         where, ended = self.url + path, False
-        for data in self._events(path, {**body, "stream": True}):
+        for data in self._events(path, {**body, "stream": True}, sent):
             if ended := data.strip() == "[DONE]":
                 break
             piece = _object(self, data, where)
@@ -140,10 +147,11 @@ class Client:
 
     # Helpers
 
-    def _patiently(self, path: str, body: Mapping[str, Any]) -> Reply:
+    def _patiently(self, path: str, body: Mapping[str, Any], sent: Sent = _nothing) -> Reply:
         """As `_send`; asks again where the server is busy."""
         attempt = 0
         while True:
+            sent()
             reply = self._send("POST", path, body)
             if reply.status not in _BUSY or not self._waits(reply, attempt):
                 return reply
@@ -163,9 +171,10 @@ class Client:
             content = b"".join(visit.pieces())
             return Reply(visit.reply.status, _lower(visit.reply), content)
 
-    def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[str]:
+    def _events(self, path: str, body: Mapping[str, Any], sent: Sent) -> Iterator[str]:
         """The data of server-sent events. Raises as `stream` does."""
         for attempt in range(RETRIES):
+            sent()
             with _Visit(self, "POST", path, body) as visit:
                 status, headers = visit.reply.status, _lower(visit.reply)
                 if status == 200:

@@ -37,7 +37,8 @@ class Faults:
     flat: laws of near-ties; drops: the last token is lost with drafts; sharpened: with drafts, samples are of this
     temperature; counts: added to the tokens of usage; greedy: the token that is the second choice always. accepted:
     tokens of each draft; tells: every second answer tells its own drafts, as vLLM or llama.cpp does; metrics: of this
-    engine; unread: readings of the metrics that fail, by number. broken: what happens to a request by number.
+    engine; unread: readings of the metrics that fail, by number. context: its characters and tokens
+    together. broken: what happens to a request by number.
     """
 
     together: int | None = None
@@ -54,6 +55,7 @@ class Faults:
     metrics: str = "vllm"
     unread: tuple[int, ...] = ()
     nulls: bool = False
+    context: int = 1 << 20
     logprobs: bool = True
     refuses: tuple[str, ...] = ()
     empty: bool = False
@@ -87,7 +89,7 @@ class Fake:
             (faults.again, is_again),
         )
         wrong = [place for place, happens in planted if happens]
-        for place in range(body["max_tokens"]):
+        for place in range(min(body["max_tokens"], faults.context - len(prompt))):
             logs = law(text, faults.flat)
             order = sorted(range(len(WORDS)), key=logs.__getitem__, reverse=True)
             choice = order[0]

@@ -16,7 +16,7 @@ def server() -> Server:
 
 
 def read(server: Server, monkeypatch, **choice):
-    monkeypatch.setattr(server.client, "ask", lambda path, body: {"choices": [choice]})
+    monkeypatch.setattr(server.client, "ask", lambda path, body, sent: {"choices": [choice]})
     return server.answer("hello", Ask())
 
 
@@ -63,7 +63,7 @@ def test_thoughts_are_said_once(server, monkeypatch, message, text):
 
 
 def test_errors_hide_the_key(server, monkeypatch):
-    monkeypatch.setattr(server.client, "ask", lambda path, body: {"echo": KEY})
+    monkeypatch.setattr(server.client, "ask", lambda path, body, sent: {"echo": KEY})
     monkeypatch.setattr(server.client, "get", lambda path: (200, f"<html>{'x' * 195}{KEY}"))
     with pytest.raises(NoAnswer) as error:
         server.answer("hello", Ask())

@@ -1,6 +1,7 @@
 """Audits of a server with planted faults: each is found, and nothing is found where there are none."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -86,6 +87,15 @@ def test_lost_token():
     reason = next(one for one in audit.record.comparisons if one.name == PAIR).cases[0].worst.reason
     assert "ended where the other continued" in reason
     assert any("7 tokens are counted in an answer that was cut at 8" in fault.text for fault in audit.record.faults)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_end_of_the_context_is_no_fault(is_known, monkeypatch):
+    if not is_known:
+        monkeypatch.setattr(Audit, "_longest", lambda *_: None)
+    with serving(context=len(json.dumps(PROMPTS[0])) + 5) as (url, _):
+        faults = [fault.text for fault in audited(url).record.faults]
+    assert any("an answer that was cut at" in text for text in faults) == (not is_known)
 
 
 def test_near_ties_fail_where_asked():

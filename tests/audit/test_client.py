@@ -10,7 +10,7 @@ import pytest
 from paceline.audit.answers import Ask, Server, chosen_model
 from paceline.audit.audit import Audit, Plan
 from paceline.audit.client import Client, NoAnswer, Stopped, Unreachable
-from paceline.audit.engines import identify
+from paceline.audit.engines import Engine, identify
 from paceline.errors import ConfigError
 
 from .fake import serving
@@ -45,6 +45,15 @@ def test_busy_server_is_waited_for():
     with serving(broken=dict.fromkeys(range(3), "busy")) as (url, fake):
         assert Client(url).ask("/v1/completions", ASK)["choices"]
         assert len(fake.asked) == 4
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_waits_for_a_busy_server_are_not_its_speed(streamed):
+    with serving(broken=dict.fromkeys(range(3), "busy")) as (url, _):
+        client, begin = Client(url), time.perf_counter()
+        found = Server(client, Engine("unknown"), "fake", "it").answer("hello", Ask(), streamed)
+        assert time.perf_counter() - begin - found.seconds > 0.1
+        assert (found.first_s or 0.0) <= found.seconds
 
 
 def test_waiting_has_an_end():
@@ -255,7 +264,7 @@ def test_empty_answers():
 def test_odd_replies_are_read(monkeypatch, reply):
     with serving() as (url, _):
         side = sides_of(url)[0]
-        monkeypatch.setattr(side.client, "ask", lambda path, body: reply)
+        monkeypatch.setattr(side.client, "ask", lambda path, body, sent: reply)
         answer = side.answer("hello", Ask())
     assert answer.completion_tokens is None
     assert answer.finish_reason is None

@@ -79,7 +79,7 @@ def verdicts(audit: Mapping[str, Any], is_own: bool, side: str = "") -> str:
 def row(peer: str, case: Case, audit: Mapping[str, Any]) -> list[str]:
     """A row of the table."""
     first, other = audit["sides"]
-    pair = [test["p_value"] for test in audit["tests"] if test["name"].endswith("sampled")]
+    pair = [test["p_value"] for test in audit["tests"] if " and " in test["name"]]
     ratios = [speed["ratio"][0] for speed in audit["speeds"] if speed["ratio"]]
     lengths = [drafts["length"][0] for drafts in audit["drafts"] if drafts["name"] == other]
     return [

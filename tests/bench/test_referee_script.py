@@ -21,7 +21,7 @@ AUDIT = {
         comparison("b:2, again", True, identical=23, failed=1),
         comparison("a:1 against b:2", False, identical=21, **{"near-tie": 2}, different=1),
     ],
-    "tests": [{"name": "a:1, against its own log-probabilities", "p_value": 0.9}, {"name": "a:1 and b:2", "p_value": 0.25}],
+    "tests": [{"name": "a:1, against its own", "p_value": 0.9}, {"name": "a:1 and b:2", "p_value": 0.25}],
     "speeds": [{"name": "a:1", "ratio": None}, {"name": "b:2", "ratio": (1.25, 1.1, 1.4)}],
     "drafts": [{"name": "b:2", "length": (1.5, None, None)}],
 }  # fmt: skip

@@ -92,9 +92,8 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             if not body.get("stream"):
                 ids = [token for fresh in iter(pieces.get, None) for token in fresh]
                 message = {"role": "assistant", "content": engine.tokenizer.decode(ids)}
-                reason = "length" if len(ids) == body["max_tokens"] else "stop"
-                choice = {"index": 0, "message": message, "finish_reason": reason}
-                self._whole({"choices": [choice], "usage": {"completion_tokens": len(ids)}}, 200)
+                choice = {"index": 0, "message": message}
+                self._whole({"choices": [choice | self._end(ids, body)], "usage": self._usage(ids)}, 200)
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
@@ -106,11 +105,19 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
                 text = engine.tokenizer.decode(ids)
                 if text.endswith("\ufffd"):  # half a character
                     continue
-                self._send({"content": text[len(said) :]}, None)
+                self._send([{"index": 0, "delta": {"content": text[len(said) :]}, "finish_reason": None}])
                 said = text
-            self._send({}, "stop")
+            self._send([{"index": 0, "delta": {}} | self._end(ids, body)])
+            if (body.get("stream_options") or {}).get("include_usage"):
+                self._send([], self._usage(ids))
             self.wfile.write(b"data: [DONE]\n\n")
             self.close_connection = True
+
+        def _end(self, ids: list[int], body: dict[str, Any]) -> dict[str, str]:
+            return {"finish_reason": "length" if len(ids) == body["max_tokens"] else "stop"}
+
+        def _usage(self, ids: list[int]) -> dict[str, int]:
+            return {"completion_tokens": len(ids)}
 
         def _whole(self, reply: dict[str, Any], status: int) -> None:
             body = json.dumps(reply).encode()
@@ -120,8 +127,8 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(body)
 
-        def _send(self, delta: dict[str, str], finish_reason: str | None) -> None:
-            piece = {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+        def _send(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> None:
+            piece = {"choices": choices, "usage": usage}
             self.wfile.write(f"data: {json.dumps(piece)}\n\n".encode())
             self.wfile.flush()
 

@@ -64,10 +64,10 @@ $(READY): pyproject.toml models/pyproject.toml
 	@$(PYTHON) -c "import sys; v = sys.version_info; sys.exit(v < (3, 11) and f'Python 3.11 or newer is needed, this is {v.major}.{v.minor}; try make PYTHON=python3.11')"
 	@test -x $(BIN)/python || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing $(TORCH) and paceline with its models (a minute or two, once) ..."
-	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check "$(TORCH)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
 	@for name in $$CXX c++ g++ clang++; do command -v $$name && break; done >/dev/null && extras=dev || extras=dev,compiler; \
 	test $$extras = dev || echo "There is no C++ compiler: installing ziglang, which is one, for the kernels ..."; \
-	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e ".[$$extras]" -e models
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[$$extras]" -e models
 	@touch $(READY)
 
 clean:

@@ -15,6 +15,7 @@ import torch
 
 def pytest_configure() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of commands that tests run
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of these hundreds compiles all that it imports
     torch.set_num_threads(1)
 
 

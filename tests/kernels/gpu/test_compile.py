@@ -66,7 +66,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(one, marks=[pytest.mark.more] * (one != "uses wgmma")) for one in MUTANTS]
+    "fault", [pytest.param(one, marks=[pytest.mark.slow] * (one != "uses wgmma")) for one in MUTANTS]
 )
 def test_a_mutant_is_reported(fault):
     rows = ["1", "64"] if "rows" in fault else ["64"]

@@ -92,7 +92,7 @@ def test_logits_are_those_of_transformers(name, dtype):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.more if i < 3 else pytest.mark.slow) for i, name in enumerate(HYBRIDS)],
+    [pytest.param(name, marks=pytest.mark.more if i < 1 else pytest.mark.slow) for i, name in enumerate(HYBRIDS)],
 )
 def test_rounds_of_drafts_leave_the_states_of_plain_decoding(name, monkeypatch):
     """One of each kind of layers is `more`. Every other family's states also stop at pages."""

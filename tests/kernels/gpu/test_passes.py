@@ -38,9 +38,15 @@ def test_logits_are_those_of_transformers(name, dtype):
     assert error < {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.3}[dtype]
 
 
-@pytest.mark.diagonal
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=pytest.mark.slow if i != j else ())
+        for i, name in enumerate(("llama", "gemma3", "olmo2"))
+        for j, dtype in enumerate(DTYPES)
+    ],
+    ids=str,
+)
 def test_a_row_has_the_same_bits_in_every_pass(name, dtype):
     """A tree beside another one, after texts read in different chunks, against one row at a time."""
     rng = random.Random(f"{name} {dtype}")

@@ -23,16 +23,17 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items) -> None:
     """`diagonal`: value i of the longest parameter goes with value i, modulo their number, of the others.
 
-    With `more` each pair of two parameters' values; other combinations of three or more are `slow`.
+    With `more` each pair of two parameters' values; other combinations of three or more are `slow`. Where each takes
+    long, `diagonal("slow")` makes all others `slow`.
     """
     for item in items:
-        if item.get_closest_marker("diagonal"):
+        if diagonal := item.get_closest_marker("diagonal"):
             axes = [mark.args[:2] for mark in item.iter_markers("parametrize")]
             places = [(len(values), _place(item.callspec.params, names, values)) for names, values in axes]
             (_, first), *others = sorted(places, reverse=True)
             (length, second), *rest = others
             if any(first % size != place for size, place in others):
-                is_pair = all((second + first // length) % size == place for size, place in rest)
+                is_pair = not diagonal.args and all((second + first // length) % size == place for size, place in rest)
                 item.add_marker("more" if is_pair else "slow")
 
 

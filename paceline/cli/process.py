@@ -47,10 +47,10 @@ def _press_again(lost: "sys.UnraisableHookArgs") -> None:
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
-    from _thread import interrupt_main
-    from threading import Timer
+    from threading import Timer, main_thread
 
-    timer = Timer(0.05, interrupt_main)
+    # A signal, not _thread.interrupt_main(), which would not end a call that waits.
+    timer = Timer(0.05, signal.pthread_kill, (main_thread().ident, signal.SIGINT))
     timer.daemon = True
     timer.start()
 

@@ -10,11 +10,22 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
-from .compiler import ISAS, LIBRARY, SOURCES, CompileError, Compiler, compile_library, find_compiler, source_hash
+from .compiler import (
+    ISAS,
+    LIBRARY,
+    SOURCES,
+    CompileError,
+    Compiler,
+    compile_cpu,
+    compile_library,
+    find_compiler,
+    source_hash,
+)
 
 _LOG = logging.getLogger("paceline")
 _REASON = "reason.txt"
@@ -46,7 +57,7 @@ class Loaded:
 
 
 def load() -> Loaded:
-    """The kernels of this process. The first call may compile them, which takes some seconds.
+    """The kernels of this process. The first call may compile them, which takes a minute or so.
 
     $PACELINE_ISA forces an instruction set, or torch with "none". Raises `ConfigError` for an unavailable one. Other
     errors do not raise; they become the `reason`.
@@ -103,22 +114,30 @@ def _prebuilt(path: Path, digest: str) -> ctypes.CDLL | None:
 def _built(sources: Path, digest: str) -> tuple[ctypes.CDLL, str]:
     """The library from the cache, compiled if it is missing, and a description of how it was made.
 
-    If the cache cannot be written, it is compiled for this process only. Raises `CompileError` and OSError.
+    It has the instruction sets that this CPU has, which takes a fraction of the time of all. If the cache cannot be
+    written, it is compiled for this process only. Raises `CompileError` and OSError.
     """
-    from filelock import FileLock
-
     compiler = find_compiler()
     made_by = (digest, compiler.identity, sys.platform, platform.machine(), platform.libc_ver())
+    cpu, _ = _made(made_by, lambda out: compile_cpu(out, compiler, sources))
+    isas = tuple(isa for isa in ISAS if cpu.paceline_cpu_has(isa.encode()))
+    return _made((*made_by, isas), lambda out: _compile(out, compiler, sources, isas))
+
+
+def _made(made_by: tuple[object, ...], compile_to: Callable[[Path], str | None]) -> tuple[ctypes.CDLL, str]:
+    """A library of the cache, and what `compile_to` returned when it wrote it, now or earlier."""
+    from filelock import FileLock
+
     folder = cache_folder("kernels") / hashlib.sha256(repr(made_by).encode()).hexdigest()[:32]
     if not (folder / LIBRARY).is_file():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / ".lock"):
                 if not (folder / LIBRARY).is_file():  # else another process compiled it meanwhile
-                    _build(folder, compiler, sources)
+                    _make(folder, compile_to)
         except (OSError, NotImplementedError):  # the latter: a file system without locks
             with tempfile.TemporaryDirectory(prefix="paceline-") as own:  # a loaded library does not need its file
-                _build(Path(own), compiler, sources)
+                _make(Path(own), compile_to)
                 library, reason = _open(Path(own))
             return library, f"{reason}, for this process only, since {folder.parent} cannot be written"
     return _open(folder)
@@ -136,24 +155,29 @@ def cache_folder(name: str) -> Path:
     return Path(root).expanduser().absolute() / name
 
 
-def _build(folder: Path, compiler: Compiler, sources: Path) -> None:
+def _make(folder: Path, compile_to: Callable[[Path], str | None]) -> None:
     """Put the library into `folder`, whole or not at all. The caller holds the folder's lock."""
-    message = "Compiling paceline's kernels (once, some seconds) ..."
-    _LOG.info(message)
-    if sys.stderr is not None and sys.stderr.isatty():
-        print(message, file=sys.stderr)
     for leftover in folder.glob(".partial-*"):  # from a killed process, since we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
     try:
-        missing = compile_library(work / LIBRARY, compiler, sources)
-        for isa, error in missing.items():
-            _LOG.info("No %s kernels: %s", isa, error)
-        without = f", which cannot compile {', '.join(missing)}" if missing else ""
-        (work / _REASON).write_text(f"compiled with {compiler.name}{without}", encoding="utf-8")
+        (work / _REASON).write_text(compile_to(work / LIBRARY) or "", encoding="utf-8")
         with (work / LIBRARY).open("rb+") as file:
             os.fsync(file.fileno())  # a library that a crash truncated would load, and then crash this process
         for name in (_REASON, LIBRARY):
             (work / name).replace(folder / name)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _compile(out: Path, compiler: Compiler, sources: Path, isas: tuple[str, ...]) -> str:
+    """Compile the kernels to `out`; what they were compiled with."""
+    message = "Compiling paceline's kernels (once, a minute or so) ..."
+    _LOG.info(message)
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(message, file=sys.stderr)
+    missing = compile_library(out, compiler, sources, isas=isas)
+    for isa, error in missing.items():
+        _LOG.info("No %s kernels: %s", isa, error)
+    without = f", which cannot compile {', '.join(missing)}" if missing else ""
+    return f"compiled with {compiler.name}{without}"

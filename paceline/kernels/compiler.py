@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -127,24 +128,29 @@ def source_hash(sources: Path = SOURCES, target: Target = HOST) -> str:
     return digest.hexdigest()[:32]
 
 
-def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, target: Target = HOST) -> dict[str, str]:
+def compile_library(
+    out: Path,
+    compiler: Compiler,
+    sources: Path = SOURCES,
+    target: Target = HOST,
+    isas: Sequence[str] | None = None,
+) -> dict[str, str]:
     """Write the library to `out`; objects and the compiler's caches stay beside it.
 
-    Returns the instruction sets that the compiler does not support, each with its error. Raises `CompileError` if not
-    even the portable kernels compile, or if the library cannot be linked.
+    isas: the instruction sets to compile for, all of the target's by default.
+
+    Returns those that the compiler does not support, each with its error. Raises `CompileError` if not even the
+    portable kernels compile, or if the library cannot be linked.
     """
-    # otherwise zig writes 50 MB of caches to the user's home
-    caches = {key: str(out.parent / "zig") for key in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
-    zig = not {"zig", "ziglang"}.isdisjoint(Path(word).name for word in compiler.command)
-    baseline = ("-mcpu=baseline",) if zig else _BASELINE.get(target.machine, ())
-    base = [*compiler.command, *FLAGS, *baseline, *(["-g0"] if zig else [])]  # which zig alone must be told
-    isas = ISAS_OF[target.machine]
+    known = ISAS_OF[target.machine]
+    isas = [*known] if isas is None else isas
 
     def compile_body(isa: str) -> str:
         # zig has other names for processors
-        flags = [flag.replace("-march=armv8.2-a", "-mcpu=baseline+v8_2a") if zig else flag for flag in isas[isa]]
+        zig = _is_zig(compiler)
+        flags = [flag.replace("-march=armv8.2-a", "-mcpu=baseline+v8_2a") if zig else flag for flag in known[isa]]
         to = ["-c", str(sources / "body.cpp"), "-o", str(out.with_name(f"{isa}.o"))]
-        return _run([*base, *flags, f"-DPACELINE_ISA={isa}", *to], caches)[1]
+        return _compile(compiler, target, out, [*flags, f"-DPACELINE_ISA={isa}", *to])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = dict(zip(isas, pool.map(compile_body, isas), strict=True))
@@ -160,10 +166,28 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES, targ
         system = {"linux": ["-Wl,--as-needed"], "darwin": [f"-Wl,-install_name,@rpath/{LIBRARY}"]}
         tail = ["-lm", *system.get(target.system, []), "-o", str(out)]
         rest = [str(path) for path in sorted(sources.glob("*.cpp")) if path.name != "body.cpp"]
-        error = _run([*base, *defines, "-shared", *rest, *objects, *tail], caches)[1]
+        error = _compile(compiler, target, out, [*defines, "-shared", *rest, *objects, *tail])
     if error:
         raise CompileError(f"{compiler.name} {BROKEN}: {error}")
     return missing
+
+
+def compile_cpu(out: Path, compiler: Compiler, sources: Path = SOURCES) -> None:
+    """Write a library to `out` that has but `paceline_cpu_has`. Raises `CompileError`."""
+    if error := _compile(compiler, HOST, out, ["-shared", str(sources / "cpu.cpp"), "-o", str(out)]):
+        raise CompileError(f"{compiler.name} {BROKEN}: {error}")
+
+
+def _is_zig(compiler: Compiler) -> bool:
+    return not {"zig", "ziglang"}.isdisjoint(Path(word).name for word in compiler.command)
+
+
+def _compile(compiler: Compiler, target: Target, out: Path, words: Sequence[str]) -> str:
+    """The first line of the compiler's error, or ""."""
+    # otherwise zig writes 50 MB of caches to the user's home
+    caches = {key: str(out.parent / "zig") for key in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
+    own = ("-mcpu=baseline", "-g0") if _is_zig(compiler) else _BASELINE.get(target.machine, ())
+    return _run([*compiler.command, *FLAGS, *own, *words], caches)[1]
 
 
 def _run(command: list[str], environment: dict[str, str] | None = None) -> tuple[str, str]:

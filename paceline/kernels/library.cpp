@@ -8,12 +8,9 @@
 #include <immintrin.h>
 #endif
 #if defined(__linux__)
-#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#elif defined(__APPLE__)
-#include <sys/sysctl.h>
 #endif
 
 #include "abi.h"
@@ -21,6 +18,7 @@
 #include "noise.h"
 #include "pool.h"
 
+extern "C" int paceline_cpu_has(const char* isa);  // cpu.cpp
 #define DECLARE(name)                                                              \
   namespace name {                                                                 \
   int64_t scratch_bytes(const Model*, const Pass*, int threads);                   \
@@ -71,7 +69,6 @@ struct Isa {
   int64_t (*multiply_bytes)(const Matrix*, int64_t);
   int64_t (*draw)(const float*, int64_t, uint64_t);
   void (*gumbel)(uint64_t, const int64_t*, int64_t, float*);
-  int (*runs_here)();
   int (*pays_here)();  // 0: a later one is faster here, or nobody knows
   int (*enter)();      // 0: the system does not let this process use it; may be null
 };
@@ -79,44 +76,6 @@ struct Isa {
 static int always() { return 1; }
 static int untried() { return 0; }  // it never ran on a processor that has it, so only a user who asks for it gets it
 #if defined(__x86_64__)
-struct Features {
-  unsigned leaf1, ebx7, edx7, eax71;
-  int ymm, zmm, tiles;
-};
-static Features features() {
-  Features f = {};
-  unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &f.leaf1, &d)) return f;
-  if (f.leaf1 & 1u << 27) {  // the system keeps wide registers
-    unsigned low, high;
-    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    f.ymm = (low & 6) == 6;
-    f.zmm = f.ymm && (low & 0xe0) == 0xe0;
-    f.tiles = low >> 17 & low >> 18 & 1;
-  }
-  if (__get_cpuid_count(7, 0, &a, &f.ebx7, &c, &f.edx7) && a >= 1) __get_cpuid_count(7, 1, &f.eax71, &b, &c, &d);
-  return f;
-}
-static int has_avx2() {
-  const Features f = features();
-  return f.ymm && f.leaf1 >> 12 & 1 && f.leaf1 >> 29 & 1 && f.ebx7 >> 5 & 1;  // FMA, F16C, AVX2
-}
-static int has_avx2_vnni() { return has_avx2() && features().eax71 >> 4 & 1; }
-static int has_avx512() {
-  const Features f = features();
-  return has_avx2() && f.zmm && f.ebx7 >> 16 & 1 && f.ebx7 >> 17 & 1 && f.ebx7 >> 30 & 1 && f.ebx7 >> 31 & 1;
-}
-static int has_avx512_vnni() {
-  unsigned a, b, c = 0, d;
-  __get_cpuid_count(7, 0, &a, &b, &c, &d);
-  return has_avx512() && c >> 11 & 1;
-}
-static int has_avx512_bf16() { return has_avx512_vnni() && features().eax71 >> 5 & 1; }
-static int has_amx() {
-  const Features f = features();
-  return has_avx512_vnni() && f.tiles && f.edx7 >> 22 & 1 && f.edx7 >> 24 & 1 && f.edx7 >> 25 & 1;  // BF16, TILE, INT8
-}
-
 // Linux keeps no room for tiles until a process asks, for all its threads and children; it refuses where a thread's stack
 // for signals has no room for them.
 static int enter_tiles() {
@@ -139,23 +98,6 @@ constexpr Rounding NEAREST = 0x1f80;
 static Rounding rounding() { return _mm_getcsr(); }
 static void set_rounding(Rounding mode) { _mm_setcsr(mode); }
 #elif defined(__aarch64__)
-// All of them have NEON. Only the system may read which products of bytes they have.
-#if defined(__APPLE__)
-static int has(const char* name) {
-  int value = 0;
-  size_t size = sizeof value;
-  return !sysctlbyname(name, &value, &size, nullptr, 0) && value;
-}
-static int has_neon_dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
-static int has_neon_i8mm() { return has_neon_dotprod() && has("hw.optional.arm.FEAT_I8MM"); }
-#elif defined(__linux__)
-static int has_neon_dotprod() { return getauxval(AT_HWCAP) >> 20 & 1; }  // HWCAP_ASIMDDP
-static int has_neon_i8mm() { return has_neon_dotprod() && getauxval(AT_HWCAP2) >> 13 & 1; }  // HWCAP2_I8MM
-#else
-static int has_neon_dotprod() { return 0; }
-static int has_neon_i8mm() { return 0; }
-#endif
-
 typedef uint64_t Rounding;
 constexpr Rounding NEAREST = 0;
 static Rounding rounding() {
@@ -176,40 +118,42 @@ static void set_rounding(Rounding) {}
    name::multiply, name::multiply_bytes, name::draw,       name::gumbel,  __VA_ARGS__}
 static const Isa isas[] = {
 #if defined(PACELINE_HAS_AMX)
-    ISA(amx, has_amx, untried, enter_tiles),
+    ISA(amx, untried, enter_tiles),
 #endif
 #if defined(PACELINE_HAS_AVX512_BF16)
-    ISA(avx512_bf16, has_avx512_bf16, is_not_intel),
+    ISA(avx512_bf16, is_not_intel),
 #endif
 #if defined(PACELINE_HAS_AVX512_VNNI)
-    ISA(avx512_vnni, has_avx512_vnni, always),
+    ISA(avx512_vnni, always),
 #endif
 #if defined(PACELINE_HAS_AVX512)
-    ISA(avx512, has_avx512, always),
+    ISA(avx512, always),
 #endif
 #if defined(PACELINE_HAS_AVX2_VNNI)
-    ISA(avx2_vnni, has_avx2_vnni, untried),
+    ISA(avx2_vnni, untried),
 #endif
 #if defined(PACELINE_HAS_AVX2)
-    ISA(avx2, has_avx2, always),
+    ISA(avx2, always),
 #endif
 #if defined(PACELINE_HAS_NEON_I8MM)
-    ISA(neon_i8mm, has_neon_i8mm, always),
+    ISA(neon_i8mm, always),
 #endif
 #if defined(PACELINE_HAS_NEON_DOTPROD)
-    ISA(neon_dotprod, has_neon_dotprod, always),
+    ISA(neon_dotprod, always),
 #endif
 #if defined(PACELINE_HAS_NEON)
-    ISA(neon, always, always),
+    ISA(neon, always),
 #endif
-    ISA(portable, always, always),
+    ISA(portable, always),
 };
 constexpr int NUM_ISAS = sizeof isas / sizeof *isas;
 static const Isa* chosen = nullptr;
 
+static bool runs_here(const Isa& isa) { return paceline_cpu_has(isa.name); }
+
 static const Isa& isa() {
   for (int i = 0; !chosen; i++)
-    if (isas[i].runs_here() && isas[i].pays_here()) chosen = &isas[i];
+    if (runs_here(isas[i]) && isas[i].pays_here()) chosen = &isas[i];
   return *chosen;
 }
 
@@ -253,7 +197,7 @@ const char* paceline_isa() { return isa().name; }
 // Whether an instruction set was compiled and this processor has it. 2: it is used only where its name is selected.
 int paceline_has(const char* name) {
   for (int i = 0; i < NUM_ISAS; i++)
-    if (!strcmp(isas[i].name, name) && isas[i].runs_here()) return isas[i].pays_here == untried ? 2 : 1;
+    if (!strcmp(isas[i].name, name) && runs_here(isas[i])) return isas[i].pays_here == untried ? 2 : 1;
   return 0;
 }
 
@@ -261,7 +205,7 @@ int paceline_has(const char* name) {
 // refuses it.
 int paceline_select(const char* name) {
   for (int i = 0; i < NUM_ISAS; i++)
-    if (*name ? !strcmp(isas[i].name, name) && isas[i].runs_here() : isas[i].runs_here() && isas[i].pays_here()) {
+    if (*name ? !strcmp(isas[i].name, name) && runs_here(isas[i]) : runs_here(isas[i]) && isas[i].pays_here()) {
       if (isas[i].enter && !isas[i].enter()) return 0;
       pthread_mutex_lock(&gate);
       chosen = &isas[i];

@@ -65,7 +65,7 @@ class Dropped:
 
 def drop():
     Dropped()
-    time.sleep(60)
+    time.sleep(600)
 
 def swallow():
     try:

@@ -33,7 +33,7 @@ def mistakes(llm: LLM, seed: int, prompts=TEXTS, **options) -> tuple[list[int], 
     return wrong(llm, asks, serve(llm, main, **options)), counts[0]
 
 
-@pytest.mark.diagonal
+@pytest.mark.diagonal("slow")
 @pytest.mark.parametrize("often", [1.0, 0.3])
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -84,7 +84,7 @@ def test_what_does_not_match_is_left_to_transformers():
     assert outlined(tiny_model("mixtral").config, torch.float32, stored) is None
 
 
-@pytest.mark.parametrize("kind", ["folder", pytest.param("Q8_0", marks=pytest.mark.more)])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("Q8_0", marks=pytest.mark.slow)])
 def test_modelling_code_is_not_imported_once_a_model_has_passed(kind, tmp_path):
     model = tiny_model("llama", hidden_size=64, intermediate_size=64, head_dim=16, vocab_size=1 << 16)
     if kind == "folder":

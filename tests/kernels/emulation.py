@@ -19,7 +19,7 @@ REPLACED = (
     (r"\b__(AVX512\w+|AVXVNNI|AMX_TILE)__", r"EMULATED_\1"),
     (r"\b__m512bh\b", "__m512i"),
     (r'"\+v"', '"+m"'),  # there are no registers of this size
-    (r"\bhas_(avx512\w*|avx2_vnni|amx),", "has_avx2,"),
+    (r"\bhas_(avx512\w*|avx2_vnni|amx)\}", "has_avx2}"),
     (r"\benter_tiles\)", "always)"),
 )
 

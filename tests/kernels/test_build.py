@@ -21,6 +21,7 @@ from paceline.kernels import load
 from paceline.kernels.build import open_kernels
 from paceline.kernels.compiler import (
     BROKEN,
+    FLAGS,
     HOST,
     ISAS,
     LIBRARY,
@@ -47,6 +48,7 @@ extern "C" const char* paceline_source_hash() {{ return PACELINE_SOURCE_HASH; }}
 extern "C" int paceline_has(const char* name) {{ return {" + ".join(f"{isa}_(name)" for isa in ISAS)}; }}
 extern "C" int paceline_select(const char* name) {{ return !*name || paceline_has(name); }}
 """
+CPU = 'extern "C" int paceline_cpu_has(const char* name) { return 1; }\n'
 
 
 def installed_compiler() -> tuple[str, str]:
@@ -79,6 +81,7 @@ def sources(tmp_path):
     folder.mkdir()
     (folder / "body.cpp").write_text(BODY)
     (folder / "library.cpp").write_text(MAIN)
+    (folder / "cpu.cpp").write_text(CPU)
     return folder
 
 
@@ -119,13 +122,30 @@ def test_changed_sources_are_compiled_anew(sources, cache):
     open_kernels(sources)
     (sources / "more.h").write_text("// a header\n")
     assert open_kernels(sources).library
-    assert len(list(cache.glob(f"*/{LIBRARY}"))) == 2
+    assert len(list(cache.glob(f"*/{LIBRARY}"))) == 4  # each beside one that tells what the CPU has
+
+
+@needs_compiler
+def test_what_this_cpu_lacks_is_not_compiled(sources, tmp_path, compiler):
+    """A cache that another processor shares has a library for each of them."""
+    log = tmp_path / "log"
+    compiler(f'case "$*" in *body.cpp*) echo "$*" | grep -o "PACELINE_ISA=[a-z0-9_]*" >> {log};; esac')
+    of_cpu = CPU.replace("1;", """*name == 'p' || getenv("HAS_ALL");""")
+    (sources / "cpu.cpp").write_text(f"#include <stdlib.h>\n{of_cpu}")
+    assert open_kernels(sources).isas == ("portable",)
+    assert log.read_text() == "PACELINE_ISA=portable\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HAS_ALL", "1")
+        assert open_kernels(sources).isas == tuple(ISAS)
+    log.unlink()
+    assert open_kernels(sources).isas == ("portable",)
+    assert not log.exists()
 
 
 @needs_compiler
 def test_two_processes_compile_once(sources, tmp_path, compiler):
     log = tmp_path / "log"
-    compiler(f'case "$*" in *-shared*) echo linked >> {log}; sleep 0.5;; esac')
+    compiler(f'case "$*" in *-shared*portable.o*) echo linked >> {log}; sleep 0.5;; esac')
     processes = [start(sources) for _ in range(2)]
     assert [process.communicate(timeout=60)[0].startswith("native, ") for process in processes] == [True, True]
     assert log.read_text() == "linked\n"
@@ -135,7 +155,8 @@ def test_two_processes_compile_once(sources, tmp_path, compiler):
 def test_killed_build_leaves_nothing_to_load(sources, tmp_path, cache, compiler):
     stop = tmp_path / "stop"
     stop.touch()
-    compiler(f'case "$*" in *-shared*) if [ -e {stop} ]; then {CXX} "$@"; touch {stop}ped; exec sleep 60; fi;; esac')
+    waits = f'{CXX} "$@"; touch {stop}ped; exec sleep 60'
+    compiler(f'case "$*" in *-shared*portable.o*) if [ -e {stop} ]; then {waits}; fi;; esac')
     process = start(sources)
     while not (tmp_path / "stopped").exists():  # the library is written, and not yet in its place
         assert process.poll() is None
@@ -143,7 +164,7 @@ def test_killed_build_leaves_nothing_to_load(sources, tmp_path, cache, compiler)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert len(list(cache.glob(f"*/.partial-*/{LIBRARY}"))) == 1
-    assert not list(cache.glob(f"*/{LIBRARY}"))
+    assert len(list(cache.glob(f"*/{LIBRARY}"))) == 1  # what tells the CPU's instructions
     stop.unlink()
     assert open_kernels(sources).library
     assert not list(cache.glob("*/.partial-*"))
@@ -179,6 +200,16 @@ def test_every_instruction_set_is_compiled_here():
 
 
 @needs_compiler
+@pytest.mark.more
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_compiles(isa):
+    """Also those that this CPU lacks."""
+    words = [*shlex.split(CXX), *FLAGS, *ISAS[isa], f"-DPACELINE_ISA={isa}", "-fsyntax-only", str(SOURCES / "body.cpp")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
 def test_broken_sources_are_told_in_one_line(sources, cache):
     (sources / "body.cpp").write_text("nonsense\n")
     loaded = open_kernels(sources)
@@ -186,7 +217,8 @@ def test_broken_sources_are_told_in_one_line(sources, cache):
     assert f"{BROKEN}: " in loaded.reason
     assert "body.cpp:1:" in loaded.reason
     assert "\n" not in loaded.reason
-    assert {path.name for path in cache.glob("*/*")} == {".lock"}
+    (folder,) = {path.parent for path in cache.glob(f"*/{LIBRARY}")}  # what tells the CPU's instructions
+    assert {path.name for path in cache.glob("*/*") if path.parent != folder} == {".lock"}
 
 
 @pytest.mark.parametrize("broken", ["/bin/false", "no-such-compiler -O1"])

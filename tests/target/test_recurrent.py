@@ -93,7 +93,7 @@ def test_trees_and_what_follows_them_equal_plain_transformers(name):
 def test_after_many_rounds(name):
     """Without positions to run out of, states would keep a fault for ever."""
     texts = Texts(name, seed=5)
-    for _ in range(200):
+    for _ in range(100):
         if max(map(len, texts.texts)) > 200:
             texts = Texts(name, seed=texts.rng.randrange(99))
         texts.round(compared=False)
@@ -224,14 +224,25 @@ def two(name: str, drafter, max_tokens: int = 16, **overrides: Any) -> list:
     return assert_identical(ModelRunner(loaded(name, **overrides), 2), drafter, asked)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_answers_are_those_of_plain_decoding(name):
-    for drafter in (PromptLookup(), RandomTrees(), LeastLikely()):
-        two(name, drafter)
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        *((name, drafter) for name in FEW for drafter in (PromptLookup, RandomTrees, LeastLikely)),
+        *(pytest.param(name, RandomTrees, marks=pytest.mark.more) for name in MORE),
+        *(
+            pytest.param(name, drafter, marks=pytest.mark.slow)
+            for name in MORE
+            for drafter in (PromptLookup, LeastLikely)
+        ),
+    ],
+)
+def test_answers_are_those_of_plain_decoding(name, drafter):
+    two(name, drafter())
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if i else pytest.mark.more) for i, name in enumerate(FEW)]
+)
 def test_many_requests(name):
     """All options and ends, in batches of three, by several drafters in turns."""
     members = [PromptLookup(), DraftModel(wrap_model(tiny_model(name, seed=1))), SelfQuantized(lm_head="shared")]

@@ -90,12 +90,10 @@ def test_logits_are_those_of_transformers(name, dtype):
     assert torch.equal(got, rows(runner, slot, [first, second]))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.more if i < 1 else pytest.mark.slow) for i, name in enumerate(HYBRIDS)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_rounds_of_drafts_leave_the_states_of_plain_decoding(name, monkeypatch):
-    """One of each kind of layers is `more`. Every other family's states also stop at pages."""
+    """Every other family's states also stop at pages."""
     monkeypatch.setattr(states, "PAGE", 4)
     runner = ModelRunner(wrap_model(tiny_model(name, torch.bfloat16, **_FEWER.get(name, {}))), 3, 100)
     assert keeps_bits(runner, 2, 3, stops_at_pages=HYBRIDS.index(name) % 2 == 1, lengths=(5, 2), most=4)
@@ -207,7 +205,7 @@ def test_prompts_with_images_are_read_as_on_a_cpu(what):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "gemma4" else pytest.mark.more) for name in IMAGES],
+    [pytest.param(name, marks=pytest.mark.slow if "gemma" in name else pytest.mark.more) for name in IMAGES],
 )
 def test_images(name):
     """Features of several layers, positions of three axes, blocks that are seen in both directions, states."""

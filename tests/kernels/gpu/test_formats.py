@@ -58,7 +58,7 @@ def multiplies(form: str, dtype: torch.dtype, ins: int = 0) -> bool:
     return bool(error < NEAR[dtype]) and whole and all(alone) and few.equal(got[:, :17])
 
 
-@pytest.mark.diagonal
+@pytest.mark.diagonal("slow")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("form", [*OURS, *FILES])
 def test_products_are_those_of_the_weights(form, dtype):

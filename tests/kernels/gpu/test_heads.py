@@ -52,7 +52,7 @@ def test_paths_are_those_of_the_torch_modules(version, options):
     assert paths_are_those_of_the_torch_modules(version, 5, 6, version == 3, SIZES, **options)
 
 
-@pytest.mark.diagonal
+@pytest.mark.diagonal("slow")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("version", [1, 3, "mtp"])
 def test_levels_have_the_bits_of_one_pass(version, dtype):
@@ -80,7 +80,7 @@ def has_the_law(version, temperature=0.0, rounds=2, **options) -> bool:
     return not differing(kind(head, top_k=2, **more), head, (5, 3), temperature, FEW, rounds=rounds)
 
 
-@pytest.mark.diagonal
+@pytest.mark.diagonal("slow")
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
 @pytest.mark.parametrize(("version", "options"), [
     *(pytest.param(*head, id=name) for name, head in HEADS.items()),
@@ -155,7 +155,7 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.diagonal
+@pytest.mark.diagonal("slow")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_answers_are_those_of_plain_decoding(kind, dtype):

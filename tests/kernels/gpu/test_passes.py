@@ -20,7 +20,7 @@ from tests.tiny import tiny_model
 DENSE = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "granite", "starcoder2"]
 
 
-@pytest.mark.diagonal
+@pytest.mark.diagonal("slow")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", DENSE)
 def test_logits_are_those_of_transformers(name, dtype):

@@ -15,7 +15,6 @@ from transformers import (
     PretrainedConfig,
 )
 from transformers.processing_utils import ProcessorMixin
-from transformers.utils.import_utils import is_torchvision_available
 
 from ..errors import ConfigError
 from .checkpoint import one_line, refused
@@ -46,7 +45,7 @@ class _Kept(ProcessorMixin):
 
 @cache
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """A processor class without its video part, which transformers cannot make without torchvision."""
+    """A processor class without its video part, which nobody here uses, and which needs torchvision and its own file."""
     parts: list[str] = kind.get_attributes()
     if _VIDEO not in parts:
         return kind
@@ -68,7 +67,7 @@ def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_co
             if kind is None:
                 named, _ = ProcessorMixin.get_processor_dict(folder)
                 kind = getattr(transformers, str(named.get("processor_class")), None)
-            if kind is None or trust_remote_code or is_torchvision_available() or _VIDEO not in kind.get_attributes():
+            if kind is None or trust_remote_code or _VIDEO not in kind.get_attributes():
                 loaded = AutoProcessor.from_pretrained(folder, **own)
                 if not isinstance(loaded, ProcessorMixin):  # where there is nothing else, it gives the tokenizer
                     raise ValueError(f"only a {type(loaded).__name__}")

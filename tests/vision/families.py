@@ -89,7 +89,10 @@ def save_made(folder: Path, name: str = "llava") -> str:
 
 
 def _processor(family: Family) -> ProcessorMixin:
-    pixels = getattr(transformers, family.image_class + "Pil", None) or getattr(transformers, family.image_class)
+    """As transformers chooses: Pillow's class, or with torchvision another, whose pixels are others."""
+    pixels = getattr(transformers, family.image_class)
+    if importlib.util.find_spec("torchvision") is None:
+        pixels = getattr(transformers, family.image_class + "Pil", pixels)
     kind = getattr(transformers, family.processor_class)
     parts = {"image_processor": pixels(**family.pixels), "tokenizer": _tokenizer(family)}
     if family.takes_audio:

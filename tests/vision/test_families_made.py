@@ -24,7 +24,7 @@ def test_an_answer_depends_on_all_it_should(name):
 def test_pictures_are_a_few_dozen_tokens(name):
     model, processor = make(name)
     ids = plain_inputs(processor, [user(make_image(1), "what?", make_image(2, 60, 24))])["input_ids"]
-    assert 8 <= int((ids == model.config.image_token_id).sum()) <= 140
+    assert 6 <= int((ids == model.config.image_token_id).sum()) <= 140
     assert ids.max() < output_head(model).out_features
 
 

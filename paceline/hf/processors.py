@@ -45,7 +45,7 @@ class _Kept(ProcessorMixin):
 
 @cache
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """A processor class without its video part, which nobody here uses, and which needs torchvision and its own file."""
+    """A processor class without its video part, which is never used, and needs torchvision and a file of its own."""
     parts: list[str] = kind.get_attributes()
     if _VIDEO not in parts:
         return kind

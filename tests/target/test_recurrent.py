@@ -88,8 +88,10 @@ def test_trees_and_what_follows_them_equal_plain_transformers(name):
     assert max(texts.round() for _ in range(3)) < EXACT
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if i % 2 else pytest.mark.more) for i, name in enumerate(RECURRENT)],
+)
 def test_after_many_rounds(name):
     """Without positions to run out of, states would keep a fault for ever."""
     texts = Texts(name, seed=5)

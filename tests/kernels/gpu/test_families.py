@@ -39,8 +39,12 @@ def _runs_here(name: str) -> bool:
 
 
 _NAMES = (*_FIRST, *(name for name in NATIVE if name not in (*DENSE, *_FIRST) and _runs_here(name)))
-MORE = [  # the first by default; each in one of two types, in both with `slow`
-    pytest.param(name, dtype, marks=pytest.mark.slow if (i + j) % 2 else pytest.mark.more if i > 2 else ())
+MORE = [  # the first by default, half of the others with `more`; each in one of two types, in both with `slow`
+    pytest.param(
+        name,
+        dtype,
+        marks=() if i < 3 and not (i + j) % 2 else pytest.mark.slow if (i + j) % 2 or i % 4 > 1 else pytest.mark.more,
+    )
     for i, name in enumerate(_NAMES)
     for j, dtype in enumerate(DTYPES[:2])
 ]
